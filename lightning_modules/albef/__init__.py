@@ -1,0 +1,5 @@
+"""ALBEF."""
+
+from .module import ALBEFModule
+
+__all__ = ["ALBEFModule"]

@@ -1,0 +1,279 @@
+"""ALBEF's networks: an image encoder, and one BERT whose upper half attends to the image (section 3.1 of the paper).
+
+Every sub-module carries the authors' name for it, so their checkpoints map onto ours key by key.
+
+Shapes: B pictures, N image tokens (CLS first), L text tokens (CLS first), D text width, V image width, E embedding
+width, H heads.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from transformers import BertConfig
+from transformers.models.bert.modeling_bert import (
+    BertAttention,
+    BertEmbeddings,
+    BertIntermediate,
+    BertLayer,
+    BertOnlyMLMHead,
+    BertOutput,
+    BertSelfOutput,
+)
+
+from ..attention import BERT_ATTENTION, attend, set_vit_attention
+
+
+class CrossAttention(nn.Module):
+    """Attention of text states over image tokens, followed by the residual and LayerNorm of BERT.
+
+    Args:
+        config: BERT sizes and dropout.
+        image_width: width V of the image tokens.
+    """
+
+    def __init__(self, config: BertConfig, image_width: int) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.heads = config.num_attention_heads
+        self.dropout = config.attention_probs_dropout_prob
+        self.self = nn.ModuleDict(
+            {
+                "query": nn.Linear(width, width),
+                "key": nn.Linear(image_width, width),
+                "value": nn.Linear(image_width, width),
+            }
+        )
+        self.output = BertSelfOutput(config)
+
+    def _split(self, states: Tensor) -> Tensor:
+        return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, L, D] -> [B, H, L, D/H]
+
+    def forward(self, states: Tensor, image_tokens: Tensor, image_index: Tensor | None = None) -> Tensor:
+        """Attend.
+
+        Keys and values are projected once for each picture, however many texts look at it.
+
+        Args:
+            states: [R, L, D]. The first R - G rows are K batches of B texts, of which row b looks at picture b.
+            image_tokens: [B, N, V].
+            image_index: [G], the picture that each of the last G rows looks at. None means G = 0.
+
+        Returns:
+            [R, L, D].
+        """
+        pictures = image_tokens.shape[0]
+        gathered = 0 if image_index is None else image_index.shape[0]
+        aligned = states.shape[0] - gathered
+        length = states.shape[1]
+        query = self.self["query"](states)
+        key, value = self._split(self.self["key"](image_tokens)), self._split(self.self["value"](image_tokens))
+        dropout = self.dropout if self.training else 0.0
+
+        # Queries do not interact in cross-attention, so the K texts of a picture attend as one long text. No copy of
+        # the keys and values is made for them.
+        together = query[:aligned].unflatten(0, (-1, pictures)).transpose(0, 1).flatten(1, 2)  # [B, K*L, D]
+        context = attend(self._split(together), key, value, dropout=dropout).transpose(1, 2).flatten(2)
+        context = context.unflatten(1, (-1, length)).transpose(0, 1).flatten(0, 1)  # [K*B, L, D]
+        if image_index is not None:
+            apart = attend(self._split(query[aligned:]), key[image_index], value[image_index], dropout=dropout)
+            context = torch.cat([context, apart.transpose(1, 2).flatten(2)])
+        return self.output(context, states)
+
+
+class FusionLayer(nn.Module):
+    """A BERT layer with cross-attention between its self-attention and its feed-forward part (all post-norm).
+
+    Args:
+        config: BERT sizes and dropout.
+        image_width: width V of the image tokens.
+    """
+
+    def __init__(self, config: BertConfig, image_width: int) -> None:
+        super().__init__()
+        self.attention = BertAttention(config)
+        self.crossattention = CrossAttention(config, image_width)
+        self.intermediate = BertIntermediate(config)
+        self.output = BertOutput(config)
+
+    def forward(self, states: Tensor, mask: Tensor, image_tokens: Tensor, image_index: Tensor | None) -> Tensor:
+        """Run the layer; arguments as in `CrossAttention.forward`, and the boolean text mask [R, 1, 1, L]."""
+        states, _ = self.attention(states, mask)
+        states = self.crossattention(states, image_tokens, image_index)
+        return self.output(self.intermediate(states), states)
+
+
+class FusionBert(nn.Module):
+    """BERT for masked language modelling, cut in two: text layers below, fusion layers with cross-attention above.
+
+    Args:
+        config: BERT sizes; `num_hidden_layers` counts text and fusion layers together.
+        fusion_layer: index of the first layer with cross-attention.
+        image_width: width V of the image tokens.
+    """
+
+    def __init__(self, config: BertConfig, fusion_layer: int, image_width: int) -> None:
+        super().__init__()
+        self.fusion_layer = fusion_layer
+        layers = [
+            BertLayer(config) if index < fusion_layer else FusionLayer(config, image_width)
+            for index in range(config.num_hidden_layers)
+        ]
+        self.bert = nn.ModuleDict(
+            {"embeddings": BertEmbeddings(config), "encoder": nn.ModuleDict({"layer": nn.ModuleList(layers)})}
+        )
+        self.cls = BertOnlyMLMHead(config)
+        self.apply(partial(_init_bert, std=config.initializer_range))
+        self.cls.predictions.decoder.weight = self.bert["embeddings"].word_embeddings.weight
+        self.cls.predictions.decoder.bias = self.cls.predictions.bias
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """Text layers, then fusion layers."""
+        return self.bert["encoder"]["layer"]
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Run embeddings and text layers: [B, L] ids and mask (1 = token, 0 = padding) to states [B, L, D]."""
+        states = self.bert["embeddings"](input_ids)
+        mask = attention_mask.bool()[:, None, None, :]
+        for layer in self.layers[: self.fusion_layer]:
+            states = layer(states, mask)
+        return states
+
+    def fuse(
+        self, states: Tensor, attention_mask: Tensor, image_tokens: Tensor, image_index: Tensor | None = None
+    ) -> Tensor:
+        """Run the fusion layers on states [R, L, D] with mask [R, L]; the rest as in `CrossAttention.forward`."""
+        mask = attention_mask.bool()[:, None, None, :]
+        for layer in self.layers[self.fusion_layer :]:
+            states = layer(states, mask, image_tokens, image_index)
+        return states
+
+
+class ALBEFNetwork(nn.Module):
+    """Image encoder, text and fusion encoder and the two projections: what ALBEF has once as student, once as teacher.
+
+    Args:
+        image_size: side of the square input in pixels.
+        patch_size: side of a patch in pixels; it must divide `image_size`.
+        vision_width: width V of the ViT.
+        vision_depth: number of ViT blocks.
+        vision_heads: attention heads of the ViT.
+        vision_mlp_ratio: hidden width of the ViT's MLP over V.
+        text: BERT sizes; its `num_hidden_layers` is text plus fusion layers.
+        fusion_layer: index of the first fusion layer.
+        embed_dim: width E of the contrastive space.
+
+    Raises:
+        ValueError: if `patch_size` does not divide `image_size`, or a width is not a multiple of its heads.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        patch_size: int,
+        vision_width: int,
+        vision_depth: int,
+        vision_heads: int,
+        vision_mlp_ratio: float,
+        text: BertConfig,
+        fusion_layer: int,
+        embed_dim: int,
+    ) -> None:
+        super().__init__()
+        if image_size % patch_size:
+            raise ValueError(
+                f"image_size {image_size} is not a multiple of patch_size {patch_size}: the ViT has no partial patches."
+            )
+        for name, width, heads in (
+            ("vision", vision_width, vision_heads),
+            ("text", text.hidden_size, text.num_attention_heads),
+        ):
+            if width % heads:
+                raise ValueError(f"{name}_width {width} is not a multiple of {name}_heads {heads}.")
+        # `global_pool=""` keeps all tokens; eps 1e-6 is that of DeiT and of the authors' ViT.
+        self.visual_encoder = VisionTransformer(
+            img_size=image_size,
+            patch_size=patch_size,
+            embed_dim=vision_width,
+            depth=vision_depth,
+            num_heads=vision_heads,
+            mlp_ratio=vision_mlp_ratio,
+            num_classes=0,
+            global_pool="",
+            norm_layer=partial(nn.LayerNorm, eps=1e-6),
+        )
+        self.text_encoder = FusionBert(text, fusion_layer, vision_width)
+        self.vision_proj = nn.Linear(vision_width, embed_dim)
+        self.text_proj = nn.Linear(text.hidden_size, embed_dim)
+
+    def encode_image(self, image: Tensor) -> Tensor:
+        """Image [B, 3, S, S] to tokens [B, N, V], CLS first."""
+        set_vit_attention(self.visual_encoder, image)
+        return self.visual_encoder(image)
+
+    def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Ids and mask [B, L] to states [B, L, D] before fusion."""
+        return self.text_encoder.encode(input_ids, attention_mask)
+
+    def project_image(self, image_tokens: Tensor) -> Tensor:
+        """Unit-length contrastive features [B, E] of image tokens, in float32 at least."""
+        return F.normalize(at_least_float32(self.vision_proj(image_tokens[:, 0])), dim=-1)
+
+    def project_text(self, text_states: Tensor) -> Tensor:
+        """Unit-length contrastive features [B, E] of text states, in float32 at least."""
+        return F.normalize(at_least_float32(self.text_proj(text_states[:, 0])), dim=-1)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Cast half-precision tensors to float32 and leave float32 and float64 as they are."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def bert_config(
+    vocab_size: int,
+    width: int,
+    layers: int,
+    heads: int,
+    ffn_width: int,
+    max_positions: int,
+    dropout: float,
+    pad_token_id: int,
+) -> BertConfig:
+    """Return the `transformers` configuration of a BERT of these sizes.
+
+    GELU, LayerNorm eps 1e-12, two token types and the initial deviation of 0.02 are those of bert-base-uncased.
+    """
+    config = BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=ffn_width,
+        max_position_embeddings=max_positions,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        pad_token_id=pad_token_id,
+    )
+    config._attn_implementation = BERT_ATTENTION
+    return config
+
+
+def _init_bert(module: nn.Module, std: float) -> None:
+    """Initialise as BERT does: N(0, std) for matrices and embeddings, zero biases, identity LayerNorms."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=std)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+        with torch.no_grad():
+            module.weight[module.padding_idx].zero_()
+
+
+def missing_and_unexpected(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
+    """Names that `module` has and `state` lacks, and the reverse."""
+    own = module.state_dict().keys()
+    return sorted(own - state.keys()), sorted(state.keys() - own)

@@ -1,0 +1,64 @@
+"""Scaled dot-product attention by the formulation that is faster where it runs."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+# On a CPU the fused kernel's backward pass costs 2 to 9 times that of two plain matrix products (measured in bf16 and
+# float32 at 16 to 197 keys, `benchmarks/attention.py`). Past this length the matrices that it avoids get large.
+_LONGEST_EXPLICIT = 256
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+    """Softmax attention.
+
+    Args:
+        query: [B, H, L, D].
+        key: [B, H, N, D].
+        value: [B, H, N, D].
+        mask: boolean, broadcast to [B, H, L, N]; false hides a key.
+        dropout: on the attention weights.
+
+    Returns:
+        [B, H, L, D].
+    """
+    if _fused(query.device, key.shape[-2]):
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout)
+    scores = query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+    return F.dropout(weights, dropout, training=dropout > 0) @ value
+
+
+def set_vit_attention(encoder: VisionTransformer, image: Tensor) -> None:
+    """Let a timm ViT use the formulation that `attend` would for this batch of pictures."""
+    fused = _fused(image.device, encoder.pos_embed.shape[1])
+    for block in encoder.blocks:
+        block.attn.fused_attn = fused
+
+
+def _fused(device: torch.device, keys: int) -> bool:
+    return device.type != "cpu" or not torch.is_grad_enabled() or keys > _LONGEST_EXPLICIT
+
+
+def _bert_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """`attend` in the form that transformers calls: [B, L, H, D] out, and no attention weights."""
+    return attend(query, key, value, attention_mask, dropout).transpose(1, 2).contiguous(), None
+
+
+BERT_ATTENTION = "vlightning"
+"""Name of `attend` among the attention implementations of `transformers`."""
+AttentionInterface.register(BERT_ATTENTION, _bert_attention)

@@ -1,0 +1,27 @@
+"""Parameter groups for optimizers with weight decay."""
+
+from typing import Any
+
+from torch import nn
+
+
+def weight_decay_groups(module: nn.Module, weight_decay: float, decay: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Split the trainable parameters into one group with weight decay and one without.
+
+    Vectors and scalars (norms, biases, temperatures) are not decayed; matrices and everything of more dimensions are.
+
+    Args:
+        module: its parameters with `requires_grad` are taken, tied ones once.
+        weight_decay: of the first group.
+        decay: names of parameters that decay whatever their shape.
+
+    Raises:
+        ValueError: if a name in `decay` is no trainable parameter of `module`.
+    """
+    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    unknown = set(decay) - named.keys()
+    if unknown:
+        raise ValueError(f"No trainable parameter is named {sorted(unknown)}, so its weight decay cannot be set.")
+    decayed = [p for name, p in named.items() if p.ndim >= 2 or name in decay]
+    spared = [p for name, p in named.items() if p.ndim < 2 and name not in decay]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]

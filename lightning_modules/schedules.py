@@ -1,0 +1,23 @@
+"""Learning-rate schedules as functions of the optimizer step."""
+
+import math
+
+
+def warmup_cosine(step: int, total: int, peak: float, floor: float, warmup_steps: int, warmup_start: float) -> float:
+    """Linear warm-up, then half a cosine.
+
+    Args:
+        step: optimizer step, from 0.
+        total: steps of the whole run.
+        peak: learning rate at the end of the warm-up.
+        floor: learning rate at the end of the run.
+        warmup_steps: length of the warm-up.
+        warmup_start: learning rate at step 0 of the warm-up.
+
+    Returns:
+        The learning rate for that step.
+    """
+    if step < warmup_steps:
+        return warmup_start + (peak - warmup_start) * step / warmup_steps
+    progress = min((step - warmup_steps) / max(total - warmup_steps, 1), 1.0)
+    return floor + (peak - floor) * (1 + math.cos(math.pi * progress)) / 2

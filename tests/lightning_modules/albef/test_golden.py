@@ -1,0 +1,124 @@
+"""The step against the reference implementation's numbers: features, logits, losses, gradients, and what it leaves."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from vlightning.callbacks import EMACallback
+from vlightning.lightning_modules import ALBEFModule
+from vlightning.lightning_modules.albef import draws
+from vlightning.lightning_modules.albef.checkpoint import load_official, to_official
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "albef_pretrain.safetensors"
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with safe_open(GOLDEN, "pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["config"])  # noqa: SIM118
+
+
+@pytest.fixture
+def module(golden):
+    tensors, config = golden
+    module = ALBEFModule(
+        image_size=config["image_size"],
+        patch_size=config["patch_size"],
+        vision_width=config["width"],
+        vision_depth=config["vit_depth"],
+        vision_heads=config["heads"],
+        vision_mlp_ratio=config["mlp_ratio_vit"],
+        vocab_size=config["vocab_size"],
+        max_positions=64,
+        text_width=config["width"],
+        text_heads=config["heads"],
+        text_ffn_width=config["intermediate_size"],
+        text_layers=config["fusion_layer"],
+        fusion_layers=config["bert_layers"] - config["fusion_layer"],
+        embed_dim=config["embed_dim"],
+        queue_size=config["queue_size"],
+        queue_start="random",
+        momentum=config["momentum"],
+        positives="diagonal",
+        key_columns="local",
+    )
+    load_official(module, _part(tensors, "state."))
+    return module.eval()
+
+
+def _part(tensors, prefix):
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def _inject(monkeypatch, module, tensors):
+    """Put the reference's draws and alpha in, and record what the losses are given."""
+    labels = tensors["draw.mlm_labels"].flatten()
+    positions = (labels != -100).nonzero().squeeze(1)
+    masked = draws.MaskedTokens(tensors["draw.masked_input_ids"], positions, labels[positions])
+    monkeypatch.setattr(draws, "draw_masked_tokens", lambda *_: masked)
+    drawn = iter([tensors["draw.negative_image_index"], tensors["draw.negative_text_index"]])
+    monkeypatch.setattr(
+        draws, "draw_hard_negatives", lambda *_: draws.Negatives(i := next(drawn), torch.ones_like(i, dtype=bool))
+    )
+    monkeypatch.setattr(module, "current_alpha", lambda: tensors["in.alpha"].item())
+    seen = {}
+    for name in ("itc_loss", "itm_loss", "mlm_loss"):
+        original = getattr(__import__(module.__module__, fromlist=[name]), name)
+
+        def record(*args, name=name, original=original):
+            seen[name] = (args, original(*args))
+            return seen[name][1]
+
+        monkeypatch.setattr(f"{module.__module__}.{name}", record)
+    return seen
+
+
+def test_step_equals_the_reference(golden, module, monkeypatch):
+    tensors, _ = golden
+    seen = _inject(monkeypatch, module, tensors)
+    EMACallback(module.momentum_pairs(), log=False).update(module)  # the reference moves its teacher first
+    batch = _part(tensors, "in.")
+    batch["image_id"] = torch.arange(4)
+
+    outputs = module.training_step(batch, 0)
+    outputs["loss"].backward()
+
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    image_features, text_features = module(batch)
+    torch.testing.assert_close(image_features, tensors["out.image_feat"], **close)
+    torch.testing.assert_close(text_features, tensors["out.text_feat"], **close)
+    torch.testing.assert_close(outputs["keys"]["image"], tensors["out.image_feat_m"], **close)
+    torch.testing.assert_close(outputs["keys"]["text"], tensors["out.text_feat_m"], **close)
+    torch.testing.assert_close(seen["itm_loss"][0][0], tensors["out.itm_logits"], **close)
+    for name in ("itc", "itm", "mlm"):
+        torch.testing.assert_close(seen[f"{name}_loss"][1], tensors[f"out.loss_{name}"], **close)
+
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.requires_grad}
+    gradients = {name.removeprefix("student."): gradient for name, gradient in gradients.items()}
+    gradients["temp"] = gradients.pop("temperature").squeeze(0)
+    expected = _part(tensors, "grad.")
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        error = (gradient - expected[name]).norm() / expected[name].norm().clamp(min=1e-8)
+        # A key bias shifts all logits of a query alike, so its true gradient is 0 and both sides hold rounding noise.
+        if not name.endswith("key.bias"):
+            assert error < 1e-4, (name, error)
+        else:
+            assert gradient.abs().max() < 1e-6, name
+
+
+def test_step_leaves_teacher_queues_and_pointer_as_the_reference(golden, module, monkeypatch):
+    tensors, _ = golden
+    _inject(monkeypatch, module, tensors)
+    EMACallback(module.momentum_pairs(), log=False).update(module)
+    batch = _part(tensors, "in.") | {"image_id": torch.arange(4)}
+    outputs = module.training_step(batch, 0)
+    keys = outputs["keys"]
+    for name, queue in module.queues().items():
+        queue.enqueue(keys[name], batch["image_id"])
+    state = to_official(module)
+    for name, expected in _part(tensors, "after.").items():
+        torch.testing.assert_close(state[name], expected, rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")

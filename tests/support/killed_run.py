@@ -1,0 +1,89 @@
+"""A training run that can kill itself, as a script: the process really ends, as on a cluster.
+
+    python killed_run.py FOLDER SEED EVERY_N_STEPS ACCUMULATE [--kill HOOK BATCH] [--resume CHECKPOINT]
+
+Every batch's sample indices go to FOLDER/samples.jsonl, the final state to FOLDER/final.ckpt.
+"""
+
+import argparse
+import json
+import os
+import signal
+from pathlib import Path
+
+from lightning import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from support.albef import SIZES, tiny_albef
+from vlightning.datamodules import ShapesDataModule
+
+BATCHES_AN_EPOCH, EPOCHS, BATCH = 4, 3, 8
+
+
+class Recorder(Callback):
+    """Writes down which samples each batch held."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        with self.path.open("a") as file:
+            total = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+            file.write(json.dumps([total, batch["sample_index"].tolist()]) + "\n")
+
+
+class Killer(Callback):
+    """Ends the process without any clean-up in a hook, once so many batches have begun."""
+
+    def __init__(self, hook, batch):
+        def kill(trainer, *_):
+            if trainer.fit_loop.epoch_loop.batch_progress.total.ready >= batch and not trainer.sanity_checking:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(self, hook, kill)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("every_n_steps", type=int)
+    parser.add_argument("accumulate", type=int)
+    parser.add_argument("--kill", nargs=2)
+    parser.add_argument("--resume")
+    args = parser.parse_args()
+
+    seed_everything(args.seed, verbose=False)
+    data = ShapesDataModule(
+        train_size=BATCHES_AN_EPOCH * BATCH,
+        validation_size=10,
+        test_size=10,
+        batch_size=BATCH,
+        num_workers=2,
+        image_size=SIZES["image_size"],
+        vocab_size=200,
+        max_tokens=SIZES["max_positions"],
+    )
+    checkpoints = {"every_n_train_steps": args.every_n_steps} if args.every_n_steps else {"every_n_epochs": 1}
+    callbacks = [
+        Recorder(args.folder / "samples.jsonl"),
+        ModelCheckpoint(args.folder, filename="{step}", save_top_k=-1, save_last=True, **checkpoints),
+    ]
+    if args.kill:
+        callbacks.append(Killer(args.kill[0], int(args.kill[1])))
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=EPOCHS,
+        accumulate_grad_batches=args.accumulate,
+        callbacks=callbacks,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=args.folder,
+    )
+    trainer.fit(tiny_albef(args.seed, vocab_size=200), data, ckpt_path=args.resume)
+    trainer.save_checkpoint(args.folder / "final.ckpt")
+
+
+if __name__ == "__main__":
+    main()
