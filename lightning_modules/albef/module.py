@@ -174,6 +174,7 @@ class ALBEFModule(LightningModule):
         self.text_queue = FeatureQueue(queue_size, embed_dim, ids=True, random_start=random_start)
         self.recall = RetrievalRecall(match_equal_texts)
         self._start_teacher()
+        self.train()  # sets the teacher's mode too: Lightning trains in the modes that it finds
 
     def _start_teacher(self) -> None:
         self.teacher.load_state_dict(self.student.state_dict())

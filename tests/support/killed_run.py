@@ -55,9 +55,8 @@ def main():
 
     seed_everything(args.seed, verbose=False)
     data = ShapesDataModule(
-        train_size=BATCHES_AN_EPOCH * BATCH,
-        validation_size=10,
-        test_size=10,
+        length=BATCHES_AN_EPOCH * BATCH,
+        eval_length=10,
         batch_size=BATCH,
         num_workers=2,
         image_size=SIZES["image_size"],

@@ -72,12 +72,20 @@ def test_matching_loss_reaches_the_unimodal_encoders(monkeypatch):
 
 
 @pytest.mark.parametrize("official", [False, True])
-def test_teacher_dropout_is_a_switch(official):
-    module = tiny_albef(teacher_dropout=official).train()
-    drops = [m.training for m in module.teacher.text_encoder.modules() if isinstance(m, torch.nn.Dropout)]
-    assert drops
-    assert all(flag == official for flag in drops)
-    assert module.student.text_encoder.training
+def test_teacher_dropout_is_a_switch_whatever_lightning_calls(tmp_path, official):
+    seen = []
+
+    class Recorded(ALBEFModule):
+        def on_train_batch_start(self, batch, batch_idx):
+            drops = {m.training for m in self.teacher.text_encoder.modules() if isinstance(m, torch.nn.Dropout)}
+            seen.append((drops, self.student.text_encoder.training))
+
+    module = Recorded(**SIZES, teacher_dropout=official)
+    evaluation = random_batch(8)
+    evaluation |= {"text_image_id": evaluation["image_id"], "text_id": evaluation["image_id"]}
+    trainer = _trainer(tmp_path, max_epochs=2, limit_train_batches=2)
+    trainer.fit(module, pairs_loader(16, 8), DataLoader([evaluation], batch_size=None))
+    assert seen == [({official}, True)] * 4
     assert not module.eval().teacher.training
 
 

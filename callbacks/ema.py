@@ -1,0 +1,339 @@
+"""Exponential moving averages of modules, for momentum teachers."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from typing_extensions import override
+
+from .attributes import find_module, nearest
+from .optimizer_step import OptimizerStepCallback
+
+Schedule = Literal["constant", "linear", "cosine"]
+Buffers = Literal["copy", "keep"]
+
+# What wrappers put into parameter names; the averaged copy need not be wrapped alike.
+_WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+@dataclass
+class EMAPair:
+    """An online module and its averaged copy: `target = m * target + (1 - m) * source` after each optimizer step.
+
+    Attributes:
+        source: Attribute path, from the LightningModule, of the module that the optimizer trains.
+        target: Attribute path of the averaged copy (made with `copy.deepcopy`, frozen with `requires_grad_(False)`).
+        momentum: The factor m at the first update, in [0, 1].
+        final_momentum: The factor at the end of the schedule; only with a schedule other than `constant`.
+        schedule: How m goes from `momentum` to `final_momentum`: `linear`, or half a `cosine` wave as in BYOL.
+        schedule_steps: Optimizer steps until `final_momentum` is reached; None: the length of the run, as the Trainer
+            estimates it when training starts.
+        buffers: `copy` takes every buffer over from the source as it is, whatever its type; `keep` leaves the target's
+            own.
+
+    Raises:
+        ValueError: If a value is outside its range or a combination would be ignored.
+    """
+
+    source: str
+    target: str
+    momentum: float = 0.995
+    final_momentum: float | None = None
+    schedule: Schedule = "constant"
+    schedule_steps: int | None = None
+    buffers: Buffers = "copy"
+
+    def __post_init__(self) -> None:
+        for name in ("momentum", "final_momentum"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name}={value} of an EMAPair is outside [0, 1]: give a share, such as 0.995.")
+        for name, choices in (("schedule", get_args(Schedule)), ("buffers", get_args(Buffers))):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f"{name}={value!r} of an EMAPair is unknown: choose one of {', '.join(choices)}.")
+        if self.schedule_steps is not None and self.schedule_steps < 1:
+            raise ValueError(f"schedule_steps={self.schedule_steps} of an EMAPair must be at least 1, or None.")
+        if self.schedule == "constant" and (self.final_momentum is not None or self.schedule_steps is not None):
+            raise ValueError(
+                "An EMAPair with the constant schedule has final_momentum or schedule_steps, which it would ignore: "
+                "set schedule to linear or cosine, or leave them out."
+            )
+        if self.schedule != "constant" and self.final_momentum is None:
+            raise ValueError(f"An EMAPair with the {self.schedule} schedule needs final_momentum, such as 1.0.")
+
+
+def ema_momentum(
+    update: int, momentum: float, final_momentum: float | None, schedule: Schedule, schedule_steps: int | None
+) -> float:
+    """Returns the momentum of one update.
+
+    Args:
+        update: How many updates came before it, from 0.
+        momentum: Value at update 0.
+        final_momentum: Value at update `schedule_steps` and after; not used by `constant`.
+        schedule: `constant`, `linear` or `cosine`.
+        schedule_steps: Number of updates from the first value to the last; not used by `constant`.
+
+    Returns:
+        The factor of the old average, in [0, 1].
+    """
+    if schedule == "constant" or final_momentum is None or schedule_steps is None:
+        return momentum
+    done = min(update / schedule_steps, 1.0)
+    if schedule == "cosine":
+        done = (1.0 - math.cos(math.pi * done)) / 2.0
+    return momentum + (final_momentum - momentum) * done
+
+
+class EMACallback(OptimizerStepCallback):
+    """Keeps averaged copies of modules up to date, once per optimizer step that changed the weights.
+
+    The average lives in the LightningModule, as a submodule of its own: it is in every checkpoint, has its own forward
+    pass and is never swapped with the online weights. The callback only holds how often each pair was updated, which
+    decides where its schedule stands.
+
+    Parameters are matched by name and updated in place with the fused multi-tensor kernel that torch's own averaging
+    uses; sharded parameters (DTensor) are updated shard by shard. In 16-bit weights an average with a momentum near 1
+    does not move, since the step is below the resolution: keep the target in float32 (the types may differ).
+
+    Args:
+        pairs: Pairs by name; None asks the module's `momentum_pairs()`.
+        log: Whether to log each pair's momentum as `momentum/<name>` at each update.
+    """
+
+    def __init__(self, pairs: dict[str, EMAPair] | None = None, log: bool = True) -> None:
+        super().__init__()
+        if pairs is not None and not pairs:
+            raise ValueError(
+                "EMACallback got an empty dict of pairs: name at least one, or give None to ask the module."
+            )
+        self.pairs = pairs
+        self.log = log
+        self.updates: dict[str, int] = {}
+        self._steps_of_run: int | None = None
+
+    @property
+    @override
+    def state_key(self) -> str:
+        """Names the pairs, so that several instances keep their states apart."""
+        return self._generate_state_key(pairs=None if self.pairs is None else sorted(self.pairs))
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": dict(self.updates)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.updates = {str(name): int(count) for name, count in state_dict["updates"].items()}
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks every pair before the first batch, so that a wrong name does not wait for the first update."""
+        pairs = self.pairs_of(pl_module)
+        if self.updates and set(self.updates) != set(pairs):
+            rank_zero_warn(
+                f"The checkpoint counted EMA updates for {sorted(self.updates)}, this run has the pairs "
+                f"{sorted(pairs)}: pairs without a count start their schedule anew."
+            )
+        self.updates = {name: self.updates.get(name, 0) for name in pairs}
+        for name, pair in pairs.items():
+            _matched(name, pair, pl_module)
+        self._refuse_shared_targets(trainer, pl_module)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        # Not earlier: asking for the estimate before the loaders exist makes Lightning drop their restored state
+        # (Lightning-AI/pytorch-lightning#20550).
+        pairs = self.pairs_of(pl_module)
+        waiting = [name for name, pair in pairs.items() if pair.schedule != "constant" and pair.schedule_steps is None]
+        if waiting:
+            steps = trainer.estimated_stepping_batches
+            if not math.isfinite(steps) or steps < 1:
+                raise ValueError(
+                    f"The momentum schedule of the EMA pair {waiting[0]!r} ends with the run, but the length of this "
+                    "run is not known: set the pair's schedule_steps, or the Trainer's max_steps."
+                )
+            self._steps_of_run = int(steps)
+
+    @override
+    def on_optimizer_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for name, momentum in self.update(pl_module).items():
+            if self.log:
+                pl_module.log(f"momentum/{name}", momentum, on_step=True, on_epoch=False)
+
+    @torch.no_grad()
+    def update(self, pl_module: LightningModule) -> dict[str, float]:
+        """Moves every target towards its source once.
+
+        Args:
+            pl_module: The module that holds sources and targets.
+
+        Returns:
+            The momentum that was used, by name of the pair.
+
+        Raises:
+            AttributeError: If a path leads nowhere.
+            ValueError: If source and target do not match, or the target is trainable.
+        """
+        used = {}
+        for name, pair in self.pairs_of(pl_module).items():
+            count = self.updates.get(name, 0)
+            steps = self._steps_of_run if pair.schedule_steps is None else pair.schedule_steps
+            momentum = ema_momentum(count, pair.momentum, pair.final_momentum, pair.schedule, steps)
+            averages, weights, buffers = _matched(name, pair, pl_module)
+            _lerp(averages, weights, momentum)
+            for mine, theirs in buffers:
+                mine.copy_(theirs)
+            self.updates[name] = count + 1
+            used[name] = momentum
+        return used
+
+    def pairs_of(self, pl_module: LightningModule) -> dict[str, EMAPair]:
+        """Returns the pairs of the constructor, else those of the module's `momentum_pairs()`.
+
+        Raises:
+            AttributeError: If there are neither.
+        """
+        if self.pairs is not None:
+            return self.pairs
+        ask = getattr(pl_module, "momentum_pairs", None)
+        pairs: dict[str, EMAPair] = ask() if callable(ask) else {}
+        if not pairs:
+            raise AttributeError(
+                f"EMACallback has no pairs: none were given to it, and {type(pl_module).__name__} has no "
+                "momentum_pairs() that returns some; pass pairs={'teacher': EMAPair(source, target)} or add the method."
+            )
+        return pairs
+
+    def _refuse_shared_targets(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        owner: dict[int, str] = {}
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if not isinstance(callback, EMACallback):
+                continue
+            for name, pair in callback.pairs_of(pl_module).items():
+                target = find_module(pl_module, pair.target, nn.Module, f"target of the EMA pair {name!r}")
+                for parameter in target.parameters():
+                    if id(parameter) in owner:
+                        raise ValueError(
+                            f"The EMA pairs {owner[id(parameter)]!r} and {name!r} update the same parameters (target "
+                            f"{pair.target!r}), which would average twice per step: leave one of them out."
+                        )
+                owner.update({id(parameter): name for parameter in target.parameters()})
+
+
+def _matched(
+    name: str, pair: EMAPair, pl_module: nn.Module
+) -> tuple[list[Tensor], list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """Returns the target's parameters, the source's in the same order, and (target, source) pairs of buffers."""
+    source = find_module(pl_module, pair.source, nn.Module, f"source of the EMA pair {name!r}")
+    target = find_module(pl_module, pair.target, nn.Module, f"target of the EMA pair {name!r}")
+    for module in (source, target):
+        _reshard(module)
+
+    averages: dict[int, Tensor] = {}
+    weights: dict[int, Tensor] = {}
+    # Every name is visited, also the second one of a tied parameter, whose tensor is updated only once.
+    for label, average, weight in _by_name(
+        f"EMA pair {name!r}, parameter",
+        target.named_parameters(remove_duplicate=False),
+        source.named_parameters(remove_duplicate=False),
+    ):
+        if average.requires_grad:
+            raise ValueError(
+                f"The target {pair.target!r} of the EMA pair {name!r} is trainable (parameter {label!r} requires a "
+                "gradient), but an average must not be trained: call requires_grad_(False) on it."
+            )
+        if weights.setdefault(id(average), weight) is not weight:
+            raise ValueError(
+                f"EMA pair {name!r}: parameter {label!r} is tied to another one in the target {pair.target!r} but not "
+                f"in the source {pair.source!r}: tie both or none, as copy.deepcopy of the source does."
+            )
+        averages[id(average)] = average
+
+    buffers: list[tuple[Tensor, Tensor]] = []
+    if pair.buffers == "copy":
+        named = _by_name(f"EMA pair {name!r}, buffer", target.named_buffers(), source.named_buffers())
+        buffers = [(mine, theirs) for _, mine, theirs in named]
+    return list(averages.values()), [weights[key] for key in averages], buffers
+
+
+def _by_name(
+    what: str, target: Iterable[tuple[str, Tensor]], source: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yields (name, tensor of the target, tensor of the source), or raises naming the first that differ."""
+    mine, theirs = _unwrapped(target), _unwrapped(source)
+    for label in [*mine, *theirs]:
+        if label not in mine or label not in theirs:
+            has, lacks = ("target", "source") if label in mine else ("source", "target")
+            there = list(theirs if label in mine else mine)
+            raise ValueError(
+                f"{what} {label!r} is in the {has} but not in the {lacks} ({nearest(label, there)}): "
+                "make the target with copy.deepcopy of the source."
+            )
+    for label, tensor in mine.items():
+        if tensor.shape != theirs[label].shape:
+            raise ValueError(
+                f"{what} {label!r} has shape {list(tensor.shape)} in the target and {list(theirs[label].shape)} in the "
+                "source: make the target with copy.deepcopy of the source."
+            )
+        yield label, tensor, theirs[label]
+
+
+def _unwrapped(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    tensors = {}
+    for label, tensor in named:
+        for wrapper in _WRAPPER_NAMES:
+            label = label.replace(wrapper, "")
+        tensors[label] = tensor
+    return tensors
+
+
+def _lerp(averages: list[Tensor], weights: list[Tensor], momentum: float) -> None:
+    """Sets each average to `momentum * average + (1 - momentum) * weight`, in place, one kernel per kind of tensor.
+
+    The public face of torch's fused `_foreach_lerp_`: it reads and writes every tensor once and allocates nothing,
+    where a multiply and an add would go over the averages twice.
+    """
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for average, weight in zip(averages, weights, strict=True):
+        average, weight = _local(average, weight)
+        mine, theirs = groups.setdefault((average.device, average.dtype), ([], []))
+        mine.append(average)
+        theirs.append(weight.to(device=average.device, dtype=average.dtype))
+    fused = get_ema_multi_avg_fn(momentum)
+    for mine, theirs in groups.values():
+        fused(mine, theirs, 0)
+
+
+def _local(average: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns what this process holds of a sharded pair; plain tensors come back as they are."""
+    if not isinstance(average, DTensor) and not isinstance(weight, DTensor):
+        return average, weight
+    if (
+        isinstance(average, DTensor)
+        and isinstance(weight, DTensor)
+        and average.placements == weight.placements
+        and average.device_mesh == weight.device_mesh
+    ):
+        return average.to_local(), weight.to_local()
+    raise ValueError(
+        "The source and the target of an EMA pair are sharded differently: call fully_shard on both in the same way."
+    )
+
+
+def _reshard(module: nn.Module) -> None:
+    # FSDP2 leaves a module that ran without gradient gathered, its parameters plain tensors while the source's are
+    # shards.
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()

@@ -1,0 +1,227 @@
+"""A ring buffer of features that later batches are compared with, and the callback that fills it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from .attributes import find_module, nearest
+from .distributed import gather
+
+
+class FeatureQueue(nn.Module):
+    """The last `size` feature rows that were enqueued, oldest overwritten first.
+
+    Its content is part of the method's state, so all of it is persistent buffers: a resumed run goes on with the same
+    rows at the same place. Nothing in here makes the host wait for the device.
+
+    Args:
+        size: Number of rows that the queue holds.
+        dim: Length of a row.
+        ids: Whether every row has an integer id beside it.
+        random_start: Start with random rows of unit length that count as filled, as MoCo and ALBEF do; otherwise with
+            zeros that `valid` masks until they are overwritten.
+
+    Attributes:
+        features: float32 [size, dim].
+        ids: long [size], -1 where there is no id; None without `ids`.
+        pointer: long, 0-D: the slot that the next row goes to.
+        filled: long, 0-D: number of slots that hold a feature.
+    """
+
+    features: Tensor
+    ids: Tensor | None
+    pointer: Tensor
+    filled: Tensor
+
+    def __init__(self, size: int, dim: int, ids: bool = False, random_start: bool = False) -> None:
+        super().__init__()
+        if size < 1 or dim < 1:
+            raise ValueError(f"FeatureQueue got size={size} and dim={dim}: both must be at least 1.")
+        self.size = size
+        self.dim = dim
+        features = F.normalize(torch.randn(size, dim), dim=1) if random_start else torch.zeros(size, dim)
+        self.register_buffer("features", features)
+        self.register_buffer("ids", torch.full((size,), -1) if ids else None)
+        self.register_buffer("pointer", torch.tensor(0))
+        self.register_buffer("filled", torch.tensor(size if random_start else 0))
+
+    @property
+    def valid(self) -> Tensor:
+        """Which slots hold a feature, bool [size]."""
+        # The slots fill up from the first one, so a count says it all.
+        return torch.arange(self.size, device=self.filled.device) < self.filled
+
+    @torch.no_grad()
+    def enqueue(self, features: Tensor, ids: Tensor | None = None) -> None:
+        """Writes rows one after the other, as if each took the oldest slot in turn.
+
+        A row with an infinite or not-a-number value is left out, as if it were not in the batch: it would spoil the
+        loss of every later batch until it is overwritten.
+
+        Args:
+            features: [B, dim], any B, also 0 and more than the queue holds.
+            ids: long [B], for a queue with ids.
+
+        Raises:
+            ValueError: If a shape is wrong, or ids are missing or not wanted.
+        """
+        self._check(features, ids)
+        batch = features.shape[0]
+        if batch == 0:
+            return
+        # The check comes after the conversion, which may overflow.
+        features = features.to(device=self.features.device, dtype=self.features.dtype)
+        finite = features.isfinite().all(dim=1)
+        count = finite.sum()
+        # Finite rows first, in their order. Only the last `kept` of them survive, and the others are not written at
+        # all, so that the slots below are distinct; `kept` is known to the host, `count` is not.
+        order = torch.argsort(finite, descending=True, stable=True)
+        kept = min(batch, self.size)
+        turn = (count - kept).clamp(min=0) + torch.arange(kept, device=count.device)
+        row = order[turn]
+        slot = (self.pointer + turn) % self.size
+        real = turn < count  # the rest of the slots get back what they hold
+
+        kept_features = torch.where(real[:, None], features[row], self.features[slot])
+        self.features.index_copy_(0, slot, kept_features)
+        if self.ids is not None and ids is not None:
+            ids = ids.to(device=self.ids.device, dtype=self.ids.dtype)
+            self.ids.index_copy_(0, slot, torch.where(real, ids[row], self.ids[slot]))
+        self.pointer.copy_((self.pointer + count) % self.size)
+        self.filled.copy_((self.filled + count).clamp(max=self.size))
+
+    @override
+    def extra_repr(self) -> str:
+        return f"size={self.size}, dim={self.dim}, ids={self.ids is not None}"
+
+    def _check(self, features: Tensor, ids: Tensor | None) -> None:
+        if features.dim() != 2 or features.shape[1] != self.dim:
+            raise ValueError(
+                f"The queue holds rows of {self.dim} values, got features of shape {list(features.shape)}."
+            )
+        if (ids is not None) != (self.ids is not None):
+            expected, found = ("ids", "none came") if ids is None else ("no ids", "some came")
+            raise ValueError(
+                f"The queue was made with ids={self.ids is not None} and expects {expected} with the features, but "
+                f"{found}: give FeatureQueue and enqueue() the same."
+            )
+        if ids is not None and ids.shape != features.shape[:1]:
+            raise ValueError(f"Got ids of shape {list(ids.shape)} for {features.shape[0]} features, expected one each.")
+
+    @override
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        features = state_dict.get(prefix + "features")
+        if features is not None and tuple(features.shape) != (self.size, self.dim):
+            raise ValueError(
+                f"The queue {prefix[:-1]!r} in the checkpoint has {features.shape[0]} rows of {features.shape[1]} "
+                f"values, this one {self.size} rows of {self.dim}: give it the checkpoint's size and dim."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+class QueueCallback(Callback):
+    """Enqueues the keys of every training batch, after its loss and backward pass.
+
+    A training step returns them beside the loss, `{"loss": ..., "keys": {name: [B, dim]}}`, with
+    `"key_ids": {name: long [B]}` for a queue with ids. They are detached and gathered over all processes, rank 0's rows
+    first, so that every process holds the same queue, whatever DDP's `broadcast_buffers` says and although a
+    checkpoint holds only rank 0's. All processes must bring equally many rows (`drop_last` in the training loader).
+
+    Every batch counts, also those that only accumulate gradients. A step that returns None enqueues nothing.
+
+    Args:
+        queues: Attribute path of the queue by the name its keys have; None asks the module's `queues()`, which returns
+            the queues themselves by name.
+        log: Whether to log the filled share of each queue as `queue/<name>_filled`.
+    """
+
+    def __init__(self, queues: dict[str, str] | None = None, log: bool = True) -> None:
+        super().__init__()
+        if queues is not None and not queues:
+            raise ValueError("QueueCallback got an empty dict of queues: name one, or give None to ask the module.")
+        self.queues = queues
+        self.log = log
+
+    @property
+    @override
+    def state_key(self) -> str:
+        """Names the queues, so that several instances are told apart."""
+        return self._generate_state_key(queues=None if self.queues is None else sorted(self.queues))
+
+    def queues_of(self, pl_module: LightningModule) -> dict[str, FeatureQueue]:
+        """Returns the queues by name: those of the constructor's paths, else the module's `queues()`.
+
+        Raises:
+            AttributeError: If there are none, or a path leads nowhere.
+            TypeError: If something that was named is not a FeatureQueue.
+        """
+        if self.queues is not None:
+            return {
+                name: find_module(pl_module, path, FeatureQueue, f"queue {name!r}")
+                for name, path in self.queues.items()
+            }
+        ask = getattr(pl_module, "queues", None)
+        queues: dict[str, FeatureQueue] = ask() if callable(ask) else {}
+        if not queues:
+            raise AttributeError(
+                f"QueueCallback has no queues: none were given to it, and {type(pl_module).__name__} has no queues() "
+                "that returns some; pass queues={'name': 'attribute path'} or add the method."
+            )
+        for name, queue in queues.items():
+            if not isinstance(queue, FeatureQueue):
+                raise TypeError(
+                    f"queues() of {type(pl_module).__name__} returns a {type(queue).__name__} as {name!r}, expected a "
+                    "FeatureQueue."
+                )
+        return queues
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks every name before the first batch."""
+        self.queues_of(pl_module)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not outputs:  # the training step returned None
+            return
+        queues = self.queues_of(pl_module)
+        keys = _keys_of(outputs, queues, type(pl_module).__name__)
+        ids = outputs.get("key_ids") or {}
+        for name, queue in queues.items():
+            own_ids = ids.get(name)
+            try:
+                queue.enqueue(gather(keys[name]), None if own_ids is None else gather(own_ids))
+            except ValueError as error:
+                raise ValueError(f"Keys for the queue {name!r}: {error}") from error
+            if self.log:
+                pl_module.log(f"queue/{name}_filled", queue.filled / queue.size, on_step=True, on_epoch=False)
+
+
+def _keys_of(outputs: Any, queues: dict[str, FeatureQueue], module: str) -> Mapping[str, Tensor]:
+    """Returns the keys in what a training step returned, after checking that there is one for each queue."""
+    keys = outputs.get("keys") if isinstance(outputs, Mapping) else None
+    if not isinstance(keys, Mapping):
+        found = f"a dict with {sorted(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+        raise ValueError(
+            f"training_step of {module} returned {found}, expected {{'loss': ..., 'keys': {{{next(iter(queues))!r}: "
+            "tensor [B, dim], ...}}: return the keys for QueueCallback, detached."
+        )
+    for name in [*keys, *(outputs.get("key_ids") or {})]:
+        if name not in queues:
+            raise ValueError(
+                f"training_step of {module} returned keys {name!r}, for which there is no queue: "
+                f"{nearest(name, list(queues))}."
+            )
+    for name in queues:
+        if name not in keys:
+            raise ValueError(
+                f"training_step of {module} returned no keys for the queue {name!r}: {nearest(name, list(keys))}."
+            )
+    return keys

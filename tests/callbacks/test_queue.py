@@ -1,0 +1,303 @@
+import copy
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from support.distributed import run_ddp_fit
+from support.tiny_modules import DIM, Student, loader, trainer
+from vlightning.callbacks import EMACallback, FeatureQueue, QueueCallback, rank
+
+
+class SlowQueue:
+    """The definition: one finite row after the other."""
+
+    def __init__(self, size, dim):
+        self.features, self.ids = torch.zeros(size, dim), torch.full((size,), -1)
+        self.pointer = self.filled = 0
+
+    def enqueue(self, features, ids):
+        for row, number in zip(features, ids, strict=True):
+            if not all(torch.isfinite(value) for value in row):
+                continue
+            self.features[self.pointer] = row
+            self.ids[self.pointer] = number
+            self.pointer = (self.pointer + 1) % len(self.ids)
+            self.filled = min(self.filled + 1, len(self.ids))
+
+
+def test_any_batches_leave_what_row_by_row_writing_leaves():
+    random = torch.Generator().manual_seed(3)
+    tried = {"wrapped": 0, "larger": 0, "dropped": 0, "all dropped": 0}
+    for _ in range(150):
+        size, dim = (int(torch.randint(1, 14, (), generator=random)) for _ in range(2))
+        queue, slow = FeatureQueue(size, dim, ids=True), SlowQueue(size, dim)
+        for _ in range(8):
+            batch = int(torch.randint(0, 3 * size + 3, (), generator=random))
+            rows = torch.randn(batch, dim, generator=random)
+            ids = torch.randint(0, 1000, (batch,), generator=random)
+            bad = torch.rand(batch, generator=random) < torch.rand((), generator=random) * 0.8
+            spoilt = torch.tensor([torch.nan, torch.inf, -torch.inf])[torch.arange(batch) % 3]
+            column = torch.randint(0, dim, (batch,), generator=random)
+            rows[bad, column[bad]] = spoilt[bad]
+            tried["wrapped"] += slow.pointer + int((~bad).sum()) > size
+            tried["larger"] += batch > size
+            tried["dropped"] += bool(bad.any() and not bad.all())
+            tried["all dropped"] += bool(batch and bad.all())
+            queue.enqueue(rows, ids)
+            slow.enqueue(rows, ids)
+            assert torch.equal(queue.features, slow.features)
+            assert torch.equal(queue.ids, slow.ids)
+            assert int(queue.pointer) == slow.pointer
+            assert int(queue.filled) == slow.filled
+            assert queue.valid.tolist() == [slot < slow.filled for slot in range(size)]
+    assert min(tried.values()) >= 5, tried  # every case of interest did come up
+
+
+def test_the_host_never_waits():
+    # Meta tensors have no values: whatever had to look at one (`.item()`, a boolean index) would raise.
+    queue = FeatureQueue(5, 3, ids=True).to("meta")
+    for batch in (1, 5, 12):
+        queue.enqueue(torch.empty(batch, 3, device="meta"), torch.empty(batch, dtype=torch.long, device="meta"))
+    assert queue.valid.device.type == "meta"
+
+
+def test_rows_are_written_in_place_and_without_gradient():
+    queue = FeatureQueue(4, 2)
+    pointers = {name: buffer.data_ptr() for name, buffer in queue.named_buffers()}
+    queue.enqueue(torch.ones(3, 2, requires_grad=True))
+    assert {name: buffer.data_ptr() for name, buffer in queue.named_buffers()} == pointers
+    assert not queue.features.requires_grad
+
+
+def test_a_value_that_overflows_the_buffer_is_not_written():
+    queue = FeatureQueue(2, 1)
+    queue.enqueue(torch.tensor([[1e300], [7.0]], dtype=torch.float64))
+    assert queue.features.flatten().tolist() == [7.0, 0.0]
+
+
+def test_an_empty_queue_has_no_valid_slot_and_a_random_one_unit_rows():
+    empty, full = FeatureQueue(6, 3, ids=True), FeatureQueue(6, 3, ids=True, random_start=True)
+    assert not empty.valid.any()
+    assert full.valid.all()
+    torch.testing.assert_close(full.features.norm(dim=1), torch.ones(6))
+    assert full.ids.tolist() == [-1] * 6
+    assert empty.pointer.shape == empty.filled.shape == ()
+
+
+def test_all_of_it_is_in_the_checkpoint():
+    queue, other = FeatureQueue(6, 3, ids=True), FeatureQueue(6, 3, ids=True)
+    queue.enqueue(torch.randn(8, 3), torch.arange(8))
+    assert set(queue.state_dict()) == {"features", "ids", "pointer", "filled"}
+    assert set(FeatureQueue(6, 3).state_dict()) == {"features", "pointer", "filled"}
+    other.load_state_dict(queue.state_dict())
+    rows = torch.randn(11, 3)  # a larger batch than before
+    for each in (queue, other):
+        each.enqueue(rows, torch.arange(11))
+    for name, tensor in queue.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name])
+
+
+def test_a_checkpoint_of_another_size_is_refused():
+    module, other = nn.ModuleDict({"image": FeatureQueue(6, 3)}), nn.ModuleDict({"image": FeatureQueue(8, 3)})
+    with pytest.raises(
+        ValueError, match=r"queue 'image' in the checkpoint has 6 rows of 3 values, this one 8 rows of 3"
+    ):
+        other.load_state_dict(module.state_dict(), strict=False)
+
+
+@pytest.mark.parametrize(
+    ("with_ids", "features", "ids", "message"),
+    [
+        (False, (2, 4), None, r"rows of 3 values, got features of shape \[2, 4\]"),
+        (False, (3,), None, r"shape \[3\]"),
+        (True, (2, 3), None, "expects ids with the features, but none came"),
+        (False, (2, 3), (2,), "expects no ids with the features, but some came"),
+        (True, (2, 3), (3,), r"ids of shape \[3\] for 2 features"),
+    ],
+)
+def test_wrong_rows_end_in_a_sentence(with_ids, features, ids, message):
+    queue = FeatureQueue(5, 3, ids=with_ids)
+    with pytest.raises(ValueError, match=message):
+        queue.enqueue(torch.zeros(features), None if ids is None else torch.zeros(ids, dtype=torch.long))
+
+
+def test_a_queue_without_room_is_refused():
+    with pytest.raises(ValueError, match="size=0"):
+        FeatureQueue(0, 3)
+
+
+class Queued(Student):
+    """Enqueues its inputs, and notes for each batch whether its own rows were in the queue that the loss saw."""
+
+    def __init__(self, size=7):
+        super().__init__()
+        self.bank = FeatureQueue(size, DIM, ids=True)
+        self.seen, self.saw_itself = [], []
+
+    def queues(self):
+        return {"rows": self.bank}
+
+    def training_step(self, batch, batch_idx):
+        own = (batch[:, None, :] == self.bank.features[self.bank.valid]).all(dim=2)
+        self.saw_itself.append(bool(own.any()))
+        self.seen.append(batch)
+        keys = self.student(batch) * 0 + batch  # with a gradient, as a forgetful module would return them
+        ids = torch.arange(len(batch)) + 100 * batch_idx
+        return {"loss": super().training_step(batch, batch_idx), "keys": {"rows": keys}, "key_ids": {"rows": ids}}
+
+
+def test_every_batch_is_enqueued_after_its_loss_also_under_accumulation():
+    module = Queued(size=7)
+    run = trainer(QueueCallback(), accumulate_grad_batches=4)
+    run.fit(module, loader(5))
+    assert run.global_step == 2
+    assert module.saw_itself == [False] * 5
+    slow = SlowQueue(7, DIM)
+    for number, rows in enumerate(module.seen):
+        slow.enqueue(rows, torch.arange(2) + 100 * number)
+    assert torch.equal(module.bank.features, slow.features)
+    assert torch.equal(module.bank.ids, slow.ids)
+    assert not module.bank.features.requires_grad
+    assert run.callback_metrics["queue/rows_filled"] == 1.0
+
+
+def test_paths_name_queues_that_the_module_does_not_list():
+    module = Queued(size=20)
+    module.queues = None
+    run = trainer(QueueCallback({"rows": "bank"}))
+    run.fit(module, loader(3))
+    assert int(module.bank.filled) == 6
+    assert run.callback_metrics["queue/rows_filled"].item() == pytest.approx(0.3)
+
+
+def test_validation_enqueues_nothing():
+    module = Queued(size=50)
+    trainer(QueueCallback()).fit(module, loader(3), loader(4, seed=1))
+    assert int(module.bank.filled) == 6
+
+
+def returning(result):
+    module = Queued()
+    module.training_step = lambda batch, batch_idx: result(module.student(batch).sum(), batch)
+    return module
+
+
+def test_a_step_that_returns_none_enqueues_nothing():
+    module = returning(lambda loss, batch: None)
+    trainer(QueueCallback()).fit(module, loader(2))
+    assert int(module.bank.filled) == 0
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (
+            lambda loss, batch: loss,
+            r"Queued returned a dict with \['loss'\], expected .*'keys': \{'rows'",
+        ),
+        (lambda loss, batch: {"loss": loss, "keys": batch}, "expected .*'keys': {'rows'"),
+        (lambda loss, batch: {"loss": loss, "keys": {}}, "no keys for the queue 'rows': it has none"),
+        (
+            lambda loss, batch: {"loss": loss, "keys": {"row": batch}},
+            "keys 'row', for which there is no queue: the nearest names are 'rows'",
+        ),
+        (
+            lambda loss, batch: {"loss": loss, "keys": {"rows": batch}, "key_ids": {"rosw": batch}},
+            "'rosw', for which there is no queue",
+        ),
+        (
+            lambda loss, batch: {"loss": loss, "keys": {"rows": batch[:, 1:]}},
+            r"Keys for the queue 'rows': The queue holds rows of 4 values, got features of shape \[2, 3\]",
+        ),
+        (lambda loss, batch: {"loss": loss, "keys": {"rows": batch}}, "Keys for the queue 'rows': .*expects ids"),
+    ],
+)
+def test_what_a_step_returns_wrongly_ends_in_a_sentence(result, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(QueueCallback()).fit(returning(result), loader(1))
+
+
+@pytest.mark.parametrize(
+    ("queues", "error", "message"),
+    [
+        ({"rows": "bnak"}, AttributeError, "queue 'rows' is given as 'bnak'.*nearest names are 'bank'"),
+        ({"rows": "student"}, TypeError, "type Linear; expected an instance of FeatureQueue"),
+    ],
+)
+def test_wrong_paths_end_in_a_sentence_before_the_first_batch(queues, error, message):
+    module = Queued()
+    module.on_train_start = lambda: pytest.fail("training began")
+    with pytest.raises(error, match=message):
+        trainer(QueueCallback(queues)).fit(module, loader(1))
+
+
+def test_a_module_without_queues_is_told_what_to_add():
+    with pytest.raises(AttributeError, match=r"Student has no queues\(\)"):
+        trainer(QueueCallback()).fit(Student(), loader(1))
+    with pytest.raises(ValueError, match="empty dict"):
+        QueueCallback({})
+    module = Queued()
+    module.queues = lambda: {"rows": torch.zeros(2)}
+    with pytest.raises(TypeError, match="returns a Tensor as 'rows', expected a FeatureQueue"):
+        trainer(QueueCallback()).fit(module, loader(1))
+
+
+def make_ddp():
+    torch.manual_seed(0)
+    return Queued(size=9), loader(8, batch_size=3)
+
+
+def collect(run):
+    module: LightningModule = run.lightning_module
+    return {"bank": module.bank.state_dict(), "seen": module.seen, "itself": module.saw_itself, "rank": rank()}
+
+
+@pytest.mark.parametrize("broadcast_buffers", [True, False])
+def test_ranks_hold_the_same_queue_with_the_rows_of_all_in_rank_order(broadcast_buffers):
+    kwargs = {"callbacks": [QueueCallback()], "max_epochs": 1}
+    ranks = run_ddp_fit(make_ddp, kwargs, ddp_kwargs={"broadcast_buffers": broadcast_buffers}, collect=collect)
+    assert [result["rank"] for result in ranks] == [0, 1]
+    assert not torch.equal(ranks[0]["seen"][0], ranks[1]["seen"][0])
+    slow = SlowQueue(9, DIM)
+    for number in range(4):
+        for result in ranks:
+            slow.enqueue(result["seen"][number], torch.arange(3) + 100 * number)
+    for result in ranks:
+        assert result["itself"] == [False] * 4
+        assert torch.equal(result["bank"]["features"], slow.features)
+        assert torch.equal(result["bank"]["ids"], slow.ids)
+        assert int(result["bank"]["pointer"]) == slow.pointer == 24 % 9
+
+
+def make_resumable():
+    torch.manual_seed(0)
+    return Queued(size=9), loader(8, batch_size=3)
+
+
+def save(run):
+    run.save_checkpoint(run.default_root_dir + "/half.ckpt")
+    return collect(run)
+
+
+def test_every_rank_resumes_with_the_queue_of_all(tmp_path):
+    # Lightning saves the buffers of rank 0 only.
+    callbacks = {"callbacks": [QueueCallback(), EMACallback()], "default_root_dir": str(tmp_path)}
+    half = run_ddp_fit(make_resumable, callbacks | {"max_epochs": 1}, collect=save)
+    path = str(tmp_path / "half.ckpt")
+    rest = run_ddp_fit(make_resumable, callbacks | {"max_epochs": 2}, collect=collect, ckpt_path=path)
+    whole = run_ddp_fit(make_resumable, callbacks | {"max_epochs": 2}, collect=collect)
+    for stopped, resumed, straight in zip(half, rest, whole, strict=True):
+        assert not torch.equal(stopped["bank"]["features"], straight["bank"]["features"])
+        # The loader of this test shuffles by Lightning's sampler, from the epoch alone.
+        assert torch.equal(resumed["seen"][-1], straight["seen"][-1])
+        for name, tensor in straight["bank"].items():
+            assert torch.equal(resumed["bank"][name], tensor), name
+
+
+def test_a_copy_is_a_queue_of_its_own():
+    queue = FeatureQueue(3, 2)
+    other = copy.deepcopy(queue)
+    other.enqueue(torch.ones(1, 2))
+    assert int(queue.filled) == 0

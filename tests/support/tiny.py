@@ -1,0 +1,100 @@
+"""A module and a datamodule that train in a second, for tests of the command line."""
+
+import os
+from typing import Literal
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class TinyModel(LightningModule):
+    """Regress the sum of the features; takes `vocab_size` so that the link from the data has somewhere to go."""
+
+    def __init__(
+        self,
+        dim: int = 4,
+        learning_rate: float = 0.1,
+        vocab_size: int = 10,
+        kind: Literal["plain", "fancy"] = "plain",
+        metric: str = "val/recall_mean",
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.metric, self.learning_rate = metric, learning_rate
+        self.embed = nn.Linear(3, dim)
+        self.head = nn.Linear(dim, 1)
+
+    def step(self, batch: list[Tensor]) -> Tensor:
+        x, y = batch
+        return (self.head(torch.relu(self.embed(x))).squeeze(1) - y).pow(2).mean()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = self.step(batch)
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log(self.metric, -self.step(batch))
+
+    def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("test/recall_mean", -self.step(batch))
+
+    def predict_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.embed(batch[0])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
+
+
+class NoVocabularyModel(TinyModel):
+    """Has no `vocab_size` argument, so the link from the data must pass it by."""
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__(dim=size, metric="val/other")
+
+
+class TinyData(LightningDataModule):
+    """Sixteen random rows."""
+
+    def __init__(self, batch_size: int = 8, vocab_size: int = 10, num_workers: int = 0, rows: int = 16) -> None:
+        super().__init__()
+        self.batch_size, self.vocab_size, self.num_workers, self.rows = batch_size, vocab_size, num_workers, rows
+
+    def loader(self) -> DataLoader:
+        x = torch.randn(self.rows, 3, generator=torch.Generator().manual_seed(0))
+        return DataLoader(TensorDataset(x, x.sum(1)), batch_size=self.batch_size, num_workers=self.num_workers)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": int(os.environ["PL_GLOBAL_SEED"])}
+
+    train_dataloader = val_dataloader = test_dataloader = predict_dataloader = loader
+
+
+class UserCallback(Callback):
+    """A callback that a user adds."""
+
+    def __init__(self, every: int = 1) -> None:
+        self.every = every
+
+
+class NeedyModel(TinyModel):
+    """Has an argument without a default."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(dim=width)
+
+
+class FailingModel(TinyModel):
+    """Fails in the training step, in the way asked for."""
+
+    def __init__(self, how: Literal["sentence", "defect"] = "sentence") -> None:
+        super().__init__()
+        self.how = how
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        if self.how == "sentence":
+            raise MisconfigurationException("This cannot be trained; use another.")
+        return torch.zeros(2) @ torch.zeros(3)
