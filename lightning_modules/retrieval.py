@@ -1,5 +1,7 @@
 """Image-text retrieval recall, shared by all methods."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -107,7 +109,7 @@ class RetrievalRecall:
         return result
 
 
-def _concatenate(batches: list[tuple[Tensor, ...]], width: int, columns: int) -> list[Tensor]:
+def _concatenate(batches: Sequence[tuple[Tensor, ...]], width: int, columns: int) -> list[Tensor]:
     """Join the batches of this process, then of all processes; the first column has `width` features."""
     if batches:
         own = [torch.cat(column) for column in zip(*batches, strict=True)]

@@ -32,7 +32,7 @@ def to_official(module: "ALBEFModule") -> dict[str, Tensor]:
     """
     state = module.state_dict()
     official = {theirs: state[ours] for theirs, ours in _key_pairs(module)}
-    positions = module.student.text_encoder.bert["embeddings"].position_ids
+    positions = module.student.text_encoder.bert.embeddings.position_ids
     official |= {f"text_encoder{suffix}.{_POSITION_IDS}": positions for suffix in ("", "_m")}
     official |= {
         "temp": state["temperature"].squeeze(0),

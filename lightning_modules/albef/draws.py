@@ -17,11 +17,11 @@ class Negatives(NamedTuple):
     """One drawn negative a row.
 
     Attributes:
-        index: long [B], the drawn row; a row without an admissible candidate holds its own index.
+        row: long [B], the drawn row; a row without an admissible candidate holds its own index.
         exists: boolean [B], whether the row had an admissible candidate.
     """
 
-    index: Tensor
+    row: Tensor
     exists: Tensor
 
 

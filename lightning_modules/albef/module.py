@@ -12,6 +12,7 @@ from lightning import LightningModule
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -189,7 +190,12 @@ class ALBEFModule(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Supply what the method cannot run without, unless the user's own is already there."""
-        return missing_callbacks(self.trainer.callbacks, EMACallback(), QueueCallback(), StepSeedCallback())
+        return missing_callbacks(
+            self.trainer.callbacks,  # type: ignore[attr-defined]
+            EMACallback(),
+            QueueCallback(),
+            StepSeedCallback(),
+        )
 
     def setup(self, stage: str) -> None:
         """Load initial weights at the start of a training that does not resume."""
@@ -292,6 +298,7 @@ class ALBEFModule(LightningModule):
             return similarity.masked_fill(empty, torch.finfo(similarity.dtype).min)
 
         def targets(queries: Tensor, keys: Tensor, queue: FeatureQueue) -> Tensor:
+            assert queue.ids is not None  # both queues were made with ids
             positives = self._positives(batch["image_id"], torch.cat([key_id, queue.ids]), own)
             return contrastive_targets(logits(queries, keys, queue), positives, alpha)
 
@@ -340,13 +347,13 @@ class ALBEFModule(LightningModule):
     ) -> Tensor:
         """Fuse four text batches at once: [4, B, L, D] of pairs, (text, wrong image), (wrong text, image), masked."""
         mask = batch["attention_mask"]
-        wrong = negative_text.index
+        wrong = negative_text.row
         # The three batches whose row b looks at picture b come first, as the fusion encoder wants them.
         states = torch.cat(
             [student.text_states, student.text_states[wrong], student.masked_states, student.text_states]
         )
         masks = torch.cat([mask, mask[wrong], mask, mask])
-        fused = self.student.text_encoder.fuse(states, masks, student.image_tokens, negative_image.index)
+        fused = self.student.text_encoder.fuse(states, masks, student.image_tokens, negative_image.row)
         pairs, wrong_text, masked, wrong_image = fused.chunk(4)
         return torch.stack([pairs, wrong_image, wrong_text, masked])
 
@@ -376,7 +383,8 @@ class ALBEFModule(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Encode pictures and captions for retrieval."""
-        self.recall.update(*self(batch), batch["image_id"], batch["text_image_id"], batch["text_id"])
+        image_features, text_features = self(batch)
+        self.recall.update(image_features, text_features, batch["image_id"], batch["text_image_id"], batch["text_id"])
 
     def on_validation_epoch_end(self) -> None:
         """Log retrieval recall in percent."""
@@ -404,10 +412,10 @@ class ALBEFModule(LightningModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return the features of pictures and texts with the ids that tell which is whose."""
         image_features, text_features = self(batch)
-        ids = {name: batch[name] for name in ("image_id", "text_image_id") if name in batch}
-        return {"image_features": image_features, "text_features": text_features, **ids}
+        result = {name: batch[name] for name in ("image_id", "text_image_id") if name in batch}
+        return result | {"image_features": image_features, "text_features": text_features}
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW, fused, with the schedule moved once per optimizer step."""
         decay = ("temperature",) if self.hparams["decay_temperature"] else ()
         groups = weight_decay_groups(self, self.hparams["weight_decay"], decay)

@@ -106,6 +106,15 @@ class FusionLayer(nn.Module):
         return self.output(self.intermediate(states), states)
 
 
+class _BertTrunk(nn.Module):
+    """Embeddings and layers under the names that BERT checkpoints give them."""
+
+    def __init__(self, embeddings: BertEmbeddings, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.embeddings: BertEmbeddings = embeddings
+        self.encoder = nn.ModuleDict({"layer": layers})
+
+
 class FusionBert(nn.Module):
     """BERT for masked language modelling, cut in two: text layers below, fusion layers with cross-attention above.
 
@@ -122,22 +131,21 @@ class FusionBert(nn.Module):
             BertLayer(config) if index < fusion_layer else FusionLayer(config, image_width)
             for index in range(config.num_hidden_layers)
         ]
-        self.bert = nn.ModuleDict(
-            {"embeddings": BertEmbeddings(config), "encoder": nn.ModuleDict({"layer": nn.ModuleList(layers)})}
-        )
+        self.bert = _BertTrunk(BertEmbeddings(config), nn.ModuleList(layers))
         self.cls = BertOnlyMLMHead(config)
         self.apply(partial(_init_bert, std=config.initializer_range))
-        self.cls.predictions.decoder.weight = self.bert["embeddings"].word_embeddings.weight
+        self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
         self.cls.predictions.decoder.bias = self.cls.predictions.bias
 
     @property
     def layers(self) -> nn.ModuleList:
         """Text layers, then fusion layers."""
-        return self.bert["encoder"]["layer"]
+        layers: nn.ModuleList = self.bert.encoder["layer"]
+        return layers
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Run embeddings and text layers: [B, L] ids and mask (1 = token, 0 = padding) to states [B, L, D]."""
-        states = self.bert["embeddings"](input_ids)
+        states = self.bert.embeddings(input_ids)
         mask = attention_mask.bool()[:, None, None, :]
         for layer in self.layers[: self.fusion_layer]:
             states = layer(states, mask)

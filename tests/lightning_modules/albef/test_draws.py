@@ -26,7 +26,7 @@ def test_negatives_never_come_from_the_same_row_or_picture():
     for _ in range(200):
         drawn = draws.draw_hard_negatives(torch.randn(8, 8) * 20, forbidden)
         assert drawn.exists.all()
-        assert not forbidden[torch.arange(8), drawn.index].any()
+        assert not forbidden[torch.arange(8), drawn.row].any()
 
 
 def test_negatives_survive_the_sharpest_temperature_and_identical_features():
@@ -36,7 +36,7 @@ def test_negatives_survive_the_sharpest_temperature_and_identical_features():
     for similarity in (sharp, torch.ones(6, 6) / 0.001):
         drawn = draws.draw_hard_negatives(similarity, forbidden)
         assert drawn.exists.all()
-        assert (drawn.index != torch.arange(6)).all()
+        assert (drawn.row != torch.arange(6)).all()
 
 
 def test_negatives_follow_the_softmax_of_the_admissible_candidates():
@@ -45,7 +45,7 @@ def test_negatives_follow_the_softmax_of_the_admissible_candidates():
     forbidden = torch.eye(4, dtype=torch.bool)
     counts = torch.zeros(4)
     for _ in range(20_000):
-        counts[draws.draw_hard_negatives(similarity, forbidden).index[0]] += 1
+        counts[draws.draw_hard_negatives(similarity, forbidden).row[0]] += 1
     expected = torch.tensor([1.0, 0.0, 2.0]).softmax(0)
     assert counts[0] == 0
     torch.testing.assert_close(counts[1:] / 20_000, expected, atol=0.015, rtol=0)
@@ -54,7 +54,7 @@ def test_negatives_follow_the_softmax_of_the_admissible_candidates():
 def test_batched_draw_equals_row_by_row_draws_under_one_seed():
     similarity, forbidden = torch.randn(32, 32), torch.eye(32, dtype=torch.bool)
     torch.manual_seed(7)
-    batched = draws.draw_hard_negatives(similarity, forbidden).index
+    batched = draws.draw_hard_negatives(similarity, forbidden).row
     torch.manual_seed(7)
     weights = similarity.masked_fill(forbidden, -torch.inf).softmax(-1)
     assert torch.equal(batched, torch.cat([torch.multinomial(row, 1) for row in weights]))
@@ -64,7 +64,7 @@ def test_batched_draw_equals_row_by_row_draws_under_one_seed():
 def test_rows_without_candidates_are_marked_and_draw_themselves(rows):
     drawn = draws.draw_hard_negatives(torch.randn(rows, rows), torch.ones(rows, rows, dtype=torch.bool))
     assert not drawn.exists.any()
-    assert torch.equal(drawn.index, torch.arange(rows))
+    assert torch.equal(drawn.row, torch.arange(rows))
 
 
 def test_masking_spares_special_tokens_and_keeps_the_stated_shares():

@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import logging
 
@@ -287,3 +288,17 @@ def test_token_ids_that_the_data_contradicts_are_an_error(tmp_path):
     trainer.datamodule = type("Data", (), {"special_token_ids": {"pad": 1, "cls": 101, "sep": 102, "mask": 103}})()
     with pytest.raises(ValueError, match=r"special ids are .*'pad': 1"):
         module.on_fit_start()
+
+
+def test_step_never_asks_the_device_for_a_number(monkeypatch):
+    """On the meta device there are no numbers: whatever the host would wait for raises."""
+    module = tiny_albef().to("meta")
+    batch = {name: column.to("meta") for name, column in random_batch(8).items()}
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # knows no meta device
+    outputs = _step(module, monkeypatch, batch)
+    outputs["loss"].backward()
+    for name, queue in module.queues().items():
+        queue.enqueue(outputs["keys"][name], outputs["key_ids"][name])
+    EMACallback(module.momentum_pairs(), log=False).update(module)
+    with pytest.raises(RuntimeError, match="meta"):
+        outputs["loss"].item()

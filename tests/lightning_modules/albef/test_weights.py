@@ -97,6 +97,6 @@ def test_fit_starts_both_models_from_the_given_weights_and_says_so(tmp_path, cap
     with caplog.at_level(logging.INFO):
         trainer.fit(module, pairs_loader(8, 8))
     word = bert.bert.embeddings.word_embeddings.weight
-    assert torch.equal(module.student.text_encoder.bert["embeddings"].word_embeddings.weight, word)
-    assert torch.equal(module.teacher.text_encoder.bert["embeddings"].word_embeddings.weight, word)
+    assert torch.equal(module.student.text_encoder.bert.embeddings.word_embeddings.weight, word)
+    assert torch.equal(module.teacher.text_encoder.bert.embeddings.word_embeddings.weight, word)
     assert f"text and fusion encoder from '{tmp_path}'" in caplog.text

@@ -1,0 +1,50 @@
+"""Attention, forward and backward: torch's fused kernel against two plain matrix products.
+
+    python benchmarks/attention.py
+
+It is the measurement behind the choice in `vlightning.lightning_modules.attention`. Medians, the two interleaved.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# (batch, heads, tokens, head width): a small ViT at 96 px, a caption batch, ViT-S at 224 px.
+SHAPES = ((128, 3, 37, 64), (256, 4, 16, 32), (16, 6, 197, 64))
+REPEATS = 15
+
+
+def _explicit(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)
+    return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
+
+
+def _milliseconds(attend: Callable[[Tensor, Tensor, Tensor], Tensor], inputs: list[Tensor], gradient: Tensor) -> float:
+    start = time.perf_counter()
+    attend(*inputs).backward(gradient)
+    return 1000 * (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Print a table."""
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}; milliseconds, median of {REPEATS}")
+    print(f"{'shape [B, H, N, D]':24} {'type':10} {'fused':>8} {'explicit':>9} {'ratio':>6}")
+    for shape in SHAPES:
+        for dtype in (torch.float32, torch.bfloat16):
+            inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3)]
+            gradient = torch.randn(shape, dtype=dtype)
+            fused, explicit = [], []
+            for _ in range(REPEATS + 2):
+                fused.append(_milliseconds(F.scaled_dot_product_attention, inputs, gradient))
+                explicit.append(_milliseconds(_explicit, inputs, gradient))
+            slow, fast = statistics.median(fused[2:]), statistics.median(explicit[2:])
+            name = str(dtype).removeprefix("torch.")
+            print(f"{shape!s:24} {name:10} {slow:8.1f} {fast:9.1f} {slow / fast:6.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Command line: `vlightning fit|validate|test|predict`, the same as `python cli.py ...`."""
+
+import copy
+import sys
+from importlib.metadata import version
+from typing import Any
+
+from jsonargparse import ArgumentError
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+# Imported so that YAML can name their classes without a module path.
+import vlightning.callbacks
+import vlightning.datamodules
+import vlightning.lightning_modules  # noqa: F401
+from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
+from vlightning.cli_support.defaults import TRAINER_DEFAULTS, check_strategy, with_defaults
+from vlightning.cli_support.explain import check_sections, explain
+from vlightning.cli_support.links import apply_links
+from vlightning.cli_support.optimizer_options import TypedOptimizerOptions
+from vlightning.cli_support.report import quiet, readable_errors
+from vlightning.cli_support.resume import as_first_config, find_checkpoint, merge, read_checkpoint, report_overrides
+from vlightning.cli_support.rundir import claim_run_dir, name_run, run_dir_released
+from vlightning.cli_support.save_config import SaveRunConfig, reproducible
+from vlightning.cli_support.typed import UsageError, read_command_line
+
+DESCRIPTION = (
+    "Train and evaluate vision-language models, as in `vlightning fit --config configs/albef/quickstart.yaml`. "
+    "Also: --version; --debug keeps the traceback of an error."
+)
+
+
+class VLightningCLI(LightningCLI):
+    """LightningCLI with readable errors, a folder for each run, and a command line that wins on resume."""
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """Take no abbreviated options, and raise where Lightning would print the usage and exit."""
+        return super().init_parser(**{"allow_abbrev": False, "exit_on_error": False, **kwargs})
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the two default checkpoints as sections of their own."""
+        parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse what was typed, with the checkpoint's hyper-parameters, if any, as the first config file."""
+        self.typed = typed = read_command_line(sys.argv[1:] if args is None else list(args))
+        path = find_checkpoint(typed)
+        self.saved = read_checkpoint(path) if path else None
+        if self.saved is not None:
+            merge(self.saved, typed)
+        with as_first_config(typed) as words:
+            try:
+                self.config = parser.parse_args(words)
+                check_sections(self.config[self.config.subcommand])
+            except ArgumentError as error:
+                raise UsageError(explain(error, typed, self._subcommand_parsers[str(typed.subcommand)])) from error
+
+    def _parse_ckpt_path(self) -> None:
+        """Complete the parsed configuration with what the checkpoint, the config's name and the data decide."""
+        config = self.config[self.config.subcommand]
+        self.replaced = report_overrides(self.saved, config, self.typed)
+        name_run(config, self.typed)
+        check_strategy(config.trainer.strategy)
+        linked = apply_links(config, self.typed, self.saved)
+        self.reproducible = reproducible(config, without=[f"model.init_args.{name}" for name in linked])
+
+    def before_instantiate_classes(self) -> None:
+        """Claim the run's folder; the seed is known by now."""
+        config = self.config[self.config.subcommand]
+        self.reproducible.seed_everything = config.seed_everything
+        self.save_config_kwargs = {"reproducible": self.reproducible}
+        claim_run_dir(config, self.typed)
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        if self.replaced:
+            callbacks = [*callbacks, TypedOptimizerOptions()]
+        return super()._instantiate_trainer(*with_defaults(config, callbacks))
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line.
+
+    Args:
+        args: The words after the program's name; None takes them from `sys.argv`.
+
+    Raises:
+        SystemExit: With status 2 for what cannot be run as typed, 1 for a run that stopped with a known mistake.
+    """
+    words = sys.argv[1:] if args is None else args
+    if words == ["--version"]:
+        sys.stdout.write(f"vlightning {version('vlightning')}\n")
+        return
+    quiet(training="fit" in words)
+    with readable_errors(debug="--debug" in words), run_dir_released():
+        VLightningCLI(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_callback=SaveRunConfig,
+            trainer_defaults=copy.deepcopy(TRAINER_DEFAULTS),
+            seed_everything_default=0,
+            parser_kwargs={"prog": "vlightning", "description": DESCRIPTION},
+            auto_configure_optimizers=False,
+            args=args,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What every run gets unless the user says otherwise: progress bar, learning rates, checkpoints, safe writing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, RichProgressBar
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
+
+from ..callbacks import AtomicCheckpointIO
+from .typed import UsageError, did_you_mean
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    # Short runs should show something too; the cost of a scalar every ten steps is nothing.
+    "log_every_n_steps": 10,
+    "logger": {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "runs", "name": "vlightning"}},
+}
+
+
+def with_defaults(config: dict[str, Any], checkpoints: Sequence[Callback]) -> tuple[dict[str, Any], list[Callback]]:
+    """Complete the Trainer's arguments; the user's own always stay, and a default of the same kind then steps back.
+
+    Args:
+        config: Arguments of the Trainer, classes built.
+        checkpoints: The default checkpoint callbacks.
+
+    Returns:
+        The arguments with plugins, and the callbacks to add to the user's.
+
+    Raises:
+        UsageError: For FSDP1, which runs on CUDA only and wraps the module as a whole.
+    """
+    check_strategy(config.get("strategy"))
+    own = _as_list(config.get("callbacks"))
+    extra: list[Callback] = []
+    if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in own):
+        extra.append(RichProgressBar())
+    logs = config.get("logger") not in (False, None, []) and not config.get("fast_dev_run")
+    if logs and not any(isinstance(c, LearningRateMonitor) for c in own):
+        extra.append(LearningRateMonitor(logging_interval="step"))
+    if config.get("enable_checkpointing") is not False:
+        extra += [c for c in checkpoints if not isinstance(c, ModelCheckpoint) or c.save_top_k != 0]
+    plugins = _as_list(config.get("plugins"))
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins.append(AtomicCheckpointIO())
+    return {**config, "callbacks": own, "plugins": plugins}, extra
+
+
+def check_strategy(strategy: Any) -> None:
+    """Refuse FSDP1, as a string or a class, and names that Lightning does not know.
+
+    Args:
+        strategy: The Trainer's `strategy` argument, before or after its class was built.
+
+    Raises:
+        UsageError: If it cannot be used.
+    """
+    name = strategy.get("class_path", "") if hasattr(strategy, "get") else strategy
+    if isinstance(strategy, FSDPStrategy) or (
+        isinstance(name, str) and name.rpartition(".")[2].lower().startswith("fsdp")
+    ):
+        raise UsageError(
+            "trainer.strategy is FSDP1 (FSDPStrategy), which this project does not support: it needs CUDA and wraps "
+            "the module as a whole; use FSDP2 with --config configs/strategy/fsdp.yaml (ModelParallelStrategy)."
+        )
+    known = ["auto", *StrategyRegistry.available_strategies()]
+    if isinstance(strategy, str) and strategy not in known:
+        raise UsageError(f"There is no strategy {strategy!r}; {did_you_mean(strategy, known)}")
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]

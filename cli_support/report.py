@@ -1,0 +1,137 @@
+"""What the user sees when a run stops: one sentence for a mistake that has one, the traceback for everything else."""
+
+import contextlib
+import linecache
+import logging
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from .typed import PACKAGE_ROOT, UsageError
+
+DEBUG_VARIABLE = "VLIGHTNING_DEBUG"
+# Raised on purpose, with a sentence, by this package and by Lightning.
+SPOKEN = (ValueError, FileNotFoundError, RuntimeError, TypeError, KeyError, OSError)
+# Third-party messages that no user can act on.
+NOISE = (
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"The number of training batches .* is smaller than the logging interval",
+    r".*jsonargparse.*deprecat",
+    # A run that goes on in its own folder, which rundir.py has checked.
+    r"Checkpoint directory .* exists and is not empty",
+)
+
+
+@contextlib.contextmanager
+def readable_errors(debug: bool = False) -> Iterator[None]:
+    """Turn mistakes into `vlightning: error: <sentence>` and an exit status; leave defects their traceback.
+
+    Exit status 2 for what was typed, 1 for a run that stopped. `--debug`, or the environment variable
+    `VLIGHTNING_DEBUG=1`, keeps every traceback.
+
+    Args:
+        debug: Whether to keep every traceback.
+
+    Raises:
+        SystemExit: In place of a mistake that one sentence describes.
+    """
+    try:
+        yield
+    except Exception as error:
+        sentence = spoken(error)
+        if debug or sentence is None or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
+            raise
+        usage = isinstance(error, UsageError)
+        hint = "" if usage else " (--debug shows the traceback)"
+        sys.stderr.write(f"vlightning: error: {sentence}{hint}\n")
+        raise SystemExit(2 if usage else 1) from None
+
+
+def spoken(error: Exception) -> str | None:
+    """The sentence of an exception that was raised on purpose, or None for a defect.
+
+    On purpose means: by a `raise` statement of this package or of Lightning, here or in a loader's worker process. A
+    `ValueError` from the inside of a library is a defect whose traceback is needed.
+
+    Args:
+        error: The exception.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, (UsageError, MisconfigurationException)):
+        return text
+    if not isinstance(error, SPOKEN):
+        return None
+    if "Error(s) in loading state_dict for" in text:
+        return _mismatch(str(error))
+    if re.match(r"Caught \w+ in DataLoader worker process", text):
+        places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+        on_purpose = bool(places) and _raised_on_purpose(places[-1][0], int(places[-1][1]))
+        return " ".join(re.split(r"\n[\w.]+: ", str(error))[-1].split()) if on_purpose else None
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not _raised_on_purpose(frames[-1].filename, frames[-1].lineno or 0):
+        return None
+    return text.strip("'\"") if isinstance(error, KeyError) else text
+
+
+def _raised_on_purpose(filename: str, line: int) -> bool:
+    """Whether the line is a `raise` statement of this package or of Lightning."""
+    path = Path(filename)
+    libraries = "site-packages" in path.parts[len(PACKAGE_ROOT.parts) :]  # an environment inside the repository
+    ours = path.is_relative_to(PACKAGE_ROOT) and not libraries
+    return (ours or "lightning" in path.parts) and linecache.getline(filename, line).lstrip().startswith("raise ")
+
+
+def _mismatch(message: str) -> str:
+    """Torch's page about a checkpoint that does not fit the module, in one sentence."""
+    module = re.search(r"loading state_dict for (\w+)", message)
+    found = []
+    for what, pattern in (
+        ("missing", r"Missing key\(s\)[^:]*: ([^\n]*)"),
+        ("unexpected", r"Unexpected key\(s\)[^:]*: ([^\n]*)"),
+    ):
+        keys = [key for line in re.findall(pattern, message) for key in re.findall(r'"([^"]+)"', line)]
+        if keys:
+            found.append(f"{len(keys)} weights are {what} ({keys[0]}{', ...' if len(keys) > 1 else ''})")
+    sizes = re.findall(
+        r"size mismatch for ([^:]+): copying a param with shape (.*?) from checkpoint, the shape in", message
+    )
+    shapes = re.findall(r"current model is (.*?)\.(?:\n|$)", message)
+    if sizes:
+        now = f", in the module {shapes[0]}" if shapes else ""
+        found.append(f"{len(sizes)} differ in size ({sizes[0][0]}: in the checkpoint {sizes[0][1]}{now})")
+    name = module.group(1) if module else "the module"
+    return (
+        f"The checkpoint does not fit {name}: {'; '.join(found)}; give the model.init_args that it was trained "
+        "with, or none, which takes them from the checkpoint."
+    )
+
+
+def tell(sentence: str) -> None:
+    """Print one line of warning, once for all processes.
+
+    Args:
+        sentence: The line.
+    """
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        sys.stderr.write(f"vlightning: warning: {sentence}\n")
+
+
+def quiet(training: bool) -> None:
+    """Silence third-party messages that no user can act on.
+
+    Args:
+        training: Whether this is `fit`; elsewhere nothing is saved, so where it would be saved is no news either.
+    """
+    for pattern in NOISE if training else (*NOISE, r"The dirpath has changed from"):
+        warnings.filterwarnings("ignore", message=pattern)
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"jsonargparse|lightning")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: "litlogger" not in record.getMessage() and "litmodels" not in record.getMessage()
+    )

@@ -1,0 +1,215 @@
+"""What a checkpoint contributes to the configuration: everything that was not typed, and the seed.
+
+LightningCLI parses the checkpoint's hyper-parameters over the command line, so that `--ckpt_path x --model.dim 99`
+silently trains with the old value (lightning 2.6.6). Here the checkpoint is the first config file instead: whatever is
+typed comes later and wins, in the way in which one `--config` wins over an earlier one.
+"""
+
+import contextlib
+import inspect
+import pickle
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning.pytorch import LightningDataModule
+
+from .explain import subclasses
+from .report import tell
+from .typed import Source, Typed, UsageError, nearest
+
+# Values of `ckpt_path` that Lightning resolves itself, once the run has begun.
+KEYWORDS = ("last", "best", "hpc")
+
+
+@dataclass
+class Saved:
+    """What a checkpoint says about how it was made.
+
+    Args:
+        path: The file, or the folder of a sharded checkpoint.
+        hyper_parameters: Section name (`model`, `data`) to `{"class_path": ..., "init_args": {...}}`.
+        seed: The run's seed, if the checkpoint holds one.
+    """
+
+    path: Path
+    hyper_parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seed: int | None = None
+
+
+def find_checkpoint(typed: Typed) -> Path | None:
+    """The checkpoint that was named, as a path.
+
+    Args:
+        typed: What was typed.
+
+    Returns:
+        The file or folder; None if none was named, or a keyword or URL that Lightning resolves.
+
+    Raises:
+        UsageError: If there is no such file; names the nearest one.
+    """
+    name = typed.lookup("ckpt_path")
+    if not isinstance(name, str) or name in KEYWORDS or "://" in name or name.startswith("registry"):
+        return None
+    path = Path(name)
+    if path.exists():
+        return path
+    folder = path.parent
+    while not folder.is_dir():
+        folder = folder.parent
+    near = sorted(str(p) for p in (folder.rglob("*.ckpt") if str(folder) not in (".", "/") else folder.glob("*.ckpt")))
+    match = nearest(name, near) or (near[0] if near else None)
+    hint = f"the nearest is {match!r}." if match else f"there is no .ckpt file under {str(folder)!r}."
+    raise UsageError(f"The checkpoint {name!r} does not exist; {hint}")
+
+
+def read_checkpoint(path: Path) -> Saved:
+    """Read a checkpoint's hyper-parameters and seed; nothing but tensors and plain data is unpickled.
+
+    Args:
+        path: A checkpoint file, or the folder of a sharded one.
+
+    Returns:
+        What it says.
+
+    Raises:
+        UsageError: If it is not a checkpoint, or holds more than tensors and plain data.
+    """
+    file = path / "meta.pt" if path.is_dir() else path
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UsageError(
+            f"The checkpoint {str(path)!r} cannot be loaded safely (weights_only=True): it is damaged, or holds more "
+            "than tensors and plain data."
+        ) from error
+    except (OSError, RuntimeError, EOFError) as error:
+        raise UsageError(f"{str(path)!r} is not a readable checkpoint: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(content, Mapping) or ("state_dict" not in content and not path.is_dir()):
+        raise UsageError(f"{str(path)!r} is not a Lightning checkpoint: it has no `state_dict`.")
+    saved = Saved(path, seed=_seed(content))
+    for section, key in (("model", "hyper_parameters"), ("data", "datamodule_hyper_parameters")):
+        values = dict(content.get(key) or {})
+        values.pop("_instantiator", None)
+        class_path = values.pop("_class_path", None)
+        if section == "data" and class_path is None:
+            class_path = _datamodule_class(content, values)
+        if class_path:
+            saved.hyper_parameters[section] = {"class_path": class_path, "init_args": values}
+    return saved
+
+
+def merge(saved: Saved, typed: Typed) -> None:
+    """Put the checkpoint's values before everything that was typed.
+
+    The module's are used if the same class, or none, was typed; the datamodule's if none was typed, since another data
+    set is a common wish.
+
+    Args:
+        saved: The checkpoint's values.
+        typed: What was typed; its sources get one more, at the front.
+    """
+    tree: dict[str, Any] = {}
+    for section, values in saved.hyper_parameters.items():
+        named = typed.class_name(section)
+        if named is None or (section == "model" and named == values["class_path"].rsplit(".", 1)[-1]):
+            tree[section] = values
+        elif section == "model":
+            tell(f"model is {named}, the checkpoint is of {values['class_path']}: its hyper-parameters are not used.")
+    if tree:
+        typed.sources.insert(0, Source(str(saved.path), tree, "checkpoint"))
+
+
+@contextlib.contextmanager
+def as_first_config(typed: Typed) -> Iterator[list[str]]:
+    """The words for the parser, with the checkpoint's values as the first config file.
+
+    Args:
+        typed: What was typed, after `merge` if there is a checkpoint.
+
+    Yields:
+        The words.
+    """
+    words = list(typed.args)
+    if not typed.sources or typed.sources[0].kind != "checkpoint":
+        yield words
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "checkpoint.yaml"
+        file.write_text(yaml.safe_dump(typed.sources[0].tree), encoding="utf-8")
+        words.insert(words.index(str(typed.subcommand)) + 1, f"--config={file}")
+        yield words
+
+
+def report_overrides(saved: Saved | None, config: Any, typed: Typed) -> bool:
+    """Print a line for each value of the checkpoint that a typed one replaces, and let the checkpoint's seed win.
+
+    The seed is the exception because sample order and draws are functions of it: a resumed run with another seed would
+    be neither the old run nor a new one.
+
+    Args:
+        saved: What the checkpoint says; None without one.
+        config: The parsed configuration of the subcommand; its `seed_everything` is changed in place.
+        typed: What was typed.
+
+    Returns:
+        Whether a typed hyper-parameter of the module replaces one of the checkpoint.
+    """
+    if saved is None:
+        return False
+    old = saved.hyper_parameters.get("model", {}).get("init_args", {})
+    new = (config.get("model") or {}).get("init_args") or {}
+    replaced = [
+        (name, origin)
+        for name, origin in typed.init_args("model").items()
+        if name in old and name in new and _plain(new[name]) != _plain(old[name])
+    ]
+    for name, origin in replaced:
+        tell(
+            f"model.init_args.{name} is {_plain(new[name])!r} by {origin}; the checkpoint's {old[name]!r} is not used."
+        )
+    if saved.seed is not None and saved.seed != config.seed_everything:
+        if typed.is_given("seed_everything"):
+            tell(
+                f"seed_everything is {config.seed_everything} by what was typed, but the checkpoint's {saved.seed} is "
+                "used: the order of samples and every draw of the run follow from it."
+            )
+        config.seed_everything = saved.seed
+    return bool(replaced)
+
+
+def _datamodule_class(content: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+    """Name of the datamodule's class, which is the key of its state; None if some of its arguments were not saved."""
+    for name, cls in subclasses((LightningDataModule,)).items():
+        if name in content and set(inspect.signature(cls).parameters) == set(values):
+            return name
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """Namespaces as dicts and tuples as lists, so that values from a checkpoint and from the parser compare."""
+    if hasattr(value, "as_dict"):
+        value = value.as_dict()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _seed(content: Mapping[str, Any]) -> int | None:
+    """The run's seed: in the state of `StepSeedCallback`, or in that of a datamodule."""
+    states = [
+        state for name, state in (content.get("callbacks") or {}).items() if str(name).startswith("StepSeedCallback")
+    ]
+    states += [state for name, state in content.items() if name not in ("callbacks", "state_dict", "loops")]
+    for state in states:
+        seed = state.get("seed") if isinstance(state, Mapping) else None
+        if isinstance(seed, int) and not isinstance(seed, bool):
+            return seed
+    return None

@@ -1,0 +1,39 @@
+"""What every run gets, and when a default steps back."""
+
+from lightning.pytorch.callbacks import LearningRateMonitor, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.plugins import AsyncCheckpointIO
+
+from vlightning.callbacks import AtomicCheckpointIO
+from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
+from vlightning.cli_support.defaults import with_defaults
+
+
+def added(**config: object) -> list[type]:
+    _, extra = with_defaults({"logger": object(), **config}, [BestCheckpoint(), LastCheckpoint()])
+    return [type(callback) for callback in extra]
+
+
+def test_the_defaults():
+    assert added() == [RichProgressBar, LearningRateMonitor, BestCheckpoint, LastCheckpoint]
+
+
+def test_a_default_steps_back_for_one_of_its_kind_and_for_a_switch():
+    assert RichProgressBar not in added(callbacks=[TQDMProgressBar()])
+    assert RichProgressBar not in added(enable_progress_bar=False)
+    assert LearningRateMonitor not in added(callbacks=LearningRateMonitor())
+    assert LearningRateMonitor not in added(logger=False)
+    assert added(enable_checkpointing=False) == [RichProgressBar, LearningRateMonitor]
+
+
+def test_the_users_callbacks_stay_first():
+    bar = TQDMProgressBar()
+    config, _ = with_defaults({"callbacks": bar}, [])
+    assert config["callbacks"] == [bar]
+
+
+def test_checkpoints_are_written_atomically_unless_another_way_was_chosen():
+    config, _ = with_defaults({}, [])
+    assert [type(plugin) for plugin in config["plugins"]] == [AtomicCheckpointIO]
+    own = AsyncCheckpointIO()
+    config, _ = with_defaults({"plugins": own}, [])
+    assert config["plugins"] == [own]

@@ -1,0 +1,113 @@
+"""What was typed wrongly ends in one sentence with the nearest valid name."""
+
+from pathlib import Path
+
+import pytest
+
+from support.command_line import run, tiny_config
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_config(tmp_path)
+
+
+# What is typed after `fit --config tiny.yaml`, and what the sentence must hold.
+OPTIONS = {
+    "trainer key": ("--trainer.max_epoch 3", ["'--trainer.max_epoch'", "'--trainer.max_epochs'"]),
+    "module argument": ("--model.init_args.dmi 3", ["TinyModel", "'--model.init_args.dim'"]),
+    "module argument, short form": ("--model.dmi 3", ["TinyModel", "'--model.dim'"]),
+    "data argument": ("--data.batchsize=3", ["TinyData", "'--data.batch_size'"]),
+    "checkpoint key": ("--checkpoint.monitr x", ["'--checkpoint.monitor'"]),
+    "top-level key": ("--seed_everythin 3", ["'--seed_everything'"]),
+    "module class": ("--model TinyModell", ["'TinyModell'", "'TinyModel'"]),
+    "module class by path": ("--model support.tiny.TinyModell", ["'TinyModel'"]),
+    "data class": ("--data.class_path TnyData", ["'TinyData'"]),
+    "module class of a missing module": ("--model nowhere.TinyModel", ["'nowhere'", "cannot be imported"]),
+    "callback class": ("--trainer.callbacks+=UserCalback", ["'UserCallback'"]),
+    "callback argument": ("--trainer.callbacks+=UserCallback --trainer.callbacks.evry=3", ["UserCallback", "every'"]),
+    "callback value": ("--trainer.callbacks+=UserCallback --trainer.callbacks.every=x", ["'x'", "a whole number"]),
+    "logger class": ("--trainer.logger TensorBordLogger", ["'TensorBoardLogger'"]),
+    "strategy": ("--trainer.strategy ddpp", ["'ddpp'", "'ddp'"]),
+    "number": ("--data.batch_size many", ["data.init_args.batch_size", "'many'", "a whole number"]),
+    "trainer number": ("--trainer.max_epochs many", ["trainer.max_epochs", "'many'", "a whole number or null"]),
+    "choice": ("--model.kind fanc", ["plain, fancy", "'fancy'"]),
+    "stray word": ("stray", ["'stray'", "two dashes"]),
+    "config file": ("--config tinny.yaml", ["'tinny.yaml'", "'tiny.yaml'"]),
+    "checkpoint file": ("--ckpt_path nothing/last.ckpt", ["'nothing/last.ckpt'", "does not exist"]),
+    "FSDP1": ("--trainer.strategy fsdp", ["configs/strategy/fsdp.yaml", "FSDP2"]),
+    "FSDP1 by class": ("--trainer.strategy FSDPStrategy", ["configs/strategy/fsdp.yaml", "FSDP2"]),
+    "link": ("--model.vocab_size 99", ["99", "data.init_args.vocab_size is 10"]),
+}
+
+
+@pytest.mark.parametrize(("typed", "expected"), OPTIONS.values(), ids=OPTIONS)
+def test_a_wrong_option_ends_in_one_sentence(typed: str, expected: list[str]):
+    ran = run("fit", "--config", "tiny.yaml", *typed.split())
+    assert ran.status == 2
+    for part in expected:
+        assert part in ran.sentence
+    assert not Path("runs").exists()
+
+
+FILES = {
+    "section": ("modle: {class_path: TinyModel}", ["'modle'", "'model'"]),
+    "trainer key": ("trainer: {max_epoch: 3}", ["'trainer.max_epoch'", "'max_epochs'"]),
+    "module argument": ("model: {class_path: TinyModel, init_args: {dmi: 3}}", ["TinyModel", "'dim'"]),
+    "module argument outside init_args": ("model: {class_path: TinyModel, dim: 3}", ["belongs under init_args"]),
+    "arguments without a class": ("data: {class_path: Nothing}", ["'Nothing'", "TinyData"]),
+    "class": ("model: {class_path: TinyModell}", ["'TinyModell'", "'TinyModel'"]),
+    "callback in a list": ("trainer: {callbacks: [{class_path: UserCalback}]}", ["'UserCallback'"]),
+    "second callback in a list": (
+        "trainer: {callbacks: [{class_path: UserCallback}, {class_path: UserCallback, init_args: {evry: 3}}]}",
+        ["'every'"],
+    ),
+    "number": ("data: {class_path: TinyData, init_args: {batch_size: many}}", ["'many'", "a whole number"]),
+    "not a section": ("trainer: 3", ["'trainer'", "3"]),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), FILES.values(), ids=FILES)
+def test_a_wrong_key_in_a_file_is_named_with_the_file(tmp_path: Path, text: str, expected: list[str]):
+    tiny_config(tmp_path, "second.yaml", text)
+    ran = run("fit", "--config", "tiny.yaml", "--config", "second.yaml")
+    assert ran.status == 2
+    for part in [*expected, "second.yaml"]:
+        assert part in ran.sentence
+
+
+def test_a_yaml_syntax_error_names_the_line(tmp_path: Path):
+    tiny_config(tmp_path, "broken.yaml", "model:\n  class_path: TinyModel\n   init_args: {}\n")
+    ran = run("fit", "--config", "broken.yaml")
+    assert ran.status == 2
+    assert "broken.yaml, line 3" in ran.sentence
+
+
+def test_a_file_that_is_a_list_is_refused(tmp_path: Path):
+    tiny_config(tmp_path, "list.yaml", "- model\n- data\n")
+    assert "holds a list" in run("fit", "--config", "list.yaml").sentence
+
+
+def test_a_missing_required_argument_is_named(tmp_path: Path):
+    tiny_config(tmp_path, "needy.yaml", "model: {class_path: NeedyModel}\ndata: {class_path: TinyData}\n")
+    ran = run("fit", "--config", "needy.yaml")
+    assert ran.status == 2
+    assert "NeedyModel needs the argument model.init_args.width" in ran.sentence
+
+
+def test_a_missing_model_and_missing_data_name_the_known_classes():
+    assert "No model was given" in run("fit", "--data", "TinyData").sentence
+    assert "ALBEFModule" in run("fit", "--data", "TinyData").sentence
+    assert "No data was given" in run("fit", "--model", "TinyModel").sentence
+
+
+@pytest.mark.parametrize("words", [["fti"], [], ["--trainer.max_epochs", "3"]])
+def test_a_missing_or_misspelt_subcommand_names_the_four(words: list[str]):
+    ran = run(*words)
+    assert ran.status == 2
+    assert "fit" in ran.sentence
+
+
+def test_abbreviated_options_are_not_accepted():
+    assert "'--trainer.max_epochs'" in run("fit", "--config", "tiny.yaml", "--trainer.max_epo=3").sentence

@@ -1,0 +1,135 @@
+"""Every fresh start gets its own folder; a folder that holds a run is entered only to go on with it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.command_line import run, tiny_config
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_config(tmp_path)
+
+
+def fit(*words: str):
+    return run("fit", "--config=tiny.yaml", *words)
+
+
+def versions(name: str = "tiny") -> list[str]:
+    return sorted(path.name for path in Path("runs", name).iterdir())
+
+
+def slurm(monkeypatch: pytest.MonkeyPatch, restarts: int = 0) -> None:
+    values = {
+        "SLURM_NTASKS": "1",
+        "SLURM_JOB_ID": "41",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_each_start_gets_the_next_version():
+    assert fit().status == fit().status == 0
+    assert versions() == ["version_0", "version_1"]
+
+
+def test_a_removed_version_is_not_reused_while_a_later_one_exists():
+    Path("runs/tiny/version_4").mkdir(parents=True)
+    fit()
+    assert versions() == ["version_4", "version_5"]
+
+
+def test_a_version_that_holds_a_run_is_refused():
+    assert fit("--trainer.logger.version=0").status == 0
+    before = torch.load("runs/tiny/version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    ran = fit("--trainer.logger.version=0", "--model.learning_rate=0.5")
+    assert ran.status == 2
+    assert "'runs/tiny/version_0' already holds a run" in ran.sentence
+    after = torch.load("runs/tiny/version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_checkpoint_of_another_run_does_not_open_the_folder():
+    fit()
+    fit()
+    ran = fit("--trainer.logger.version=0", "--ckpt_path=runs/tiny/version_1/checkpoints/last.ckpt")
+    assert "already holds a run" in ran.sentence
+
+
+def test_a_resumed_run_goes_on_in_its_folder_and_keeps_the_first_config():
+    fit()
+    first = Path("runs/tiny/version_0/config.yaml").read_text()
+    checkpoint = "runs/tiny/version_0/checkpoints/last.ckpt"
+    ran = fit("--trainer.logger.version=0", f"--ckpt_path={checkpoint}", "--trainer.max_epochs=2")
+    assert ran.status == 0, ran.err
+    assert versions() == ["version_0"]
+    assert Path("runs/tiny/version_0/config.yaml").read_text() == first
+    assert "max_epochs: 2" in Path("runs/tiny/version_0/config-1.yaml").read_text()
+    assert torch.load(checkpoint, weights_only=True)["global_step"] == 4
+
+
+def test_a_start_that_fails_leaves_no_empty_folder():
+    ran = fit("--trainer.accelerator=cuda") if not torch.cuda.is_available() else fit("--trainer.precision=16-true-x")
+    assert ran.status != 0
+    assert not list(Path("runs").glob("tiny/*"))
+
+
+def test_a_run_is_named_after_its_config(tmp_path: Path):
+    config = tiny_config(tmp_path, "configs/method/small.yaml")
+    run("fit", f"--config={config}")
+    assert versions("method/small") == ["version_0"]
+    run("fit", f"--config={config}", "--trainer.logger.name=mine")
+    assert versions("mine") == ["version_0"]
+
+
+def test_without_a_logger_checkpoints_go_to_a_version_folder_too():
+    fit("--trainer.logger=false")
+    fit("--trainer.logger=false")
+    for version in versions():
+        assert Path("runs/tiny", version, "checkpoints/last.ckpt").is_file()
+    assert versions() == ["version_0", "version_1"]
+
+
+def test_leftovers_of_a_requeue_in_the_working_folder_are_not_loaded(monkeypatch: pytest.MonkeyPatch):
+    Path("hpc_ckpt_1.ckpt").write_text("of another run")
+    slurm(monkeypatch)
+    ran = run("validate", "--config=tiny.yaml")
+    assert ran.status == 0, ran.err
+
+
+def test_a_requeued_job_goes_on_in_its_folder_from_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch):
+    slurm(monkeypatch)
+    assert fit().status == 0
+    assert versions() == ["slurm_41"]
+    slurm(monkeypatch, restarts=1)
+    ran = fit("--trainer.max_epochs=3")
+    assert ran.status == 0, ran.err
+    assert versions() == ["slurm_41"]
+    assert torch.load("runs/tiny/slurm_41/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+
+
+def test_a_requeued_job_takes_lightnings_checkpoint_first(monkeypatch: pytest.MonkeyPatch):
+    slurm(monkeypatch)
+    fit("--trainer.max_epochs=2")
+    folder = Path("runs/tiny/slurm_41")
+    (folder / "checkpoints/last.ckpt").rename(folder / "hpc_ckpt_1.ckpt")
+    slurm(monkeypatch, restarts=1)
+    ran = fit("--trainer.max_epochs=3")
+    assert ran.status == 0, ran.err
+    assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+
+
+def test_a_second_run_of_the_same_job_gets_its_own_folder(monkeypatch: pytest.MonkeyPatch):
+    slurm(monkeypatch)
+    fit()
+    fit()
+    run("validate", "--config=tiny.yaml")
+    assert versions() == ["slurm_41", "slurm_41_0", "slurm_41_validate_0"]

@@ -1,0 +1,39 @@
+import pytest
+import timm
+import torch
+
+from vlightning.lightning_modules.attention import attend, set_vit_attention
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_both_formulations_are_one_function_in_value_and_gradient(monkeypatch, dtype, masked):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 3, length, 8, dtype=dtype, requires_grad=True) for length in (5, 7, 7))
+    mask = (torch.arange(7) < torch.tensor([[7], [4]]))[:, None, None] if masked else None
+    results = []
+    for longest in (0, 256):  # fused, explicit
+        monkeypatch.setattr("vlightning.lightning_modules.attention._LONGEST_EXPLICIT", longest)
+        out = attend(query, key, value, mask)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (query, key, value))])
+    close = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 0.05, "atol": 0.05}
+    for fused, explicit in zip(*results, strict=True):
+        torch.testing.assert_close(explicit, fused, **close)
+
+
+def test_dropout_keeps_the_mean_and_drops_weights():
+    torch.manual_seed(0)
+    value = torch.ones(1, 1, 50, 4)
+    query = torch.randn(1, 1, 2000, 4, requires_grad=True)
+    out = attend(query, torch.randn(1, 1, 50, 4), value, dropout=0.5)
+    assert out.std() > 0.05
+    assert out.mean().item() == pytest.approx(1, abs=0.01)
+
+
+def test_vit_uses_the_fused_kernel_only_where_it_is_faster():
+    encoder = timm.models.vision_transformer.VisionTransformer(16, 8, embed_dim=8, depth=1, num_heads=1, num_classes=0)
+    set_vit_attention(encoder, torch.zeros(1, 3, 16, 16))
+    assert not encoder.blocks[0].attn.fused_attn
+    with torch.no_grad():
+        set_vit_attention(encoder, torch.zeros(1, 3, 16, 16))
+    assert encoder.blocks[0].attn.fused_attn

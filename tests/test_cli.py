@@ -1,0 +1,170 @@
+"""The command line as users run it: four subcommands, several configs, resume, and one folder for each run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from support.command_line import run, tiny_config
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY_CLI = str(ROOT / "tests" / "support" / "tiny_cli.py")
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_config(tmp_path)
+
+
+def fit(*words: str):
+    ran = run("fit", "--config", "tiny.yaml", *words)
+    assert ran.status == 0, ran.err
+    return ran
+
+
+def load(path: str | Path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def test_fit_writes_logs_both_checkpoints_and_a_config():
+    fit()
+    folder = Path("runs/tiny/version_0")
+    assert (folder / "checkpoints/last.ckpt").is_file()
+    assert [p.name for p in (folder / "checkpoints").glob("best*")] == ["best-step2.ckpt"]
+    assert list(folder.glob("events.out.tfevents.*"))
+    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"]["dim"] == 5
+
+
+@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
+def test_the_other_subcommands_run_from_a_checkpoint(subcommand: str):
+    fit()
+    ran = run(subcommand, "--config", "tiny.yaml", "--ckpt_path", "runs/tiny/version_0/checkpoints/last.ckpt")
+    assert ran.status == 0, ran.err
+
+
+def test_main_returns_none_because_that_becomes_the_exit_status():
+    from vlightning.cli import main
+
+    assert main(["fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "true"]) is None
+
+
+def test_later_configs_and_options_override_earlier_ones(tmp_path: Path):
+    tiny_config(tmp_path, "more.yaml", "model: {init_args: {dim: 7}}\ntrainer: {max_epochs: 2}\n")
+    fit("--config", "more.yaml", "--trainer.max_epochs", "3")
+    saved = yaml.safe_load(Path("runs/tiny/version_0/config.yaml").read_text())
+    assert saved["model"]["init_args"]["dim"] == 7
+    assert saved["model"]["init_args"]["kind"] == "plain"
+    assert saved["trainer"]["max_epochs"] == 3
+    assert load("runs/tiny/version_0/checkpoints/last.ckpt")["epoch"] == 2
+
+
+def test_print_config_prints_a_config_that_runs():
+    ran = run("fit", "--config", "tiny.yaml", "--model.dim", "6", "--print_config")
+    assert ran.status == 0
+    Path("printed.yaml").write_text(ran.out)
+    assert yaml.safe_load(ran.out)["model"]["init_args"]["dim"] == 6
+    assert run("fit", "--config", "printed.yaml").status == 0
+    assert not Path("runs/tiny").exists()
+
+
+def test_the_saved_config_reproduces_the_run():
+    fit("--model.dim", "6", "--seed_everything", "5", "--data.vocab_size", "12")
+    ran = run("fit", "--config", "runs/tiny/version_0/config.yaml")
+    assert ran.status == 0, ran.err
+    first, second = (load(f"runs/tiny/version_{n}/checkpoints/last.ckpt") for n in (0, 1))
+    assert second["hyper_parameters"] == first["hyper_parameters"]
+    assert second["hyper_parameters"]["vocab_size"] == 12
+    for name, weight in first["state_dict"].items():
+        assert torch.equal(weight, second["state_dict"][name])
+
+
+def test_default_callbacks_stay_beside_the_users():
+    fit("--trainer.callbacks+=UserCallback", "--trainer.callbacks.every=7")
+    folder = Path("runs/tiny/version_0")
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert saved["trainer"]["callbacks"][0]["init_args"]["every"] == 7
+    assert (folder / "checkpoints/last.ckpt").is_file()
+    assert any(key.startswith("LastCheckpoint") for key in load(folder / "checkpoints/last.ckpt")["callbacks"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--trainer.logger", "false"),
+        ("--trainer.logger", "CSVLogger"),
+        ("--trainer.enable_checkpointing", "false"),
+        ("--trainer.limit_val_batches", "0"),
+        ("--trainer.fast_dev_run", "true"),
+        ("--trainer.callbacks+=RichProgressBar", "--trainer.enable_progress_bar=true"),
+        ("--trainer.callbacks+=LearningRateMonitor",),
+        ("--trainer.plugins", "lightning.pytorch.plugins.AsyncCheckpointIO"),
+        ("--model", "NoVocabularyModel"),
+    ],
+    ids=" ".join,
+)
+def test_defaults_step_back_for_the_users_choice(words: tuple[str, ...]):
+    fit(*words)
+
+
+def test_a_config_shipped_with_the_package_is_found_from_any_folder():
+    ran = run("fit", "--config", "configs/albef/tiny.yaml", "--print_config")
+    assert ran.status in (0, 2)  # a fragment may leave the data open
+    assert "does not exist" not in ran.err
+    assert "'configs/albef/tiny.yaml'" in run("fit", "--config", "configs/albef/tyni.yaml").sentence
+
+
+def test_a_mistake_that_stops_the_run_is_one_sentence_with_status_1():
+    ran = fit_failing("sentence")
+    assert ran.status == 1
+    assert "This cannot be trained; use another." in ran.sentence
+
+
+def test_debug_keeps_the_traceback():
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    with pytest.raises(MisconfigurationException):
+        fit_failing("sentence", "--debug")
+
+
+def test_a_defect_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        fit_failing("defect")
+
+
+def fit_failing(how: str, *words: str):
+    return run("fit", "--config", "tiny.yaml", "--model=FailingModel", f"--model.how={how}", *words)
+
+
+def start(command: list[str], folder: Path, timeout: int = 120, **env: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.parametrize("command", [[str(ROOT / "cli.py")], ["-m", "vlightning.cli"]], ids=["file", "module"])
+def test_help_and_version_from_the_file_and_the_module(tmp_path: Path, command: list[str]):
+    done = start([sys.executable, *command, "--help"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "fit" in done.stdout
+    assert start([sys.executable, *command, "--version"], tmp_path).stdout.startswith("vlightning 0.")
+
+
+def test_the_exit_status_reaches_the_shell(tmp_path: Path):
+    done = start([sys.executable, TINY_CLI, "fit", "--config", "tiny.yaml", "--trainer.max_epoch", "3"], tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("vlightning: error: There is no option '--trainer.max_epoch'")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_share_one_run_folder(tmp_path: Path):
+    words = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    done = start([sys.executable, TINY_CLI, "fit", "--config", "tiny.yaml", *words], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "MEMBER: 2/2" in done.stderr
+    assert [p.name for p in Path("runs/tiny").iterdir()] == ["version_0"]
+    assert load("runs/tiny/version_0/checkpoints/last.ckpt")["global_step"] == 1
