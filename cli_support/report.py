@@ -24,6 +24,8 @@ NOISE = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
     r"The number of training batches .* is smaller than the logging interval",
     r".*jsonargparse.*deprecat",
+    # Teachers are in eval mode on purpose.
+    r"Found \d+ module\(s\) in eval mode at the start of training",
     # A run that goes on in its own folder, which rundir.py has checked.
     r"Checkpoint directory .* exists and is not empty",
 )

@@ -367,10 +367,19 @@ class ALBEFModule(LightningModule):
         return total.clamp(min=1) / world_size()
 
     def current_alpha(self) -> float:
-        """Weight of the soft targets: a ramp from 0 over the first `alpha_warmup_epochs` epochs, by batch."""
-        loop = self.trainer.fit_loop.epoch_loop
+        """Weight of the soft targets: a ramp from 0 over the first `alpha_warmup_epochs` epochs, by batch.
+
+        Raises:
+            ValueError: if the loader has no length, so that nobody knows how long the ramp is.
+        """
         ramp = self.hparams["alpha_warmup_epochs"] * self.trainer.num_training_batches
-        return self.hparams["alpha"] * (min(1.0, loop.total_batch_idx / ramp) if ramp else 1.0)
+        if ramp == float("inf"):
+            raise ValueError(
+                "alpha rises over the first epoch, but the training loader has no length: give "
+                "trainer.limit_train_batches as a number of batches, or set alpha_warmup_epochs to 0."
+            )
+        batch = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        return self.hparams["alpha"] * (min(1.0, batch / ramp) if ramp else 1.0)
 
     def _log_step(self, loss: Tensor, itc: Tensor, itm: Tensor, mlm: Tensor, alpha: float) -> None:
         self.log("train/loss", loss.detach(), prog_bar=True)

@@ -8,6 +8,7 @@ width, H heads.
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -109,9 +110,12 @@ class FusionLayer(nn.Module):
 class _BertTrunk(nn.Module):
     """Embeddings and layers under the names that BERT checkpoints give them."""
 
+    embeddings: BertEmbeddings
+    encoder: Any
+
     def __init__(self, embeddings: BertEmbeddings, layers: nn.ModuleList) -> None:
         super().__init__()
-        self.embeddings: BertEmbeddings = embeddings
+        self.embeddings = embeddings
         self.encoder = nn.ModuleDict({"layer": layers})
 
 
@@ -140,8 +144,7 @@ class FusionBert(nn.Module):
     @property
     def layers(self) -> nn.ModuleList:
         """Text layers, then fusion layers."""
-        layers: nn.ModuleList = self.bert.encoder["layer"]
-        return layers
+        return self.bert.encoder["layer"]
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Run embeddings and text layers: [B, L] ids and mask (1 = token, 0 = padding) to states [B, L, D]."""

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from support.distributed import run_distributed
+from vlightning.callbacks import rank
 from vlightning.lightning_modules import retrieval
 from vlightning.lightning_modules.retrieval import RetrievalRecall
 
@@ -69,3 +71,25 @@ def test_features_are_kept_in_main_memory_in_float32():
 def test_recall_of_nothing_is_an_error():
     with pytest.raises(RuntimeError, match="no picture with a caption"):
         RetrievalRecall().compute()
+
+
+def _features():
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.arange(11)
+    return torch.randn(11, 4, generator=generator), torch.randn(11, 4, generator=generator), ids, ids, ids // 2
+
+
+def _recall_of_a_share(shares):
+    recall = RetrievalRecall(match_equal_texts=True)
+    columns = _features()
+    start, stop = shares[rank()]
+    for first in range(start, stop, 3):
+        recall.update(*(column[first : min(first + 3, stop)] for column in columns))
+    return recall.compute()
+
+
+@pytest.mark.parametrize("shares", [[(0, 7), (7, 11)], [(0, 0), (0, 11)]])
+def test_processes_with_uneven_or_empty_shares_all_get_the_recall_of_everything(shares):
+    expected = RetrievalRecall(match_equal_texts=True)
+    expected.update(*_features())
+    assert run_distributed(_recall_of_a_share, shares) == [expected.compute()] * 2

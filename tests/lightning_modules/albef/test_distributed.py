@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from support.albef import random_batch, tiny_albef
-from support.distributed import run_distributed
+from support.albef import SIZES, random_batch, tiny_albef
+from support.distributed import run_ddp_fit, run_distributed
 from vlightning.callbacks import rank, world_size
+from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules.albef import draws
 
 PAIRS, LENGTH = 8, 6
@@ -72,3 +73,29 @@ def test_losses_and_gradients_of_two_processes_equal_one(restore_draws):
     for name, gradient in gradients.items():
         mean = (ranks[0][1][name] + ranks[1][1][name]) / 2
         torch.testing.assert_close(mean, gradient, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def _module_and_data():
+    data = ShapesDataModule(
+        length=32,
+        eval_length=7,
+        batch_size=4,
+        num_workers=0,
+        image_size=SIZES["image_size"],
+        vocab_size=200,
+        max_tokens=SIZES["max_positions"],
+    )
+    return tiny_albef(vocab_size=200), data
+
+
+def test_two_processes_train_with_every_parameter_in_use_and_stay_alike():
+    first, second = run_ddp_fit(_module_and_data, {"max_epochs": 2})
+    assert first["global_step"] == 8
+    for name, value in first["state_dict"].items():
+        assert torch.equal(value, second["state_dict"][name]), name
+    assert int(first["state_dict"]["image_queue.filled"]) == SIZES["queue_size"]
+    start = tiny_albef(vocab_size=200).state_dict()
+    assert not torch.equal(start["student.vision_proj.weight"], first["state_dict"]["student.vision_proj.weight"])
+    recalls = {name: value for name, value in first["metrics"].items() if name.startswith("val/")}
+    assert len(recalls) == 7
+    assert recalls == {name: second["metrics"][name] for name in recalls}
