@@ -1,0 +1,194 @@
+"""Decoding pictures of unknown quality, and keeping account of those that cannot be used."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+log = logging.getLogger(__name__)
+
+# Formats that Pillow decodes by itself; among the rest are some that start other programs (EPS runs ghostscript).
+# (Cameras' multi-picture files, MPO, open as JPEG.) Pillow may have been built without the newer ones.
+Image.init()
+FORMATS = tuple(
+    name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000") if name in Image.OPEN
+)
+MAX_PIXELS = 89_478_485  # Pillow's own warning threshold: a quarter of a gibibyte at 3 bytes a pixel
+NAMED_PER_CAUSE = 5
+CHECK_FROM = 200  # the share of bad samples means little before so many were seen
+
+
+class Fault(NamedTuple):
+    """Why a sample could not be used, and which it was."""
+
+    cause: str
+    name: str
+
+
+class BadSample(Exception):
+    """A sample that cannot be used; carries the :class:`Fault`."""
+
+    def __init__(self, cause: str, name: str) -> None:
+        super().__init__(cause, name)
+        self.fault = Fault(cause, name)
+
+
+class BadDataError(RuntimeError):
+    """Too large a share of the data is unusable."""
+
+
+def decode_image(data: bytes | None, path: str | None, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode a picture to 8-bit RGB, the right way up.
+
+    The format is told from the content, not from the name. Animations give their first frame; transparency is put on
+    white; 16-bit pictures are scaled to 8 bits; EXIF rotation is applied.
+
+    Args:
+        data: the encoded file, or None to read ``path``.
+        path: file to read when there is no ``data``.
+        name: what to call the picture in messages.
+        max_pixels: larger pictures are refused from their header, before they are decoded.
+
+    Raises:
+        BadSample: with the cause "no picture", "missing file", "not a picture", "too large", "truncated" or
+            "unreadable".
+    """
+    if data is None:
+        if not path:
+            raise BadSample("no picture", name)
+        try:
+            data = Path(path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise BadSample("missing file", name) from None
+        except OSError:
+            raise BadSample("unreadable", name) from None
+    image = _open(data, name)
+    if image.width * image.height > max_pixels:
+        raise BadSample("too large", name)
+    try:
+        image.load()
+    except OSError as error:
+        raise BadSample("truncated" if "truncated" in str(error) else "unreadable", name) from None
+    except MemoryError:
+        raise BadSample("too large", name) from None
+    except Exception:  # Pillow's plugins let SyntaxError, ValueError, struct.error, zlib.error and others through
+        raise BadSample("unreadable", name) from None
+    try:
+        return _to_rgb(_upright(image))
+    except Exception:
+        raise BadSample("unreadable", name) from None
+
+
+def _open(data: bytes, name: str) -> Image.Image:
+    # Pillow's own size check warns at one limit and raises at twice it, for the whole process; ours replaces it here.
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise BadSample("not a picture", name) from None
+    except Exception:
+        raise BadSample("unreadable", name) from None
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged EXIF data says nothing about the pixels
+        return image
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """8-bit RGB. Pillow's ``convert`` clips 16-bit values at 255 and drops transparency, so both go another way."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image).astype(np.float64)
+        top = values.max(initial=0)
+        if image.mode == "F" and top <= 1:
+            values = values * 255
+        elif image.mode.startswith("I;16") or top > 255:
+            values = values * (255 / 65535)
+        return Image.fromarray(values.round().clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+class Account:
+    """Counts unusable samples of one split by cause, names the first few, and ends the run past a share.
+
+    Lives in the main process; loader workers send what they met along with each batch.
+
+    Args:
+        split: name of the split, for messages.
+        max_bad_share: largest share of unusable samples that the run goes on with.
+        action: what happens to such a sample, for messages.
+    """
+
+    def __init__(self, split: str, max_bad_share: float, action: str = "replaced") -> None:
+        self.split = split
+        self.max_bad_share = max_bad_share
+        self.action = action
+        self.seen = 0
+        self.causes: Counter[str] = Counter()
+        self._told = 0
+
+    def update(self, seen: int, faults: list[Fault]) -> None:
+        """Add one batch's counts.
+
+        Raises:
+            BadDataError: the share is past the limit.
+        """
+        self.seen += seen
+        for cause, name in faults:
+            self.causes[cause] += 1
+            if self.causes[cause] <= NAMED_PER_CAUSE:
+                log.warning("%s sample %s is unusable (%s): %s", self.split, name, cause, self.action)
+            if self.causes[cause] == NAMED_PER_CAUSE:
+                log.warning("further %s samples with the cause '%s' are counted, not named", self.split, cause)
+        if self.seen >= CHECK_FROM:
+            self.check()
+
+    def check(self) -> None:
+        """Raise where the share of unusable samples is past the limit."""
+        if self.causes.total() > self.max_bad_share * self.seen:
+            self.fail()
+
+    def end_of_pass(self) -> None:
+        """Say how many samples were unusable so far, where that has changed, and check their share."""
+        if self.causes.total() > self._told:
+            self._told = self.causes.total()
+            log.warning("unusable %s samples so far: %s", self.split, self.summary())
+        self.check()
+
+    def fail(self) -> None:
+        """End the run.
+
+        Raises:
+            BadDataError: always.
+        """
+        raise BadDataError(
+            f"found {self.summary()} of the {self.split} samples unusable, expected at most "
+            f"{self.max_bad_share:.2%} (max_bad_share): mend the data or raise that limit"
+        )
+
+    def summary(self) -> str:
+        """The counts, as in ``3 of 200 (truncated: 2, missing file: 1)``."""
+        causes = ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
+        return f"{self.causes.total()} of {self.seen} ({causes})"
+
+
+def short_name(path: str | None, fallback: str) -> str:
+    """How messages call a picture: its path as given, or ``fallback`` where it has none."""
+    return os.fspath(path) if path else fallback

@@ -1,0 +1,158 @@
+"""The datamodule over pictures and captions on disk or on the hub."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import nn
+
+from .base import PairDataModule, Split
+from .decode import MAX_PIXELS
+from .sources import Layout, Opening, PairTable, Source, as_source
+from .streaming import Stream
+from .transforms import ALBEFEvalTransform, ALBEFTrainTransform
+
+Sources = str | Source | list[str | Source] | None
+
+
+class ImageTextDataModule(PairDataModule):
+    """Pictures with captions from Parquet, JSON, image folders, WebDataset shards or the hub.
+
+    Args:
+        train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these, read one
+            after another. Files: ``.parquet``; ``.json`` in ALBEF's form (a list of objects), ``.jsonl``, ``.csv``;
+            ``.tar`` in WebDataset's form. Folders: of such files, of pictures with a ``metadata.jsonl`` (key
+            ``file_name``), or saved by ``datasets``.
+        validation: rows for validation, in the same forms.
+        test: rows for testing, in the same forms.
+        predict: rows for prediction; captions may be missing.
+        image_root: folder that relative picture paths start from; by default that of the file which names them.
+        image_column: column of the pictures (encoded, or paths).
+        caption_column: column of the captions, each a string or a list of strings. Training draws one of them,
+            evaluation uses all.
+        image_id_column: column whose equal values mean the same picture; by default ``image_id`` where there is one,
+            else the picture's path.
+        batch_size: training rows per process and batch (ALBEF: 64).
+        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        num_workers: loader processes per process (ALBEF: 4).
+        persistent_workers: keep the training workers alive between epochs.
+        pin_memory: page-locked memory; by default where the trainer uses CUDA.
+        seed: of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without one.
+            The value in a checkpoint wins when a run is resumed.
+        image_size: side of the square pictures, pixels (ALBEF: 256).
+        horizontal_flip: mirror half of the training pictures, as ALBEF does; switch it off where captions tell left
+            from right. Has no effect beside a ``train_transform``.
+        train_transform: takes the place of ALBEF's training transform: RGB picture to float [3, H, W].
+        eval_transform: takes the place of ALBEF's test transform.
+        tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``; by default a WordPiece tokenizer is
+            trained on the training captions, and travels in the checkpoint.
+        vocab_size: largest number of entries a tokenizer may have (BERT: 30,522); a trained one gets at most as many.
+        max_tokens: longest token sequence, special tokens included (ALBEF: 25).
+        append_sep: end sequences with [SEP], as BERT does; the ALBEF authors do not.
+        clean_captions: apply ALBEF's caption cleaning.
+        max_words: words kept by the cleaning (ALBEF: 30).
+        max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
+        max_pixels: pictures with more are refused before they are decoded.
+        streaming: read all splits on the fly, without a memory-mapped copy.
+        samples_per_epoch: training rows in an epoch, over all processes; needed for streaming, where nobody has counted
+            them.
+        shuffle_block: rows that are shuffled together in streaming, and held in memory (encoded) by each loader worker.
+        cache_dir: where the ``datasets`` library keeps its memory-mapped copies.
+    """
+
+    def __init__(
+        self,
+        train: Sources = None,
+        validation: Sources = None,
+        test: Sources = None,
+        predict: Sources = None,
+        image_root: str | None = None,
+        image_column: str = "image",
+        caption_column: str = "caption",
+        image_id_column: str | None = None,
+        batch_size: int = 64,
+        eval_batch_size: int | None = None,
+        num_workers: int = 2,
+        persistent_workers: bool = True,
+        pin_memory: bool | None = None,
+        seed: int | None = None,
+        image_size: int = 256,
+        horizontal_flip: bool = True,
+        train_transform: nn.Module | None = None,
+        eval_transform: nn.Module | None = None,
+        tokenizer: str | None = None,
+        vocab_size: int = 30522,
+        max_tokens: int = 25,
+        append_sep: bool = True,
+        clean_captions: bool = False,
+        max_words: int = 30,
+        max_bad_share: float = 0.05,
+        max_pixels: int = MAX_PIXELS,
+        streaming: bool = False,
+        samples_per_epoch: int | None = None,
+        shuffle_block: int = 1024,
+        cache_dir: str | None = None,
+    ) -> None:
+        super().__init__(
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            persistent_workers=persistent_workers,
+            pin_memory=pin_memory,
+            seed=seed,
+            train_transform=train_transform
+            or ALBEFTrainTransform(image_size, horizontal_flip=0.5 if horizontal_flip else 0.0),
+            eval_transform=eval_transform or ALBEFEvalTransform(image_size),
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            max_tokens=max_tokens,
+            append_sep=append_sep,
+            clean_captions=clean_captions,
+            max_words=max_words,
+            max_bad_share=max_bad_share,
+        )
+        if streaming and train is not None and samples_per_epoch is None:
+            raise ValueError(
+                "found streaming=true without samples_per_epoch, expected the number of training rows that make an "
+                "epoch: set data.samples_per_epoch"
+            )
+        if shuffle_block < 1:
+            raise ValueError(f"found shuffle_block={shuffle_block}, expected at least 1: raise it")
+        self.streaming = streaming
+        self.samples_per_epoch = samples_per_epoch
+        self.shuffle_block = shuffle_block
+        self.image_size = image_size
+        self.max_pixels = max_pixels
+        self.sources: dict[Split, list[str | Source]] = {
+            "train": _listed(train),
+            "validation": _listed(validation),
+            "test": _listed(test),
+            "predict": _listed(predict),
+        }
+        self.opening = Opening(image_root, image_column, caption_column, image_id_column, cache_dir)
+        self._record_hyperparameters()
+
+    def prepare_data(self) -> None:
+        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
+        if not self.streaming:
+            for split in self.sources:
+                self._open(split)
+
+    def open_split(self, split: Split) -> PairTable | Stream | None:
+        """The rows of a split, checked."""
+        parts = self._open(split)
+        if not parts:
+            return None
+        rows = Stream(parts, self.max_pixels) if self.streaming else PairTable(parts, self.max_pixels)
+        rows.check(split, split != "predict", self.clean_captions, self.max_words)
+        return rows
+
+    def _open(self, split: Split) -> list[tuple[Any, Layout]]:
+        opening = dataclasses.replace(self.opening, need_captions=split != "predict")
+        return [opening.open(source, split, self.streaming) for source in self.sources[split]]
+
+
+def _listed(sources: Sources) -> list[str | Source]:
+    several = sources if isinstance(sources, (list, tuple)) else [] if sources is None else [sources]
+    return [source if isinstance(source, str) else as_source(source) for source in several]

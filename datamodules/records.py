@@ -1,0 +1,168 @@
+"""Readers for files that the ``datasets`` library has no fitting builder for, as generators of uniform records.
+
+ALBEF's own JSON mixes strings and lists under one key, which Arrow's JSON reader refuses; the library's WebDataset
+builder refuses shards that mix JPEG and PNG; its image-folder builder ends at the first missing file. These generators
+feed ``Dataset.from_generator``, so the result is memory-mapped or streamed all the same.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif")
+TEXT_KEYS = ("txt", "text", "caption", "cap")
+METADATA = ("metadata.jsonl", "metadata.csv")
+
+Record = dict[str, Any]
+"""``image``: {``bytes``, ``path``}; ``caption``: list of strings; ``image_id``: a string, or None."""
+
+
+def read_list(files: list[str], image: str, caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
+    """Records of ALBEF's JSON form (a flat list of objects), or of JSON lines.
+
+    Args:
+        files: ``.json``, ``.jsonl`` or ``.csv`` files.
+        image: key of the picture's path.
+        caption: key of the caption, a string or a list of strings.
+        image_id: key of the picture's id; None: "image_id" where there is one.
+        stamp: makes the library's cache notice changed files; not used.
+
+    Raises:
+        ValueError: a file is not of that form.
+    """
+    for file in files:
+        for number, item in enumerate(_items(Path(file))):
+            if not isinstance(item, dict) or image not in item:
+                keys = sorted(item) if isinstance(item, dict) else type(item).__name__
+                raise ValueError(
+                    f"found {keys} in item {number} of {file!r}, expected an object with the key {image!r}: "
+                    "correct the file or set data.image_column"
+                )
+            yield {
+                "image": {"bytes": None, "path": None if item[image] is None else str(item[image])},
+                "caption": _captions(item.get(caption)),
+                "image_id": _identity(item.get("image_id" if image_id is None else image_id)),
+            }
+
+
+def first_keys(file: str) -> list[str]:
+    """The keys of a file's first item, to check column names before anything is read."""
+    for item in _items(Path(file)):
+        return sorted(item) if isinstance(item, dict) else []
+    return []
+
+
+def _items(path: Path) -> Iterator[Any]:
+    with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else None) as file:
+        if path.suffix == ".csv":
+            yield from csv.DictReader(file)
+            return
+        try:
+            if path.suffix == ".json":
+                items = json.load(file)
+                if not isinstance(items, list):
+                    raise ValueError(
+                        f"found a JSON {type(items).__name__} in {str(path)!r}, expected a flat list of objects with a "
+                        "picture and its caption: convert the file"
+                    )
+                yield from items
+            else:
+                for line in file:
+                    if line.strip():
+                        yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"found no valid JSON in {str(path)!r} ({error}), expected it: correct the file"
+            ) from error
+
+
+def read_folder(files: list[str], stamp: list[str]) -> Iterator[Record]:
+    """Records of pictures without captions."""
+    for file in files:
+        yield {"image": {"bytes": None, "path": file}, "caption": [], "image_id": None}
+
+
+def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
+    """Records of WebDataset shards: neighbouring members with one stem are a sample.
+
+    The picture is the member with a picture's suffix; the captions are the member ``caption`` or ``txt``, or the entry
+    ``caption`` of the member ``json``. No other member is read: pickled ones least of all.
+
+    Args:
+        files: tar files.
+        caption: key of the caption.
+        image_id: key of the picture's id in the member ``json``; None: "image_id" where there is one.
+        stamp: makes the library's cache notice changed files; not used.
+
+    Raises:
+        ValueError: a file is no tar file or ends too early.
+    """
+    for file in files:
+        try:
+            yield from _tar_records(file, caption, "image_id" if image_id is None else image_id)
+        except tarfile.TarError as error:
+            raise ValueError(
+                f"found no readable tar file in {file!r} ({error}), expected a shard: copy it anew"
+            ) from error
+
+
+def _tar_records(file: str, caption: str, image_id: str) -> Iterator[Record]:
+    wanted = {*TEXT_KEYS, caption, "json"}
+    with tarfile.open(file) as tar:
+        current = ""
+        sample: dict[str, Any] = {}
+        for member in tar:
+            folder, _, base = member.name.rpartition("/")
+            name, dot, key = base.partition(".")
+            if not member.isfile() or not dot or not name:
+                continue
+            stem = f"{folder}/{name}"
+            if stem != current and sample:
+                yield _tar_record(sample, caption, image_id)
+                sample = {}
+            current = stem
+            key = key.lower()
+            picture = f".{key.rpartition('.')[2]}" in IMAGE_SUFFIXES
+            if picture or key in wanted:
+                content = tar.extractfile(member)
+                sample["image" if picture else key] = content.read() if content else b""
+                sample.setdefault("path", member.name)
+        if sample:
+            yield _tar_record(sample, caption, image_id)
+
+
+def _tar_record(sample: dict[str, Any], caption: str, image_id: str) -> Record:
+    fields: Any = {}
+    if "json" in sample:
+        try:
+            fields = json.loads(sample["json"])
+        except ValueError:  # such a sample has no caption, and is counted for that
+            fields = {}
+    fields = fields if isinstance(fields, dict) else {}
+    captions = _captions(fields.get(caption))
+    for key in (caption, *TEXT_KEYS):
+        if key in sample and key != "image":
+            captions = [sample[key].decode("utf-8", errors="replace")]
+            break
+    return {
+        "image": {"bytes": sample.get("image"), "path": sample["path"]},
+        "caption": captions,
+        "image_id": _identity(fields.get(image_id)),
+    }
+
+
+def _captions(value: Any) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, (list, tuple)):
+        return [text if isinstance(text, str) else str(text) for text in value if text is not None]
+    return [value if isinstance(value, str) else str(value)]
+
+
+def _identity(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,267 @@
+"""From table rows to batches: what the loader workers run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from .decode import BadSample, Fault
+from .sampling import Key, sample_words, seeded, substitute
+from .text import TextEncoder, text_id
+
+Batch = dict[str, torch.Tensor]
+Transform = Callable[[Image.Image], torch.Tensor]
+ATTEMPTS = 20  # draws before a batch is given up: with half of the rows bad, one in a million
+
+
+class Table(Protocol):
+    """Rows of pictures and captions, read one at a time and in any order."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def picture(self, row: int) -> Image.Image:
+        """The decoded picture (RGB); raises :class:`BadSample`."""
+
+    def captions(self, row: int) -> list[str]:
+        """The raw captions, as many as there are."""
+
+    def image_id(self, row: int) -> int:
+        """Equal for rows that show the same picture."""
+
+    def name(self, row: int) -> str:
+        """What messages call the row."""
+
+    def pictures(self) -> list[list[int]]:
+        """The rows of each picture, for evaluation."""
+
+    def texts(self) -> Iterator[str]:
+        """All captions, to train a tokenizer on."""
+
+
+class Sample(NamedTuple):
+    """One usable picture with the captions that go with it."""
+
+    image: torch.Tensor
+    captions: list[str]
+    image_id: int
+    sample_index: int
+
+
+@dataclass
+class Outcome:
+    """What came of reading one item: a sample or none, and the faults met on the way."""
+
+    sample: Sample | None
+    seen: int = 0
+    faults: list[Fault] = field(default_factory=list)
+
+
+class Collated(NamedTuple):
+    """A batch as it leaves a worker, with the account of it; the loader keeps the account and passes on the batch."""
+
+    batch: Batch | None
+    seen: int
+    faults: list[Fault]
+
+
+def training_sample(
+    load: Callable[[], Image.Image],
+    captions: Sequence[str],
+    encoder: TextEncoder,
+    transform: Transform,
+    words: tuple[int, int],
+    name: str,
+) -> tuple[torch.Tensor, str]:
+    """Decode, augment and draw a caption for one row.
+
+    Args:
+        load: decodes the picture.
+        captions: the row's captions.
+        encoder: tells which captions are usable.
+        transform: the training transform.
+        words: the row's draws, see :func:`sample_words`.
+        name: what messages call the row.
+
+    Raises:
+        BadSample: there is no usable caption or picture.
+    """
+    usable = [caption for caption in captions if encoder.usable(caption)]
+    if not usable:
+        raise BadSample("empty caption", name)
+    picture = load()
+    with seeded(words[0]):
+        image = transform(picture)
+    return image, usable[words[1] % len(usable)]
+
+
+class TrainingSet(Dataset[Outcome]):
+    """Training rows: one caption drawn and one augmentation per (seed, epoch, row); unusable rows replaced.
+
+    Args:
+        table: the rows.
+        transform: picture to float [3, H, W].
+        encoder: tells which captions are usable.
+        seed: the run's seed.
+    """
+
+    def __init__(self, table: Table, transform: Transform, encoder: TextEncoder, seed: int) -> None:
+        self.table = table
+        self.transform = transform
+        self.encoder = encoder
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, key: Key) -> Outcome:
+        epoch, first = key
+        faults: list[Fault] = []
+        for attempt in range(ATTEMPTS):
+            row = substitute(self.seed, epoch, first, attempt, len(self.table)) if attempt else first
+            try:
+                image, caption = training_sample(
+                    lambda row=row: self.table.picture(row),  # type: ignore[misc]
+                    self.table.captions(row),
+                    self.encoder,
+                    self.transform,
+                    sample_words(self.seed, epoch, row),
+                    self.table.name(row),
+                )
+            except BadSample as bad:
+                faults.append(bad.fault)
+                continue
+            return Outcome(Sample(image, [caption], self.table.image_id(row), row), attempt + 1, faults)
+        return Outcome(None, ATTEMPTS, faults)
+
+
+class EvaluationSet(Dataset[Outcome]):
+    """Pictures of an evaluation split, each with all of its captions; unusable ones are left out, never replaced.
+
+    Args:
+        table: the rows.
+        pictures: the rows of each picture.
+        transform: picture to float [3, H, W], without randomness.
+        encoder: tells which captions are usable.
+        seed: the run's seed (a transform that does draw gets the same draws each time).
+        need_captions: whether a picture without captions counts as unusable.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        pictures: Sequence[Sequence[int]],
+        transform: Transform,
+        encoder: TextEncoder,
+        seed: int,
+        need_captions: bool = True,
+    ) -> None:
+        self.table = table
+        self.pictures = pictures
+        self.transform = transform
+        self.encoder = encoder
+        self.seed = seed
+        self.need_captions = need_captions
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, picture: int) -> Outcome:
+        rows = self.pictures[picture]
+        return evaluation_outcome(
+            lambda: self.table.picture(rows[0]),
+            [caption for row in rows for caption in self.table.captions(row)],
+            self.table.name(rows[0]),
+            self.table.image_id(rows[0]),
+            rows[0],
+            self,
+        )
+
+
+class EvaluationParts(Protocol):
+    """What :func:`evaluation_outcome` needs to know about the split."""
+
+    transform: Transform
+    encoder: TextEncoder
+    seed: int
+    need_captions: bool
+
+
+def evaluation_outcome(
+    load: Callable[[], Image.Image], captions: list[str], name: str, image_id: int, index: int, parts: EvaluationParts
+) -> Outcome:
+    """Decode one picture for evaluation and keep its usable captions; empty captions are counted one by one."""
+    usable = [caption for caption in captions if parts.encoder.usable(caption)]
+    faults = [Fault("empty caption", name)] * (len(captions) - len(usable))
+    if not captions and parts.need_captions:
+        faults = [Fault("empty caption", name)]
+    seen = max(1, len(captions))
+    if not usable and parts.need_captions:
+        return Outcome(None, seen, faults)
+    try:
+        picture = load()
+    except BadSample as bad:
+        return Outcome(None, seen, [*faults, bad.fault])
+    with seeded(sample_words(parts.seed, 0, index)[0]):
+        image = parts.transform(picture)
+    return Outcome(Sample(image, usable, image_id, index), seen, faults)
+
+
+def _account(outcomes: Sequence[Outcome]) -> tuple[list[Sample], int, list[Fault]]:
+    samples = [outcome.sample for outcome in outcomes if outcome.sample is not None]
+    faults = [fault for outcome in outcomes for fault in outcome.faults]
+    return samples, sum(outcome.seen for outcome in outcomes), faults
+
+
+@dataclass
+class TrainingCollate:
+    """Training batches: ``image``, ``input_ids``, ``attention_mask``, ``image_id`` and ``sample_index``."""
+
+    encoder: TextEncoder
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the pictures and encode the captions."""
+        samples, seen, faults = _account(outcomes)
+        if len(samples) < len(outcomes):  # no substitute found either: the loader ends the run
+            return Collated(None, seen, faults)
+        batch: dict[str, Any] = {
+            "image": torch.stack([sample.image for sample in samples]),
+            **self.encoder([sample.captions[0] for sample in samples]),
+            "image_id": torch.tensor([sample.image_id for sample in samples]),
+            "sample_index": torch.tensor([sample.sample_index for sample in samples]),
+        }
+        return Collated(batch, seen, faults)
+
+
+@dataclass
+class EvaluationCollate:
+    """Batches of the evaluation contract: the pictures, and all their captions one after another.
+
+    ``text_image_id`` [T] names the picture that a caption belongs to, ``text_id`` [T] is equal for equal texts.
+    """
+
+    encoder: TextEncoder
+    transform: Transform
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the pictures and encode the captions of all."""
+        samples, seen, faults = _account(outcomes)
+        captions = [caption for sample in samples for caption in sample.captions]
+        owners = [sample.image_id for sample in samples for _ in sample.captions]
+        batch: dict[str, Any] = {
+            "image": torch.stack([sample.image for sample in samples]) if samples else self._no_images(),
+            "image_id": torch.tensor([sample.image_id for sample in samples], dtype=torch.long),
+            "sample_index": torch.tensor([sample.sample_index for sample in samples], dtype=torch.long),
+            **self.encoder(captions),
+            "text_image_id": torch.tensor(owners, dtype=torch.long),
+            "text_id": torch.tensor([text_id(caption) for caption in captions], dtype=torch.long),
+        }
+        return Collated(batch, seen, faults)
+
+    def _no_images(self) -> torch.Tensor:
+        return self.transform(Image.new("RGB", (32, 32)))[None][:0]

@@ -1,0 +1,186 @@
+"""Which rows stand in which batch: functions of counters, never of saved generator state.
+
+The order of an epoch is a permutation drawn from ``(seed, epoch)`` alone, the same for any number of processes and
+loader workers. Global batch ``k`` is rows ``k*N*B .. (k+1)*N*B`` of it (``N`` processes, ``B`` rows a process), and
+each process takes its contiguous slice of ``B``. So a run continues exactly from two integers: the epoch and the
+batches done in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Iterator
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from torch.utils.data import get_worker_info
+
+Key = tuple[int, int]
+"""What the training sampler yields for one sample: (epoch, row). Persistent workers do not know the epoch otherwise."""
+
+# Each use of the seed gets a number of its own, so that, for example, the order of epoch 3 and the draws of row 3
+# differ.
+_ORDER, _SAMPLE, _SUBSTITUTE, _BLOCK, _SHARDS = range(5)
+
+
+def generator(*counters: int) -> np.random.Generator:
+    """A numpy generator that depends on non-negative counters and on nothing else."""
+    return np.random.default_rng(np.random.SeedSequence(counters))
+
+
+def epoch_order(seed: int, epoch: int, length: int) -> np.ndarray:
+    """The order of all rows in an epoch, the same for any number of processes and workers.
+
+    Returns:
+        int64 [length], a permutation.
+    """
+    return generator(_ORDER, seed, epoch).permutation(length)
+
+
+def shard_order(seed: int, epoch: int, turn: int, shards: int) -> np.ndarray:
+    """The order in which a streamed split's shards are read in the ``turn``-th pass of an epoch."""
+    return generator(_SHARDS, seed, epoch, turn).permutation(shards)
+
+
+def block_order(seed: int, epoch: int, stream: int, block: int, rows: int) -> np.ndarray:
+    """The order of the rows inside one block of a stream."""
+    return generator(_BLOCK, seed, epoch, stream, block).permutation(rows)
+
+
+def substitute(seed: int, epoch: int, row: int, attempt: int, length: int) -> int:
+    """The row that replaces an unusable one on the given attempt (1, 2, ...)."""
+    return int(generator(_SUBSTITUTE, seed, epoch, row, attempt).integers(length))
+
+
+def sample_words(seed: int, epoch: int, row: int) -> tuple[int, int]:
+    """The draws of one sample: (64-bit seed of the transform's generators, 32-bit draw of the caption)."""
+    words = np.random.SeedSequence((_SAMPLE, seed, epoch, row)).generate_state(3, np.uint32).tolist()
+    return words[0] << 32 | words[1], words[2]
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run a transform with torch's CPU, numpy's and Python's global generators seeded.
+
+    In the main process (no loader workers) the states are put back afterwards, so that loading never shifts the draws
+    of the training step. Accelerator generators are not touched: ``torch.manual_seed`` would reseed them.
+    """
+    main = get_worker_info() is None
+    if main:
+        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        if main:
+            torch.set_rng_state(states[0])
+            np.random.set_state(states[1])
+            random.setstate(states[2])
+
+
+class TrainingPosition:
+    """Where the next pass over the training loader starts: (epoch, batches already done in it).
+
+    With a trainer that is fitting, this is read from its batch counter, which Lightning restores from a checkpoint; it
+    is read when the first batch is asked for, because the counter is restored after the loader was made. Without one,
+    each pass is the next epoch.
+
+    Args:
+        trainer: the trainer that the datamodule is attached to, if any.
+        length: batches in a full epoch.
+    """
+
+    def __init__(self, trainer: pl.Trainer | None, length: int) -> None:
+        self._trainer = trainer
+        self._length = length
+        self._passes = 0
+        self.done = 0  # as read last
+
+    def __call__(self) -> tuple[int, int]:
+        """Epoch, and batches done in it."""
+        epoch, self.done = self._read()
+        return epoch, self.done
+
+    def _read(self) -> tuple[int, int]:
+        trainer = self._trainer
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING or trainer.state.status != TrainerStatus.RUNNING:
+            self._passes += 1
+            return self._passes - 1, 0
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        # Not the loader's length: `limit_train_batches` ends epochs earlier.
+        limit = trainer.num_training_batches
+        per_epoch = self._length if math.isinf(limit) else max(1, int(limit))
+        total, current = progress.total.ready, progress.current.ready
+        if (total - current) % per_epoch == 0:
+            return divmod(total, per_epoch)
+        # An earlier epoch was cut short (`on_train_batch_start` returned -1): the next began afresh after it.
+        return math.ceil((total - current) / per_epoch), current
+
+    @property
+    def frozen_order(self) -> bool:
+        """Whether the trainer overfits on a few batches, which must then be the same in each epoch."""
+        return bool(getattr(self._trainer, "overfit_batches", 0))
+
+
+class TrainingBatchSampler:
+    """Lists of ``(epoch, row)``, one list for each batch of this process; incomplete global batches are dropped.
+
+    Args:
+        length: rows in the split.
+        batch_size: rows per process and batch.
+        seed: the run's seed.
+        rank: this process among those that read different data.
+        world_size: number of those processes.
+        position: where a pass starts.
+    """
+
+    def __init__(
+        self, length: int, batch_size: int, seed: int, rank: int, world_size: int, position: TrainingPosition
+    ) -> None:
+        self.length = length
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.position = position
+
+    def __len__(self) -> int:
+        """Batches in a full epoch, whatever part of it the next pass yields."""
+        return self.length // (self.batch_size * self.world_size)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        # A generator, so that the position is read at the first batch: the torch loader makes iterators it never uses.
+        epoch, done = self.position()
+        yield from self.batches(epoch, done, order_epoch=0 if self.position.frozen_order else epoch)
+
+    def batches(self, epoch: int, done: int = 0, order_epoch: int | None = None) -> Iterator[list[Key]]:
+        """The batches of an epoch from batch ``done`` on."""
+        order = epoch_order(self.seed, epoch if order_epoch is None else order_epoch, self.length)
+        for batch in range(done, len(self)):
+            start = (batch * self.world_size + self.rank) * self.batch_size
+            yield [(epoch, row) for row in order[start : start + self.batch_size].tolist()]
+
+
+def evaluation_batches(length: int, batch_size: int, rank: int, world_size: int) -> list[list[int]]:
+    """This process's share of an evaluation split: every item once over all processes, none twice.
+
+    All processes get the same number of batches, so that a sharded model's collectives pair up; batch sizes differ by
+    at most one instead. (Where the items do not go round otherwise, a batch is one larger than ``batch_size``.)
+
+    Raises:
+        ValueError: there are fewer items than processes.
+    """
+    if length < world_size:
+        raise ValueError(
+            f"found {length} item(s) to evaluate but {world_size} processes, expected at least one each: "
+            "use fewer devices or a larger split"
+        )
+    count = min(math.ceil(math.ceil(length / world_size) / batch_size), length // world_size)
+    mine = np.array_split(np.arange(length), world_size)[rank]
+    return [part.tolist() for part in np.array_split(mine, count)]

@@ -1,0 +1,562 @@
+"""Opening the rows of a split: Parquet, JSON, image folders, WebDataset shards, hub names."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jsonargparse import Namespace
+from PIL import Image
+
+from .decode import BadSample, decode_image
+from .records import IMAGE_SUFFIXES, METADATA, first_keys, read_folder, read_list, read_tars
+from .text import text_id, usable_caption
+
+Format = Literal["auto", "parquet", "json", "imagefolder", "webdataset", "hub", "disk"]
+_ENDINGS: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "json",
+    ".tar": "webdataset",
+}
+PROBED_ROWS = 64
+
+
+@dataclass
+class Source:
+    """Where rows come from, for the cases that a path alone does not settle.
+
+    Args:
+        path: file, glob pattern, folder, or hub name.
+        format: how to read it; told from the ending or the folder's content by default.
+        split: split of a hub data set; the datamodule's own split by default ("test" for prediction).
+        name: configuration of a hub data set.
+        image_root: folder that relative picture paths start from; by default the datamodule's, else the file's own
+            folder.
+        image_column: column of the pictures, where it differs from the datamodule's.
+        caption_column: column of the captions, where it differs from the datamodule's.
+        image_id_column: column of the picture ids, where it differs from the datamodule's.
+    """
+
+    path: str
+    format: Format = "auto"
+    split: str | None = None
+    name: str | None = None
+    image_root: str | None = None
+    image_column: str | None = None
+    caption_column: str | None = None
+    image_id_column: str | None = None
+
+
+def as_source(source: Any) -> Source:
+    """A source from the forms in which it may be given.
+
+    From a checkpoint it comes back as a dict; jsonargparse leaves it a namespace where a list mixes sources and paths.
+    """
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, Namespace):
+        source = source.as_dict()
+    if isinstance(source, dict):
+        return Source(**source.get("init_args", source))
+    return Source(os.fspath(source))
+
+
+class Row(NamedTuple):
+    """One row, not decoded."""
+
+    data: bytes | None
+    path: str | None
+    captions: list[str]
+    image_id: int | str | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How to read a row of one source.
+
+    Args:
+        origin: the source as the user wrote it, for messages.
+        image: picture column.
+        caption: caption column, None where there is none.
+        image_id: picture id column, None where there is none.
+        root: folder that relative paths start from.
+    """
+
+    origin: str
+    image: str
+    caption: str | None
+    image_id: str | None
+    root: str
+
+    def picture(self, values: dict[str, Any]) -> tuple[bytes | None, str | None]:
+        """The encoded picture, or its absolute path."""
+        image = values[self.image]
+        data, path = None, None
+        if isinstance(image, str):
+            path = image
+        elif isinstance(image, (bytes, bytearray)):
+            data = bytes(image)
+        elif isinstance(image, dict):
+            data, path = image.get("bytes"), image.get("path")
+        if data is None and path is not None:
+            path = os.path.join(self.root, path)
+        return data, path
+
+    def texts(self, values: dict[str, Any]) -> list[str]:
+        """The captions."""
+        caption = values[self.caption] if self.caption is not None else None
+        if caption is None:
+            return []
+        return [caption] if isinstance(caption, str) else [text for text in caption if text is not None]
+
+    def row(self, values: dict[str, Any]) -> Row:
+        """All of it."""
+        identity = values[self.image_id] if self.image_id is not None else None
+        return Row(*self.picture(values), self.texts(values), identity)
+
+
+def identity_number(identity: int | str, source: int | None) -> int:
+    """A picture's id as a number: itself if it is one, else a 63-bit hash.
+
+    Args:
+        identity: the id in the data.
+        source: number of the source, where several are read together whose ids have nothing to do with each other.
+    """
+    if source is None:
+        if not isinstance(identity, str):
+            return int(identity)
+        if (
+            identity.isascii()
+            and identity.lstrip("-").isdigit()
+            and str(int(identity)) == identity
+            and len(identity) < 19
+        ):
+            return int(identity)
+        return text_id(identity)
+    return text_id(f"{source}\0{identity}")
+
+
+class PairTable:
+    """Rows of one or several memory-mapped sources, one after another.
+
+    Args:
+        parts: the sources, opened.
+        max_pixels: larger pictures are refused.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
+        self.max_pixels = max_pixels
+        self.layouts = [layout for _, layout in parts]
+        self._pictures = [dataset.select_columns([layout.image]) for dataset, layout in parts]
+        # Apart, so that asking for a caption does not copy the picture.
+        self._texts = [
+            dataset.select_columns([layout.caption]) if layout.caption is not None else None
+            for dataset, layout in parts
+        ]
+        self._identities = [
+            dataset.select_columns([layout.image_id]) if layout.image_id is not None else None
+            for dataset, layout in parts
+        ]
+        self._starts = np.cumsum([0, *(len(dataset) for dataset, _ in parts)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        part = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return part, row - int(self._starts[part])
+
+    def _encoded(self, row: int) -> tuple[bytes | None, str | None]:
+        part, local = self._locate(row)
+        return self.layouts[part].picture(self._pictures[part][local])
+
+    def picture(self, row: int) -> Image.Image:
+        """The decoded picture.
+
+        Raises:
+            BadSample: it cannot be used.
+        """
+        data, path = self._encoded(row)
+        return decode_image(data, path, path if data is None and path else self.name(row), self.max_pixels)
+
+    def captions(self, row: int) -> list[str]:
+        """The raw captions of a row."""
+        part, local = self._locate(row)
+        texts = self._texts[part]
+        return [] if texts is None else self.layouts[part].texts(texts[local])
+
+    def name(self, row: int) -> str:
+        """Source and number of a row in it."""
+        part, local = self._locate(row)
+        return f"{self.layouts[part].origin}, row {local}"
+
+    def image_id(self, row: int) -> int:
+        """Equal for rows that show one picture: the id column, else the path, else the row itself."""
+        part, local = self._locate(row)
+        ids = self._numbers[part]
+        if ids is not None:
+            return int(ids[local])
+        if self._embedded[part]:
+            return row
+        data, path = self._encoded(row)
+        return text_id(path) if data is None and path is not None else row
+
+    @cached_property
+    def _numbers(self) -> list[np.ndarray | None]:
+        """The id column of each source as int64, None where it has none."""
+        several = len(self.layouts) > 1
+        numbers: list[np.ndarray | None] = []
+        for part, (layout, identities) in enumerate(zip(self.layouts, self._identities, strict=True)):
+            if identities is None:
+                numbers.append(None)
+                continue
+            column = identities.with_format("arrow")[:][layout.image_id]
+            if column.null_count == len(column) and layout.image_id == "image_id":
+                numbers.append(None)  # the uniform records always have the column
+                continue
+            if column.null_count:
+                missing = column.is_null().to_pylist().index(True)
+                raise ValueError(
+                    f"found no {layout.image_id!r} in row {missing} of {layout.origin!r}, expected one in each row: "
+                    "fill the column, or name none in data.image_id_column"
+                )
+            if not several and pa.types.is_integer(column.type):
+                numbers.append(column.to_numpy().astype(np.int64))
+                continue
+            source = part if several else None
+            numbers.append(np.array([identity_number(value, source) for value in column.to_pylist()], dtype=np.int64))
+        return numbers
+
+    @cached_property
+    def _embedded(self) -> list[bool]:
+        """Whether each source holds all pictures itself, told without reading them."""
+        return [_all_embedded(data, layout.image) for data, layout in zip(self._pictures, self.layouts, strict=True)]
+
+    def pictures(self) -> list[list[int]]:
+        """The rows of each picture, in the order in which the pictures first come up."""
+        groups: dict[int, list[int]] = {}
+        for row in range(len(self)):
+            groups.setdefault(self.image_id(row), []).append(row)
+        return list(groups.values())
+
+    def texts(self) -> Iterator[str]:
+        """All captions."""
+        for layout, texts in zip(self.layouts, self._texts, strict=True):
+            if texts is not None:
+                for batch in texts.iter(1000):
+                    for caption in batch[str(layout.caption)]:
+                        yield from layout.texts({str(layout.caption): caption})
+
+    def check(self, split: str, need_captions: bool, clean: bool, max_words: int) -> None:
+        """Fail where the split is empty, or where nothing in it can be used.
+
+        Raises:
+            ValueError: naming what was found.
+        """
+        origins = ", ".join(repr(layout.origin) for layout in self.layouts)
+        if not len(self):
+            raise ValueError(f"found no rows in the {split} split ({origins}), expected some: check the path")
+        _ = self._numbers
+        causes: dict[str, int] = {}
+        rows = np.unique(np.linspace(0, len(self) - 1, PROBED_ROWS).astype(int)).tolist()
+        for row in rows:
+            if need_captions and not any(usable_caption(text, clean, max_words) for text in self.captions(row)):
+                causes["empty caption"] = causes.get("empty caption", 0) + 1
+                continue
+            try:
+                self.picture(row)
+                return
+            except BadSample as bad:
+                causes[bad.fault.cause] = causes.get(bad.fault.cause, 0) + 1
+                example = bad.fault.name
+        what = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
+        hint = f", for example {example}" if causes.keys() - {"empty caption"} else ""
+        raise ValueError(
+            f"found no usable row among {len(rows)} of the {len(self)} in the {split} split ({origins}; {what}{hint}), "
+            "expected pictures with captions: check data.image_root and the column names"
+        )
+
+
+@dataclass
+class Opening:
+    """The datamodule's settings that all sources share.
+
+    Args:
+        image_root: folder that relative picture paths start from.
+        image_column: column of the pictures.
+        caption_column: column of the captions.
+        image_id_column: column of the picture ids; None: "image_id" where there is one.
+        cache_dir: where converted data is kept; the ``datasets`` library's own folder by default.
+        need_captions: whether a source without captions is an error.
+    """
+
+    image_root: str | None
+    image_column: str
+    caption_column: str
+    image_id_column: str | None
+    cache_dir: str | None
+    need_captions: bool = True
+
+    def open(self, source: str | Source, split: str, streaming: bool = False) -> tuple[Any, Layout]:
+        """Open one source.
+
+        Args:
+            source: where the rows are.
+            split: name of the datamodule's split, for hub data sets and messages.
+            streaming: read on the fly instead of through a memory-mapped copy.
+
+        Returns:
+            A ``datasets.Dataset`` (or ``IterableDataset``) whose pictures are not decoded, and how to read its rows.
+
+        Raises:
+            ValueError: there is no such source, or not the expected columns in it.
+        """
+        spec = as_source(source)
+        kind, files, folder = _resolve(spec)
+        image = spec.image_column or self.image_column
+        caption = spec.caption_column or self.caption_column
+        image_id = spec.image_id_column or self.image_id_column
+        root = os.path.abspath(os.path.expanduser(spec.image_root or self.image_root or folder))
+        columns = (image, caption, image_id)
+        try:
+            if kind in ("json", "imagefolder", "webdataset"):
+                dataset = self._records(spec, kind, files, columns, streaming)
+                return dataset, Layout(spec.path, "image", "caption", "image_id", root)
+            dataset = self._library(spec, kind, files, split, streaming)
+        except ValueError as error:
+            if "corresponds to no data" not in str(error):
+                raise
+            raise ValueError(
+                f"found no rows in the {split} split ({spec.path!r}), expected some: check the path"
+            ) from None
+        return self._with_columns(dataset, spec, columns, root)
+
+    def _records(
+        self, spec: Source, kind: Format, files: list[str], columns: tuple[str, str, str | None], streaming: bool
+    ) -> Any:
+        from datasets import Dataset, Features, IterableDataset, List, Value
+
+        features = Features(
+            {
+                "image": {"bytes": Value("binary"), "path": Value("string")},
+                "caption": List(Value("string")),
+                "image_id": Value("string"),
+            }
+        )
+        image, caption, image_id = columns
+        arguments: dict[str, Any] = {"files": files, "stamp": [_stamp(file) for file in files]}
+        reader: Any
+        if kind == "webdataset":
+            reader = read_tars
+            arguments |= {"caption": caption, "image_id": image_id}
+        elif kind == "imagefolder" and not files[0].endswith(METADATA):
+            reader = read_folder
+            if self.need_captions:
+                raise ValueError(
+                    f"found {len(files)} pictures but none of {', '.join(METADATA)} in {spec.path!r}, expected one "
+                    "with the captions: add it, or name another source"
+                )
+        else:
+            reader = read_list
+            if kind == "imagefolder":
+                image = "file_name"
+            keys = first_keys(files[0])
+            for column, option in ((image, "image_column"), (caption, "caption_column"), (image_id, "image_id_column")):
+                if keys and column is not None and column not in keys and (column != caption or self.need_captions):
+                    raise ValueError(_no_column(column, keys, spec.path, option))
+            arguments |= {"image": image, "caption": caption, "image_id": image_id}
+        if streaming:
+            return IterableDataset.from_generator(reader, features=features, gen_kwargs=arguments)
+        try:
+            return Dataset.from_generator(reader, features=features, gen_kwargs=arguments, cache_dir=self.cache_dir)
+        except Exception as error:
+            cause = error.__cause__ or error.__context__
+            if isinstance(cause, ValueError) and "DatasetGeneration" in type(error).__name__:
+                raise cause from None  # the reader's own sentence, which the library wraps
+            raise
+
+    def _library(self, spec: Source, kind: Format, files: list[str], split: str, streaming: bool) -> Any:
+        import datasets
+
+        if kind == "disk":
+            dataset = datasets.load_from_disk(spec.path)
+            return self._choose(dataset, spec, split)
+        if kind == "parquet":
+            return datasets.load_dataset(
+                "parquet", data_files=files, split=spec.split or "train", streaming=streaming, cache_dir=self.cache_dir
+            )
+        try:
+            dataset = datasets.load_dataset(spec.path, spec.name, streaming=streaming, cache_dir=self.cache_dir)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(
+                f"found neither a file nor a hub data set {spec.path!r} ({reason}), expected one of them: correct the "
+                f"name {_nearest_path(spec.path)}"
+            ) from error
+        return self._choose(dataset, spec, split)
+
+    def _choose(self, dataset: Any, spec: Source, split: str) -> Any:
+        if not isinstance(dataset, dict):
+            return dataset
+        wanted = spec.split or ("test" if split == "predict" else split)
+        if wanted not in dataset:
+            raise ValueError(
+                f"found the splits {', '.join(dataset)} in {spec.path!r}, expected {wanted!r}: "
+                "name one of them as `split`"
+            )
+        return dataset[wanted]
+
+    def _with_columns(
+        self, dataset: Any, spec: Source, columns: tuple[str, str, str | None], root: str
+    ) -> tuple[Any, Layout]:
+        import datasets
+
+        features = dataset.features
+        if features is None:
+            dataset = dataset._resolve_features()
+            features = dataset.features
+        names = list(features)
+        image, caption, image_id = columns
+        if image not in names:
+            raise ValueError(_no_column(image, names, spec.path, "image_column"))
+        if caption not in names and self.need_captions:
+            raise ValueError(_no_column(caption, names, spec.path, "caption_column"))
+        if image_id is not None and image_id not in names:
+            raise ValueError(_no_column(image_id, names, spec.path, "image_id_column"))
+        if isinstance(features[image], datasets.Image):
+            dataset = dataset.cast_column(image, datasets.Image(decode=False))
+        elif not _holds_pictures(features[image]):
+            raise ValueError(
+                f"found {features[image]} in the column {image!r} of {spec.path!r}, expected pictures, encoded bytes "
+                f"or paths: set data.image_column to one of {', '.join(names)}"
+            )
+        if caption in names and not _holds_text(features[caption]):
+            raise ValueError(
+                f"found {features[caption]} in the column {caption!r} of {spec.path!r}, expected a string or a list of "
+                f"strings: set data.caption_column to one of {', '.join(names)}"
+            )
+        if image_id is None and "image_id" in names:
+            image_id = "image_id"
+        layout = Layout(spec.path, image, caption if caption in names else None, image_id, root)
+        kept = [column for column in (image, layout.caption, image_id) if column is not None]
+        return dataset.select_columns(kept), layout
+
+
+def _resolve(spec: Source) -> tuple[Format, list[str], str]:
+    """Format, files, and the folder that relative picture paths start from."""
+    path = os.path.expanduser(spec.path)
+    if os.path.isdir(path):
+        return _resolve_folder(spec, path)
+    if os.path.isfile(path):
+        files = [path]
+    elif glob.has_magic(path):
+        files = sorted(glob.glob(path, recursive=True))
+        if not files:
+            raise ValueError(f"found no file that matches {spec.path!r}, expected some: correct the pattern")
+    elif spec.format in ("auto", "hub") and not _looks_local(path):
+        return "hub", [], "."
+    else:
+        raise ValueError(f"found no file {spec.path!r}, expected one: correct the path{_nearest_path(spec.path)}")
+    kind = spec.format
+    if kind == "auto":
+        kinds = {_ENDINGS.get(Path(file).suffix.lower()) for file in files}
+        if len(kinds) > 1 or None in kinds:
+            endings = sorted({Path(file).suffix for file in files})
+            raise ValueError(
+                f"found the ending(s) {endings} in {spec.path!r}, expected one of {', '.join(_ENDINGS)}: "
+                "convert the data, or give `format`"
+            )
+        kind = kinds.pop()  # type: ignore[assignment]
+    return kind, [os.path.abspath(file) for file in files], os.path.dirname(os.path.abspath(files[0]))
+
+
+def _resolve_folder(spec: Source, path: str) -> tuple[Format, list[str], str]:
+    folder = Path(os.path.abspath(path))
+    if spec.format == "disk" or (spec.format == "auto" and (folder / "state.json").exists()):
+        return "disk", [], str(folder)
+    if spec.format == "auto" and (folder / "dataset_dict.json").exists():
+        return "disk", [], str(folder)
+    if spec.format in ("auto", "imagefolder"):
+        for name in METADATA:
+            if (folder / name).exists():
+                return "imagefolder", [str(folder / name)], str(folder)
+    for kind, endings in (
+        ("parquet", (".parquet",)),
+        ("webdataset", (".tar",)),
+        ("json", (".json", ".jsonl")),
+        ("imagefolder", IMAGE_SUFFIXES),
+    ):
+        if spec.format in ("auto", kind):
+            files = sorted(str(file) for file in folder.rglob("*") if file.suffix.lower() in endings)
+            if files:
+                return kind, files, str(folder)  # type: ignore[return-value]
+    raise ValueError(
+        f"found {len(list(folder.iterdir()))} entries in the folder {spec.path!r} but no Parquet, tar or JSON file, "
+        f"picture or {METADATA[0]}, expected some: give another folder"
+    )
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix.lower() in _ENDINGS
+
+
+def _nearest_path(path: str) -> str:
+    folder = Path(os.path.expanduser(path)).parent
+    if not folder.is_dir():
+        return ""
+    near = difflib.get_close_matches(Path(path).name, [entry.name for entry in folder.iterdir()], n=1)
+    return f" (there is {str(folder / near[0])!r})" if near else ""
+
+
+def _no_column(column: str, names: Sequence[str], origin: str, option: str) -> str:
+    near = difflib.get_close_matches(column, names, n=1)
+    suggestion = near[0] if near else "the right one"
+    return (
+        f"found no column {column!r} in {origin!r}, expected it among its columns {', '.join(names)}: "
+        f"set data.{option} to {suggestion!r}"
+        if near
+        else f"found no column {column!r} in {origin!r}, expected it among its columns {', '.join(names)}: "
+        f"set data.{option} to {suggestion}"
+    )
+
+
+def _all_embedded(dataset: Any, column: str) -> bool:
+    for table in dataset.with_format("arrow").iter(batch_size=10_000):
+        pictures = table[column]
+        if pa.types.is_struct(pictures.type):
+            if pc.struct_field(pictures, "bytes").null_count:
+                return False
+        elif not pa.types.is_binary(pictures.type) and not pa.types.is_large_binary(pictures.type):
+            return False
+    return True
+
+
+def _holds_pictures(feature: Any) -> bool:
+    if isinstance(feature, dict):
+        return "bytes" in feature or "path" in feature
+    return getattr(feature, "dtype", None) in ("string", "large_string", "binary", "large_binary")
+
+
+def _holds_text(feature: Any) -> bool:
+    inner = getattr(feature, "feature", feature)
+    if isinstance(feature, list):
+        inner = feature[0]
+    return getattr(inner, "dtype", None) in ("string", "large_string")
+
+
+def _stamp(file: str) -> str:
+    state = os.stat(file)
+    return hashlib.sha1(f"{file}\0{state.st_mtime_ns}\0{state.st_size}".encode()).hexdigest()

@@ -1,0 +1,309 @@
+"""Splits that are read on the fly: order and position are functions of counters here too, never of a refilled buffer.
+
+A *stream* is what one loader worker of one process reads: with ``W`` workers in each of ``N`` processes there are
+``N*W``. Each pass over the data deals the shards, in an order drawn from (seed, epoch, pass), to the streams; where
+there are fewer shards than streams, all read all shards and keep every ``N*W``-th row. A stream is cut into blocks, and
+each block shuffled by (seed, epoch, stream, block). So a run continues exactly with the same number of workers: the
+rows before the position are read, not decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import IterableDataset, get_worker_info
+
+from .decode import BadSample, Fault, decode_image
+from .samples import ATTEMPTS, Outcome, Sample, Transform, evaluation_outcome, training_sample
+from .sampling import block_order, sample_words, shard_order, substitute
+from .sources import PROBED_ROWS, Layout, Row, identity_number
+from .text import TextEncoder, text_id, usable_caption
+
+READ_AT_ONCE = 64
+TOKENIZER_ROWS = 100_000  # a stream may have no end
+
+
+class StreamedRow(NamedTuple):
+    """One row, not decoded, and its number: the shard's times 2**32 plus the place in the shard."""
+
+    row: Row
+    sample_index: int
+    name: str
+
+
+class Stream:
+    """The shards of one or several streamed sources.
+
+    Args:
+        parts: ``datasets.IterableDataset`` objects and how to read their rows.
+        max_pixels: larger pictures are refused.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
+        self.parts = list(parts)
+        self.max_pixels = max_pixels
+        self.shards = [(part, shard) for part, (data, _) in enumerate(parts) for shard in range(data.num_shards)]
+
+    def rows(self, shard: int) -> Iterator[StreamedRow]:
+        """The rows of one shard, in their order."""
+        part, number = self.shards[shard]
+        data, layout = self.parts[part]
+        data = data.shard(num_shards=data.num_shards, index=number)
+        place = 0
+        # `iter(batch_size=...)`, because iteration row by row would divide the shard among loader workers once more.
+        for columns in data.iter(batch_size=READ_AT_ONCE):
+            for values in zip(*columns.values(), strict=True):
+                row = layout.row(dict(zip(columns, values, strict=True)))
+                yield StreamedRow(row, shard << 32 | place, f"{layout.origin}, shard {number}, row {place}")
+                place += 1
+
+    def all_rows(self) -> Iterator[StreamedRow]:
+        """All rows of all shards."""
+        for shard in range(len(self.shards)):
+            yield from self.rows(shard)
+
+    def image_id(self, item: StreamedRow) -> int:
+        """Equal for rows that show one picture."""
+        identity = item.row.image_id
+        if identity is not None:
+            several = len(self.parts) > 1
+            return identity_number(identity, self.shards[item.sample_index >> 32][0] if several else None)
+        if item.row.data is None and item.row.path is not None:
+            return text_id(item.row.path)
+        return item.sample_index
+
+    def decoder(self, item: StreamedRow) -> Callable[[], Any]:
+        """A function that decodes a row's picture."""
+        name = item.row.path if item.row.data is None and item.row.path else item.name
+        return lambda: decode_image(item.row.data, item.row.path, name, self.max_pixels)
+
+    def texts(self) -> Iterator[str]:
+        """The captions of the first rows, to train a tokenizer on."""
+        for number, item in enumerate(self.all_rows()):
+            if number == TOKENIZER_ROWS:
+                return
+            yield from item.row.captions
+
+    def check(self, split: str, need_captions: bool, clean: bool, max_words: int) -> None:
+        """Fail where none of the first rows can be used.
+
+        Raises:
+            ValueError: naming what was found.
+        """
+        origins = ", ".join(repr(layout.origin) for _, layout in self.parts)
+        tried, faults = 0, list[Fault]()
+        for item in self.all_rows():
+            if tried == PROBED_ROWS:
+                break
+            tried += 1
+            if need_captions and not any(usable_caption(text, clean, max_words) for text in item.row.captions):
+                faults.append(Fault("empty caption", item.name))
+                continue
+            try:
+                self.decoder(item)()
+                return
+            except BadSample as bad:
+                faults.append(bad.fault)
+        if not tried:
+            raise ValueError(f"found no rows in the {split} split ({origins}), expected some: check the path")
+        raise ValueError(
+            f"found no usable row among the first {tried} of the {split} split ({origins}), the first because of "
+            f"'{faults[0].cause}' in {faults[0].name}, "
+            "expected pictures with captions: check data.image_root and the column names"
+        )
+
+
+class StreamedTrainingSet(IterableDataset[list[Outcome]]):
+    """Yields this process's batches from a position on.
+
+    Args:
+        stream: the shards.
+        transform: picture to float [3, H, W].
+        encoder: tells which captions are usable.
+        seed: the run's seed.
+        batch_size: rows per process and batch.
+        batches: batches in a full epoch.
+        block: rows shuffled together.
+        replicas: processes, and which of them this is.
+        position: (epoch, batches of it already done).
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        transform: Transform,
+        encoder: TextEncoder,
+        seed: int,
+        batch_size: int,
+        batches: int,
+        block: int,
+        replicas: tuple[int, int],
+        position: tuple[int, int],
+    ) -> None:
+        self.stream = stream
+        self.transform = transform
+        self.encoder = encoder
+        self.seed = seed
+        self.batch_size = batch_size
+        self.batches = batches
+        self.block = block
+        self.replicas = replicas
+        self.epoch, self.done = position
+
+    def __iter__(self) -> Iterator[list[Outcome]]:
+        info = get_worker_info()
+        workers, worker = (info.num_workers, info.id) if info is not None else (1, 0)
+        # The loader takes batches from the workers in turn, beginning with worker 0: it stands in for the one whose
+        # turn it is at this position.
+        turn = (worker + self.done) % workers
+        count, rank = self.replicas
+        items = self._shuffled(rank * workers + turn, count * workers)
+        for batch in range(turn, self.batches, workers):
+            if batch < self.done:
+                for _ in range(self.batch_size):
+                    next(items)
+            else:
+                yield [self._outcome(*next(items)) for _ in range(self.batch_size)]
+
+    def _shuffled(self, number: int, streams: int) -> Iterator[tuple[int, list[StreamedRow]]]:
+        """Pairs of a place and the block that it is a place in; without an end."""
+        rows: list[StreamedRow] = []
+        block = 0
+        for item in self._rows(number, streams):
+            if item is not None:
+                rows.append(item)
+            if len(rows) == self.block or (item is None and rows):
+                for place in block_order(self.seed, self.epoch, number, block, len(rows)).tolist():
+                    yield place, rows
+                rows = []
+                block += 1
+
+    def _rows(self, number: int, streams: int) -> Iterator[StreamedRow | None]:
+        """The rows of a stream, pass after pass; None marks the end of a pass."""
+        turn = 0
+        while True:
+            order = shard_order(self.seed, self.epoch, turn, len(self.stream.shards)).tolist()
+            dealt = len(order) >= streams
+            any_row, seen = False, 0
+            for shard in order[number::streams] if dealt else order:
+                for item in self.stream.rows(shard):
+                    if dealt or seen % streams == number:
+                        any_row = True
+                        yield item
+                    seen += 1
+            if not any_row:
+                raise ValueError(
+                    f"found no rows for stream {number} of {streams} (loader workers of all processes), expected at "
+                    "least one each: lower num_workers"
+                )
+            yield None
+            turn += 1
+
+    def _outcome(self, place: int, rows: list[StreamedRow]) -> Outcome:
+        faults: list[Fault] = []
+        first = rows[place]
+        for attempt in range(ATTEMPTS):
+            item = rows[substitute(self.seed, self.epoch, first.sample_index, attempt, len(rows))] if attempt else first
+            try:
+                image, caption = training_sample(
+                    self.stream.decoder(item),
+                    item.row.captions,
+                    self.encoder,
+                    self.transform,
+                    sample_words(self.seed, self.epoch, item.sample_index),
+                    item.name,
+                )
+            except BadSample as bad:
+                faults.append(bad.fault)
+                continue
+            return Outcome(Sample(image, [caption], self.stream.image_id(item), item.sample_index), attempt + 1, faults)
+        return Outcome(None, ATTEMPTS, faults)
+
+
+class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
+    """Yields this process's share of an evaluation split: each picture once over all processes, none twice.
+
+    Every process reads all rows and decodes its own. All get the same number of batches. Rows of one picture must be
+    neighbours.
+
+    Args:
+        stream: the shards.
+        transform: picture to float [3, H, W].
+        encoder: tells which captions are usable.
+        seed: the run's seed.
+        batch_size: pictures per process and batch.
+        replicas: processes, and which of them this is.
+        need_captions: whether a picture without captions counts as unusable.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        transform: Transform,
+        encoder: TextEncoder,
+        seed: int,
+        batch_size: int,
+        replicas: tuple[int, int],
+        need_captions: bool,
+    ) -> None:
+        self.stream = stream
+        self.transform = transform
+        self.encoder = encoder
+        self.seed = seed
+        self.batch_size = batch_size
+        self.replicas = replicas
+        self.need_captions = need_captions
+
+    def __iter__(self) -> Iterator[list[Outcome]]:
+        count, _ = self.replicas
+        whole = self.batch_size * count
+        waiting: list[list[StreamedRow]] = []
+        for picture in self._pictures():
+            waiting.append(picture)
+            # Held back until what would be left is enough to give each process one.
+            if len(waiting) == whole + count:
+                yield self._outcomes(waiting[:whole])
+                waiting = waiting[whole:]
+        if len(waiting) < count:
+            raise ValueError(
+                f"found {len(waiting)} picture(s) to evaluate but {count} processes, expected at least one each: "
+                "use fewer devices or a larger split"
+            )
+        yield self._outcomes(waiting)
+
+    def _pictures(self) -> Iterator[list[StreamedRow]]:
+        group: list[StreamedRow] = []
+        finished: set[int] = set()
+        current = 0
+        for item in self.stream.all_rows():
+            identity = self.stream.image_id(item)
+            if group and identity != current:
+                finished.add(current)
+                yield group
+                group = []
+            if identity in finished:
+                raise ValueError(
+                    f"found the picture id {item.row.image_id!r} again in {item.name}, expected rows of one picture "
+                    "next to each other in a streamed split: sort the file, or set streaming to false"
+                )
+            current = identity
+            group.append(item)
+        if group:
+            yield group
+
+    def _outcomes(self, pictures: list[list[StreamedRow]]) -> list[Outcome]:
+        count, rank = self.replicas
+        mine = np.array_split(np.arange(len(pictures)), count)[rank].tolist()
+        return [self._outcome(pictures[place]) for place in mine]
+
+    def _outcome(self, rows: list[StreamedRow]) -> Outcome:
+        return evaluation_outcome(
+            self.stream.decoder(rows[0]),
+            [caption for item in rows for caption in item.row.captions],
+            rows[0].name,
+            self.stream.image_id(rows[0]),
+            rows[0].sample_index,
+            self,
+        )

@@ -1,0 +1,253 @@
+import io
+import pickle
+import shutil
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from support.pictures import encoded, picture
+from vlightning.datamodules.sources import Opening, PairTable, Source, identity_number
+
+
+@pytest.fixture
+def table(tmp_path):
+    def make(*sources, split="train", **options):
+        defaults = {
+            "image_root": None,
+            "image_column": "image",
+            "caption_column": "caption",
+            "image_id_column": None,
+            "cache_dir": str(tmp_path / "cache"),
+        }
+        opening = Opening(**{**defaults, **options})
+        return PairTable([opening.open(source, split) for source in sources], max_pixels=10**6)
+
+    return make
+
+
+def shown(table, row):
+    """Number of the picture in a row."""
+    found = np.asarray(table.picture(row)).astype(int)
+    return min(range(20), key=lambda number: np.abs(np.asarray(picture(number)).astype(int) - found).sum())
+
+
+def test_parquet_with_embedded_pictures(files, table):
+    rows = table(files.parquet(5))
+    assert len(rows) == 5
+    assert [shown(rows, row) for row in range(5)] == list(range(5))
+    assert rows.captions(3) == ["picture number 3"]
+    assert rows.pictures() == [[0], [1], [2], [3], [4]]
+
+
+def test_albef_json_mixes_strings_and_lists_and_paths(files, table):
+    paths = files.pictures(3)
+    items = [
+        {"image": paths[0], "caption": "one"},
+        {"image": str(files.folder / paths[1]), "caption": ["two", "deux"]},
+        {"image": paths[2], "caption": []},
+    ]
+    rows = table(files.json(items))
+    assert [shown(rows, row) for row in range(3)] == [0, 1, 2]
+    assert [rows.captions(row) for row in range(3)] == [["one"], ["two", "deux"], []]
+    assert list(rows.texts()) == ["one", "two", "deux"]
+
+
+def test_json_lines_and_csv_and_other_column_names(files, table, tmp_path):
+    paths = files.pictures(2)
+    lines = files.json([{"file": path, "title": "a title"} for path in paths], "pairs.jsonl")
+    csv = files.folder / "pairs.csv"
+    csv.write_text("file,title\n" + "".join(f"{path},a title\n" for path in paths))
+    moved = shutil.copy(lines, tmp_path / "elsewhere.jsonl")
+    names = {"image_column": "file", "caption_column": "title"}
+    for rows in (table(lines, **names), table(str(csv), **names), table(moved, image_root=str(files.folder), **names)):
+        assert [shown(rows, row) for row in range(2)] == [0, 1]
+        assert rows.captions(1) == ["a title"]
+
+
+def test_rows_share_a_picture_by_id_or_by_path(files, table):
+    paths = files.pictures(2)
+    items = [{"image": paths[number % 2], "caption": f"caption {number}"} for number in range(4)]
+    assert table(files.json(items, "by_path.json")).pictures() == [[0, 2], [1, 3]]
+    rows = table(files.json([{**item, "image_id": f"id{number // 2}"} for number, item in enumerate(items)]))
+    assert rows.pictures() == [[0, 1], [2, 3]]
+    assert rows.image_id(0) == rows.image_id(1) != rows.image_id(2)
+    rows = table(files.parquet(4, image_id=[7, 9, 7, 8]))
+    assert rows.pictures() == [[0, 2], [1], [3]]
+    assert [rows.image_id(row) for row in range(4)] == [7, 9, 7, 8]
+    rows = table(files.parquet(4, "named.parquet", key=[1, 1, 2, 2]), image_id_column="key")
+    assert rows.pictures() == [[0, 1], [2, 3]]
+
+
+def test_sources_follow_one_another_and_their_ids_do_not_mix(files, table):
+    parquet = files.parquet(3, image_id=[0, 1, 2])
+    paths = files.pictures(2)
+    listed = files.json([{"image": path, "caption": "listed", "image_id": number} for number, path in enumerate(paths)])
+    rows = table(parquet, listed)
+    assert len(rows) == 5
+    assert [shown(rows, row) for row in range(5)] == [0, 1, 2, 0, 1]
+    assert rows.captions(4) == ["listed"]
+    assert len({rows.image_id(row) for row in range(5)}) == 5
+    assert rows.name(4) == f"{listed}, row 1"
+
+
+def test_globs_and_folders(files, table):
+    files.parquet(2, "a.parquet")
+    files.parquet(3, "b.parquet")
+    assert len(table(str(files.folder / "*.parquet"))) == 5
+    assert len(table(str(files.folder))) == 5
+
+
+def test_image_folder_with_metadata(files, table):
+    paths = files.pictures(3)
+    files.json([{"file_name": path, "caption": f"of {path}"} for path in paths], "metadata.jsonl")
+    rows = table(str(files.folder))
+    assert rows.captions(2) == ["of pictures/2.png"]
+    assert shown(rows, 2) == 2
+
+
+def test_image_folder_without_captions_serves_prediction_only(files, table):
+    files.pictures(3)
+    rows = table(str(files.folder), split="predict", need_captions=False)
+    assert [shown(rows, row) for row in range(3)] == [0, 1, 2]
+    assert rows.captions(0) == []
+    with pytest.raises(ValueError, match=r"found 3 pictures but none of metadata.jsonl, metadata.csv"):
+        table(str(files.folder))
+
+
+class Trap:
+    """Ends the test if it is ever unpickled."""
+
+    def __reduce__(self):
+        return pytest.fail, ("a pickled member was read",)
+
+
+def test_webdataset_shards_mix_forms_and_are_never_unpickled(files, table):
+    shards = [
+        files.tar(
+            [
+                ("s/0.jpg", encoded(picture(0), "JPEG", quality=95)),
+                ("s/0.txt", b"first"),
+                ("s/0.pkl", pickle.dumps(Trap())),
+                ("s/1.png", encoded(picture(1))),
+                ("s/1.json", b'{"caption": ["second", "zweiter"], "image_id": 12, "extra": {"a": 1}}'),
+                ("s/2.cls", b"3"),
+                ("s/2.webp", encoded(picture(2), "WEBP", lossless=True)),
+                ("s/2.json", b"{broken"),
+            ],
+            "one.tar",
+        ),
+        files.tar([("3.PNG", encoded(picture(3))), ("3.txt", "vièrte".encode())], "two.tar"),
+    ]
+    rows = table(str(files.folder / "*.tar"))
+    assert len(rows) == 4
+    assert [shown(rows, row) for row in range(4)] == [0, 1, 2, 3]
+    assert [rows.captions(row) for row in range(4)] == [["first"], ["second", "zweiter"], [], ["vièrte"]]
+    assert len(shards) == 2
+
+
+def test_a_damaged_tar_is_named(files, table):
+    path = files.tar([("0.png", encoded(picture(0))), ("0.txt", b"x")])
+    with open(path, "r+b") as file:
+        file.truncate(600)
+    with pytest.raises(ValueError, match=r"found no readable tar file in '.*shard.tar'"):
+        table(path)
+
+
+def test_saved_dataset_and_its_splits(files, table):
+    data = datasets.Dataset.from_parquet(files.parquet(4), cache_dir=str(files.folder / "c"))
+    data.save_to_disk(files.folder / "saved")
+    datasets.DatasetDict({"train": data, "dev": data.select([2])}).save_to_disk(files.folder / "split")
+    assert len(table(str(files.folder / "saved"))) == 4
+    rows = table(Source(str(files.folder / "split"), split="dev"))
+    assert (len(rows), shown(rows, 0)) == (1, 2)
+    with pytest.raises(ValueError, match=r"found the splits train, dev in .* expected 'validation'"):
+        table(str(files.folder / "split"), split="validation")
+
+
+def test_changed_files_are_read_anew(files, table):
+    paths = files.pictures(2)
+    first = files.json([{"image": paths[0], "caption": "old"}])
+    assert list(table(first).texts()) == ["old"]
+    files.json([{"image": paths[0], "caption": "new"}, {"image": paths[1], "caption": "text"}])
+    assert list(table(first).texts()) == ["new", "text"]
+
+
+def test_missing_columns_are_named_with_those_that_exist(files, table):
+    parquet = files.parquet(2, captions=["a", "b"], title=["c", "d"])
+    with pytest.raises(
+        ValueError, match=r"no column 'titel' in .* image, caption, title: set data.caption_column to 'title'"
+    ):
+        table(parquet, caption_column="titel")
+    with pytest.raises(ValueError, match="no column 'photo'"):
+        table(parquet, image_column="photo")
+    with pytest.raises(ValueError, match=r"set data.image_id_column"):
+        table(parquet, image_id_column="number")
+    listed = files.json([{"image": "a.png", "text": "b"}])
+    with pytest.raises(ValueError, match=r"no column 'caption' in .* image, text"):
+        table(listed)
+    with pytest.raises(ValueError, match=r"in item 1 of .* expected an object with the key 'image'"):
+        table(files.json([{"image": "a.png", "caption": "b"}, {"caption": "c"}], "gap.json"))
+
+
+def test_columns_of_the_wrong_kind_are_named(files, table):
+    parquet = files.parquet(2, number=[1, 2])
+    with pytest.raises(ValueError, match=r"in the column 'number' .* expected a string"):
+        table(parquet, caption_column="number")
+    with pytest.raises(ValueError, match=r"in the column 'number' .* expected pictures"):
+        table(parquet, image_column="number")
+
+
+def test_missing_files_are_named_with_a_near_one(files, table):
+    files.parquet(1, "train.parquet")
+    with pytest.raises(ValueError, match=r"found no file '.*trian.parquet', .* \(there is '.*train.parquet'\)"):
+        table(str(files.folder / "trian.parquet"))
+    with pytest.raises(ValueError, match="found no file that matches"):
+        table(str(files.folder / "*.tar"))
+    (files.folder / "a.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"ending\(s\) \['.txt'\]"):
+        table(str(files.folder / "a.txt"))
+    with pytest.raises(ValueError, match="expected a flat list"):
+        table(files.json({"a": 1}))
+    (files.folder / "bad.json").write_text("[{")
+    with pytest.raises(ValueError, match="found no valid JSON"):
+        table(str(files.folder / "bad.json"))
+
+
+def test_empty_and_useless_splits_are_named(files, table):
+    with pytest.raises(ValueError, match=r"found no rows in the train split \('.*empty.json'\)"):
+        table(files.json([], "empty.json")).check("train", True, False, 30)
+    rows = table(files.json([{"image": f"gone/{number}.png", "caption": "x"} for number in range(3)], "gone.json"))
+    with pytest.raises(
+        ValueError, match=r"found no usable row among 3 of the 3 .* missing file: 3, for example .*gone/2.png"
+    ):
+        rows.check("train", True, False, 30)
+    rows = table(files.json([{"image": path, "caption": "?!"} for path in files.pictures(2)], "blank.json"))
+    rows.check("train", True, False, 30)
+    with pytest.raises(ValueError, match="empty caption: 2"):
+        rows.check("train", True, True, 30)
+
+
+def test_an_id_missing_in_some_rows_is_an_error(files, table):
+    rows = table(files.parquet(3, image_id=[1, None, 2]))
+    with pytest.raises(ValueError, match="found no 'image_id' in row 1"):
+        rows.pictures()
+
+
+def test_ids_as_numbers():
+    assert identity_number(12, None) == identity_number("12", None) == 12
+    assert identity_number("012", None) != 12
+    assert identity_number("-3", None) == -3
+    assert identity_number("99999999999999999999", None) < 2**63
+    assert identity_number(12, 0) != identity_number(12, 1)
+
+
+def test_pictures_stay_encoded_until_asked_for(files, table):
+    buffer = io.BytesIO(b"not a picture at all")
+    rows = {"image": [{"bytes": buffer.getvalue(), "path": None}], "caption": ["x"]}
+    features = datasets.Features({"image": datasets.Image(), "caption": datasets.Value("string")})
+    path = files.folder / "bad.parquet"
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
+    assert table(str(path)).captions(0) == ["x"]
+    assert Image.MAX_IMAGE_PIXELS is not None
