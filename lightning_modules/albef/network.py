@@ -148,6 +148,11 @@ class FusionBert(nn.Module):
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Run embeddings and text layers: [B, L] ids and mask (1 = token, 0 = padding) to states [B, L, D]."""
+        if not len(input_ids):
+            # The layers of transformers cannot reshape an empty batch. A row is lent instead of leaving them out,
+            # because sharded processes have to run the same layers.
+            lent = input_ids.new_zeros(1, input_ids.shape[1])
+            return self.encode(lent, torch.ones_like(lent))[:0]
         states = self.bert.embeddings(input_ids)
         mask = attention_mask.bool()[:, None, None, :]
         for layer in self.layers[: self.fusion_layer]:

@@ -267,6 +267,21 @@ def test_validation_logs_recall_of_the_student(tmp_path):
     }
 
 
+def test_empty_evaluation_batches_change_nothing(tmp_path):
+    """A process whose share was unusable gets a batch without rows; a picture to predict may have no caption."""
+    batch = random_batch(12) | {"text_image_id": torch.arange(12), "text_id": torch.arange(12)}
+    nothing = {name: column[:0] for name, column in batch.items()}
+    module = tiny_albef()
+    (alone,) = _trainer(tmp_path).validate(module, DataLoader([batch], batch_size=None), verbose=False)
+    (mixed,) = _trainer(tmp_path).validate(module, DataLoader([nothing, batch], batch_size=None), verbose=False)
+    assert mixed == alone
+    assert alone["val/text_to_image_r10"] > 0
+    without_texts = batch | {name: nothing[name] for name in ("input_ids", "attention_mask", "text_image_id")}
+    features = module.eval().predict_step(without_texts, 0)
+    assert torch.equal(features["image_features"], module.predict_step(batch, 0)["image_features"])
+    assert features["text_features"].shape == (0, features["image_features"].shape[1])
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
