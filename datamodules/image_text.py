@@ -9,8 +9,9 @@ from torch import nn
 
 from .base import PairDataModule, Split
 from .decode import MAX_PIXELS
-from .sources import Layout, Opening, PairTable, Source, as_source
+from .sources import Opening, Source, as_source
 from .streaming import Stream
+from .tables import Layout, PairTable
 from .transforms import ALBEFEvalTransform, ALBEFTrainTransform
 
 Sources = str | Source | list[str | Source] | None

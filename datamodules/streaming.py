@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from .decode import BadSample, Fault, decode_image
 from .samples import ATTEMPTS, Outcome, Sample, Transform, evaluation_outcome, training_sample
 from .sampling import block_order, sample_words, shard_order, substitute
-from .sources import PROBED_ROWS, Layout, Row, identity_number
+from .tables import PROBED_ROWS, Layout, Row, identity_number
 from .text import TextEncoder, text_id, usable_caption
 
 READ_AT_ONCE = 64

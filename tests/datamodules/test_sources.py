@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from support.pictures import encoded, picture
-from vlightning.datamodules.sources import Opening, PairTable, Source, identity_number
+from vlightning.datamodules.sources import Opening, Source
+from vlightning.datamodules.tables import PairTable, identity_number
 
 
 @pytest.fixture
