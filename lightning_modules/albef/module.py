@@ -412,10 +412,10 @@ class ALBEFModule(LightningModule):
         self._log_recall("test")
 
     def _log_recall(self, prefix: str) -> None:
-        # Every process has computed the same numbers, so there is nothing to reduce.
         recalls = self.recall.compute()
-        self.log(f"{prefix}/recall_mean", recalls.pop("recall_mean"), prog_bar=True)
-        self.log_dict({f"{prefix}/{name}": value for name, value in recalls.items()})
+        # Every process has computed the same numbers; the mean over them only keeps Lightning from warning.
+        self.log(f"{prefix}/recall_mean", recalls.pop("recall_mean"), prog_bar=True, sync_dist=True)
+        self.log_dict({f"{prefix}/{name}": value for name, value in recalls.items()}, sync_dist=True)
         self.recall.reset()
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
