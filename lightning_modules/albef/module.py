@@ -5,6 +5,7 @@ cross-attention; a momentum copy of the whole model supplies soft targets and th
 from the web do not quite say what a picture shows.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -174,6 +175,7 @@ class ALBEFModule(LightningModule):
         self.image_queue = FeatureQueue(queue_size, embed_dim, ids=True, random_start=random_start)
         self.text_queue = FeatureQueue(queue_size, embed_dim, ids=True, random_start=random_start)
         self.recall = RetrievalRecall(match_equal_texts)
+        self._started = False
         self._start_teacher()
         self.train()  # sets the teacher's mode too: Lightning trains in the modes that it finds
 
@@ -198,20 +200,33 @@ class ALBEFModule(LightningModule):
         )
 
     def setup(self, stage: str) -> None:
-        """Load initial weights at the start of a training that does not resume."""
-        if stage == "fit" and self.trainer.ckpt_path is None:
-            self.load_initial_weights()
+        """Load initial weights where what stands now is going to be sharded; such strategies restore later."""
+        if stage == "fit" and self.trainer.strategy.restore_checkpoint_after_setup:
+            self._start()
 
     def on_fit_start(self) -> None:
-        """Compare token ids with the data's: not earlier, since a checkpoint may bring the data's tokenizer.
+        """Load initial weights, and compare token ids with the data's.
+
+        Both wait until a checkpoint is restored: it replaces the weights, and may bring the data's tokenizer.
 
         Raises:
             ValueError: if the datamodule names other ids than this module was given.
         """
+        self._start()
         tokens = getattr(getattr(self.trainer, "datamodule", None), "special_token_ids", None)
         own = {name: self.hparams[f"{name}_token_id"] for name in tokens or ()}
         if tokens is not None and own != dict(tokens):
             raise ValueError(f"The tokenizer's special ids are {dict(tokens)}, the model's {own}: set the model's.")
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights; a training goes on from them, and leaves the initial ones alone."""
+        self._started = True
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self.load_initial_weights()
 
     def load_initial_weights(self) -> None:
         """Fill the student from `vision_weights` and `text_weights`, start the teacher as its copy, and log both."""

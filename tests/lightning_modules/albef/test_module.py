@@ -226,11 +226,30 @@ def test_user_callback_is_not_replaced(tmp_path):
     assert [c for c in trainer.callbacks if isinstance(c, EMACallback)] == [own]
 
 
-def test_start_is_logged_once_and_resume_does_not_start_again(tmp_path, caplog):
-    with caplog.at_level(logging.INFO):
-        trainer = _trainer(tmp_path, limit_train_batches=1)
-        trainer.fit(tiny_albef(), pairs_loader(8, 8))
-    assert "ALBEF starts with image encoder at random; text and fusion encoder at random" in caplog.text
+def test_training_starts_once_and_goes_on_from_weights_that_were_loaded(tmp_path, caplog):
+    def starts(module, ckpt_path=None, epochs=1):
+        caplog.clear()
+        trainer = _trainer(tmp_path, limit_train_batches=1, max_epochs=epochs)
+        with caplog.at_level(logging.INFO):
+            trainer.fit(module, pairs_loader(8, 8), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(tmp_path / "run.ckpt")
+        return caplog.text.count("ALBEF starts with image encoder at random; text and fusion encoder at random")
+
+    module = tiny_albef()
+    assert starts(module) == 1
+    assert starts(module) == 0  # a second training of the same module
+    assert starts(tiny_albef(seed=1), ckpt_path=tmp_path / "run.ckpt", epochs=2) == 0
+    assert starts(ALBEFModule.load_from_checkpoint(tmp_path / "run.ckpt", weights_only=True)) == 0
+
+
+def test_resume_does_not_need_the_initial_weights(tmp_path):
+    trainer = _trainer(tmp_path, limit_train_batches=1)
+    trainer.fit(tiny_albef(), pairs_loader(8, 8))
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    gone = tiny_albef(seed=1, vision_weights=str(tmp_path / "gone.safetensors"))
+    resumed = _trainer(tmp_path, limit_train_batches=1, max_epochs=2)
+    resumed.fit(gone, pairs_loader(8, 8), ckpt_path=tmp_path / "run.ckpt")
+    assert resumed.global_step == 2
 
 
 def test_training_checkpoint_holds_plain_data_and_the_whole_method(tmp_path):
