@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import lightning.pytorch as pl
 import torch
 from jsonargparse import Namespace
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 from torch.utils.data import DataLoader
@@ -144,7 +145,8 @@ class PairDataModule(pl.LightningDataModule):
                 self._rows[split] = rows
         needed = _SPLITS[stage][0]
         if stage is not None and needed not in self._rows:
-            raise ValueError(f"found no source for {needed!r}, which {stage!r} needs, expected one: set data.{needed}")
+            command = TrainerFn(stage).value
+            raise ValueError(f"found no source for {needed!r}, which {command!r} needs, expected one: set data.{needed}")
 
     def train_dataloader(self) -> BatchLoader:
         """Batches of this process from where the trainer stands."""

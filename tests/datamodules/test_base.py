@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.trainer.states import TrainerFn
 
 from vlightning.datamodules import ALBEFTrainTransform, ShapesDataModule
 from vlightning.datamodules.sampling import epoch_order
@@ -208,7 +209,7 @@ def test_fitting_without_validation(tmp_path):
     assert len(module.seen) == 2
     assert module.validated == []
     with pytest.raises(ValueError, match=r"found no source for 'test', which 'test' needs"):
-        TrainOnly().setup("test")
+        TrainOnly().setup(TrainerFn.TESTING)  # what the Trainer passes prints as its member's name
 
 
 def test_checkpoints_hold_seed_and_tokenizer_as_plain_data(tmp_path):
