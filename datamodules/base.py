@@ -145,8 +145,10 @@ class PairDataModule(pl.LightningDataModule):
                 self._rows[split] = rows
         needed = _SPLITS[stage][0]
         if stage is not None and needed not in self._rows:
-            user = TrainerFn(stage).value
-            raise ValueError(f"found no source for {needed!r}, which {user!r} needs, expected one: set data.{needed}")
+            command = TrainerFn(stage).value  # the member itself prints as TrainerFn.TESTING
+            raise ValueError(
+                f"found no source for {needed!r}, which {command!r} needs, expected one: set data.{needed}"
+            )
 
     def train_dataloader(self) -> BatchLoader:
         """Batches of this process from where the trainer stands."""

@@ -175,7 +175,7 @@ class ALBEFModule(LightningModule):
         self.image_queue = FeatureQueue(queue_size, embed_dim, ids=True, random_start=random_start)
         self.text_queue = FeatureQueue(queue_size, embed_dim, ids=True, random_start=random_start)
         self.recall = RetrievalRecall(match_equal_texts)
-        self._started = False
+        self._started = False  # whether the weights are where training goes on from
         self._start_teacher()
         self.train()  # sets the teacher's mode too: Lightning trains in the modes that it finds
 
