@@ -1,24 +1,66 @@
-"""Image-text retrieval recall, shared by all methods."""
+"""Image-text retrieval, shared by all methods: candidates, ranks and recall from features alone.
 
-from collections.abc import Sequence
+Shapes: I pictures, T texts, E feature width, k candidates of a row.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
-
-from ..callbacks.distributed import gather_uneven
 
 RECALLS = (1, 5, 10)
 # Pictures whose similarities to all texts are held at a time: 1024 rows by 25,000 texts are 100 MB.
 _CHUNK = 1024
 
 
-def retrieval_ranks(
-    image_features: Tensor,
-    text_features: Tensor,
-    image_id: Tensor,
-    text_image_id: Tensor,
-    text_id: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Matches:
+    """Which texts belong to which pictures.
+
+    Attributes:
+        image_id: long [I].
+        text_image_id: long [T], id of the picture that the text belongs to.
+        text_id: long [T], equal for equal texts. If given, a picture also matches the texts that equal one of its own.
+    """
+
+    image_id: Tensor
+    text_image_id: Tensor
+    text_id: Tensor | None = None
+
+    def block(self, rows: slice) -> Tensor:
+        """Boolean [i, T] for some pictures and all texts."""
+        match = self.image_id[rows, None] == self.text_image_id
+        if self._groups is None:
+            return match
+        own_groups = torch.zeros(len(match), len(self.text_image_id))
+        return (own_groups.index_add_(1, self._groups, match.float()) > 0)[:, self._groups]
+
+    def pairs(self, images: Tensor, texts: Tensor) -> Tensor:
+        """Boolean, for the pairs of picture and text numbers in two long tensors of broadcastable shapes."""
+        if self._groups is None:
+            return self.image_id[images] == self.text_image_id[texts]
+        return torch.isin(self._codes(self.image_id[images], texts), self._own_codes)
+
+    @cached_property
+    def _groups(self) -> Tensor | None:
+        return None if self.text_id is None else self.text_id.unique(return_inverse=True)[1]
+
+    def _codes(self, image_id: Tensor, texts: Tensor) -> Tensor:
+        assert self._groups is not None
+        number = torch.searchsorted(self._known_ids, image_id.contiguous())
+        return number * len(self.text_image_id) + self._groups[texts]
+
+    @cached_property
+    def _known_ids(self) -> Tensor:
+        return torch.cat([self.image_id, self.text_image_id]).unique()
+
+    @cached_property
+    def _own_codes(self) -> Tensor:
+        return self._codes(self.text_image_id, torch.arange(len(self.text_image_id)))
+
+
+def retrieval_ranks(image_features: Tensor, text_features: Tensor, matches: Matches) -> tuple[Tensor, Tensor]:
     """Rank of the best match of every picture among the texts, and of every text among the pictures.
 
     A candidate that is no match and scores as high as the best match ranks before it, so a model that gives
@@ -27,92 +69,92 @@ def retrieval_ranks(
     Args:
         image_features: [I, E].
         text_features: [T, E].
-        image_id: long [I].
-        text_image_id: long [T], id of the picture that the text belongs to.
-        text_id: long [T], equal for equal texts. If given, a picture also matches the texts that equal one of its own.
+        matches: which belong together.
 
     Returns:
         long [I] and long [T], ranks from 0. A row without any match gets the number of candidates.
     """
     images, texts = len(image_features), len(text_features)
-    groups = text_id.unique(return_inverse=True)[1] if text_id is not None else None
-
-    def block(start: int) -> tuple[Tensor, Tensor]:
-        rows = slice(start, start + _CHUNK)
-        match = image_id[rows, None] == text_image_id
-        if groups is not None:
-            own_groups = torch.zeros(len(match), texts).index_add_(1, groups, match.float()) > 0
-            match = own_groups[:, groups]
-        return image_features[rows] @ text_features.T, match
-
     starts = range(0, images, _CHUNK)
     image_ranks = torch.full((images,), texts)
     best = torch.full((texts,), -torch.inf, dtype=image_features.dtype)
-    for start in starts:
-        scores, match = block(start)
-        own_best = scores.masked_fill(~match, -torch.inf).amax(1, keepdim=True)
-        image_ranks[start : start + _CHUNK] = ((scores >= own_best) & ~match).sum(1)
+    for rows in (slice(start, start + _CHUNK) for start in starts):
+        scores, match = image_features[rows] @ text_features.T, matches.block(rows)
+        image_ranks[rows] = _rank_of_best_match(scores, match)
         best = torch.maximum(best, scores.masked_fill(~match, -torch.inf).amax(0))
     text_ranks = torch.zeros(texts, dtype=torch.long)
-    for start in starts:
-        scores, match = block(start)
+    for rows in (slice(start, start + _CHUNK) for start in starts):
+        scores, match = image_features[rows] @ text_features.T, matches.block(rows)
         text_ranks += ((scores >= best) & ~match).sum(0)
     return image_ranks, text_ranks
 
 
-class RetrievalRecall:
-    """Recall at 1, 5 and 10 in both directions, in percent, over all processes.
+def _rank_of_best_match(scores: Tensor, match: Tensor) -> Tensor:
+    best = scores.masked_fill(~match, -torch.inf).amax(1, keepdim=True)
+    return ((scores >= best) & ~match).sum(1)
 
-    Features are kept in main memory, so the size of an evaluation set is not bounded by a device's memory.
 
-    Args:
-        match_equal_texts: whether a picture also matches the texts that equal one of its own captions (web and shop
-            data repeat titles); else only the captions of the same picture match.
+@dataclass
+class Candidates:
+    """The k nearest of every row in one direction, best first.
+
+    Attributes:
+        index: long [R, k], numbers of the candidates.
+        similarity: [R, k], dot products of the features.
+        match_score: [R, k], what a matching head says; None where none was asked.
     """
 
-    def __init__(self, match_equal_texts: bool = False) -> None:
-        self.match_equal_texts = match_equal_texts
-        self.reset()
+    index: Tensor
+    similarity: Tensor
+    match_score: Tensor | None = None
 
-    def reset(self) -> None:
-        """Forget what was added."""
-        self._image: list[tuple[Tensor, Tensor]] = []
-        self._text: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def update(
-        self, image_features: Tensor, text_features: Tensor, image_id: Tensor, text_image_id: Tensor, text_id: Tensor
-    ) -> None:
-        """Add the pictures [B, E] and the texts [T, E] of one batch; ids as in `retrieval_ranks`."""
-        self._image.append((image_features.detach().float().cpu(), image_id.cpu()))
-        self._text.append((text_features.detach().float().cpu(), text_image_id.cpu(), text_id.cpu()))
-
-    def compute(self) -> dict[str, float]:
-        """Return the six recalls and their mean, in percent. Every process must call it, and gets the same.
-
-        Raises:
-            RuntimeError: if no process has added anything.
-        """
-        # A process may have got no batch at all, and then knows the width from the others.
-        width = int(gather_uneven(torch.tensor([self._image[0][0].shape[1] if self._image else 0])).max())
-        image = _concatenate(self._image, width, columns=2)
-        text = _concatenate(self._text, width, columns=3)
-        if not len(image[0]) or not len(text[0]):
-            raise RuntimeError("Retrieval recall was asked for, but no picture with a caption was evaluated.")
-        image_ranks, text_ranks = retrieval_ranks(
-            image[0], text[0], image[1], text[1], text[2] if self.match_equal_texts else None
-        )
-        result = {}
-        for direction, ranks in (("text_to_image", text_ranks), ("image_to_text", image_ranks)):
-            for k in RECALLS:
-                result[f"{direction}_r{k}"] = 100 * (ranks < k).double().mean().item()
-        result["recall_mean"] = sum(result.values()) / len(result)
-        return result
+    def reordered(self, match_score: Tensor, order_by: Tensor) -> "Candidates":
+        """The same candidates with their matching scores, highest `order_by` [R, k] first."""
+        order = order_by.argsort(1, descending=True, stable=True)
+        return Candidates(self.index.gather(1, order), self.similarity.gather(1, order), match_score.gather(1, order))
 
 
-def _concatenate(batches: Sequence[tuple[Tensor, ...]], width: int, columns: int) -> list[Tensor]:
-    """Join the batches of this process, then of all processes; the first column has `width` features."""
-    if batches:
-        own = [torch.cat(column) for column in zip(*batches, strict=True)]
-    else:
-        own = [torch.zeros(0, width)] + [torch.zeros(0, dtype=torch.long)] * (columns - 1)
-    return [gather_uneven(column) for column in own]
+def nearest_candidates(image_features: Tensor, text_features: Tensor, k: int) -> tuple[Candidates, Candidates]:
+    """The k nearest texts of every picture, and the k nearest pictures of every text (fewer where there are fewer).
+
+    Args:
+        image_features: [I, E].
+        text_features: [T, E].
+        k: candidates for a row.
+    """
+    images, texts = len(image_features), len(text_features)
+    text_parts = []
+    found = Candidates(torch.zeros(texts, 0, dtype=torch.long), torch.zeros(texts, 0, dtype=image_features.dtype))
+    for start in range(0, images, _CHUNK):
+        scores = image_features[start : start + _CHUNK] @ text_features.T
+        text_parts.append(scores.topk(min(k, texts), 1))
+        numbers = torch.arange(start, start + len(scores)).expand(texts, -1)
+        similarity = torch.cat([found.similarity, scores.T], 1)
+        best = similarity.topk(min(k, similarity.shape[1]), 1)
+        found = Candidates(torch.cat([found.index, numbers], 1).gather(1, best.indices), best.values)
+    near_texts = Candidates(torch.cat([part.indices for part in text_parts]), torch.cat([p.values for p in text_parts]))
+    return near_texts, found
+
+
+def reranked_ranks(order_by: Tensor, match: Tensor, ranks: Tensor) -> Tensor:
+    """Rank of the best match after the candidates of each row were put into a new order.
+
+    Args:
+        order_by: [R, k], the new scores of the candidates.
+        match: boolean [R, k], which candidates are matches.
+        ranks: long [R], ranks before; they stay where no match is among the candidates.
+
+    Returns:
+        long [R], from 0.
+    """
+    return torch.where(match.any(1), _rank_of_best_match(order_by, match), ranks)
+
+
+def recalls(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]:
+    """Recall at 1, 5 and 10 in both directions and the mean of the six, in percent."""
+    result = {}
+    for direction, ranks in (("text_to_image", text_ranks), ("image_to_text", image_ranks)):
+        for k in RECALLS:
+            result[f"{direction}_r{k}"] = 100 * (ranks < k).double().mean().item()
+    result["recall_mean"] = sum(result.values()) / len(result)
+    return result

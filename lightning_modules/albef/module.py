@@ -5,11 +5,11 @@ cross-attention; a momentum copy of the whole model supplies soft targets and th
 from the web do not quite say what a picture shows.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-from lightning import LightningModule
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info
@@ -20,30 +20,29 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ...callbacks import EMACallback, EMAPair, FeatureQueue, QueueCallback, StepSeedCallback, missing_callbacks
 from ...callbacks.distributed import all_reduce_sum, gather, rank, world_size
+from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
 from ..optimizer_groups import weight_decay_groups
-from ..retrieval import RetrievalRecall
 from ..schedules import warmup_cosine
+from ..slices import in_slices
 from . import draws
 from .losses import contrastive_targets, itc_loss, itm_loss, mlm_loss
 from .network import ALBEFNetwork, at_least_float32, bert_config
 from .schedule import official_lr
 from .weights import load_text_weights, load_vision_weights
 
-Batch = dict[str, Tensor]
-
 
 class _Encoded(NamedTuple):
-    """One model's view of a batch before fusion; the text batch holds the captions, then their masked copies."""
+    """One model's view of a batch before fusion."""
 
     image_tokens: Tensor  # [B, N, V]
     text_states: Tensor  # [B, L, D]
-    masked_states: Tensor  # [B, L, D]
+    masked_states: tuple[Tensor, ...]  # one [B, L, D] of the masked texts, or nothing where none are masked
     image_features: Tensor  # [B, E]
     text_features: Tensor  # [B, E]
 
 
-class ALBEFModule(LightningModule):
-    """ALBEF pre-training: image-text contrast, image-text matching and masked language modelling.
+class ALBEFModule(RetrievalModule):
+    """ALBEF: image-text contrast, image-text matching and, in pre-training, masked language modelling.
 
     Sizes default to the paper's (ViT-B/16 at 256 px, BERT-base split 6 + 6). Where the authors' code and a better
     behaviour differ, the default is the better one; `configs/albef/official.yaml` sets all of theirs.
@@ -68,6 +67,9 @@ class ALBEFModule(LightningModule):
             "deit_base_patch16_224.fb_in1k"). None means random.
         text_weights: hub name or folder of the BERT that text and fusion encoder start from (the paper:
             "bert-base-uncased"). None means random.
+        weights: a trained ALBEF that student and teacher start from: a checkpoint of the authors or of ours, or the
+            folder of an export. Takes the place of `vision_weights` and `text_weights`.
+        mlm: whether words are masked and predicted. Fine-tuning for retrieval goes without, and without the head.
         queue_size: keys kept for each modality (section 3.5).
         queue_start: "empty" hides slots until they are filled; "random" starts with random unit vectors as negatives,
             as the authors do.
@@ -95,7 +97,17 @@ class ALBEFModule(LightningModule):
         weight_decay: of AdamW (section 3.5); norms, biases and the temperature are spared.
         decay_temperature: whether the temperature is decayed too, as in the authors' code.
         betas: of AdamW; torch's default, as with the authors.
+        micro_batch_size: pairs that go through the networks at a time, activations computed again in the backward
+            pass: the memory of a small batch for the loss of the whole one, exactly. None: all at once.
+        activation_checkpointing: whether every block of the student computes its activations again in the backward
+            pass, which costs one more forward pass and keeps one block's activations.
         match_equal_texts: whether retrieval evaluation counts equal captions of other pictures as matches.
+        rerank_k: candidates by contrast that the matching head re-orders (the authors: 128 for Flickr30k, 256 for
+            COCO); 0 leaves re-ranking out.
+        rerank_on: "test" re-ranks in `test` and `predict`, "always" in validation too.
+        rerank_score: "itm" orders by the logit of a match alone, as the authors do; "itm+itc" adds the cosine.
+        rerank_memory_gib: main memory in GiB that a process may use for image tokens, and again for text states; what
+            goes beyond is kept in a temporary file.
 
     Raises:
         ValueError: for sizes that do not fit together, or a temperature outside its bounds.
@@ -120,6 +132,8 @@ class ALBEFModule(LightningModule):
         embed_dim: int = 256,
         vision_weights: str | None = None,
         text_weights: str | None = None,
+        weights: str | None = None,
+        mlm: bool = True,
         queue_size: int = 65536,
         queue_start: Literal["empty", "random"] = "empty",
         momentum: float = 0.995,
@@ -144,10 +158,18 @@ class ALBEFModule(LightningModule):
         weight_decay: float = 0.02,
         decay_temperature: bool = False,
         betas: tuple[float, float] = (0.9, 0.999),
+        micro_batch_size: int | None = None,
+        activation_checkpointing: bool = False,
         match_equal_texts: bool = False,
+        rerank_k: int = 128,
+        rerank_on: Literal["never", "test", "always"] = "test",
+        rerank_score: RerankScore = "itm",
+        rerank_memory_gib: float = 8.0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        if micro_batch_size is not None and micro_batch_size < 1:
+            raise ValueError(f"micro_batch_size is {micro_batch_size}: give a number of pairs, or leave it out.")
         if not temperature_min <= temperature <= temperature_max:
             raise ValueError(f"temperature {temperature} is outside [{temperature_min}, {temperature_max}].")
         special = {"pad": pad_token_id, "cls": cls_token_id, "sep": sep_token_id, "mask": mask_token_id}
@@ -166,15 +188,17 @@ class ALBEFModule(LightningModule):
             pad_token_id,
         )
         sizes = (image_size, patch_size, vision_width, vision_depth, vision_heads, vision_mlp_ratio)
-        self.student = ALBEFNetwork(*sizes, text, text_layers, embed_dim)
-        self.teacher = ALBEFNetwork(*sizes, text, text_layers, embed_dim).requires_grad_(False)
+        self.student = ALBEFNetwork(*sizes, text, text_layers, embed_dim, mlm, activation_checkpointing)
+        self.teacher = ALBEFNetwork(*sizes, text, text_layers, embed_dim, mlm).requires_grad_(False)
         self.itm_head = nn.Linear(text_width, 2)
         # One entry instead of none: FSDP2 cannot shard a 0-D parameter.
         self.temperature = nn.Parameter(torch.tensor([temperature]))
         random_start = queue_start == "random"
         self.image_queue = FeatureQueue(queue_size, embed_dim, ids=True, random_start=random_start)
         self.text_queue = FeatureQueue(queue_size, embed_dim, ids=True, random_start=random_start)
-        self.recall = RetrievalRecall(match_equal_texts)
+        self.evaluation = RetrievalEvaluation(
+            match_equal_texts, rerank_k, rerank_score, memory=rerank_memory_gib * 2**30
+        )
         self._started = False  # whether the weights are where training goes on from
         self._start_teacher()
         self.train()  # sets the teacher's mode too: Lightning trains in the modes that it finds
@@ -244,53 +268,43 @@ class ALBEFModule(LightningModule):
         self.teacher.train(mode and self.hparams["teacher_dropout"])
         return self
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return unit-length features of the pictures [B, E] and the texts [T, E] of a batch."""
-        image_tokens = self.student.encode_image(batch["image"])
-        text_states = self.student.encode_text(batch["input_ids"], batch["attention_mask"])
-        return self.student.project_image(image_tokens), self.student.project_text(text_states)
-
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """Sum of the three losses (eq. 5), and the teacher's features for the queues."""
+        """Sum of the losses (eq. 5), and the teacher's features for the queues."""
         alpha = self.current_alpha()
-        masked = self._draw_masked_tokens(batch["input_ids"])
+        masked = self._draw_masked_tokens(batch["input_ids"]) if self.hparams["mlm"] else None
         student = self._encode(self.student, batch, masked)
         with torch.no_grad():
             teacher = self._encode(self.teacher, batch, masked)
-            fused = self.teacher.text_encoder.fuse(teacher.masked_states, batch["attention_mask"], teacher.image_tokens)
-            teacher_words = self._predict_words(self.teacher, fused, masked)
 
         loss_itc, image_logits, text_logits = self._contrast(batch, student, teacher, alpha)
-
         negatives = self._draw_negatives(batch, image_logits, text_logits)
-        fused = self._fuse(batch, student, *negatives)  # [4, B, L, D]: positives, the two negatives, masked texts
-        pairs = len(batch["image"])
-        matching = at_least_float32(self.itm_head(fused[:3, :, 0].flatten(0, 1)))  # [3B, 2]
-        labels = torch.arange(3 * pairs, device=self.device) < pairs  # the first B are matches
-        weights = torch.cat([torch.ones_like(negatives[0].exists), *(drawn.exists for drawn in negatives)]).float()
-        words = self._predict_words(self.student, fused[3], masked)
-        itm_count, mlm_count = self._mean_counts(weights.sum(), (masked.labels != -100).sum())
-        loss_itm = itm_loss(matching, labels.long(), weights, itm_count)
-        loss_mlm = mlm_loss(words, teacher_words, masked.labels, alpha, mlm_count)
+        matching, *masked_states = self._fuse(batch, student, *negatives)
+        losses = {"itc": loss_itc, "itm": self._match(matching, *negatives)}
+        if masked is not None:
+            losses["mlm"] = self._predict_words(batch, teacher, masked, *masked_states, alpha)
 
-        loss = loss_itc + loss_itm + loss_mlm
-        self._log_step(loss, loss_itc, loss_itm, loss_mlm, alpha)
+        loss = torch.stack(list(losses.values())).sum()
+        self._log_step(loss, losses, alpha)
         return {
             "loss": loss,
             "keys": {"image": teacher.image_features, "text": teacher.text_features},
             "key_ids": {"image": batch["image_id"], "text": batch["image_id"]},
         }
 
-    def _encode(self, network: ALBEFNetwork, batch: Batch, masked: draws.MaskedTokens) -> _Encoded:
-        # Captions and masked captions share the text layers, so they go through them as one batch.
-        mask = batch["attention_mask"]
-        states = network.encode_text(torch.cat([batch["input_ids"], masked.input_ids]), torch.cat([mask, mask]))
-        text_states, masked_states = states.chunk(2)
-        image_tokens = network.encode_image(batch["image"])
+    def _encode(self, network: ALBEFNetwork, batch: Batch, masked: draws.MaskedTokens | None) -> _Encoded:
+        def encode(image: Tensor, mask: Tensor, *texts: Tensor) -> tuple[Tensor, ...]:
+            # Captions and masked captions share the text layers, so they go through them as one batch.
+            states = network.encode_text(torch.cat(texts), mask.repeat(len(texts), 1))
+            return network.encode_image(image), *states.chunk(len(texts))
+
+        texts = [batch["input_ids"]] if masked is None else [batch["input_ids"], masked.input_ids]
+        image_tokens, text_states, *masked_states = in_slices(
+            encode, self.hparams["micro_batch_size"], batch["image"], batch["attention_mask"], *texts
+        )
         return _Encoded(
             image_tokens,
             text_states,
-            masked_states,
+            tuple(masked_states),
             network.project_image(image_tokens),
             network.project_text(text_states),
         )
@@ -304,7 +318,7 @@ class ALBEFModule(LightningModule):
             spread(keys) for keys in (teacher.image_features, teacher.text_features, batch["image_id"])
         )
         pairs = len(batch["image_id"])
-        own = rank() * pairs if self.hparams["key_columns"] == "global" else 0
+        first = rank() * pairs if self.hparams["key_columns"] == "global" else 0  # the column of the first row's key
 
         def logits(queries: Tensor, keys: Tensor, queue: FeatureQueue) -> Tensor:
             similarity = torch.cat([queries @ keys.T, queries @ queue.features.T], 1) / self.temperature
@@ -312,26 +326,40 @@ class ALBEFModule(LightningModule):
             # The lowest finite number and not -inf: its product with a zero target is 0, not NaN.
             return similarity.masked_fill(empty, torch.finfo(similarity.dtype).min)
 
-        def targets(queries: Tensor, keys: Tensor, queue: FeatureQueue) -> Tensor:
+        def targets(queries: Tensor, keys: Tensor, queue: FeatureQueue, image_id: Tensor, column: Tensor) -> Tensor:
             assert queue.ids is not None  # both queues were made with ids
-            positives = self._positives(batch["image_id"], torch.cat([key_id, queue.ids]), own)
+            positives = self._positives(image_id, column, torch.cat([key_id, queue.ids]))
             return contrastive_targets(logits(queries, keys, queue), positives, alpha)
 
-        with torch.autocast(self.device.type, enabled=False):
+        def contrast(*rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            image_id, column, teacher_image, teacher_text, student_image, student_text = rows
             with torch.no_grad():
-                image_targets = targets(teacher.image_features, text_keys, self.text_queue)
-                text_targets = targets(teacher.text_features, image_keys, self.image_queue)
-            image_logits = logits(student.image_features, text_keys, self.text_queue)
-            text_logits = logits(student.text_features, image_keys, self.image_queue)
-            loss = itc_loss(image_logits, text_logits, image_targets, text_targets)
-        return loss, image_logits[:, own : own + pairs], text_logits[:, own : own + pairs]
+                image_targets = targets(teacher_image, text_keys, self.text_queue, image_id, column)
+                text_targets = targets(teacher_text, image_keys, self.image_queue, image_id, column)
+            image_logits = logits(student_image, text_keys, self.text_queue)
+            text_logits = logits(student_text, image_keys, self.image_queue)
+            loss = itc_loss(image_logits, text_logits, image_targets, text_targets) * len(image_id)
+            own = slice(first, first + pairs)
+            return loss[None], image_logits.detach()[:, own], text_logits.detach()[:, own]
 
-    def _positives(self, image_id: Tensor, key_id: Tensor, own: int) -> Tensor:
-        """Boolean [B, M]: which keys match which row; `own` is the column of the first row's own key."""
+        with torch.autocast(self.device.type, enabled=False):
+            loss, image_logits, text_logits = in_slices(
+                contrast,
+                self.hparams["micro_batch_size"],
+                batch["image_id"],
+                torch.arange(first, first + pairs, device=self.device),
+                teacher.image_features,
+                teacher.text_features,
+                student.image_features,
+                student.text_features,
+            )
+        return loss.sum() / pairs, image_logits, text_logits
+
+    def _positives(self, image_id: Tensor, column: Tensor, key_id: Tensor) -> Tensor:
+        """Boolean [B, M]: which keys match which row, whose own key is in `column` [B]."""
         if self.hparams["positives"] == "image_id":
             return image_id[:, None] == key_id
-        rows, columns = (torch.arange(len(ids), device=ids.device) for ids in (image_id, key_id))
-        return columns == own + rows[:, None]
+        return torch.arange(len(key_id), device=key_id.device) == column[:, None]
 
     def _draw_masked_tokens(self, input_ids: Tensor) -> draws.MaskedTokens:
         special = tuple(self.hparams[f"{name}_token_id"] for name in ("pad", "cls", "sep"))
@@ -359,27 +387,71 @@ class ALBEFModule(LightningModule):
 
     def _fuse(
         self, batch: Batch, student: _Encoded, negative_image: draws.Negatives, negative_text: draws.Negatives
-    ) -> Tensor:
-        """Fuse four text batches at once: [4, B, L, D] of pairs, (text, wrong image), (wrong text, image), masked."""
-        mask = batch["attention_mask"]
-        wrong = negative_text.row
-        # The three batches whose row b looks at picture b come first, as the fusion encoder wants them.
-        states = torch.cat(
-            [student.text_states, student.text_states[wrong], student.masked_states, student.text_states]
+    ) -> tuple[Tensor, ...]:
+        """Fuse pairs, (text, wrong image), (wrong text, image) and masked texts.
+
+        Returns:
+            States of CLS [B, 3, D] of the first three, and the masked texts' [B, L, D] if there are any.
+        """
+        wrong_image, wrong_text = negative_image.row, negative_text.row
+        mask, text, tokens = batch["attention_mask"], student.text_states, student.image_tokens
+        network, size = self.student, self.hparams["micro_batch_size"]
+        masked = student.masked_states
+
+        def states_of(*fused: Tensor) -> tuple[Tensor, ...]:
+            pairs, with_wrong_text, *with_masked, with_wrong_image = fused
+            return torch.stack([pairs[:, 0], with_wrong_image[:, 0], with_wrong_text[:, 0]], 1), *with_masked
+
+        if size is None:
+            # The batches whose row b looks at picture b come first, as the fusion encoder wants them.
+            states = torch.cat([text, text[wrong_text], *masked, text])
+            masks = torch.cat([mask, mask[wrong_text], *[mask for _ in masked], mask])
+            return states_of(*network.fuse(states, masks, tokens, wrong_image).chunk(3 + len(masked)))
+
+        def fuse_slice(
+            mask: Tensor, wrong_mask: Tensor, tokens: Tensor, wrong_tokens: Tensor, *texts: Tensor
+        ) -> tuple[Tensor, ...]:
+            masks = torch.cat([mask, wrong_mask, *[mask for _ in texts[2:]]])
+            right = network.fuse(torch.cat(texts), masks, tokens).chunk(len(texts))
+            return states_of(*right, network.fuse(texts[0], mask, wrong_tokens))
+
+        return in_slices(
+            fuse_slice, size, mask, mask[wrong_text], tokens, tokens[wrong_image], text, text[wrong_text], *masked
         )
-        masks = torch.cat([mask, mask[wrong], mask, mask])
-        fused = self.student.text_encoder.fuse(states, masks, student.image_tokens, negative_image.row)
-        pairs, wrong_text, masked, wrong_image = fused.chunk(4)
-        return torch.stack([pairs, wrong_image, wrong_text, masked])
 
-    def _predict_words(self, network: ALBEFNetwork, fused: Tensor, masked: draws.MaskedTokens) -> Tensor:
-        """Vocabulary logits [K, V] of the masked positions; the other positions carry no loss."""
-        return at_least_float32(network.text_encoder.cls(fused.flatten(0, 1)[masked.positions]))
+    def _match(self, states: Tensor, negative_image: draws.Negatives, negative_text: draws.Negatives) -> Tensor:
+        """ITM loss (eq. 4) of fused CLS states [B, 3, D]: the pair, then with a wrong image, then with a wrong text."""
+        logits = at_least_float32(self.itm_head(states.transpose(0, 1).flatten(0, 1)))  # [3B, 2]
+        labels = torch.arange(len(logits), device=self.device) < len(states)  # the first B are matches
+        exists = torch.cat([torch.ones_like(negative_image.exists), negative_image.exists, negative_text.exists])
+        weights = exists.float()
+        return itm_loss(logits, labels.long(), weights, self._mean_count(weights.sum()))
 
-    def _mean_counts(self, *counts: Tensor) -> Tensor:
-        """Mean over the processes of each count, at least 1 over all of them: what a global mean divides sums by."""
-        total = all_reduce_sum(torch.stack([count.to(self.temperature.dtype) for count in counts]))
-        return total.clamp(min=1) / world_size()
+    def _predict_words(
+        self, batch: Batch, teacher: _Encoded, masked: draws.MaskedTokens, fused: Tensor, alpha: float
+    ) -> Tensor:
+        """MLM loss (eqs. 3 and 7) at the masked positions; the other positions carry none."""
+        size = self.hparams["micro_batch_size"]
+
+        def fuse(states: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor]:
+            return (self.teacher.fuse(states, mask, tokens),)
+
+        with torch.no_grad():
+            (soft,) = in_slices(fuse, size, *teacher.masked_states, batch["attention_mask"], teacher.image_tokens)
+        count = self._mean_count((masked.labels != -100).sum())
+
+        def words(states: Tensor, teacher_states: Tensor, labels: Tensor) -> tuple[Tensor]:
+            with torch.no_grad():
+                teacher_logits = self.teacher.predict_words(teacher_states)
+            return (mlm_loss(self.student.predict_words(states), teacher_logits, labels, alpha, count)[None],)
+
+        rows = size and math.ceil(size * len(masked.labels) / len(fused))
+        states, teacher_states = (tensor.flatten(0, 1)[masked.positions] for tensor in (fused, soft))
+        return in_slices(words, rows, states, teacher_states, masked.labels)[0].sum()
+
+    def _mean_count(self, count: Tensor) -> Tensor:
+        """Mean of a count over the processes, at least 1 over all of them: what a global mean divides sums by."""
+        return all_reduce_sum(count.to(self.temperature.dtype)).clamp(min=1) / world_size()
 
     def current_alpha(self) -> float:
         """Weight of the soft targets: a ramp from 0 over the first `alpha_warmup_epochs` epochs, by batch.
@@ -396,48 +468,33 @@ class ALBEFModule(LightningModule):
         batch = self.trainer.fit_loop.epoch_loop.total_batch_idx
         return self.hparams["alpha"] * (min(1.0, batch / ramp) if ramp else 1.0)
 
-    def _log_step(self, loss: Tensor, itc: Tensor, itm: Tensor, mlm: Tensor, alpha: float) -> None:
+    def _log_step(self, loss: Tensor, losses: dict[str, Tensor], alpha: float) -> None:
         self.log("train/loss", loss.detach(), prog_bar=True)
-        self.log_dict({"train/loss_itc": itc.detach(), "train/loss_itm": itm.detach(), "train/loss_mlm": mlm.detach()})
+        self.log_dict({f"train/loss_{name}": value.detach() for name, value in losses.items()})
         self.log_dict({"train/temperature": self.temperature.detach().squeeze(), "train/alpha": alpha})
 
-    def on_validation_epoch_start(self) -> None:
-        """Start a new evaluation."""
-        self.recall.reset()
+    def encode_images(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Unit-length features [B, E] of pictures [B, 3, S, S], and their tokens [B, N, V]."""
+        tokens = self.student.encode_image(image)
+        return self.student.project_image(tokens), tokens
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Encode pictures and captions for retrieval."""
-        image_features, text_features = self(batch)
-        self.recall.update(image_features, text_features, batch["image_id"], batch["text_image_id"], batch["text_id"])
+    def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Unit-length features [B, E] of texts, ids and mask [B, L]."""
+        return self.student.project_text(self.text_states(input_ids, attention_mask))
 
-    def on_validation_epoch_end(self) -> None:
-        """Log retrieval recall in percent."""
-        self._log_recall("val")
+    def text_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """States [B, L, D] of texts before fusion, for `match_scores`."""
+        return self.student.encode_text(input_ids, attention_mask)
 
-    def on_test_epoch_start(self) -> None:
-        """Start a new evaluation."""
-        self.recall.reset()
+    def match_scores(self, text_states: Tensor, attention_mask: Tensor, image_tokens: Tensor) -> Tensor:
+        """Logits [R] of a match of R texts, [R, L, D] with mask [R, L], with one picture [1, N, V] (section 3.4)."""
+        fused = self.student.fuse(text_states, attention_mask, image_tokens)
+        return at_least_float32(self.itm_head(fused[:, 0]))[:, 1]
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Encode pictures and captions for retrieval."""
-        self.validation_step(batch, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        """Log retrieval recall in percent."""
-        self._log_recall("test")
-
-    def _log_recall(self, prefix: str) -> None:
-        recalls = self.recall.compute()
-        # Every process has computed the same numbers; the mean over them only keeps Lightning from warning.
-        self.log(f"{prefix}/recall_mean", recalls.pop("recall_mean"), prog_bar=True, sync_dist=True)
-        self.log_dict({f"{prefix}/{name}": value for name, value in recalls.items()}, sync_dist=True)
-        self.recall.reset()
-
-    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return the features of pictures and texts with the ids that tell which is whose."""
-        image_features, text_features = self(batch)
-        result = {name: batch[name] for name in ("image_id", "text_image_id") if name in batch}
-        return result | {"image_features": image_features, "text_features": text_features}
+    def reranks(self, stage: str) -> bool:
+        """Whether candidates are re-ranked in a stage."""
+        stages = {"never": (), "test": ("test", "predict"), "always": ("validate", "test", "predict")}
+        return self.hparams["rerank_k"] > 0 and stage in stages[self.hparams["rerank_on"]]
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW, fused, with the schedule moved once per optimizer step."""

@@ -26,6 +26,7 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from ..attention import BERT_ATTENTION, attend, set_vit_attention
+from ..slices import recomputed
 
 
 class CrossAttention(nn.Module):
@@ -126,20 +127,23 @@ class FusionBert(nn.Module):
         config: BERT sizes; `num_hidden_layers` counts text and fusion layers together.
         fusion_layer: index of the first layer with cross-attention.
         image_width: width V of the image tokens.
+        language_head: whether there is a head for masked language modelling.
     """
 
-    def __init__(self, config: BertConfig, fusion_layer: int, image_width: int) -> None:
+    def __init__(self, config: BertConfig, fusion_layer: int, image_width: int, language_head: bool = True) -> None:
         super().__init__()
         self.fusion_layer = fusion_layer
+        self.activation_checkpointing = False
         layers = [
             BertLayer(config) if index < fusion_layer else FusionLayer(config, image_width)
             for index in range(config.num_hidden_layers)
         ]
         self.bert = _BertTrunk(BertEmbeddings(config), nn.ModuleList(layers))
-        self.cls = BertOnlyMLMHead(config)
+        self.cls = BertOnlyMLMHead(config) if language_head else None
         self.apply(partial(_init_bert, std=config.initializer_range))
-        self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
-        self.cls.predictions.decoder.bias = self.cls.predictions.bias
+        if self.cls is not None:
+            self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
+            self.cls.predictions.decoder.bias = self.cls.predictions.bias
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -156,7 +160,7 @@ class FusionBert(nn.Module):
         states = self.bert.embeddings(input_ids)
         mask = attention_mask.bool()[:, None, None, :]
         for layer in self.layers[: self.fusion_layer]:
-            states = layer(states, mask)
+            states = self._run(layer, states, mask)
         return states
 
     def fuse(
@@ -165,7 +169,11 @@ class FusionBert(nn.Module):
         """Run the fusion layers on states [R, L, D] with mask [R, L]; the rest as in `CrossAttention.forward`."""
         mask = attention_mask.bool()[:, None, None, :]
         for layer in self.layers[self.fusion_layer :]:
-            states = layer(states, mask, image_tokens, image_index)
+            states = self._run(layer, states, mask, image_tokens, image_index)
+        return states
+
+    def _run(self, layer: nn.Module, *inputs: Any) -> Tensor:
+        states: Tensor = recomputed(layer, *inputs) if self.activation_checkpointing else layer(*inputs)
         return states
 
 
@@ -182,6 +190,8 @@ class ALBEFNetwork(nn.Module):
         text: BERT sizes; its `num_hidden_layers` is text plus fusion layers.
         fusion_layer: index of the first fusion layer.
         embed_dim: width E of the contrastive space.
+        language_head: whether there is a head for masked language modelling.
+        activation_checkpointing: whether every block computes its activations again in the backward pass.
 
     Raises:
         ValueError: if `patch_size` does not divide `image_size`, or a width is not a multiple of its heads.
@@ -198,6 +208,8 @@ class ALBEFNetwork(nn.Module):
         text: BertConfig,
         fusion_layer: int,
         embed_dim: int,
+        language_head: bool = True,
+        activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         if image_size % patch_size:
@@ -222,7 +234,9 @@ class ALBEFNetwork(nn.Module):
             global_pool="",
             norm_layer=partial(nn.LayerNorm, eps=1e-6),
         )
-        self.text_encoder = FusionBert(text, fusion_layer, vision_width)
+        self.visual_encoder.set_grad_checkpointing(activation_checkpointing)
+        self.text_encoder = FusionBert(text, fusion_layer, vision_width, language_head)
+        self.text_encoder.activation_checkpointing = activation_checkpointing
         self.vision_proj = nn.Linear(vision_width, embed_dim)
         self.text_proj = nn.Linear(text.hidden_size, embed_dim)
 
@@ -234,6 +248,22 @@ class ALBEFNetwork(nn.Module):
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Ids and mask [B, L] to states [B, L, D] before fusion."""
         return self.text_encoder.encode(input_ids, attention_mask)
+
+    def fuse(
+        self, states: Tensor, attention_mask: Tensor, image_tokens: Tensor, image_index: Tensor | None = None
+    ) -> Tensor:
+        """Text states [R, L, D] before fusion to states after it; arguments as in `FusionBert.fuse`."""
+        return self.text_encoder.fuse(states, attention_mask, image_tokens, image_index)
+
+    def predict_words(self, states: Tensor) -> Tensor:
+        """Vocabulary logits [K, V] of fused states [K, D], in float32 at least.
+
+        Raises:
+            RuntimeError: if the network was built without a language-model head.
+        """
+        if self.text_encoder.cls is None:
+            raise RuntimeError("This network has no language-model head: build it with language_head=True.")
+        return at_least_float32(self.text_encoder.cls(states))
 
     def project_image(self, image_tokens: Tensor) -> Tensor:
         """Unit-length contrastive features [B, E] of image tokens, in float32 at least."""

@@ -1,0 +1,298 @@
+"""Retrieval evaluation and prediction for any module that puts pictures and texts into one space."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from lightning import LightningModule
+from torch import Tensor
+
+from ..callbacks.distributed import gather_uneven
+from .reranking import PairScorer, TokenStore, match_candidates
+from .retrieval import RECALLS, Candidates, Matches, nearest_candidates, recalls, reranked_ranks, retrieval_ranks
+
+Batch = dict[str, Tensor]
+_UNKNOWN = torch.iinfo(torch.long).min  # an id that no data has
+RerankScore = Literal["itm", "itm+itc"]
+
+
+@dataclass
+class RetrievalResult:
+    """What one evaluation or prediction found, the same in every process.
+
+    Attributes:
+        recalls: in percent, by name; empty where nobody said which texts belong to which pictures.
+        image_features: float32 [I, E].
+        text_features: float32 [T, E].
+        sample_index: long [I], the pictures' positions in their data set.
+        input_ids: long [T, L], padded with 0.
+        attention_mask: long [T, L].
+        text_index: long [T], position of a text in its list; negative for captions of the pictures.
+        near_texts: of every picture, by the final order.
+        near_images: of every text, by the final order.
+        matches: which belong together; None where nobody said.
+    """
+
+    recalls: dict[str, float]
+    image_features: Tensor
+    text_features: Tensor
+    sample_index: Tensor
+    input_ids: Tensor
+    attention_mask: Tensor
+    text_index: Tensor
+    near_texts: Candidates
+    near_images: Candidates
+    matches: Matches | None
+
+
+class RetrievalEvaluation:
+    """Collects the pictures and texts of an evaluation over all processes, ranks them, and computes recall.
+
+    Features are kept in main memory, so the size of an evaluation set is not bounded by a device's memory. Recall is at
+    1, 5 and 10 in both directions, in percent; after re-ranking there are six more, and their mean, with the prefix
+    `rerank_`.
+
+    Args:
+        match_equal_texts: whether a picture also matches the texts that equal one of its own captions (web and shop
+            data repeat titles); else only the captions of the same picture match.
+        rerank_k: candidates of each row that a matching head puts into a new order.
+        rerank_score: order by the matching score alone, or by its sum with the cosine similarity.
+        rerank_rows: texts that go through the matching head at a time.
+        memory: bytes of main memory that a process may hold in image tokens, and again in text states.
+    """
+
+    def __init__(
+        self,
+        match_equal_texts: bool = False,
+        rerank_k: int = 0,
+        rerank_score: RerankScore = "itm",
+        rerank_rows: int = 256,
+        memory: float = 8 * 2**30,
+    ) -> None:
+        if 0 < rerank_k < max(RECALLS):
+            raise ValueError(
+                f"rerank_k={rerank_k} is below {max(RECALLS)}, so recall at {max(RECALLS)} would mix two orders: "
+                "raise it, or set 0 to leave re-ranking out."
+            )
+        self.match_equal_texts = match_equal_texts
+        self.rerank_k = rerank_k
+        self.rerank_score = rerank_score
+        self.rerank_rows = rerank_rows
+        self.memory = memory
+        self.result: RetrievalResult | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was added; the last result stays."""
+        self._images: list[tuple[Tensor, ...]] = []
+        self._texts: list[tuple[Tensor, ...]] = []
+        self._ids: list[tuple[Tensor, Tensor]] = []
+        self._tokens = TokenStore(self.memory)
+
+    def add_images(
+        self, features: Tensor, image_id: Tensor, sample_index: Tensor, tokens: Tensor | None = None
+    ) -> None:
+        """Add pictures: features [B, E], ids and positions long [B], tokens [B, N, V] for re-ranking."""
+        self._images.append((features.detach().float().cpu(), image_id.cpu(), sample_index.cpu()))
+        if tokens is not None:
+            self._tokens.append(tokens)
+
+    def add_texts(
+        self,
+        features: Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        image_id: Tensor | None = None,
+        text_id: Tensor | None = None,
+        text_index: Tensor | None = None,
+    ) -> None:
+        """Add texts: features [T, E], ids and mask [T, L]; id of the picture, of equal texts, and position, long [T].
+
+        What is not known is None, for all texts of an evaluation alike.
+        """
+        none = torch.full((len(features),), _UNKNOWN)
+        columns = [none if column is None else column.cpu() for column in (image_id, text_id, text_index)]
+        self._texts.append((features.detach().float().cpu(), *columns))
+        self._ids.append((input_ids.cpu(), attention_mask.cpu()))
+
+    @torch.no_grad()
+    def compute(self, scorer: PairScorer | None = None) -> RetrievalResult:
+        """Rank everything that was added. Every process must call it, and gets the same.
+
+        Args:
+            scorer: puts the `rerank_k` best of each row into a new order; needs the tokens of all pictures.
+        """
+        image_features, image_id, sample_index = _gathered(self._images, columns=3)
+        text_features, text_image_id, text_id, text_index = _gathered(self._texts, columns=4)
+        input_ids, attention_mask = _gathered_ids(self._ids)
+        known = bool((text_image_id != _UNKNOWN).all()) and len(image_features) > 0 and len(text_features) > 0
+        matches = Matches(image_id, text_image_id, text_id if self.match_equal_texts else None) if known else None
+
+        near_texts, near_images = nearest_candidates(image_features, text_features, self.rerank_k or max(RECALLS))
+        found: dict[str, float] = {}
+        if matches is not None:
+            ranks = retrieval_ranks(image_features, text_features, matches)
+            found = recalls(*ranks)
+        if scorer is not None and len(image_features) and len(text_features):
+            scores = match_candidates(
+                scorer,
+                near_texts,
+                near_images,
+                self._tokens,
+                input_ids,
+                attention_mask,
+                self.rerank_rows,
+                self.memory,
+            )
+            both = list(zip((near_texts, near_images), scores, strict=True))
+            orders = [score + near.similarity if self.rerank_score == "itm+itc" else score for near, score in both]
+            if matches is not None:
+                rows = [torch.arange(len(near.index))[:, None] for near, _ in both]
+                match = matches.pairs(rows[0], near_texts.index), matches.pairs(near_images.index, rows[1])
+                new = (reranked_ranks(*row) for row in zip(orders, match, ranks, strict=True))
+                found |= {f"rerank_{name}": value for name, value in recalls(*new).items()}
+            near_texts, near_images = (near.reordered(*new) for (near, *new) in _with(both, orders))
+        self.result = RetrievalResult(
+            found,
+            image_features,
+            text_features,
+            sample_index,
+            input_ids,
+            attention_mask,
+            text_index,
+            near_texts,
+            near_images,
+            matches,
+        )
+        return self.result
+
+
+def _with(both: list[tuple[Candidates, Tensor]], orders: list[Tensor]) -> list[tuple[Any, ...]]:
+    return [(near, score, order) for (near, score), order in zip(both, orders, strict=True)]
+
+
+def _gathered(batches: Sequence[tuple[Tensor, ...]], columns: int) -> list[Tensor]:
+    """Join the batches of this process, then of all processes; the first column holds features, the others ids."""
+    # A process may have got no batch at all, and then knows the width from the others.
+    width = int(gather_uneven(torch.tensor([batches[0][0].shape[1] if batches else 0])).max())
+    if batches:
+        own = [torch.cat(column) for column in zip(*batches, strict=True)]
+    else:
+        own = [torch.zeros(0, width)] + [torch.zeros(0, dtype=torch.long)] * (columns - 1)
+    return [gather_uneven(column) for column in own]
+
+
+def _gathered_ids(batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Token ids and masks of all processes, padded to the longest text of all."""
+    longest = int(gather_uneven(torch.tensor([max((ids.shape[1] for ids, _ in batches), default=0)])).max())
+    padded = [
+        torch.cat(
+            [torch.nn.functional.pad(batch[column], (0, longest - batch[column].shape[1])) for batch in batches]
+            or [torch.zeros(0, longest, dtype=torch.long)]
+        )
+        for column in (0, 1)
+    ]
+    return gather_uneven(padded[0]), gather_uneven(padded[1])
+
+
+class RetrievalModule(LightningModule):
+    """A LightningModule with the hooks of retrieval evaluation and prediction.
+
+    A subclass sets `self.evaluation` and supplies `encode_images` and `encode_texts`; one with a matching head also
+    supplies `text_states` and `match_scores` (see `PairScorer`) and says when it re-ranks.
+
+    `test` and `validation` take pictures with their captions; `predict` takes pictures, texts, or both, in any number
+    of loaders, and leaves the result in `self.evaluation.result`.
+    """
+
+    evaluation: RetrievalEvaluation
+
+    def encode_images(self, image: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Unit-length features [B, E] of pictures [B, 3, H, W], and their tokens [B, N, V] if it re-ranks."""
+        raise NotImplementedError
+
+    def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Unit-length features [B, E] of texts, ids and mask [B, L]."""
+        raise NotImplementedError
+
+    def reranks(self, stage: str) -> bool:
+        """Whether candidates are re-ranked in a stage ("validate", "test" or "predict")."""
+        return False
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return unit-length features of the pictures [B, E] and the texts [T, E] of a batch."""
+        return self.encode_images(batch["image"])[0], self.encode_texts(batch["input_ids"], batch["attention_mask"])
+
+    def on_validation_epoch_start(self) -> None:
+        """Start a new evaluation."""
+        self.evaluation.reset()
+
+    def on_test_epoch_start(self) -> None:
+        """Start a new evaluation."""
+        self.evaluation.reset()
+
+    def on_predict_epoch_start(self) -> None:
+        """Start a new evaluation."""
+        self.evaluation.reset()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Encode pictures and captions for retrieval."""
+        self._collect(batch, "validate")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Encode pictures and captions for retrieval."""
+        self._collect(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        """Encode the pictures and the texts of a batch, and return the features with the ids that came with them."""
+        ids = ("image_id", "sample_index", "text_image_id", "text_index")
+        return {name: batch[name] for name in ids if name in batch} | self._collect(batch, "predict")
+
+    def on_validation_epoch_end(self) -> None:
+        """Log retrieval recall in percent."""
+        self._log_recalls("val", "validate")
+
+    def on_test_epoch_end(self) -> None:
+        """Log retrieval recall in percent."""
+        self._log_recalls("test", "test")
+
+    def on_predict_epoch_end(self) -> None:
+        """Rank the pictures for every text and the texts for every picture."""
+        self._compute("predict")
+
+    def _collect(self, batch: Batch, stage: str) -> dict[str, Tensor]:
+        features = {}
+        if "image" in batch:
+            features["image_features"], tokens = self.encode_images(batch["image"])
+            kept = _as_computed(tokens) if tokens is not None and self.reranks(stage) else None
+            self.evaluation.add_images(features["image_features"], batch["image_id"], batch["sample_index"], kept)
+        if "input_ids" in batch:
+            features["text_features"] = self.encode_texts(batch["input_ids"], batch["attention_mask"])
+            ids = (batch.get(name) for name in ("text_image_id", "text_id", "text_index"))
+            self.evaluation.add_texts(features["text_features"], batch["input_ids"], batch["attention_mask"], *ids)
+        return features
+
+    def _compute(self, stage: str) -> RetrievalResult:
+        # Lightning has left the precision's context by now, in which the towers ran.
+        context: AbstractContextManager[Any] = self.trainer.precision_plugin.forward_context()
+        with context:
+            scorer: Any = self if self.reranks(stage) else None
+            result = self.evaluation.compute(scorer)
+        self.evaluation.reset()
+        return result
+
+    def _log_recalls(self, prefix: str, stage: str) -> None:
+        found = dict(self._compute(stage).recalls)
+        if not found:
+            raise RuntimeError("Retrieval recall was asked for, but no picture with a caption was evaluated.")
+        # Every process has computed the same numbers; the mean over them only keeps Lightning from warning.
+        self.log(f"{prefix}/recall_mean", found.pop("recall_mean"), prog_bar=True, sync_dist=True)
+        self.log_dict({f"{prefix}/{name}": value for name, value in found.items()}, sync_dist=True)
+
+
+def _as_computed(tokens: Tensor) -> Tensor:
+    """Tokens in the precision in which a linear layer reads them: half the memory under autocast, and no less exact."""
+    device = tokens.device.type
+    return tokens.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tokens

@@ -1,0 +1,36 @@
+"""Large batches on small memory: a function runs over slices of its batch, and keeps no activations of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+
+def recomputed(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call `function`; its activations are dropped and computed again in the backward pass.
+
+    Random draws repeat, so the result is that of the plain call. Without gradient it is the plain call.
+    """
+    if not torch.is_grad_enabled():
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False)
+
+
+def in_slices(function: Callable[..., tuple[Tensor, ...]], size: int | None, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Call `function` on slices of its inputs' rows and join what it returns.
+
+    The backward pass runs each slice again and frees it before the next, so that the activations of one slice are the
+    most that is held: one loss and one backward pass over a batch of any size, at the price of a second forward pass.
+    Exact where no row depends on the others of its slice, as with everything but a BatchNorm in train mode.
+
+    Args:
+        function: tensors with equally many rows in, a tuple of tensors with a row dimension out.
+        size: rows of a slice; None calls the function once and keeps its activations.
+        *inputs: tensors [B, ...].
+    """
+    if size is None:
+        return function(*inputs)
+    parts = [recomputed(function, *rows) for rows in zip(*(tensor.split(size) for tensor in inputs), strict=True)]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
