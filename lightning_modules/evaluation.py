@@ -1,7 +1,7 @@
 """Retrieval evaluation and prediction for any module that puts pictures and texts into one space."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -118,14 +118,20 @@ class RetrievalEvaluation:
         self._ids.append((input_ids.cpu(), attention_mask.cpu()))
 
     @torch.no_grad()
-    def compute(self, scorer: PairScorer | None = None) -> RetrievalResult:
+    def compute(
+        self, scorer: PairScorer | None = None, precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> RetrievalResult:
         """Rank everything that was added. Every process must call it, and gets the same.
 
         Args:
             scorer: puts the `rerank_k` best of each row into a new order; needs the tokens of all pictures.
+            precision: what the scorer runs in, such as autocast. Similarities are in float32 all the same.
         """
-        image_features, image_id, sample_index = _gathered(self._images, columns=3)
-        text_features, text_image_id, text_id, text_index = _gathered(self._texts, columns=4)
+        # A process may have got no batch at all, and then knows the width of the features from the others.
+        widths = [batches[0][0].shape[1] for batches in (self._images, self._texts) if batches]
+        width = int(gather_uneven(torch.tensor([max(widths, default=0)])).max())
+        image_features, image_id, sample_index = _gathered(self._images, width, columns=3)
+        text_features, text_image_id, text_id, text_index = _gathered(self._texts, width, columns=4)
         input_ids, attention_mask = _gathered_ids(self._ids)
         known = bool((text_image_id != _UNKNOWN).all()) and len(image_features) > 0 and len(text_features) > 0
         matches = Matches(image_id, text_image_id, text_id if self.match_equal_texts else None) if known else None
@@ -136,24 +142,30 @@ class RetrievalEvaluation:
             ranks = retrieval_ranks(image_features, text_features, matches)
             found = recalls(*ranks)
         if scorer is not None and len(image_features) and len(text_features):
-            scores = match_candidates(
-                scorer,
-                near_texts,
-                near_images,
-                self._tokens,
-                input_ids,
-                attention_mask,
-                self.rerank_rows,
-                self.memory,
-            )
-            both = list(zip((near_texts, near_images), scores, strict=True))
-            orders = [score + near.similarity if self.rerank_score == "itm+itc" else score for near, score in both]
+            with precision():
+                scores = match_candidates(
+                    scorer,
+                    near_texts,
+                    near_images,
+                    self._tokens,
+                    input_ids,
+                    attention_mask,
+                    self.rerank_rows,
+                    self.memory,
+                )
+            near = near_texts, near_images
+            orders = [
+                score + candidates.similarity if self.rerank_score == "itm+itc" else score
+                for candidates, score in zip(near, scores, strict=True)
+            ]
             if matches is not None:
-                rows = [torch.arange(len(near.index))[:, None] for near, _ in both]
-                match = matches.pairs(rows[0], near_texts.index), matches.pairs(near_images.index, rows[1])
-                new = (reranked_ranks(*row) for row in zip(orders, match, ranks, strict=True))
-                found |= {f"rerank_{name}": value for name, value in recalls(*new).items()}
-            near_texts, near_images = (near.reordered(*new) for (near, *new) in _with(both, orders))
+                images, texts = (torch.arange(len(candidates.index))[:, None] for candidates in near)
+                match = matches.pairs(images, near_texts.index), matches.pairs(near_images.index, texts)
+                new_ranks = (reranked_ranks(*row) for row in zip(orders, match, ranks, strict=True))
+                found |= {f"rerank_{name}": value for name, value in recalls(*new_ranks).items()}
+            near_texts, near_images = (
+                candidates.reordered(*new) for candidates, *new in zip(near, scores, orders, strict=True)
+            )
         self.result = RetrievalResult(
             found,
             image_features,
@@ -169,14 +181,8 @@ class RetrievalEvaluation:
         return self.result
 
 
-def _with(both: list[tuple[Candidates, Tensor]], orders: list[Tensor]) -> list[tuple[Any, ...]]:
-    return [(near, score, order) for (near, score), order in zip(both, orders, strict=True)]
-
-
-def _gathered(batches: Sequence[tuple[Tensor, ...]], columns: int) -> list[Tensor]:
+def _gathered(batches: Sequence[tuple[Tensor, ...]], width: int, columns: int) -> list[Tensor]:
     """Join the batches of this process, then of all processes; the first column holds features, the others ids."""
-    # A process may have got no batch at all, and then knows the width from the others.
-    width = int(gather_uneven(torch.tensor([batches[0][0].shape[1] if batches else 0])).max())
     if batches:
         own = [torch.cat(column) for column in zip(*batches, strict=True)]
     else:
@@ -275,11 +281,9 @@ class RetrievalModule(LightningModule):
         return features
 
     def _compute(self, stage: str) -> RetrievalResult:
+        scorer: Any = self if self.reranks(stage) else None
         # Lightning has left the precision's context by now, in which the towers ran.
-        context: AbstractContextManager[Any] = self.trainer.precision_plugin.forward_context()
-        with context:
-            scorer: Any = self if self.reranks(stage) else None
-            result = self.evaluation.compute(scorer)
+        result = self.evaluation.compute(scorer, self.trainer.precision_plugin.forward_context)
         self.evaluation.reset()
         return result
 

@@ -112,7 +112,7 @@ def match_candidates(
     for number in range(int(gather_uneven(torch.tensor([len(passes)])).max())):
         idle = number >= len(passes)
         picture, texts = (0, torch.zeros(1, dtype=torch.long)) if idle else passes[number]
-        tokens = torch.zeros(shape) if idle else own_tokens[picture]
+        tokens = torch.zeros(shape, dtype=states[0].dtype) if idle else own_tokens[picture]
         length = int(attention_mask[texts].sum(1).max())
         scores = scorer.match_scores(
             torch.stack([states[int(text)][:length] for text in texts]).to(scorer.device),

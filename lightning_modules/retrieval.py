@@ -110,7 +110,7 @@ class Candidates:
 
     def reordered(self, match_score: Tensor, order_by: Tensor) -> "Candidates":
         """The same candidates with their matching scores, highest `order_by` [R, k] first."""
-        order = order_by.argsort(1, descending=True, stable=True)
+        order = order_by.argsort(dim=1, descending=True, stable=True)
         return Candidates(self.index.gather(1, order), self.similarity.gather(1, order), match_score.gather(1, order))
 
 
@@ -123,7 +123,7 @@ def nearest_candidates(image_features: Tensor, text_features: Tensor, k: int) ->
         k: candidates for a row.
     """
     images, texts = len(image_features), len(text_features)
-    text_parts = []
+    text_parts = [torch.zeros(0, texts).topk(min(k, texts), 1)]  # there may be no picture at all
     found = Candidates(torch.zeros(texts, 0, dtype=torch.long), torch.zeros(texts, 0, dtype=image_features.dtype))
     for start in range(0, images, _CHUNK):
         scores = image_features[start : start + _CHUNK] @ text_features.T

@@ -1,8 +1,9 @@
 """A training run that can kill itself, as a script: the process really ends, as on a cluster.
 
-    python killed_run.py FOLDER SEED EVERY_N_STEPS ACCUMULATE [--kill HOOK BATCH] [--resume CHECKPOINT]
+    python killed_run.py FOLDER SEED EVERY_N_STEPS ACCUMULATE [--kill HOOK BATCH] [--resume CHECKPOINT] [--fine-tuning]
 
-Every batch's sample indices go to FOLDER/samples.jsonl, the final state to FOLDER/final.ckpt.
+Every batch's sample indices go to FOLDER/samples.jsonl, the final state to FOLDER/final.ckpt. Fine-tuning for retrieval
+goes without masked words, in micro-batches, and re-ranks in validation.
 """
 
 import argparse
@@ -51,6 +52,7 @@ def main():
     parser.add_argument("accumulate", type=int)
     parser.add_argument("--kill", nargs=2)
     parser.add_argument("--resume")
+    parser.add_argument("--fine-tuning", action="store_true")
     args = parser.parse_args()
 
     seed_everything(args.seed, verbose=False)
@@ -80,7 +82,8 @@ def main():
         enable_model_summary=False,
         default_root_dir=args.folder,
     )
-    trainer.fit(tiny_albef(args.seed, vocab_size=200), data, ckpt_path=args.resume)
+    changes = {"mlm": False, "micro_batch_size": 3, "rerank_on": "always", "rerank_k": 10} if args.fine_tuning else {}
+    trainer.fit(tiny_albef(args.seed, vocab_size=200, **changes), data, ckpt_path=args.resume)
     trainer.save_checkpoint(args.folder / "final.ckpt")
 
 

@@ -52,32 +52,36 @@ def _tensors(tree, path=""):
 def uninterrupted(tmp_path_factory):
     runs = {}
 
-    def run(accumulate):
-        if accumulate not in runs:
-            runs[accumulate] = tmp_path_factory.mktemp(f"whole{accumulate}")
-            _run(runs[accumulate], 1, 1, accumulate)
-        return runs[accumulate]
+    def run(accumulate, *options):
+        key = accumulate, *options
+        if key not in runs:
+            runs[key] = tmp_path_factory.mktemp("whole")
+            _run(runs[key], 1, 1, accumulate, *options)
+        return runs[key]
 
     return run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("every_n_steps", "accumulate", "hook", "batch"),
+    ("every_n_steps", "accumulate", "hook", "batch", "options"),
     [
-        pytest.param(1, 1, "on_before_optimizer_step", 7, id="mid-epoch"),
-        pytest.param(2, 2, "on_train_batch_start", 8, id="mid-epoch-accumulating"),
-        pytest.param(4, 1, "on_train_epoch_end", 8, id="last-batch"),
-        pytest.param(0, 1, "on_train_epoch_start", 8, id="epoch-end"),
-        pytest.param(3, 1, "on_validation_batch_start", 8, id="validation"),
+        pytest.param(1, 1, "on_before_optimizer_step", 7, (), id="mid-epoch"),
+        pytest.param(2, 2, "on_train_batch_start", 8, (), id="mid-epoch-accumulating"),
+        pytest.param(4, 1, "on_train_epoch_end", 8, (), id="last-batch"),
+        pytest.param(0, 1, "on_train_epoch_start", 8, (), id="epoch-end"),
+        pytest.param(3, 1, "on_validation_batch_start", 8, (), id="validation"),
+        pytest.param(1, 1, "on_before_optimizer_step", 7, ("--fine-tuning",), id="fine-tuning"),
     ],
 )
-def test_resumed_run_equals_the_uninterrupted_one(tmp_path, uninterrupted, every_n_steps, accumulate, hook, batch):
-    whole = uninterrupted(accumulate)
-    _run(tmp_path, 1, every_n_steps, accumulate, "--kill", hook, batch, killed=True)
+def test_resumed_run_equals_the_uninterrupted_one(
+    tmp_path, uninterrupted, every_n_steps, accumulate, hook, batch, options
+):
+    whole = uninterrupted(accumulate, *options)
+    _run(tmp_path, 1, every_n_steps, accumulate, "--kill", hook, batch, *options, killed=True)
     assert not (tmp_path / "final.ckpt").exists()
     # Another seed: everything that matters has to come from the checkpoint.
-    _run(tmp_path, 2, every_n_steps, accumulate, "--resume", tmp_path / "last.ckpt")
+    _run(tmp_path, 2, every_n_steps, accumulate, "--resume", tmp_path / "last.ckpt", *options)
 
     assert _samples(tmp_path) == _samples(whole)
     assert len(_samples(whole)) == killed_run.BATCHES_AN_EPOCH * killed_run.EPOCHS

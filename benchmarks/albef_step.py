@@ -1,0 +1,479 @@
+"""One ALBEF training step: speed, memory and parts, against the plain formulation of the tests.
+
+    python benchmarks/albef_step.py                # the tables
+    python benchmarks/albef_step.py --only parts   # one of: speed, parts, ways, memory
+
+Towers of ViT-S width (384, 12 + 12 layers, 6 heads), 224 px, BERT's vocabulary, texts of 25 tokens, queue 4096. The
+plain formulation (`tests/support/plain_albef.py`) has the same weights, data and draws; dropout is off, so that the
+losses can be compared. Times are medians of steps that take turns, so that a machine whose speed drifts does not favour
+anyone.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from support.plain_albef import PlainALBEF
+from vlightning.callbacks import EMACallback
+from vlightning.datamodules import ImageTextDataModule
+from vlightning.lightning_modules import ALBEFModule, attention
+from vlightning.lightning_modules.albef import draws
+from vlightning.lightning_modules.albef.module import _Encoded
+from vlightning.lightning_modules.evaluation import Batch
+
+ALPHA = 0.4
+PRECISIONS = ("32-true", "bf16-mixed")
+
+
+class Step:
+    """A module with its optimizer and teacher update, stepped as the Trainer would."""
+
+    def __init__(self, options: argparse.Namespace, kind: type[ALBEFModule] = ALBEFModule, **changes: Any) -> None:
+        torch.manual_seed(0)
+        self.module = kind(
+            image_size=options.size,
+            vision_width=384,
+            vision_heads=6,
+            text_width=384,
+            text_heads=6,
+            text_ffn_width=1536,
+            queue_size=options.queue,
+            dropout=0.0,
+            **changes,
+        )
+        self.module.current_alpha = lambda: ALPHA  # type: ignore[method-assign]
+        self.losses: dict[str, float] = {}
+        self.module.log = lambda *_, **__: None  # type: ignore[method-assign]
+        self.module.log_dict = self._keep  # type: ignore[method-assign, assignment]
+        self.ema = EMACallback(self.module.momentum_pairs(), log=False)
+        optimizers: Any = self.module.configure_optimizers()
+        self.optimizer = optimizers["optimizer"]
+
+    def _keep(self, values: dict[str, Tensor], **_: Any) -> None:
+        self.losses |= {name: float(value) for name, value in values.items() if "loss_" in name}
+
+    def __call__(self, batch: Batch, precision: str) -> dict[str, float]:
+        """Forward, backward, optimizer, teacher, queues."""
+        self.optimizer.zero_grad()
+        with autocast(precision):
+            outputs = self.module.training_step(batch, 0)
+        outputs["loss"].backward()
+        self.optimizer.step()
+        self.ema.update(self.module)
+        self.enqueue(outputs)
+        return {name.removeprefix("train/loss_"): value for name, value in self.losses.items()}
+
+    def enqueue(self, outputs: dict[str, Any]) -> None:
+        """What `QueueCallback` does after a batch."""
+        for name, queue in self.module.queues().items():
+            queue.enqueue(outputs["keys"][name], outputs["key_ids"][name])
+
+
+class PlainStep(Step):
+    """The same with everything done the plain way, and torch's default AdamW."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options)
+        self.plain = PlainALBEF(self.module)
+        self.optimizer = torch.optim.AdamW(
+            [{**group, "fused": False} for group in self.optimizer.param_groups], lr=1e-4
+        )
+
+    def __call__(self, batch: Batch, precision: str) -> dict[str, float]:
+        """Forward, backward, optimizer, teacher, queues."""
+        losses = self.plain.step(batch, ALPHA, self.optimizer, autocast(precision))
+        return {name: float(value.detach()) for name, value in losses.items()}
+
+
+def autocast(precision: str) -> contextlib.AbstractContextManager[Any]:
+    """What Lightning wraps a step in."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16-mixed" else contextlib.nullcontext()
+
+
+def make_batch(options: argparse.Namespace) -> Batch:
+    """Random pictures and texts of 12 to 25 tokens."""
+    generator = torch.Generator().manual_seed(0)
+    size, length = options.batch, options.length
+    ids = torch.randint(1000, 30522, (size, length), generator=generator)
+    ids[:, 0] = 101
+    mask = (torch.arange(length) < torch.randint(length // 2, length + 1, (size, 1), generator=generator)).long()
+    mask[0] = 1
+    return {
+        "image": torch.randn(size, 3, options.size, options.size, generator=generator),
+        "input_ids": ids * mask,
+        "attention_mask": mask,
+        "image_id": torch.arange(size),
+    }
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Wall time of a call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def medians(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Median seconds of each after one call to warm up, all taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for repeat in range(repeats + 1):
+        for name, function in functions.items():
+            taken = seconds(function)
+            if repeat:
+                times[name].append(taken)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def matmul_rates() -> dict[str, Callable[[], float]]:
+    """A product of the ViT's shapes in each precision, in floating-point operations per second."""
+
+    def rate(dtype: torch.dtype) -> float:
+        left, right = torch.randn(4096, 384, dtype=dtype), torch.randn(384, 1536, dtype=dtype)
+        times = [seconds(lambda: left @ right) for _ in range(30)]
+        return 2 * 4096 * 384 * 1536 / statistics.median(times[5:])
+
+    return {"32-true": lambda: rate(torch.float32), "bf16-mixed": lambda: rate(torch.bfloat16)}
+
+
+def speed(options: argparse.Namespace) -> None:
+    """Steps of both formulations in both precisions, and how much of the machine's rate they reach."""
+    batch = make_batch(options)
+    ours, plain = Step(options), PlainStep(options)
+    torch.manual_seed(1)
+    first = ours(batch, "32-true")
+    torch.manual_seed(1)
+    reference = plain(batch, "32-true")
+    print("losses of the first step, float32")
+    for name, value in reference.items():
+        print(f"  {name}: plain {value:.6f}  ours {first[name]:.6f}  difference {abs(first[name] - value):.1e}")
+
+    flops = {}
+    for name, step in (("ours", ours), ("plain", plain)):
+        with FlopCounterMode(display=False) as counter:
+            step(batch, "32-true")
+        flops[name] = counter.get_total_flops()
+    rates: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
+    functions: dict[str, Callable[[], Any]] = {
+        f"{name} {precision}": lambda step=step, precision=precision: step(batch, precision)
+        for precision in PRECISIONS
+        for name, step in (("ours", ours), ("plain", plain))
+    }
+    for precision, measure in matmul_rates().items():
+        functions[f"rate {precision}"] = lambda p=precision, m=measure: rates[p].append(m())
+    taken = medians(functions, options.repeats)
+    slowest = taken["plain 32-true"]
+    print(f"\n{'step':18} {'seconds':>8} {'pairs/s':>8} {'x plain f32':>12} {'Tflop':>7} {'share of matmul rate':>21}")
+    for precision in PRECISIONS:
+        rate = statistics.median(rates[precision])
+        for name in ("plain", "ours"):
+            value = taken[f"{name} {precision}"]
+            share = flops[name] / value / rate
+            print(
+                f"{name + ' ' + precision:18} {value:8.2f} {options.batch / value:8.2f} {slowest / value:12.2f} "
+                f"{flops[name] / 1e12:7.2f} {share:20.0%}"
+            )
+        print(f"  matrix product, {precision}: {rate / 1e9:.0f} Gflop/s")
+
+
+def parts(options: argparse.Namespace) -> None:
+    """Where a step's time goes: each part by itself, forward and, where it has one, backward."""
+    batch = make_batch(options)
+    step = Step(options)
+    module = step.module
+    outputs = module.training_step(batch, 0)
+    outputs["loss"].backward()
+    step.optimizer.step()
+    print(f"\n{'part':34} " + " ".join(f"{precision:>11}" for precision in PRECISIONS))
+    rows: dict[str, dict[str, float]] = {}
+    with pictures(options) as loader:
+        for precision in PRECISIONS:
+            measured = medians(_parts(step, batch, precision, loader), options.repeats)
+            for name, value in measured.items():
+                rows.setdefault(name, {})[precision] = value
+    for name, values in rows.items():
+        print(f"{name:34} " + " ".join(f"{values[precision]:10.3f}s" for precision in PRECISIONS))
+    print(f"{'EMA and queues, share of a step':34} ", end="")
+    shares = [(values := {n: rows[n][p] for n in rows})["EMA"] + values["queues"] for p in PRECISIONS]
+    print(" ".join(f"{share / rows['whole step'][p]:11.2%}" for share, p in zip(shares, PRECISIONS, strict=True)))
+
+
+def _parts(step: Step, batch: Batch, precision: str, loader: Iterator[Batch]) -> dict[str, Callable[[], Any]]:
+    module = step.module
+    torch.manual_seed(1)
+    masked = module._draw_masked_tokens(batch["input_ids"])
+    with autocast(precision), torch.no_grad():
+        teacher = module._encode(module.teacher, batch, masked)
+        student = module._encode(module.student, batch, masked)
+        _, *logits = module._contrast(batch, student, teacher, ALPHA)
+        negatives = module._draw_negatives(batch, *logits)
+        matching, fused = module._fuse(batch, student, *negatives)
+    leaves = _as_leaves(student)
+    fused_leaf, matching_leaf = fused.detach().requires_grad_(), matching.detach().requires_grad_()
+    outputs = {
+        "keys": {"image": teacher.image_features, "text": teacher.text_features},
+        "key_ids": {"image": batch["image_id"], "text": batch["image_id"]},
+    }
+
+    def run(forward: Callable[[], Any], backward: bool = True) -> Callable[[], None]:
+        def call() -> None:
+            step.optimizer.zero_grad()
+            with autocast(precision), torch.set_grad_enabled(backward):
+                result = forward()
+            if backward:
+                tensors = [t for t in _flat(result) if t.requires_grad]
+                torch.autograd.backward(tensors, [torch.ones_like(t) for t in tensors])
+
+        return call
+
+    def optimizer() -> None:
+        for parameter in module.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        step.optimizer.step()
+
+    optimizer()
+    return {
+        "whole step": lambda: step(batch, precision),
+        "student towers, forward, backward": run(lambda: module._encode(module.student, batch, masked)),
+        "teacher towers, forward": run(lambda: module._encode(module.teacher, batch, masked), backward=False),
+        "contrast, forward, backward": run(lambda: module._contrast(batch, leaves, teacher, ALPHA)[0]),
+        "negatives": run(lambda: module._draw_negatives(batch, *logits), backward=False),
+        "fusion, forward, backward": run(lambda: module._fuse(batch, leaves, *negatives)),
+        "matching head": run(lambda: module._match(matching_leaf, *negatives)),
+        "MLM with the teacher's fusion": run(lambda: module._predict_words(batch, teacher, masked, fused_leaf, ALPHA)),
+        "EMA": lambda: step.ema.update(module),
+        "queues": lambda: step.enqueue(outputs),
+        "optimizer": optimizer,
+        "loader, no worker": lambda: next(loader),
+    }
+
+
+def _as_leaves(encoded: Any) -> Any:
+    def leaf(tensor: Tensor) -> Tensor:
+        return tensor.detach().requires_grad_()
+
+    return type(encoded)(*(tuple(map(leaf, part)) if isinstance(part, tuple) else leaf(part) for part in encoded))
+
+
+def _flat(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in _flat(part)]
+
+
+@contextlib.contextmanager
+def pictures(options: argparse.Namespace) -> Iterator[Iterator[Batch]]:
+    """Batches of JPEG pictures of 500 x 375 pixels with captions, decoded and augmented in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = []
+        for number in range(4 * options.batch):
+            noise = torch.randint(256, (6, 8, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
+            Image.fromarray(noise.numpy()).resize((500, 375), Image.Resampling.BICUBIC).save(f"{folder}/{number}.jpg")
+            lines.append(json.dumps({"image": f"{number}.jpg", "caption": f"a picture with the number {number}"}))
+        table = Path(folder, "pairs.jsonl")
+        table.write_text("\n".join(lines))
+        data = ImageTextDataModule(
+            train=str(table),
+            image_size=options.size,
+            batch_size=options.batch,
+            num_workers=0,
+            vocab_size=300,
+            cache_dir=folder,
+        )
+        data.setup("fit")
+
+        def forever() -> Iterator[Batch]:
+            while True:
+                yield from data.train_dataloader()
+
+        yield forever()
+
+
+class SeparatePasses(ALBEFModule):
+    """Every group of rows through the networks by itself."""
+
+    def _fuse(self, batch: Batch, student: Any, negative_image: Any, negative_text: Any) -> tuple[Tensor, ...]:
+        wrong_image, wrong_text = negative_image.row, negative_text.row
+        mask, text, tokens = batch["attention_mask"], student.text_states, student.image_tokens
+        fuse = self.student.fuse
+        pairs, wrong = fuse(text, mask, tokens)[:, 0], fuse(text, mask, tokens[wrong_image])[:, 0]
+        with_wrong_text = fuse(text[wrong_text], mask[wrong_text], tokens)[:, 0]
+        masked = fuse(student.masked_states[0], mask, tokens)
+        return torch.stack([pairs, wrong, with_wrong_text], 1), masked
+
+
+class CopiedKeys(ALBEFModule):
+    """One fusion pass, with the image tokens copied for every row and projected again."""
+
+    def _fuse(self, batch: Batch, student: Any, negative_image: Any, negative_text: Any) -> tuple[Tensor, ...]:
+        wrong_image, wrong_text = negative_image.row, negative_text.row
+        mask, text, tokens = batch["attention_mask"], student.text_states, student.image_tokens
+        states = torch.cat([text, text, text[wrong_text], student.masked_states[0]])
+        fused = self.student.fuse(
+            states,
+            torch.cat([mask, mask, mask[wrong_text], mask]),
+            torch.cat([tokens, tokens[wrong_image], tokens, tokens]),
+        )
+        pairs, wrong, with_wrong_text, masked = fused.chunk(4)
+        return torch.stack([pairs[:, 0], wrong[:, 0], with_wrong_text[:, 0]], 1), masked
+
+
+class SeparateTexts(ALBEFModule):
+    """Captions and masked captions through the text layers one after the other."""
+
+    def _encode(self, network: Any, batch: Batch, masked: Any) -> Any:
+        mask = batch["attention_mask"]
+        tokens = network.encode_image(batch["image"])
+        text, words = network.encode_text(batch["input_ids"], mask), network.encode_text(masked.input_ids, mask)
+        features = network.project_image(tokens), network.project_text(text)
+        return _Encoded(tokens, text, (words,), *features)
+
+
+class EveryPosition(ALBEFModule):
+    """The language-model head on all positions."""
+
+    def _draw_masked_tokens(self, input_ids: Tensor) -> draws.MaskedTokens:
+        masked = super()._draw_masked_tokens(input_ids)
+        labels = torch.full_like(input_ids, -100).flatten()
+        labels[masked.positions] = masked.labels
+        return draws.MaskedTokens(masked.input_ids, torch.arange(labels.numel()), labels)
+
+
+class OtherAttention(ALBEFModule):
+    """Two matrix products and a softmax where the fused kernel was chosen, and the reverse."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        """The step with the other choice."""
+        chosen = attention._fused
+        attention._fused = lambda *args: not chosen(*args)
+        try:
+            return super().training_step(batch, batch_idx)
+        finally:
+            attention._fused = chosen
+
+
+def ways(options: argparse.Namespace) -> None:
+    """What each way of saving time brings: a step with that one undone, over the step with all."""
+    batch = make_batch(options)
+    undone: dict[str, Step] = {"all ways": Step(options)}
+    kinds = {
+        "masked rows only": EveryPosition,
+        "one fusion pass for all rows": SeparatePasses,
+        "keys and values projected once": CopiedKeys,
+        "both texts in one pass": SeparateTexts,
+        "attention by the faster formulation": OtherAttention,
+    }
+    step = undone["all ways"]
+    plain = PlainALBEF(step.module)
+    default = torch.optim.AdamW([{**group, "fused": False} for group in step.optimizer.param_groups], lr=1e-4)
+    print(f"\n{'way':38} " + " ".join(f"{precision + ', saved':>22}" for precision in PRECISIONS))
+    rows: dict[str, list[str]] = {}
+    for precision in PRECISIONS:
+        base_and_other: dict[str, tuple[float, float]] = {}
+        for name, kind in kinds.items():
+            other = Step(options, kind)
+            taken = medians(
+                {
+                    "with": lambda p=precision: step(batch, p),
+                    "without": lambda p=precision, o=other: o(batch, p),
+                },
+                options.repeats,
+            )
+            base_and_other[name] = taken["with"], taken["without"]
+            del other
+            gc.collect()
+        taken = medians(
+            {
+                "step": lambda p=precision: step(batch, p),
+                "ema": lambda: step.ema.update(step.module),
+                "plain ema": plain.update_teacher,
+                "fused": step.optimizer.step,
+                "default": default.step,
+            },
+            options.repeats,
+        )
+        base_and_other["averaging all tensors at once"] = (
+            taken["step"],
+            taken["step"] + taken["plain ema"] - taken["ema"],
+        )
+        base_and_other["fused AdamW"] = taken["step"], taken["step"] + taken["default"] - taken["fused"]
+        for name, (base, other_time) in base_and_other.items():
+            rows.setdefault(name, []).append(f"{other_time - base:9.3f}s {(other_time - base) / other_time:10.0%}")
+    for name, cells in rows.items():
+        print(f"{name:38} " + " ".join(f"{cell:>22}" for cell in cells))
+
+
+def memory(options: argparse.Namespace) -> None:
+    """Peak resident memory of three steps over that of the bare process, each in a process of its own."""
+    variants = {
+        "plain": ["plain", "{}"],
+        "ours": ["ours", "{}"],
+        "ours, activation_checkpointing": ["ours", '{"activation_checkpointing": true}'],
+        "ours, micro_batch_size 4": ["ours", '{"micro_batch_size": 4}'],
+        "ours, both": ["ours", '{"micro_batch_size": 4, "activation_checkpointing": true}'],
+    }
+    print(f"\n{'peak memory over the bare process':34} " + " ".join(f"{p:>22}" for p in PRECISIONS))
+    base: dict[str, float] = {}
+    for name, words in variants.items():
+        cells = []
+        for precision in PRECISIONS:
+            command = [sys.executable, __file__, "--measure", *words, precision]
+            command += [f"--{key}={getattr(options, key)}" for key in ("batch", "size", "length", "queue")]
+            answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+            peak, taken = float(answer[-2]), float(answer[-1])
+            base.setdefault(precision, peak)
+            cells.append(f"{peak:5.2f} GiB {peak / base[precision]:4.0%} {taken:5.2f}s")
+        print(f"{name:34} " + " ".join(f"{cell:>22}" for cell in cells))
+
+
+def measure(options: argparse.Namespace) -> None:
+    """One variant of `memory`: prints GiB and seconds of the last step."""
+    formulation, changes, precision = options.measure
+    # A first product, so that the libraries' own buffers count as the bare process.
+    torch.randn(64, 64) @ torch.randn(64, 64)
+    bare = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = PlainStep(options) if formulation == "plain" else Step(options, **json.loads(changes))
+    batch = make_batch(options)
+    taken = [seconds(lambda: step(batch, precision)) for _ in range(3)]
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - bare) / 2**20, min(taken))
+
+
+def main() -> None:
+    """Print the tables that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tables = {"speed": speed, "parts": parts, "ways": ways, "memory": memory}
+    parser.add_argument("--only", choices=tables, help="print one table")
+    parser.add_argument("--batch", type=int, default=16, help="pairs")
+    parser.add_argument("--size", type=int, default=224, help="side of the pictures in pixels")
+    parser.add_argument("--length", type=int, default=25, help="tokens of the longest text")
+    parser.add_argument("--queue", type=int, default=4096, help="keys in each queue")
+    parser.add_argument("--repeats", type=int, default=5, help="steps that a median is of")
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        measure(options)
+        return
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch {options.batch}, {options.size} px")
+    for name, table in tables.items():
+        if options.only in (None, name):
+            table(options)
+            gc.collect()
+
+
+if __name__ == "__main__":
+    main()
