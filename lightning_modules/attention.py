@@ -8,9 +8,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-# On a CPU the fused kernel's backward pass costs 2 to 9 times that of two plain matrix products (measured in bf16 and
-# float32 at 16 to 197 keys, `benchmarks/attention.py`). Past this length the matrices that it avoids get large.
-_LONGEST_EXPLICIT = 256
+# On a CPU the fused kernel's backward pass costs 2 to 9 times that of two plain matrix products in 16 bits, and as much
+# or a third more in float32 (measured at 16 to 197 keys, `benchmarks/attention.py`). Past these lengths the matrices
+# that it avoids get large, and in float32 it is no slower.
+_LONGEST_EXPLICIT = {2: 256, 4: 128, 8: 128}  # keys by bytes of a number
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
@@ -26,7 +27,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     Returns:
         [B, H, L, D].
     """
-    if _fused(query.device, key.shape[-2]):
+    if _fused(query.device, query.dtype, key.shape[-2]):
         return F.scaled_dot_product_attention(query, key, value, mask, dropout)
     scores = query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)
     if mask is not None:
@@ -37,13 +38,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 
 def set_vit_attention(encoder: VisionTransformer, image: Tensor) -> None:
     """Let a timm ViT use the formulation that `attend` would for this batch of pictures."""
-    fused = _fused(image.device, encoder.pos_embed.shape[1])
+    device = image.device.type
+    computed_in = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else image.dtype
+    fused = _fused(image.device, computed_in, encoder.pos_embed.shape[1])
     for block in encoder.blocks:
         block.attn.fused_attn = fused
 
 
-def _fused(device: torch.device, keys: int) -> bool:
-    return device.type != "cpu" or not torch.is_grad_enabled() or keys > _LONGEST_EXPLICIT
+def _fused(device: torch.device, dtype: torch.dtype, keys: int) -> bool:
+    return device.type != "cpu" or not torch.is_grad_enabled() or keys > _LONGEST_EXPLICIT[dtype.itemsize]
 
 
 def _bert_attention(

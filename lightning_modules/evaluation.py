@@ -15,7 +15,7 @@ from .retrieval import RECALLS, Candidates, Matches, nearest_candidates, recalls
 
 Batch = dict[str, Tensor]
 _UNKNOWN = torch.iinfo(torch.long).min  # an id that no data has
-RerankScore = Literal["itm", "itm+itc"]
+RerankScore = Literal["itm", "itm+itc", "itm+itc_logits"]
 
 
 @dataclass
@@ -58,7 +58,8 @@ class RetrievalEvaluation:
         match_equal_texts: whether a picture also matches the texts that equal one of its own captions (web and shop
             data repeat titles); else only the captions of the same picture match.
         rerank_k: candidates of each row that a matching head puts into a new order.
-        rerank_score: order by the matching score alone, or by its sum with the cosine similarity.
+        rerank_score: order by the matching score alone, or by its sum with the cosine similarity or the contrastive
+            logit, which is the cosine over the temperature.
         rerank_rows: texts that go through the matching head at a time.
         memory: bytes of main memory that a process may hold in image tokens, and again in text states.
     """
@@ -119,13 +120,17 @@ class RetrievalEvaluation:
 
     @torch.no_grad()
     def compute(
-        self, scorer: PairScorer | None = None, precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self,
+        scorer: PairScorer | None = None,
+        precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        temperature: float = 1.0,
     ) -> RetrievalResult:
         """Rank everything that was added. Every process must call it, and gets the same.
 
         Args:
             scorer: puts the `rerank_k` best of each row into a new order; needs the tokens of all pictures.
             precision: what the scorer runs in, such as autocast. Similarities are in float32 all the same.
+            temperature: of the contrastive logits.
         """
         # A process may have got no batch at all, and then knows the width of the features from the others.
         widths = [batches[0][0].shape[1] for batches in (self._images, self._texts) if batches]
@@ -137,10 +142,10 @@ class RetrievalEvaluation:
         matches = Matches(image_id, text_image_id, text_id if self.match_equal_texts else None) if known else None
 
         near_texts, near_images = nearest_candidates(image_features, text_features, self.rerank_k or max(RECALLS))
-        found: dict[str, float] = {}
+        in_percent: dict[str, float] = {}
         if matches is not None:
             ranks = retrieval_ranks(image_features, text_features, matches)
-            found = recalls(*ranks)
+            in_percent = recalls(*ranks)
         if scorer is not None and len(image_features) and len(text_features):
             with precision():
                 scores = match_candidates(
@@ -154,20 +159,18 @@ class RetrievalEvaluation:
                     self.memory,
                 )
             near = near_texts, near_images
-            orders = [
-                score + candidates.similarity if self.rerank_score == "itm+itc" else score
-                for candidates, score in zip(near, scores, strict=True)
-            ]
+            weight = {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1.0 / temperature}[self.rerank_score]
+            orders = [score + weight * found.similarity for found, score in zip(near, scores, strict=True)]
             if matches is not None:
                 images, texts = (torch.arange(len(candidates.index))[:, None] for candidates in near)
                 match = matches.pairs(images, near_texts.index), matches.pairs(near_images.index, texts)
                 new_ranks = (reranked_ranks(*row) for row in zip(orders, match, ranks, strict=True))
-                found |= {f"rerank_{name}": value for name, value in recalls(*new_ranks).items()}
+                in_percent |= {f"rerank_{name}": value for name, value in recalls(*new_ranks).items()}
             near_texts, near_images = (
                 candidates.reordered(*new) for candidates, *new in zip(near, scores, orders, strict=True)
             )
         self.result = RetrievalResult(
-            found,
+            in_percent,
             image_features,
             text_features,
             sample_index,
@@ -227,6 +230,10 @@ class RetrievalModule(LightningModule):
         """Whether candidates are re-ranked in a stage ("validate", "test" or "predict")."""
         return False
 
+    def contrastive_temperature(self) -> float:
+        """What cosines are divided by in the contrastive loss; every process asks, because it may be sharded."""
+        return 1.0
+
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return unit-length features of the pictures [B, E] and the texts [T, E] of a batch."""
         return self.encode_images(batch["image"])[0], self.encode_texts(batch["input_ids"], batch["attention_mask"])
@@ -283,7 +290,9 @@ class RetrievalModule(LightningModule):
     def _compute(self, stage: str) -> RetrievalResult:
         scorer: Any = self if self.reranks(stage) else None
         # Lightning has left the precision's context by now, in which the towers ran.
-        result = self.evaluation.compute(scorer, self.trainer.precision_plugin.forward_context)
+        result = self.evaluation.compute(
+            scorer, self.trainer.precision_plugin.forward_context, self.contrastive_temperature()
+        )
         self.evaluation.reset()
         return result
 

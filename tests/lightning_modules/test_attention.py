@@ -13,7 +13,7 @@ def test_both_formulations_are_one_function_in_value_and_gradient(monkeypatch, d
     mask = (torch.arange(7) < torch.tensor([[7], [4]]))[:, None, None] if masked else None
     results = []
     for longest in (0, 256):  # fused, explicit
-        monkeypatch.setattr("vlightning.lightning_modules.attention._LONGEST_EXPLICIT", longest)
+        monkeypatch.setattr("vlightning.lightning_modules.attention._LONGEST_EXPLICIT", {2: longest, 8: longest})
         out = attend(query, key, value, mask)
         results.append([out, *torch.autograd.grad(out.square().sum(), (query, key, value))])
     close = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 0.05, "atol": 0.05}
@@ -37,3 +37,13 @@ def test_vit_uses_the_fused_kernel_only_where_it_is_faster():
     with torch.no_grad():
         set_vit_attention(encoder, torch.zeros(1, 3, 16, 16))
     assert encoder.blocks[0].attn.fused_attn
+
+
+def test_the_length_up_to_which_two_products_are_faster_depends_on_the_precision():
+    encoder = timm.models.vision_transformer.VisionTransformer(224, 16, embed_dim=8, depth=1, num_heads=1)
+    picture = torch.zeros(1, 3, 224, 224)
+    set_vit_attention(encoder, picture)
+    assert encoder.blocks[0].attn.fused_attn
+    with torch.autocast("cpu", torch.bfloat16):
+        set_vit_attention(encoder, picture)
+    assert not encoder.blocks[0].attn.fused_attn

@@ -48,15 +48,15 @@ def test_processes_with_uneven_or_empty_shares_all_get_the_result_of_everything(
         assert all(torch.equal(a, b) for a, b in zip(tensors, expected[1:], strict=True))
 
 
-@pytest.mark.parametrize("score", ["itm", "itm+itc"])
-def test_the_matching_score_decides_the_order_of_the_candidates(score):
-    result = _add(RetrievalEvaluation(rerank_k=10, rerank_score=score), 0, IMAGES).compute(Scorer())
+@pytest.mark.parametrize(("score", "weight"), [("itm", 0), ("itm+itc", 1), ("itm+itc_logits", 20)])
+def test_the_matching_score_decides_the_order_of_the_candidates(score, weight):
+    result = _add(RetrievalEvaluation(rerank_k=10, rerank_score=score), 0, IMAGES).compute(Scorer(), temperature=0.05)
     plain = _add(RetrievalEvaluation(rerank_k=10), 0, IMAGES).compute()
     for near, before in ((result.near_texts, plain.near_texts), (result.near_images, plain.near_images)):
         distance = (near.index - torch.arange(IMAGES)[:, None]).abs().float()
         assert torch.equal(near.match_score, -distance)
-        order_by = near.match_score + (near.similarity if score == "itm+itc" else 0)
-        assert (order_by.diff(dim=1) <= 0).all()
+        order_by = near.match_score + weight * near.similarity
+        assert (order_by.diff(dim=1) <= 1e-5).all()
         assert torch.equal(near.index.sort(1).values, before.index.sort(1).values)
     # The scorer puts the match first wherever it is a candidate: recall at 1 becomes recall at 10 of the contrast.
     if score == "itm":

@@ -69,7 +69,8 @@ def _brute_force(module, score):
             ones = torch.ones(states[text].shape[:2], dtype=torch.long)
             fused = module.student.fuse(states[text], ones, tokens[picture])
             logit = module.itm_head(fused[:, 0])[0, 1].item()
-            return logit + (similarity[picture][text] if score == "itm+itc" else 0.0)
+            weight = {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1 / module.temperature.item()}[score]
+            return logit + weight * similarity[picture][text]
 
         similarity = (image_features @ text_features.T).tolist()
         found = {}
@@ -101,7 +102,7 @@ def _test(module, rows, size):
     return metrics
 
 
-@pytest.mark.parametrize("score", ["itm", "itm+itc"])
+@pytest.mark.parametrize("score", ["itm", "itm+itc", "itm+itc_logits"])
 def test_recall_equals_brute_force_and_each_picture_is_encoded_once(monkeypatch, score):
     module = _module(score)
     expected = _brute_force(module, score)
@@ -173,13 +174,19 @@ def test_tokens_are_kept_in_the_precision_that_reads_them():
 def test_under_autocast_pairs_are_scored_in_it_and_similarities_are_not(monkeypatch):
     module = tiny_albef(rerank_k=K)
     inside = {}
-    for place, name in ((evaluation, "retrieval_ranks"), (evaluation, "nearest_candidates"), (module, "match_scores")):
 
-        def spy(*args, name=name, original=getattr(place, name)):
+    def watch(place, name):
+        original = getattr(place, name)
+
+        def spy(*args):
             inside[name] = torch.is_autocast_enabled("cpu")
             return original(*args)
 
         monkeypatch.setattr(place, name, spy)
+
+    watch(evaluation, "retrieval_ranks")
+    watch(evaluation, "nearest_candidates")
+    watch(module, "match_scores")
     trainer = Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, precision="bf16-mixed"
     )
