@@ -1,9 +1,12 @@
-"""Checkpoint files that are whole or not there at all."""
+"""Checkpoints that are whole or not there at all."""
 
 import os
 import pickle
 import re
+import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,11 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from typing_extensions import override
 
+from .sharded_checkpoint import METADATA, read_checkpoint_folder
+
+STAGED, REPLACED = ".incomplete-", ".replaced-"
+"""How the names begin that a checkpoint has until it is complete, and that an old folder has until it is removed."""
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a file beside its target and renames it into place.
@@ -21,7 +29,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     the move is a copy onto the final name, and a full disk destroys the good checkpoint that was there. Here the old
     file stays as it is until the new one is completely on disk. Remote paths go the way that Lightning goes.
 
-    Loading takes plain data only (`weights_only=True`) unless the Trainer is told otherwise.
+    Loading takes plain data only (`weights_only=True`) unless the Trainer is told otherwise, and takes the folders that
+    `ShardedStrategy` writes, too.
 
     Pass it to the Trainer: `Trainer(plugins=[AtomicCheckpointIO()])`.
     """
@@ -43,20 +52,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(local_path)
-        target.parent.mkdir(parents=True, exist_ok=True)
         # Not made from the target's name: Lightning takes every file with `ckpt_` in it for one of its own.
-        sibling = target.parent / f".incomplete-{uuid.uuid4().hex}"
+        staged = target.parent / f"{STAGED}{uuid.uuid4().hex}"
         try:
-            with sibling.open("xb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(sibling, target)
-        except (OSError, RuntimeError) as error:
-            raise _write_error(target, error) from error
+            with writing(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_file(checkpoint, staged)
+                swap_in(staged, target)
         finally:
-            sibling.unlink(missing_ok=True)
-        _sync_folder(target.parent)
+            staged.unlink(missing_ok=True)
 
     @override
     def load_checkpoint(
@@ -65,22 +69,108 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Any = lambda storage, loc: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Loads a checkpoint.
+        """Loads a checkpoint: a file, or the folder of a sharded one.
 
         Args:
-            path: Local path or fsspec URL.
-            map_location: Where the tensors go, as in `torch.load`; by default they stay on the CPU.
+            path: Local path or fsspec URL; a folder must be local.
+            map_location: Where the tensors go, as in `torch.load`; by default, and from a folder, to the CPU.
             weights_only: False loads arbitrary objects, for files that are trusted; None means True.
 
         Raises:
-            FileNotFoundError: If there is no such file.
-            RuntimeError: If the file is not a whole checkpoint, or holds more than plain data.
+            FileNotFoundError: If there is none.
+            RuntimeError: If it is not a whole checkpoint, or holds more than plain data.
         """
-        try:
-            loaded: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only is not False)
-        except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-            raise _read_error(path, error) from error
+        safe = weights_only is not False
+        with reading(path):
+            if Path(path).is_dir():
+                return read_checkpoint_folder(Path(path), safe)
+            loaded: dict[str, Any] = super().load_checkpoint(path, map_location, safe)
         return loaded
+
+    @override
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes a file or folder; a folder that was removed in part is no checkpoint any more."""
+        if Path(path).is_dir() and not Path(path).is_symlink():
+            (Path(path) / METADATA).unlink(missing_ok=True)
+        super().remove_checkpoint(path)
+
+
+def consolidate_checkpoint(folder: str | Path, file: str | Path) -> None:
+    """Makes one file of a sharded checkpoint, as one process would have written it.
+
+    For what reads files only, such as `load_from_checkpoint`. It needs main memory for the whole checkpoint.
+
+    Args:
+        folder: What `ShardedStrategy` has written.
+        file: Path of the new file.
+    """
+    checkpoint_io = AtomicCheckpointIO()
+    checkpoint_io.save_checkpoint(checkpoint_io.load_checkpoint(folder), file)
+
+
+def write_file(content: Any, path: Path) -> None:
+    """Writes a new file and waits until it is on the disk."""
+    with path.open("xb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def swap_in(staged: Path, target: Path) -> None:
+    """Renames a complete file or folder to its final name, and then removes what had it.
+
+    A file replaces a file in one step. A folder needs two, since nothing can be renamed onto one that is not empty; a
+    process that is killed in between leaves the old one under a name that begins with `.replaced-`, which the next save
+    of a sharded checkpoint takes back.
+
+    Raises:
+        OSError: If it cannot be renamed; the target is then what it was before.
+    """
+    if target.exists() and (staged.is_dir() or target.is_dir()):
+        old = target.with_name(f"{REPLACED}{target.name}")
+        _remove(old)
+        os.rename(target, old)
+        try:
+            os.rename(staged, target)
+        except BaseException:
+            os.rename(old, target)
+            raise
+        _sync_folder(target.parent)
+        _remove(old)
+    else:
+        os.replace(staged, target)
+        _sync_folder(target.parent)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Removes what a run that was killed while it saved a sharded checkpoint has left in a folder."""
+    for staged in folder.glob(f"{STAGED}*"):
+        if staged.is_dir():
+            _remove(staged)
+    for old in folder.glob(f"{REPLACED}*"):
+        target = old.with_name(old.name.removeprefix(REPLACED))
+        if target.exists():
+            _remove(old)
+        else:
+            os.rename(old, target)
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Gives the error of a failed save its sentence."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise _write_error(target, error) from error
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Gives the error of a failed load its sentence."""
+    try:
+        yield
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        raise _read_error(path, error) from error
 
 
 def _write_error(target: Path, error: Exception) -> OSError:
@@ -88,7 +178,7 @@ def _write_error(target: Path, error: Exception) -> OSError:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
-    kept = "the file that was there before is unchanged" if target.exists() else "nothing is left of it"
+    kept = "what was there before is unchanged" if target.exists() else "nothing is left of it"
     reason = cause if cause is not None else error
     number = cause.errno if isinstance(cause, OSError) else None
     message = (
@@ -108,6 +198,13 @@ def _read_error(path: str | Path, error: Exception) -> RuntimeError:
         f"The checkpoint {path} cannot be read ({_gist(error)}): it is truncated or not a checkpoint, take an "
         "earlier one."
     )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _gist(error: Exception) -> str:

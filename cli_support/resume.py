@@ -18,6 +18,7 @@ import torch
 import yaml
 from lightning.pytorch import LightningDataModule
 
+from ..callbacks.sharded_checkpoint import METADATA
 from .explain import subclasses
 from .report import tell
 from .typed import Source, Typed, UsageError, nearest
@@ -80,7 +81,11 @@ def read_checkpoint(path: Path) -> Saved:
     Raises:
         UsageError: If it is not a checkpoint, or holds more than tensors and plain data.
     """
-    file = path / "meta.pt" if path.is_dir() else path
+    if path.is_dir() and not (path / METADATA).is_file():
+        raise UsageError(f"{str(path)!r} is no whole checkpoint: the folder has no {METADATA}, which is written last.")
+    if path.name == METADATA:
+        raise UsageError(f"{str(path)!r} is a part of a sharded checkpoint: give the folder, {str(path.parent)!r}.")
+    file = path / METADATA if path.is_dir() else path
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

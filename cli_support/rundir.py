@@ -146,7 +146,7 @@ def _continue_after_requeue(run_dir: Path, config: Any, subcommand: str) -> None
     """A requeued job without the checkpoint that Lightning writes on the signal goes on from the last one."""
     last = run_dir / "checkpoints" / "last.ckpt"
     started_anew = subcommand == "fit" and _requeued() and config.get("ckpt_path") is None
-    if started_anew and last.is_file() and not any(run_dir.glob("hpc_ckpt_*.ckpt")):
+    if started_anew and last.exists() and not any(run_dir.glob("hpc_ckpt_*.ckpt")):
         config["ckpt_path"] = str(last)
 
 

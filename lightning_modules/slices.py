@@ -18,7 +18,9 @@ def recomputed(function: Callable[..., Any], *inputs: Any) -> Any:
     return checkpoint(function, *inputs, use_reentrant=False)
 
 
-def in_slices(function: Callable[..., tuple[Tensor, ...]], size: int | None, *inputs: Tensor) -> tuple[Tensor, ...]:
+def in_slices(
+    function: Callable[..., tuple[Tensor, ...]], size: int | list[int] | None, *inputs: Tensor
+) -> tuple[Tensor, ...]:
     """Call `function` on slices of its inputs' rows and join what it returns.
 
     The backward pass runs each slice again and frees it before the next, so that the activations of one slice are the
@@ -27,7 +29,7 @@ def in_slices(function: Callable[..., tuple[Tensor, ...]], size: int | None, *in
 
     Args:
         function: tensors with equally many rows in, a tuple of tensors with a row dimension out.
-        size: rows of a slice; None calls the function once and keeps its activations.
+        size: rows of a slice, or of each slice; None calls the function once and keeps its activations.
         *inputs: tensors [B, ...].
     """
     if size is None:

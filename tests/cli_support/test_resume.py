@@ -130,3 +130,31 @@ def test_last_keeps_lightnings_meaning():
     ran = resume("--trainer.logger.version=0", checkpoint="last")
     assert ran.status == 0, ran.err
     assert torch.load(CHECKPOINT, weights_only=True)["global_step"] == 4
+
+
+def as_folder(file: str) -> str:
+    """The same checkpoint in the form of a sharded one, of which no process holds a piece."""
+    folder = Path(file).with_name("folder.ckpt")
+    folder.mkdir()
+    torch.save(torch.load(file, weights_only=True) | {"files_with_pieces": 0}, folder / "meta.pt")
+    return str(folder)
+
+
+def test_the_folder_of_a_sharded_checkpoint_is_read_like_a_file():
+    ran = resume(checkpoint=as_folder(CHECKPOINT))
+    assert ran.status == 0, ran.err
+    after = resumed()
+    assert after["hyper_parameters"]["learning_rate"] == 0.01
+    assert after["TinyData"] == {"seed": 7}
+    assert after["global_step"] == 4
+
+
+def test_what_is_no_sharded_checkpoint_is_one_sentence():
+    folder = as_folder(CHECKPOINT)
+    ran = resume(checkpoint=f"{folder}/meta.pt")
+    assert ran.status == 2
+    assert f"give the folder, {folder!r}" in ran.sentence
+    Path(folder, "meta.pt").unlink()
+    ran = resume(checkpoint=folder)
+    assert ran.status == 2
+    assert "no whole checkpoint" in ran.sentence

@@ -116,6 +116,23 @@ def test_a_requeued_job_goes_on_in_its_folder_from_the_last_checkpoint(monkeypat
     assert torch.load("runs/tiny/slurm_41/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
 
 
+def test_a_requeued_job_goes_on_from_a_sharded_checkpoint_too(monkeypatch: pytest.MonkeyPatch):
+    slurm(monkeypatch)
+    assert fit().status == 0
+    last = Path("runs/tiny/slurm_41/checkpoints/last.ckpt")
+    content = torch.load(last, weights_only=True) | {"files_with_pieces": 0}
+    content["optimizer_states"][0]["param_groups"][0]["lr"] = 0.0  # so that it tells whether the run went on
+    last.unlink()
+    last.mkdir()
+    torch.save(content, last / "meta.pt")
+    slurm(monkeypatch, restarts=1)
+    ran = fit("--trainer.max_epochs=3")
+    assert ran.status == 0, ran.err
+    after = torch.load(last, weights_only=True)
+    assert after["global_step"] == 6
+    assert torch.equal(after["state_dict"]["embed.weight"], content["state_dict"]["embed.weight"])
+
+
 def test_a_requeued_job_takes_lightnings_checkpoint_first(monkeypatch: pytest.MonkeyPatch):
     slurm(monkeypatch)
     fit("--trainer.max_epochs=2")

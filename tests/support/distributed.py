@@ -112,6 +112,7 @@ def run_ddp_fit(
         make,
         make_args,
         trainer_kwargs or {},
+        "ddp",
         ddp_kwargs or {},
         collect,
         ckpt_path,
@@ -120,38 +121,85 @@ def run_ddp_fit(
     )
 
 
-def _fit_one_rank(
+def run_sharded_fit(
     make: Callable[..., tuple[Any, Any]],
-    make_args: tuple[Any, ...],
-    trainer_kwargs: dict[str, Any],
-    ddp_kwargs: dict[str, Any],
-    collect: Callable[..., Any] | None,
-    ckpt_path: str | None,
-) -> Any:
+    trainer_kwargs: dict[str, Any] | None = None,
+    *,
+    make_args: tuple[Any, ...] = (),
+    strategy_kwargs: dict[str, Any] | None = None,
+    collect: Callable[..., Any] | None = None,
+    ckpt_path: str | None = None,
+    processes: int = 2,
+    timeout: float = 120.0,
+) -> list[Any]:
+    """The same under `ShardedStrategy`; the default result's `state_dict` holds whole tensors."""
+    return run_distributed(
+        _fit_one_rank,
+        make,
+        make_args,
+        trainer_kwargs or {},
+        "sharded",
+        strategy_kwargs or {},
+        collect,
+        ckpt_path,
+        processes=processes,
+        timeout=timeout,
+    )
+
+
+def whole_state(module: Any) -> dict[str, torch.Tensor]:
+    """A module's state, with sharded tensors put together; every rank must call it."""
+    state = module.state_dict()
+    return {
+        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach().clone()
+        for name, tensor in state.items()
+    }
+
+
+def rank_trainer(kind: str, strategy_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """A quiet Trainer of this rank under `ddp` or `sharded`, in the process group that exists already."""
     from lightning.pytorch import Trainer
     from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.strategies import DDPStrategy
+
+    from vlightning.callbacks import ShardedStrategy
 
     # With LOCAL_RANK set Lightning launches nothing itself, and it takes over the process group that exists already:
     # no port has to be found.
     os.environ["LOCAL_RANK"] = str(dist.get_rank())
     os.environ["NODE_RANK"] = "0"
+    strategy = {"ddp": DDPStrategy, "sharded": ShardedStrategy}[kind](
+        process_group_backend="gloo", **(strategy_kwargs or {})
+    )
+    strategy.cluster_environment = LightningEnvironment()
     defaults = {
         "accelerator": "cpu",
         "devices": dist.get_world_size(),
-        "strategy": DDPStrategy(process_group_backend="gloo", cluster_environment=LightningEnvironment(), **ddp_kwargs),
+        "strategy": strategy,
         "logger": False,
         "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
+    return Trainer(**(defaults | kwargs))
+
+
+def _fit_one_rank(
+    make: Callable[..., tuple[Any, Any]],
+    make_args: tuple[Any, ...],
+    trainer_kwargs: dict[str, Any],
+    kind: str,
+    strategy_kwargs: dict[str, Any],
+    collect: Callable[..., Any] | None,
+    ckpt_path: str | None,
+) -> Any:
     module, data = make(*make_args)
-    trainer = Trainer(**(defaults | trainer_kwargs))
+    trainer = rank_trainer(kind, strategy_kwargs, **trainer_kwargs)
     trainer.fit(module, data, ckpt_path=ckpt_path)
     if collect is not None:
         return collect(trainer)
     return {
-        "state_dict": {name: tensor.detach().clone() for name, tensor in module.state_dict().items()},
+        "state_dict": whole_state(module),
         "global_step": trainer.global_step,
         "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
     }

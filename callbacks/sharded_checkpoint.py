@@ -1,0 +1,165 @@
+"""Checkpoints in pieces: a folder with a file for each process, which any number of processes can read.
+
+    last.ckpt/
+        shard-00000.pt    what process 0 holds of the sharded tensors, by their place in the checkpoint
+        shard-00001.pt
+        meta.pt           everything else, with a note in the place of each sharded tensor; written last
+
+All of it is tensors and plain data. (torch's own format for this has a pickle for metadata, which may hold any code.)
+"""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+METADATA = "meta.pt"
+"""Lightning's name for it."""
+# In the metadata: the number of files with pieces, and what stands for a sharded tensor.
+_FILES, _NOTE = "files_with_pieces", "pieces_along_dimension"
+
+Place = Callable[[str, Any], Any]
+"""What becomes of a value, given where in the checkpoint it stands, such as `state_dict/weight`."""
+
+
+def split_checkpoint(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Separates the sharded tensors of a checkpoint from the rest.
+
+    Args:
+        checkpoint: Nested dicts and lists, with tensors that are sharded over all processes among the values.
+
+    Returns:
+        The metadata, and this process's pieces by place, on the CPU.
+
+    Raises:
+        ValueError: If a tensor is distributed in another way.
+    """
+    pieces: dict[str, Tensor] = {}
+    copied: dict[int, Tensor] = {}  # tied tensors stay tied
+
+    def note(place: str, value: Any) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        local = copied.setdefault(id(value), value.to_local().detach().cpu())
+        dimension = _dimension(place, value)
+        if dimension is None:
+            return local
+        pieces[place] = local
+        return {_NOTE: dimension}
+
+    return map_values(note, checkpoint) | {_FILES: dist.get_world_size()}, pieces
+
+
+def whole_checkpoint(checkpoint: dict[str, Any], keep: bool) -> dict[str, Any]:
+    """Puts the sharded tensors of a checkpoint together. Every process must call it.
+
+    Args:
+        checkpoint: Nested dicts and lists, with distributed tensors among the values.
+        keep: Whether this process wants them; else None takes their places.
+    """
+    gathered: dict[int, Tensor | None] = {}  # tied tensors stay tied
+
+    def gather(place: str, value: Any) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        if id(value) not in gathered:
+            whole = value.full_tensor().detach()
+            gathered[id(value)] = whole.cpu() if keep else None
+        return gathered[id(value)]
+
+    whole: dict[str, Any] = map_values(gather, checkpoint)
+    return whole
+
+
+def read_checkpoint_folder(folder: Path, weights_only: bool = True, place: Place | None = None) -> dict[str, Any]:
+    """Reads a checkpoint in pieces as the whole that it is, whatever the number of processes that wrote it.
+
+    Args:
+        folder: What `ShardedStrategy` has written.
+        weights_only: False loads arbitrary objects, for files that are trusted.
+        place: Applied to each value; a sharded tensor is put together just for it, so that a process that keeps a part
+            of each never holds more than one whole.
+
+    Raises:
+        RuntimeError: If a file is missing.
+        ValueError: If the folder was written by Lightning's own strategies.
+    """
+    if not (folder / METADATA).is_file():
+        raise RuntimeError(f"there is no {METADATA} in the folder, which is written last")
+    meta = torch.load(folder / METADATA, map_location="cpu", weights_only=weights_only)
+    if _FILES not in meta:
+        raise ValueError(
+            f"The checkpoint {folder} is in the format of torch.distributed.checkpoint: make one file of it with "
+            f"`python -m lightning.pytorch.utilities.consolidate_checkpoint {folder}`."
+        )
+    files = [folder / shard_file(number) for number in range(meta.pop(_FILES))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise RuntimeError(f"{len(missing)} of {len(files)} files with pieces are missing, such as {missing[0]}")
+    shards = [torch.load(file, map_location="cpu", mmap=True, weights_only=weights_only) for file in files]
+
+    def put_together(where: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            value = torch.cat([shard[where] for shard in shards], value[_NOTE])
+        return value if place is None else place(where, value)
+
+    whole: dict[str, Any] = map_values(put_together, meta, is_value=lambda value: value.keys() == {_NOTE})
+    return whole
+
+
+def own_part(whole: Tensor, like: DTensor) -> DTensor:
+    """Returns a tensor distributed as another one of its shape is; the memory of `whole` is not kept."""
+    mesh, dimension = like.device_mesh, _dimension("tensor", like)
+    part = whole
+    if dimension is not None:
+        # As torch shards: equal parts, rounded up, so that the last ones may be smaller or empty.
+        size = -(-whole.shape[dimension] // mesh.size())
+        start = min(mesh.get_local_rank() * size, whole.shape[dimension])
+        part = whole.narrow(dimension, start, min(size, whole.shape[dimension] - start))
+    local = part.to(mesh.device_type, copy=True).contiguous()
+    return DTensor.from_local(local, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
+def shard_file(number: int) -> str:
+    """Name of the file with the pieces of a process."""
+    return f"shard-{number:05d}.pt"
+
+
+def map_values(
+    function: Place, tree: Any, place: str = "", is_value: Callable[[dict[Any, Any]], bool] = lambda _: False
+) -> Any:
+    """Returns a copy of nested dicts, lists and tuples with `function(place, value)` for each value.
+
+    Args:
+        function: What becomes of a value.
+        tree: The nest.
+        place: Where it stands.
+        is_value: Which dicts to take as values themselves.
+    """
+    below = f"{place}/" if place else ""
+    if isinstance(tree, dict) and not is_value(tree):
+        copied = copy.copy(tree)  # keeps the class: a state dict carries versions in an attribute
+        copied.update({key: map_values(function, value, f"{below}{key}", is_value) for key, value in tree.items()})
+        return copied
+    if type(tree) in (list, tuple):
+        return type(tree)(map_values(function, value, f"{below}{n}", is_value) for n, value in enumerate(tree))
+    return function(place, tree)
+
+
+def _dimension(place: str, tensor: DTensor) -> int | None:
+    """The dimension along which a tensor is cut into pieces; None if every process has all of it."""
+    if tensor.device_mesh.size() == dist.get_world_size() and len(tensor.placements) == 1:
+        (placement,) = tensor.placements
+        if isinstance(placement, Shard):
+            return placement.dim
+        if isinstance(placement, Replicate):
+            return None
+    raise ValueError(
+        f"The tensor {place!r} is distributed as {tensor.placements} over {tensor.device_mesh}, but checkpoints are "
+        "written and read of tensors that are sharded along one dimension over all processes."
+    )
