@@ -10,22 +10,33 @@ import os
 import warnings
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 
-from .decode import Account
+from .decode import Account, BadSample
 from .loaders import BatchLoader, PredictionLoader, inner_loader
-from .samples import EvaluationCollate, EvaluationSet, Table, TrainingCollate, TrainingSet
+from .records import read_texts
+from .samples import EvaluationCollate, EvaluationSet, Table, TextCollate, TrainingCollate, TrainingSet
 from .sampling import TrainingBatchSampler, TrainingPosition, evaluation_batches
 from .streaming import Stream, StreamedEvaluationSet, StreamedTrainingSet
-from .text import TextEncoder, open_tokenizer, set_ending, tokenizer_digest, tokenizer_from_json, train_wordpiece
+from .text import (
+    TextEncoder,
+    open_tokenizer,
+    set_ending,
+    tokenizer_digest,
+    tokenizer_from_json,
+    train_wordpiece,
+    usable_caption,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -40,6 +51,11 @@ _SPLITS: dict[str | None, tuple[Split, ...]] = {
     "predict": ("predict",),
     None: ("train", "validation", "test", "predict"),
 }
+
+
+def splits_of(stage: str | None) -> tuple[Split, ...]:
+    """The splits that a stage reads; None reads all."""
+    return _SPLITS[stage]
 
 
 class PairDataModule(pl.LightningDataModule):
@@ -69,6 +85,7 @@ class PairDataModule(pl.LightningDataModule):
         clean_captions: apply ALBEF's caption cleaning.
         max_words: words kept by the cleaning (ALBEF: 30).
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
+        predict_texts: texts for prediction, or a text file with one a line.
     """
 
     # Read by a stream only.
@@ -93,6 +110,7 @@ class PairDataModule(pl.LightningDataModule):
         clean_captions: bool,
         max_words: int,
         max_bad_share: float,
+        predict_texts: str | list[str] | None,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -122,6 +140,8 @@ class PairDataModule(pl.LightningDataModule):
         self.clean_captions = clean_captions
         self.max_words = max_words
         self.max_bad_share = max_bad_share
+        self._predict_texts = predict_texts
+        self._texts: list[str] | None = None
         self._seed = seed
         self._tokenizer_name = tokenizer
         self._tokenizer: PreTrainedTokenizerFast | None = None
@@ -140,14 +160,17 @@ class PairDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Open the splits of a stage, and fail here where one of them cannot be used."""
-        for split in _SPLITS[stage]:
+        for split in splits_of(stage):
             if split not in self._rows and (rows := self.open_split(split)) is not None:
                 self._rows[split] = rows
-        needed = _SPLITS[stage][0]
-        if stage is not None and needed not in self._rows:
+        if "predict" in splits_of(stage):
+            self._check_texts()
+        needed = splits_of(stage)[0]
+        if stage is not None and needed not in self._rows and not (needed == "predict" and self.predict_texts):
             command = TrainerFn(stage).value  # the member itself prints as TrainerFn.TESTING
+            texts = " or data.predict_texts, or both" if needed == "predict" else ""
             raise ValueError(
-                f"found no source for {needed!r}, which {command!r} needs, expected one: set data.{needed}"
+                f"found no source for {needed!r}, which {command!r} needs, expected one: set data.{needed}{texts}"
             )
 
     def train_dataloader(self) -> BatchLoader:
@@ -198,9 +221,15 @@ class PairDataModule(pl.LightningDataModule):
         """Each test picture once."""
         return self._evaluation_loader("test")
 
-    def predict_dataloader(self) -> BatchLoader:
-        """Each picture of the ``predict`` source once, with its captions where there are any."""
-        return self._evaluation_loader("predict")
+    def predict_dataloader(self) -> BatchLoader | list[BatchLoader]:
+        """Each picture of the ``predict`` source once, with its captions where there are any; each text once; or both.
+
+        Batches of texts hold ``input_ids``, ``attention_mask`` and ``text_index``, the place in ``predict_texts``.
+        """
+        if not self.predict_texts:
+            return self._evaluation_loader("predict")
+        texts = self._text_loader()
+        return [self._evaluation_loader("predict"), texts] if "predict" in self._rows else texts
 
     def teardown(self, stage: str | None = None) -> None:
         """Stop the loader workers."""
@@ -251,6 +280,52 @@ class PairDataModule(pl.LightningDataModule):
                 f"{now[0]} from {now[1]}: the sample order is not continued exactly"
             )
 
+    # What callbacks ask for
+
+    def picture(self, split: Split, sample_index: int) -> Image.Image:
+        """A picture as evaluation reads it before the transform: decoded, RGB, the right way up.
+
+        Args:
+            split: one that is set up.
+            sample_index: its number in the batches.
+
+        Raises:
+            ValueError: the split is not set up or is streamed, or the picture cannot be used.
+        """
+        rows = self._opened(split)
+        if isinstance(rows, Stream):
+            raise ValueError(
+                f"found {split!r} to be streamed, expected a split whose pictures can be read in any order: set "
+                "data.streaming to false"
+            )
+        try:
+            return rows.picture(sample_index)
+        except BadSample as bad:
+            raise ValueError(
+                f"found an unusable picture, {bad.fault.name} ({bad.fault.cause}), expected one that is in a batch: "
+                "mend it"
+            ) from None
+
+    def picture_name(self, split: Split, sample_index: int) -> str:
+        """The path of a picture where it is a file, else its source and row.
+
+        Args:
+            split: one that is set up.
+            sample_index: its number in the batches.
+
+        Raises:
+            ValueError: the split is not set up.
+        """
+        return self._opened(split).picture_name(sample_index)
+
+    @property
+    def predict_texts(self) -> list[str]:
+        """The texts to predict, by ``text_index``. Those without content are in no batch."""
+        if self._texts is None:
+            given = self._predict_texts
+            self._texts = read_texts(given) if isinstance(given, str) else list(given or ())
+        return self._texts
+
     # Shared parts
 
     @property
@@ -268,7 +343,7 @@ class PairDataModule(pl.LightningDataModule):
                 tokenizer = open_tokenizer(self._tokenizer_name)
             else:
                 if self._trained is None:
-                    self._trained = self._train_tokenizer()
+                    self._trained = self._tokenizer_of_checkpoint() or self._train_tokenizer()
                 tokenizer = tokenizer_from_json(self._trained)
             if len(tokenizer) > self.vocab_size:
                 raise ValueError(
@@ -284,6 +359,20 @@ class PairDataModule(pl.LightningDataModule):
         """Ids of ``pad``, ``cls``, ``sep`` and ``mask``; None where the tokenizer has no such token."""
         tokenizer = self.tokenizer
         return {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep", "mask")}
+
+    def _tokenizer_of_checkpoint(self) -> str | None:
+        """The trained tokenizer in the checkpoint that the trainer has loaded, whatever datamodule trained it.
+
+        Lightning hands a datamodule the state of its own class only; but a model that was trained on drawn shapes knows
+        its own token ids, whatever pictures it is shown.
+        """
+        path = Path(getattr(self.trainer, "ckpt_path", None) or "")
+        file = path / "meta.pt" if path.is_dir() else path  # a sharded checkpoint is a folder
+        if not file.is_file():
+            return None
+        states = torch.load(file, map_location="cpu", weights_only=True, mmap=True).values()
+        found = (state.get("tokenizer") for state in states if isinstance(state, Mapping))
+        return next((tokenizer for tokenizer in found if isinstance(tokenizer, str)), None)
 
     def _train_tokenizer(self) -> str:
         if "train" not in self._rows and (rows := self.open_split("train")) is not None:
@@ -366,6 +455,39 @@ class PairDataModule(pl.LightningDataModule):
         if split == "predict":
             return self._remember(PredictionLoader(batches, make, account, skip_empty=alone))
         return self._remember(BatchLoader(make, len(batches), account, keep=False, skip_empty=alone))
+
+    def _usable_texts(self) -> dict[int, tuple[int, str]]:
+        """By their place in the list, the texts of which something is left to encode, each with its place."""
+        texts = enumerate(self.predict_texts)
+        return {pair[0]: pair for pair in texts if usable_caption(pair[1], self.clean_captions, self.max_words)}
+
+    def _check_texts(self) -> None:
+        """Fail where texts were given but none of them has content, and say how many have none."""
+        if self._predict_texts is None:
+            return
+        total, usable = len(self.predict_texts), len(self._usable_texts())
+        if not usable:
+            origin = f" in {self._predict_texts!r}" if isinstance(self._predict_texts, str) else ""
+            raise ValueError(
+                f"found {total} text(s){origin} and content in none of them, expected some: give a text file with one "
+                "text a line, or a list of texts, as data.predict_texts"
+            )
+        if usable < total:
+            rank_zero_info(f"{total - usable} of the {total} texts to predict are empty and left out.")
+
+    def _text_loader(self) -> BatchLoader:
+        texts = self._usable_texts()
+        places = list(texts)
+        replicas, rank = self.replicas()
+        shares = evaluation_batches(len(places), self.eval_batch_size, rank, replicas)
+        batches = [[places[item] for item in share] for share in shares]
+
+        def make(batch_sampler: Any) -> DataLoader[Any]:
+            # No workers: there is nothing to decode.
+            return self._inner(texts, TextCollate(self.encoder()), workers=0, batch_sampler=batch_sampler)
+
+        account = Account("predict", self.max_bad_share)  # its own, or texts would dilute the share of bad pictures
+        return self._remember(PredictionLoader(batches, make, account, skip_empty=False))
 
     def _inner(self, dataset: Any, collate: Any, workers: int | None = None, **options: Any) -> DataLoader[Any]:
         workers = self.num_workers if workers is None else workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -100,10 +101,9 @@ def _open(data: bytes, name: str) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF data says nothing about the pixels
-        return image
+    with contextlib.suppress(Exception):  # damaged EXIF data says nothing about the pixels
+        ImageOps.exif_transpose(image, in_place=True)  # not in place it is a copy, turned or not
+    return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

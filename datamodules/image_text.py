@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from .base import PairDataModule, Split
+from .base import PairDataModule, Split, splits_of
 from .decode import MAX_PIXELS
 from .sources import Opening, Source, as_source
 from .streaming import Stream
@@ -23,11 +23,13 @@ class ImageTextDataModule(PairDataModule):
     Args:
         train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these, read one
             after another. Files: ``.parquet``; ``.json`` in ALBEF's form (a list of objects), ``.jsonl``, ``.csv``;
-            ``.tar`` in WebDataset's form. Folders: of such files, of pictures with a ``metadata.jsonl`` (key
+            ``.tar`` in WebDataset's form; ``dataset_coco.json`` and ``dataset_flickr30k.json`` with Karpathy's splits,
+            of which each argument takes its own. Folders: of such files, of pictures with a ``metadata.jsonl`` (key
             ``file_name``), or saved by ``datasets``.
         validation: rows for validation, in the same forms.
         test: rows for testing, in the same forms.
         predict: rows for prediction; captions may be missing.
+        predict_texts: texts for prediction, beside pictures or alone: a text file with one a line, or a list of texts.
         image_root: folder that relative picture paths start from; by default that of the file which names them.
         image_column: column of the pictures (encoded, or paths).
         caption_column: column of the captions, each a string or a list of strings. Training draws one of them,
@@ -68,6 +70,7 @@ class ImageTextDataModule(PairDataModule):
         validation: Sources = None,
         test: Sources = None,
         predict: Sources = None,
+        predict_texts: str | list[str] | None = None,
         image_root: str | None = None,
         image_column: str = "image",
         caption_column: str = "caption",
@@ -112,6 +115,7 @@ class ImageTextDataModule(PairDataModule):
             clean_captions=clean_captions,
             max_words=max_words,
             max_bad_share=max_bad_share,
+            predict_texts=predict_texts,
         )
         if streaming and train is not None and samples_per_epoch is None:
             raise ValueError(
@@ -135,9 +139,13 @@ class ImageTextDataModule(PairDataModule):
         self._record_hyperparameters()
 
     def prepare_data(self) -> None:
-        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
+        """Convert the files once per node, so that the other processes find the memory-mapped copies.
+
+        Under a trainer only those of the splits that it is going to read: a checkpoint's data settings name training
+        files that may not be where a prediction runs.
+        """
         if not self.streaming:
-            for split in self.sources:
+            for split in splits_of(self.trainer.state.fn if self.trainer is not None else None):
                 self._open(split)
 
     def open_split(self, split: Split) -> PairTable | Stream | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,33 +59,55 @@ def first_keys(file: str) -> list[str]:
 
 
 def _items(path: Path) -> Iterator[Any]:
+    if path.suffix == ".json":
+        items = parsed(path.read_text(encoding="utf-8"), path)
+        if not isinstance(items, list):
+            raise ValueError(
+                f"found a JSON {type(items).__name__} in {str(path)!r}, expected a flat list of objects with a "
+                "picture and its caption: convert the file"
+            )
+        yield from items
+        return
     with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else None) as file:
         if path.suffix == ".csv":
             yield from csv.DictReader(file)
-            return
-        try:
-            if path.suffix == ".json":
-                items = json.load(file)
-                if not isinstance(items, list):
-                    raise ValueError(
-                        f"found a JSON {type(items).__name__} in {str(path)!r}, expected a flat list of objects with a "
-                        "picture and its caption: convert the file"
-                    )
-                yield from items
-            else:
-                for line in file:
-                    if line.strip():
-                        yield json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"found no valid JSON in {str(path)!r} ({error}), expected it: correct the file"
-            ) from error
+        else:
+            yield from (parsed(line, path) for line in file if line.strip())
+
+
+def parsed(text: str, path: Path) -> Any:
+    """What JSON text of a file says.
+
+    Raises:
+        ValueError: it is not valid.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"found no valid JSON in {str(path)!r} ({error}), expected it: correct the file") from error
 
 
 def read_folder(files: list[str], stamp: list[str]) -> Iterator[Record]:
     """Records of pictures without captions."""
     for file in files:
         yield {"image": {"bytes": None, "path": file}, "caption": [], "image_id": None}
+
+
+def read_texts(file: str) -> list[str]:
+    """The lines of a text file, empty ones included, so that a text's place is its line's.
+
+    Raises:
+        ValueError: there is no such file, or no UTF-8 text in it.
+    """
+    try:
+        with open(os.path.expanduser(file), encoding="utf-8-sig") as lines:
+            return [line.rstrip("\n") for line in lines]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ValueError(
+            f"found no text file {file!r} ({reason}), expected one in UTF-8 with one text a line: correct the path, or "
+            "give a list of texts"
+        ) from error
 
 
 def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from .decode import BadSample, Fault
-from .sampling import Key, sample_words, seeded, substitute
+from .sampling import Key, kept_draws, sample_words, seeded, substitute
 from .text import TextEncoder, text_id
 
 Batch = dict[str, torch.Tensor]
@@ -36,6 +36,9 @@ class Table(Protocol):
 
     def name(self, row: int) -> str:
         """What messages call the row."""
+
+    def picture_name(self, row: int) -> str:
+        """The path of the picture where it is a file, else what messages call the row."""
 
     def pictures(self) -> list[list[int]]:
         """The rows of each picture, for evaluation."""
@@ -119,6 +122,10 @@ class TrainingSet(Dataset[Outcome]):
     def __len__(self) -> int:
         return len(self.table)
 
+    def __getitems__(self, keys: Sequence[Key]) -> list[Outcome]:
+        with kept_draws():
+            return [self[key] for key in keys]
+
     def __getitem__(self, key: Key) -> Outcome:
         epoch, first = key
         faults: list[Fault] = []
@@ -170,6 +177,10 @@ class EvaluationSet(Dataset[Outcome]):
 
     def __len__(self) -> int:
         return len(self.pictures)
+
+    def __getitems__(self, pictures: Sequence[int]) -> list[Outcome]:
+        with kept_draws():
+            return [self[picture] for picture in pictures]
 
     def __getitem__(self, picture: int) -> Outcome:
         rows = self.pictures[picture]
@@ -265,3 +276,18 @@ class EvaluationCollate:
 
     def _no_images(self) -> torch.Tensor:
         return self.transform(Image.new("RGB", (32, 32)))[None][:0]
+
+
+@dataclass
+class TextCollate:
+    """Batches of texts alone: ``input_ids``, ``attention_mask``, and ``text_index`` [T], the place in their list."""
+
+    encoder: TextEncoder
+
+    def __call__(self, texts: Sequence[tuple[int, str]]) -> Collated:
+        """Encode pairs of a place and the text there."""
+        batch = {
+            **self.encoder([text for _, text in texts]),
+            "text_index": torch.tensor([index for index, _ in texts]),
+        }
+        return Collated(batch, len(texts), [])

@@ -128,6 +128,10 @@ class ShapesTable:
         """What messages call a picture."""
         return f"shape picture {row}"
 
+    def picture_name(self, row: int) -> str:
+        """The same: there is no file."""
+        return self.name(row)
+
     def pictures(self) -> list[list[int]]:
         """One row a picture."""
         return [[row] for row in range(len(self))]
@@ -215,6 +219,7 @@ class ShapesDataModule(PairDataModule):
         max_tokens: longest token sequence, special tokens included.
         append_sep: end sequences with [SEP].
         max_bad_share: see :class:`ImageTextDataModule`; nothing is ever unusable here.
+        predict_texts: see :class:`ImageTextDataModule`; prediction takes them beside the test split's pictures.
     """
 
     def __init__(
@@ -238,6 +243,7 @@ class ShapesDataModule(PairDataModule):
         max_tokens: int = 25,
         append_sep: bool = True,
         max_bad_share: float = 0.05,
+        predict_texts: str | list[str] | None = None,
     ) -> None:
         super().__init__(
             batch_size=batch_size,
@@ -258,6 +264,7 @@ class ShapesDataModule(PairDataModule):
             clean_captions=False,
             max_words=30,
             max_bad_share=max_bad_share,
+            predict_texts=predict_texts,
         )
         self.length = length
         self.eval_length = eval_length

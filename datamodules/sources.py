@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from jsonargparse import Namespace
 
+from .karpathy import is_karpathy, read_karpathy
 from .records import IMAGE_SUFFIXES, METADATA, first_keys, read_folder, read_list, read_tars
 from .tables import Layout
 
@@ -34,7 +35,8 @@ class Source:
     Args:
         path: file, glob pattern, folder, or hub name.
         format: how to read it; told from the ending or the folder's content by default.
-        split: split of a hub data set; the datamodule's own split by default ("test" for prediction).
+        split: split of a hub data set; the datamodule's own split by default ("test" for prediction). Of a file with
+            Karpathy's splits too, where "train+restval" reads both, which is the default for training.
         name: configuration of a hub data set.
         image_root: folder that relative picture paths start from; by default the datamodule's, else the file's own
             folder.
@@ -110,7 +112,7 @@ class Opening:
         columns = (image, caption, image_id)
         try:
             if kind in ("json", "imagefolder", "webdataset"):
-                dataset = self._records(spec, kind, files, columns, streaming)
+                dataset = self._records(spec, kind, files, columns, split, streaming)
                 return dataset, Layout(spec.path, "image", "caption", "image_id", root)
             dataset = self._library(spec, kind, files, split, streaming)
         except ValueError as error:
@@ -122,7 +124,13 @@ class Opening:
         return self._with_columns(dataset, spec, columns, root)
 
     def _records(
-        self, spec: Source, kind: Format, files: list[str], columns: tuple[str, str, str | None], streaming: bool
+        self,
+        spec: Source,
+        kind: Format,
+        files: list[str],
+        columns: tuple[str, str, str | None],
+        split: str,
+        streaming: bool,
     ) -> Any:
         from datasets import Dataset, Features, IterableDataset, List, Value
 
@@ -146,6 +154,9 @@ class Opening:
                     f"found {len(files)} pictures but none of {', '.join(METADATA)} in {spec.path!r}, expected one "
                     "with the captions: add it, or name another source"
                 )
+        elif kind == "json" and is_karpathy(files[0]):
+            reader = read_karpathy
+            arguments |= {"split": spec.split, "role": split}
         else:
             reader = read_list
             if kind == "imagefolder":

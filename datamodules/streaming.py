@@ -56,8 +56,14 @@ class Stream:
         for columns in data.iter(batch_size=READ_AT_ONCE):
             for values in zip(*columns.values(), strict=True):
                 row = layout.row(dict(zip(columns, values, strict=True)))
-                yield StreamedRow(row, shard << 32 | place, f"{layout.origin}, shard {number}, row {place}")
+                index = shard << 32 | place
+                yield StreamedRow(row, index, self.picture_name(index))
                 place += 1
+
+    def picture_name(self, sample_index: int) -> str:
+        """Source, shard and row of a picture; its path is known only while the row is read."""
+        part, shard = self.shards[sample_index >> 32]
+        return f"{self.parts[part][1].origin}, shard {shard}, row {sample_index & 0xFFFFFFFF}"
 
     def all_rows(self) -> Iterator[StreamedRow]:
         """All rows of all shards."""

@@ -1,12 +1,16 @@
 """The shipped configs: each composes as its first lines say, and the quickstart runs every subcommand."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from support.command_line import run
+from support.pictures import picture
+from vlightning.datamodules import ImageTextDataModule
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -30,7 +34,13 @@ def test_the_command_in_a_configs_first_lines_composes(config, tmp_path, monkeyp
     own = yaml.safe_load(config.read_text())
     for section in ("model", "data"):
         for name, value in own.get(section, {}).get("init_args", {}).items():
-            assert composed[section]["init_args"][name] == value, name
+            if isinstance(value, dict) and "class_path" in value:
+                given = value["init_args"]
+                found = composed[section]["init_args"][name]
+                assert found["class_path"].endswith(f".{value['class_path']}"), name
+                assert {key: found["init_args"][key] for key in given} == given, name
+            else:
+                assert composed[section]["init_args"][name] == value, name
 
 
 def test_official_sets_every_switch_of_the_authors():
@@ -48,6 +58,126 @@ def test_official_sets_every_switch_of_the_authors():
     for name, value in expected.items():
         assert model[name] == value
         assert defaults[name] != value
+
+
+FLICKR = [ROOT / "configs/albef/retrieval_flickr30k.yaml"]
+COCO = [*FLICKR, ROOT / "configs/albef/retrieval_coco.yaml"]
+
+
+@pytest.mark.parametrize(("configs", "epochs", "rerank_k"), [(FLICKR, 10, 128), (COCO, 5, 256)])
+def test_fine_tuning_for_retrieval_is_that_of_the_authors_table(configs, epochs, rerank_k):
+    composed = _composed(*configs)
+    model, data = composed["model"]["init_args"], composed["data"]["init_args"]
+    table = {
+        "mlm": False,
+        "learning_rate": 1e-5,
+        "min_learning_rate": 1e-6,
+        "warmup_learning_rate": 1e-5,
+        "weight_decay": 0.02,
+        "alpha": 0.4,
+        "alpha_warmup_epochs": 1,
+        "momentum": 0.995,
+        "queue_size": 65536,
+        "rerank_k": rerank_k,
+        "rerank_on": "always",
+        "rerank_score": "itm",
+        "positives": "image_id",
+        "vision_weights": None,
+        "text_weights": None,
+    }
+    assert {name: model[name] for name in table} == table
+    assert model["weights"] is not None
+    rows = {
+        "image_size": 384,
+        "batch_size": 32,
+        "eval_batch_size": 64,
+        "max_tokens": 30,
+        "clean_captions": True,
+        "max_words": 30,
+        "horizontal_flip": True,
+    }
+    assert {name: data[name] for name in rows} == rows
+    transform = data["train_transform"]["init_args"]
+    assert (transform["size"], transform["scale"]) == (384, [0.5, 1.0])
+    trainer = composed["trainer"]
+    assert (trainer["devices"] * data["batch_size"], trainer["max_epochs"]) == (256, epochs)
+    assert composed["checkpoint"]["monitor"] == "val/rerank_recall_mean"
+    assert ("coco" in data["train"]) == (configs == COCO)
+
+
+WORDS = [f"w{number}" for number in range(50)]
+
+
+def _retrieval_files(folder):
+    """Twelve pictures with captions longer than any limit, in the authors' two forms, and a vocabulary."""
+    (folder / "images").mkdir()
+    train, evaluated = [], []
+    for number in range(12):
+        name = f"images/{number}.png"
+        picture(number).save(folder / name)
+        captions = [" ".join(WORDS[number + shift :] + WORDS) for shift in (0, 1)]
+        train += [{"image": name, "caption": caption, "image_id": name} for caption in captions]
+        evaluated.append({"image": name, "caption": captions})
+    (folder / "train.json").write_text(json.dumps(train))
+    (folder / "val.json").write_text(json.dumps(evaluated))
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+
+
+@pytest.mark.parametrize("append_sep", [False, True])
+def test_fine_tuning_cuts_long_captions_in_training_and_in_evaluation(append_sep, tmp_path):
+    _retrieval_files(tmp_path)
+    settings = _composed(*FLICKR)["data"]["init_args"]
+    names = ("max_tokens", "clean_captions", "max_words", "vocab_size")
+    data = ImageTextDataModule(
+        train=str(tmp_path / "train.json"),
+        validation=str(tmp_path / "val.json"),
+        tokenizer=str(tmp_path / "vocab.txt"),
+        image_size=16,
+        batch_size=12,
+        num_workers=0,
+        append_sep=append_sep,
+        cache_dir=str(tmp_path / "cache"),
+        **{name: settings[name] for name in names},
+    )
+    data.setup("fit")
+    batches = [*data.train_dataloader(), *data.val_dataloader()]
+    assert [len(batch["input_ids"]) for batch in batches] == [12, 12, 24]
+    for batch in batches:
+        assert batch["input_ids"].shape[1] == 30
+        assert (batch["attention_mask"] == 1).all()
+        assert (batch["input_ids"][:, 0] == data.tokenizer.cls_token_id).all()
+        assert (batch["input_ids"][:, -1] == data.tokenizer.sep_token_id).all() == append_sep
+
+
+@pytest.mark.slow
+def test_fine_tuning_runs_on_the_authors_lists_and_keeps_the_best_by_reranked_recall(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _retrieval_files(tmp_path)
+    sizes = {"vision_width": 16, "vision_depth": 1, "vision_heads": 2, "text_width": 16, "text_heads": 2}
+    sizes |= {"text_ffn_width": 32, "text_layers": 1, "fusion_layers": 1, "embed_dim": 8, "queue_size": 16}
+    lists = {"train": "train.json", "validation": "val.json", "test": "val.json", "image_root": ".", "num_workers": 0}
+    small = {
+        "model": {
+            "init_args": {"weights": None, **sizes}
+            | {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "mask_token_id": 4}
+        },
+        "data": {
+            "init_args": {"tokenizer": "vocab.txt", "image_size": 32, "batch_size": 6, "cache_dir": "cache", **lists}
+            | {"train_transform": {"init_args": {"size": 32}}}
+        },
+        "trainer": {"accelerator": "cpu", "devices": 1, "strategy": "auto", "precision": "32-true", "max_epochs": 2},
+    }
+    Path("small.yaml").write_text(yaml.safe_dump(small))
+    configs = [word for config in [*COCO, "small.yaml"] for word in ("--config", str(config))]
+    ran = run("fit", *configs)
+    assert ran.status == 0, ran.err
+    folder = Path("runs/albef/retrieval_coco/version_0/checkpoints")
+    (best,) = folder.glob("best-step*.ckpt")
+    saved = torch.load(best, weights_only=True)["callbacks"]
+    assert any("val/rerank_recall_mean" in str(state.get("monitor")) for state in saved.values())
+    ran = run("test", "--ckpt_path", str(best))
+    assert ran.status == 0, ran.err
+    assert "test/rerank_recall_mean" in ran.out
 
 
 @pytest.mark.slow

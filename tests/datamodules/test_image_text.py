@@ -3,6 +3,7 @@
 import copy
 import io
 import os
+from types import SimpleNamespace
 
 import datasets
 import lightning.pytorch as pl
@@ -12,8 +13,9 @@ import torch
 from jsonargparse import ArgumentParser
 from PIL import Image
 
+from support.distributed import run_distributed
 from support.pictures import encoded, picture
-from vlightning.datamodules import ALBEFEvalTransform, ImageTextDataModule, Source
+from vlightning.datamodules import ALBEFEvalTransform, ImageTextDataModule, ShapesDataModule, Source
 from vlightning.datamodules.decode import BadDataError
 
 SIDE = 16
@@ -275,3 +277,241 @@ def test_library_features_without_a_schema_are_found(files):
     assert isinstance(
         datasets.Dataset.from_parquet(files.parquet(1), cache_dir=str(files.folder)).features["image"], datasets.Image
     )
+
+
+def authors_json(files, ids):
+    """Three pictures with two captions each, in the two forms of the ALBEF authors."""
+    paths = files.pictures(3)
+    train = [
+        {"image": path, "caption": f"{letter} of {path}", "image_id": image_id}
+        for path, image_id in zip(paths, ids, strict=True)
+        for letter in "ab"
+    ]
+    evaluated = [{"image": path, "caption": [f"{letter} of {path}" for letter in "ab"]} for path in paths]
+    return files.json(train, "train.json"), files.json(evaluated, "val.json")
+
+
+@pytest.mark.parametrize(
+    "ids", [["flickr30k-images/1.jpg", "flickr30k-images/2.jpg", "b"], ["coco_9", "10", "011"], [4, 5, 6]]
+)
+def test_the_authors_lists_for_training_and_for_evaluation_name_the_same_pictures(files, module, ids):
+    train, evaluated = authors_json(files, ids)
+    data = opened(module, train=train, validation=evaluated, batch_size=6)
+    (batch,) = data.train_dataloader()
+    owner = dict(zip(batch["sample_index"].tolist(), batch["image_id"].tolist(), strict=True))
+    assert len(set(owner.values())) == 3
+    assert all(owner[2 * number] == owner[2 * number + 1] for number in range(3))
+    (batch,) = data.val_dataloader()
+    assert batch["text_image_id"].tolist() == [image_id for image_id in batch["image_id"].tolist() for _ in "ab"]
+    assert len(set(batch["image_id"].tolist())) == 3
+    # A list with one item for each caption evaluates like the other.
+    by_caption = opened(module, "validate", train=train, validation=train, batch_size=6)
+    (again,) = by_caption.val_dataloader()
+    assert torch.equal(again["image"], batch["image"])
+    assert torch.equal(again["input_ids"], batch["input_ids"])
+    assert [again["image_id"].tolist().index(owner) for owner in again["text_image_id"]] == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("append_sep", [True, False])
+@pytest.mark.parametrize("max_tokens", [5, 30])
+def test_a_caption_that_is_too_long_is_cut_in_training_and_in_evaluation(files, module, append_sep, max_tokens):
+    paths = files.pictures(4)
+    words = [f"w{number}" for number in range(60)]
+    source = files.json([{"image": path, "caption": [" ".join(words), "w1 w2"]} for path in paths])
+    (files.folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    data = opened(
+        module,
+        train=source,
+        validation=source,
+        tokenizer=str(files.folder / "vocab.txt"),
+        max_tokens=max_tokens,
+        append_sep=append_sep,
+        clean_captions=True,
+        max_words=30,
+    )
+    kept = words[: max_tokens - 1 - append_sep]
+    expected = data.tokenizer.convert_tokens_to_ids(["[CLS]", *kept, *["[SEP]"] * append_sep])
+    assert len(expected) == max_tokens
+    batches = [batch for _ in range(4) for batch in data.train_dataloader()] + list(data.val_dataloader())
+    longest = [ids for batch in batches for ids in batch["input_ids"].tolist() if 0 not in ids[:5]]
+    assert len(longest) > 4
+    assert all(ids == expected for ids in longest)
+    assert max(batch["input_ids"].shape[1] for batch in batches) == max_tokens
+
+
+def test_texts_are_predicted_beside_pictures_or_alone(files, module):
+    files.pictures(3)
+    pictures = str(files.folder / "pictures")
+    options = {"train": files.parquet(4), "eval_batch_size": 2}
+    texts = ["picture number 1", "number", "picture"]
+    data = opened(module, "predict", predict=pictures, predict_texts=texts, **options)
+    of_pictures, of_texts = data.predict_dataloader()
+    assert [batch["sample_index"].tolist() for batch in of_pictures] == [[0, 1], [2]]
+    batches = list(of_texts)
+    assert [set(batch) for batch in batches] == [{"input_ids", "attention_mask", "text_index"}] * 2
+    assert [batch["text_index"].tolist() for batch in batches] == [[0, 1], [2]]
+    assert all(batch["text_index"].dtype == torch.long for batch in batches)
+    assert data.tokenizer.batch_decode(batches[0]["input_ids"], skip_special_tokens=True) == texts[:2]
+    assert batches[0]["attention_mask"].sum(1).tolist() == [5, 3]
+    alone = opened(module, "predict", predict_texts=texts, **options)
+    assert [batch["text_index"].tolist() for batch in alone.predict_dataloader()] == [[0, 1], [2]]
+
+
+def test_a_text_files_lines_keep_their_numbers_and_empty_ones_are_left_out_and_counted(files, module, caplog):
+    file = files.folder / "texts.txt"
+    file.write_bytes("\ufeffpicture one\r\n\r\n  \nnumber\u2028two\n?!\nthrée".encode())
+    options = {"train": files.parquet(4), "predict_texts": str(file)}
+    data = opened(module, "predict", **options)
+    assert data.predict_texts == ["picture one", "", "  ", "number\u2028two", "?!", "thrée"]
+    (batch,) = data.predict_dataloader()
+    assert batch["text_index"].tolist() == [0, 3, 4, 5]
+    assert "2 of the 6 texts to predict are empty and left out" in caplog.text
+    (batch,) = opened(module, "predict", clean_captions=True, **options).predict_dataloader()
+    assert batch["text_index"].tolist() == [0, 3, 5]
+
+
+def test_texts_that_cannot_be_read_are_one_sentence(files, module):
+    with pytest.raises(ValueError, match=r"^found no text file 'gone.txt' \(No such file.*\), expected one in UTF-8"):
+        opened(module, "predict", predict_texts="gone.txt")
+    (files.folder / "latin.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(ValueError, match=r"latin.txt' \(it is not UTF-8\)"):
+        opened(module, "predict", predict_texts=str(files.folder / "latin.txt"))
+    (files.folder / "blank.txt").write_text("\n\n")
+    with pytest.raises(ValueError, match=r"^found 2 text\(s\) in '.*blank.txt' and content in none of them"):
+        opened(module, "predict", predict_texts=str(files.folder / "blank.txt"))
+    with pytest.raises(ValueError, match=r"^found no source for 'predict', .*: set data.predict or data.predict_texts"):
+        opened(module, "predict")
+
+
+def share_of_texts(folder):
+    data = ImageTextDataModule(
+        predict_texts=[f"w{number % 5}" if number % 4 else "" for number in range(11)],
+        tokenizer=f"{folder}/vocab.txt",
+        eval_batch_size=3,
+    )
+    data.setup("predict")
+    return [batch["text_index"].tolist() for batch in data.predict_dataloader()]
+
+
+def test_two_processes_divide_the_texts_without_duplicates(files):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(5))]
+    (files.folder / "vocab.txt").write_text("\n".join(words))
+    assert run_distributed(share_of_texts, str(files.folder)) == [[[1, 2], [3, 5]], [[6, 7], [9, 10]]]
+
+
+class Predictor(pl.LightningModule):
+    """Returns what it was fed, and tells a writer which items that was."""
+
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        return {name: value.tolist() for name, value in batch.items() if name != "image"}
+
+
+class Items(pl.callbacks.BasePredictionWriter):
+    def write_on_epoch_end(self, trainer, pl_module, predictions, batch_indices):
+        self.found = batch_indices
+
+
+def predicted(folder, data, ckpt_path=None):
+    items = Items("epoch")
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+        callbacks=[items],
+    )
+    return trainer.predict(Predictor(), datamodule=data, ckpt_path=ckpt_path), items.found
+
+
+def test_prediction_writers_learn_the_numbers_of_pictures_and_texts(files, module, tmp_path):
+    files.pictures(3)
+    options = {"predict": str(files.folder / "pictures"), "predict_texts": ["a", "", "b", "c"], "batch_size": 2}
+    (pictures, texts), items = predicted(tmp_path, module(train=files.parquet(4), **options))
+    assert [batch["text_index"] for batch in texts] == items[1] == [[0, 2], [3]]
+    assert [batch["sample_index"] for batch in pictures] == items[0] == [[0, 1], [2]]
+
+
+def test_prediction_needs_none_of_the_training_files(files, module, tmp_path):
+    files.pictures(2)
+    (files.folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    gone = {"train": "gone/train.jsonl", "validation": "gone/validation.jsonl"}
+    data = module(predict=str(files.folder / "pictures"), tokenizer=str(files.folder / "vocab.txt"), **gone)
+    returned, _ = predicted(tmp_path, data)
+    assert [batch["sample_index"] for batch in returned] == [[0, 1]]
+    with pytest.raises(ValueError, match=r"found no file 'gone/train.jsonl'"):
+        module(**gone).prepare_data()
+
+
+def test_another_datamodules_tokenizer_is_taken_from_the_checkpoint(module, tmp_path):
+    class Fitted(Predictor):
+        def training_step(self, batch, batch_idx):
+            return None
+
+        def configure_optimizers(self):
+            return None
+
+    shapes = ShapesDataModule(batch_size=4, length=4, eval_length=1, image_size=16)
+    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, limit_val_batches=0)
+    trainer.fit(Fitted(), datamodule=shapes)
+    trainer.save_checkpoint(tmp_path / "shapes.ckpt")
+    data = module(predict_texts=["a large red circle"], vocab_size=320)
+    (batch,), _ = predicted(tmp_path, data, tmp_path / "shapes.ckpt")
+    assert data.tokenizer.get_vocab() == shapes.tokenizer.get_vocab()
+    assert batch["input_ids"] == shapes.encoder()(["a large red circle"])["input_ids"].tolist()
+    sharded = tmp_path / "sharded.ckpt"
+    sharded.mkdir()
+    (tmp_path / "shapes.ckpt").rename(sharded / "meta.pt")
+    again = module(vocab_size=320)
+    again.trainer = SimpleNamespace(ckpt_path=sharded)
+    assert again.tokenizer.get_vocab() == shapes.tokenizer.get_vocab()
+
+
+def test_pictures_are_opened_again_as_they_are_read_for_evaluation(files, module):
+    paths = files.pictures(3)
+    listed = files.json([{"image": paths[number], "caption": "text"} for number in (2, 2, 0, 1)])
+    data = opened(module, "test", train=files.parquet(4), test=[files.parquet(2), listed], eval_batch_size=9)
+    (batch,) = data.test_dataloader()
+    assert batch["sample_index"].tolist() == [0, 1, 2, 4, 5]
+    for index, image in zip(batch["sample_index"].tolist(), batch["image"], strict=True):
+        assert torch.equal(data.eval_transform(data.picture("test", index)), image)
+    assert data.picture("test", 4).mode == "RGB"
+    assert data.picture_name("test", 4) == str(files.folder / "pictures/0.png")
+    assert data.picture_name("test", 1) == f"{files.folder}/pairs.parquet, row 1"
+    (files.folder / paths[0]).unlink()
+    with pytest.raises(ValueError, match=r"^found an unusable picture, .*/0.png \(missing file\), expected one"):
+        data.picture("test", 4)
+    with pytest.raises(ValueError, match="found no 'predict' rows"):
+        data.picture_name("predict", 0)
+
+
+def test_a_streamed_picture_has_a_name_and_cannot_be_opened_again(files, module):
+    source = files.parquet(3)
+    data = opened(module, "test", train=source, test=source, streaming=True, samples_per_epoch=4)
+    (batch,) = data.test_dataloader()
+    names = [data.picture_name("test", index) for index in batch["sample_index"].tolist()]
+    assert names == [f"{source}, shard 0, row {number}" for number in range(3)]
+    with pytest.raises(ValueError, match=r"^found 'test' to be streamed, expected .*: set data.streaming to false$"):
+        data.picture("test", 0)
+
+
+@pytest.mark.parametrize("given", ["texts.txt", ["a red ring", "b"], None])
+def test_the_command_line_takes_texts_as_a_file_or_a_list(given):
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(ImageTextDataModule, "data")
+    config = parser.parse_object({"data": {"class_path": "ImageTextDataModule", "init_args": {"predict_texts": given}}})
+    data = parser.instantiate(config).data
+    assert data.hparams["predict_texts"] == given
+    if not isinstance(given, str):
+        assert data.predict_texts == (given or [])
+
+
+def test_without_workers_the_random_states_are_kept_once_a_batch(files, module, monkeypatch):
+    data = module(train=files.parquet(8), validation=files.parquet(8, "validation.parquet"))
+    data.setup("fit")
+    data.tokenizer  # noqa: B018 (trained now, so that only loading is counted)
+    calls = []
+    get_state = np.random.get_state
+    monkeypatch.setattr(np.random, "get_state", lambda: calls.append(1) or get_state())
+    batches = [*data.train_dataloader(), *data.val_dataloader()]
+    assert len(calls) == len(batches) == 4

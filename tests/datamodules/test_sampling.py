@@ -1,3 +1,4 @@
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ from vlightning.datamodules.sampling import (
     TrainingPosition,
     epoch_order,
     evaluation_batches,
+    kept_draws,
     sample_words,
     seeded,
     substitute,
@@ -126,3 +128,32 @@ def test_seeding_a_transform_leaves_the_process_as_it_was():
     with seeded(1):
         assert (torch.rand(1).item(), np.random.rand()) == first
     assert (torch.rand(2).tolist(), np.random.rand(2).tolist()) == expected
+
+
+def test_seeding_inside_a_kept_batch_leaves_the_process_as_it_was():
+    def draws():
+        return torch.rand(2).tolist(), np.random.randn(2).tolist(), random.random()
+
+    def start():
+        torch.manual_seed(3)
+        np.random.seed(3)
+        random.seed(3)
+        np.random.randn()  # leaves half a pair of normal draws behind
+
+    start()
+    expected = draws()
+    start()
+    with kept_draws():
+        with seeded(1):
+            first = draws()
+        with seeded(1):
+            assert draws() == first
+    assert draws() == expected
+    start()
+    with pytest.raises(ZeroDivisionError), kept_draws(), seeded(1):
+        raise ZeroDivisionError
+    assert draws() == expected
+    start()
+    with seeded(1):  # the failed one left nothing behind
+        pass
+    assert draws() == expected

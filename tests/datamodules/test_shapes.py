@@ -177,3 +177,14 @@ def test_wrong_lengths_are_named():
 
 def test_the_docstring_says_what_it_is_for():
     assert "not a benchmark" in ShapesDataModule.__doc__
+
+
+def test_texts_are_predicted_beside_the_test_splits_pictures():
+    module = ShapesDataModule(eval_length=3, image_size=16, predict_texts=["a red circle", "a blue ring"])
+    module.setup("predict")
+    pictures, texts = (list(loader) for loader in module.predict_dataloader())
+    assert torch.cat([batch["sample_index"] for batch in pictures]).tolist() == [0, 1, 2]
+    assert torch.cat([batch["text_index"] for batch in texts]).tolist() == [0, 1]
+    assert module.picture_name("predict", 2) == "shape picture 2"
+    module.setup("test")
+    assert module.picture("predict", 2) == module.picture("test", 2)

@@ -252,3 +252,17 @@ def test_pictures_stay_encoded_until_asked_for(files, table):
     datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
     assert table(str(path)).captions(0) == ["x"]
     assert Image.MAX_IMAGE_PIXELS is not None
+
+
+def test_a_table_reaches_a_spawned_worker_without_its_pictures(files, table):
+    noise = np.random.default_rng(0).integers(0, 256, (8, 100, 100, 3), dtype=np.uint8)
+    rows = [{"bytes": encoded(Image.fromarray(pixels)), "path": None} for pixels in noise]
+    path = files.folder / "noise.parquet"
+    datasets.Dataset.from_dict({"image": rows, "caption": [f"noise {i}" for i in range(8)]}).to_parquet(path)
+    here = table(str(path))
+    expected = np.asarray(here.picture(5))
+    sent = pickle.dumps(here)
+    assert len(sent) < 30_000  # one of the pictures
+    there = pickle.loads(sent)
+    assert np.array_equal(np.asarray(there.picture(5)), expected)
+    assert there.captions(5) == ["noise 5"]

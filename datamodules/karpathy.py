@@ -1,0 +1,79 @@
+"""Reader for Karpathy's splits of COCO and Flickr30k: ``dataset_coco.json`` and ``dataset_flickr30k.json``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .records import Record, parsed
+
+# What the literature trains and evaluates on, by the datamodule's splits. Flickr30k has no "restval".
+_USUAL = {"train": {"train", "restval"}, "validation": {"val"}, "test": {"test"}, "predict": {"test"}}
+
+
+def is_karpathy(file: str) -> bool:
+    """Whether a file can only be of this form, because it holds one JSON object; told from its first letter."""
+    if not file.endswith(".json"):
+        return False
+    with open(file, encoding="utf-8", errors="replace") as text:
+        return text.read(100).lstrip().startswith("{")
+
+
+def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[str]) -> Iterator[Record]:
+    """Records of the pictures of some splits, each with all of its captions.
+
+    Args:
+        files: JSON files, each an object whose list ``images`` has objects with ``filename``, ``split``, ``sentences``
+            and perhaps a folder ``filepath``; a picture's id is ``cocoid``, else ``imgid``.
+        split: names of splits, joined by "+"; None: the usual ones for the role.
+        role: the datamodule's split.
+        stamp: makes the library's cache notice changed files; not used.
+
+    Raises:
+        ValueError: a file is not of that form, or has no such split.
+    """
+    for file in files:
+        images = _images(file)
+        known = {image["split"] for image in images}
+        wanted = set(split.split("+")) if split is not None else _USUAL[role] - ({"restval"} - known)
+        if missing := wanted - known:
+            raise ValueError(
+                f"found the splits {', '.join(sorted(known))} in {file!r}, expected {', '.join(sorted(missing))}: name "
+                "one of them as `split`, or several joined by +"
+            )
+        for image in images:
+            if image["split"] in wanted:
+                identity = image.get("cocoid", image.get("imgid"))
+                yield {
+                    "image": {"bytes": None, "path": os.path.join(image.get("filepath") or "", image["filename"])},
+                    "caption": [sentence["raw"] for sentence in image["sentences"]],
+                    "image_id": None if identity is None else str(identity),
+                }
+
+
+def _images(file: str) -> list[dict[str, Any]]:
+    content = parsed(Path(file).read_text(encoding="utf-8"), Path(file))
+    images = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(images, list):
+        what = f"object with the keys {', '.join(content)}" if isinstance(content, dict) else type(content).__name__
+        raise ValueError(
+            f"found a JSON {what} in {file!r}, expected a flat list of objects with a picture and its caption, or "
+            "Karpathy's form, an object with a list `images`: convert the file"
+        )
+    for number, image in enumerate(images):
+        if not _is_whole(image):
+            raise ValueError(
+                f"found something else in image {number} of {file!r}, expected an object with `filename`, `split` and "
+                "`sentences`, each with its `raw` text: correct the file"
+            )
+    return images
+
+
+def _is_whole(image: Any) -> bool:
+    try:
+        texts = [image["filename"], image["split"], *(sentence["raw"] for sentence in image["sentences"])]
+    except (KeyError, TypeError):
+        return False
+    return all(isinstance(text, str) for text in texts)
