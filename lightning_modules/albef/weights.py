@@ -1,5 +1,6 @@
 """Initial weights of ALBEF's towers from public models: a timm ViT and a BERT (section 3.1 of the paper)."""
 
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import timm
@@ -45,7 +46,7 @@ def load_vision_weights(encoder: VisionTransformer, source: str) -> str:
     if table is not None and table.shape[1] != encoder.pos_embed.shape[1]:
         resized = f", positions resized from {table.shape[1] - 1} to {grid[0] * grid[1]} patches"
         state["pos_embed"] = resize_positions(table, grid)
-    _load(encoder, state, f"the image encoder from {source!r}")
+    load_fitting(encoder, state, f"the image encoder from {source!r}")
     return f"image encoder from {source!r}{resized}"
 
 
@@ -68,7 +69,7 @@ def load_text_weights(encoder: FusionBert, source: str) -> str:
     # A BERT deeper than ours gives its lower layers to the text encoder and its next ones to fusion.
     surplus = [key for key in state if _layer_of(key) >= len(encoder.layers)]
     state = {key: value for key, value in state.items() if key not in surplus}
-    _load(encoder, state | kept, f"the text encoder from {source!r}")
+    load_fitting(encoder, state | kept, f"the text encoder from {source!r}")
     return f"text and fusion encoder from {source!r}, cross-attention random"
 
 
@@ -77,22 +78,36 @@ def _layer_of(key: str) -> int:
     return int(parts[parts.index("layer") + 1]) if "layer" in parts else -1
 
 
-def _load(module: torch.nn.Module, state: dict[str, Tensor], what: str) -> None:
+def load_fitting(
+    module: torch.nn.Module, state: Mapping[str, Tensor], what: str, say: Callable[[str], str] = str
+) -> None:
+    """Load a state dict of which every key and every shape fits.
+
+    Args:
+        module: what to fill.
+        state: its whole state.
+        what: what is filled and where it is from, for the message.
+        say: gives the name under which a key is reported.
+
+    Raises:
+        ValueError: if something does not fit; the sentence lists it. Nothing is loaded then.
+    """
     missing, unexpected = missing_and_unexpected(module, state)
     own = module.state_dict()
     misshapen = [
-        f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
+        f"{say(key)} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
         for key in own.keys() & state.keys()
         if own[key].shape != state[key].shape
     ]
     if missing or unexpected or misshapen:
         raise ValueError(
-            f"Cannot initialise {what}: missing {_some(missing)}, unknown {_some(unexpected)}, "
-            f"of another shape {_some(sorted(misshapen))}; set the model's sizes to those of the source."
+            f"Cannot initialise {what}: missing {_some(map(say, missing))}, unknown {_some(map(say, unexpected))}, "
+            f"of another shape {_some(misshapen)}; set the model's sizes to those of the source."
         )
     module.load_state_dict(state)
 
 
-def _some(items: list[str]) -> str:
-    shown = ", ".join(items[:3]) or "nothing"
-    return shown if len(items) <= 3 else f"{shown} and {len(items) - 3} more"
+def _some(items: Iterable[str]) -> str:
+    names = sorted(set(items))
+    shown = ", ".join(names[:3]) or "nothing"
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
