@@ -1,11 +1,14 @@
 """Callbacks that any Lightning project can use."""
 
-from .checkpoint_io import AtomicCheckpointIO
+from .checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint
 from .distributed import all_reduce_sum, gather, gather_uneven, rank, world_size
 from .ema import EMACallback, EMAPair, ema_momentum
+from .figures import RetrievalFigures, WordMapFigures
 from .missing import missing_callbacks
 from .optimizer_step import OptimizerStepCallback
+from .predictions import RetrievalPredictionWriter
 from .queue import FeatureQueue, QueueCallback
+from .sharded_strategy import ShardedStrategy
 from .step_seed import StepSeedCallback
 
 __all__ = [
@@ -15,8 +18,13 @@ __all__ = [
     "FeatureQueue",
     "OptimizerStepCallback",
     "QueueCallback",
+    "RetrievalFigures",
+    "RetrievalPredictionWriter",
+    "ShardedStrategy",
     "StepSeedCallback",
+    "WordMapFigures",
     "all_reduce_sum",
+    "consolidate_checkpoint",
     "ema_momentum",
     "gather",
     "gather_uneven",

@@ -38,8 +38,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 
 def set_vit_attention(encoder: VisionTransformer, image: Tensor) -> None:
     """Let a timm ViT use the formulation that `attend` would for this batch of pictures."""
-    device = image.device.type
-    computed_in = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else image.dtype
+    # The precision matters on a CPU only.
+    computed_in = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else image.dtype
     fused = _fused(image.device, computed_in, encoder.pos_embed.shape[1])
     for block in encoder.blocks:
         block.attn.fused_attn = fused

@@ -7,7 +7,8 @@ from the web do not quite say what a picture shows.
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -15,19 +16,29 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from ...callbacks import EMACallback, EMAPair, FeatureQueue, QueueCallback, StepSeedCallback, missing_callbacks
+from ...callbacks import (
+    EMACallback,
+    EMAPair,
+    FeatureQueue,
+    QueueCallback,
+    RetrievalPredictionWriter,
+    StepSeedCallback,
+    missing_callbacks,
+)
 from ...callbacks.distributed import all_reduce_sum, gather, rank, world_size
 from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
 from ..optimizer_groups import weight_decay_groups
-from ..schedules import warmup_cosine
+from ..sharding import shard
 from ..slices import in_slices
-from . import draws
+from . import draws, gradcam
 from .losses import contrastive_targets, itc_loss, itm_loss, mlm_loss
 from .network import ALBEFNetwork, at_least_float32, bert_config
-from .schedule import official_lr
+from .pretrained import load_folder, load_trained, save_folder
+from .schedule import learning_rate
 from .weights import load_text_weights, load_vision_weights
 
 
@@ -105,12 +116,13 @@ class ALBEFModule(RetrievalModule):
         rerank_k: candidates by contrast that the matching head re-orders (the authors: 128 for Flickr30k, 256 for
             COCO); 0 leaves re-ranking out.
         rerank_on: "test" re-ranks in `test` and `predict`, "always" in validation too.
-        rerank_score: "itm" orders by the logit of a match alone, as the authors do; "itm+itc" adds the cosine.
+        rerank_score: "itm" orders by the logit of a match alone, as the authors do; "itm+itc" adds the cosine,
+            "itm+itc_logits" the cosine over the temperature.
         rerank_memory_gib: main memory in GiB that a process may use for image tokens, and again for text states; what
             goes beyond is kept in a temporary file.
 
     Raises:
-        ValueError: for sizes that do not fit together, or a temperature outside its bounds.
+        ValueError: for sizes that do not fit together, a temperature outside its bounds, or two sources of weights.
     """
 
     def __init__(
@@ -168,6 +180,11 @@ class ALBEFModule(RetrievalModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
+        if weights is not None and (vision_weights is not None or text_weights is not None):
+            raise ValueError(
+                f"weights is {weights!r} beside vision_weights {vision_weights!r} and text_weights {text_weights!r}, "
+                "which it takes the place of: set those to null."
+            )
         if micro_batch_size is not None and micro_batch_size < 1:
             raise ValueError(f"micro_batch_size is {micro_batch_size}: give a number of pairs, or leave it out.")
         if not temperature_min <= temperature <= temperature_max:
@@ -215,18 +232,23 @@ class ALBEFModule(RetrievalModule):
         return {"image": self.image_queue, "text": self.text_queue}
 
     def configure_callbacks(self) -> list[Callback]:
-        """Supply what the method cannot run without, unless the user's own is already there."""
+        """Supply what the method cannot run without, and what writes predictions, unless the user's own is there."""
         return missing_callbacks(
             self.trainer.callbacks,  # type: ignore[attr-defined]
             EMACallback(),
             QueueCallback(),
             StepSeedCallback(),
+            RetrievalPredictionWriter(),
         )
 
     def setup(self, stage: str) -> None:
         """Load initial weights where what stands now is going to be sharded; such strategies restore later."""
-        if stage == "fit" and self.trainer.strategy.restore_checkpoint_after_setup:
+        if self.trainer.strategy.restore_checkpoint_after_setup and (stage == "fit" or self.hparams["weights"]):
             self._start()
+
+    def configure_model(self) -> None:
+        """Shard student and teacher where the strategy shards."""
+        shard(self, [self.student, self.teacher])
 
     def on_fit_start(self) -> None:
         """Load initial weights, and compare token ids with the data's.
@@ -242,6 +264,18 @@ class ALBEFModule(RetrievalModule):
         if tokens is not None and own != dict(tokens):
             raise ValueError(f"The tokenizer's special ids are {dict(tokens)}, the model's {own}: set the model's.")
 
+    def on_validation_start(self) -> None:
+        """Evaluate `weights`, unless a checkpoint was restored."""
+        self._start_trained()
+
+    def on_test_start(self) -> None:
+        """Evaluate `weights`, unless a checkpoint was restored."""
+        self._start_trained()
+
+    def on_predict_start(self) -> None:
+        """Evaluate `weights`, unless a checkpoint was restored."""
+        self._start_trained()
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights; a training goes on from them, and leaves the initial ones alone."""
         self._started = True
@@ -252,8 +286,18 @@ class ALBEFModule(RetrievalModule):
             self._started = True
             self.load_initial_weights()
 
+    def _start_trained(self) -> None:
+        if self.hparams["weights"] is not None:
+            self._start()
+
     def load_initial_weights(self) -> None:
-        """Fill the student from `vision_weights` and `text_weights`, start the teacher as its copy, and log both."""
+        """Start from `weights`, else the student from `vision_weights` and `text_weights` and the teacher as its copy.
+
+        What was done is logged.
+        """
+        if self.hparams["weights"] is not None:
+            rank_zero_info(f"ALBEF starts with {load_trained(self, self.hparams['weights'])}.")
+            return
         done = ["image encoder at random", "text and fusion encoder at random"]
         if self.hparams["vision_weights"] is not None:
             done[0] = load_vision_weights(self.student.visual_encoder, self.hparams["vision_weights"])
@@ -261,6 +305,30 @@ class ALBEFModule(RetrievalModule):
             done[1] = load_text_weights(self.student.text_encoder, self.hparams["text_weights"])
         self._start_teacher()
         rank_zero_info(f"ALBEF starts with {done[0]}; {done[1]}; projections and matching head at random.")
+
+    def save_pretrained(self, folder: str | Path, tokenizer_json: str | None = None) -> None:
+        """Write the model, without the queues, to a new folder that `from_pretrained` and `weights` take.
+
+        Under several processes call it in one of them.
+
+        Args:
+            folder: gets `model.safetensors` and `config.json`; must not exist or be empty.
+            tokenizer_json: the tokenizer to put beside them, as `datamodule.tokenizer.backend_tokenizer.to_str()`
+                returns it.
+
+        Raises:
+            FileExistsError: if there is something of that name already.
+        """
+        save_folder(self, folder, tokenizer_json)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Rebuild a module from `save_pretrained`'s folder, in eval mode; call `train()` to train it on.
+
+        Raises:
+            ValueError: if the folder is no export of this class, or is damaged.
+        """
+        return load_folder(cls, folder)
 
     def train(self, mode: bool = True) -> "ALBEFModule":
         """Set the mode; the teacher follows only if its dropout is wanted."""
@@ -445,9 +513,10 @@ class ALBEFModule(RetrievalModule):
                 teacher_logits = self.teacher.predict_words(teacher_states)
             return (mlm_loss(self.student.predict_words(states), teacher_logits, labels, alpha, count)[None],)
 
-        rows = size and math.ceil(size * len(masked.labels) / len(fused))
+        # As many slices in every process, however many words it has masked: sharded networks run in step.
+        sizes = size and [len(part) for part in masked.labels.tensor_split(math.ceil(len(fused) / size))]
         states, teacher_states = (tensor.flatten(0, 1)[masked.positions] for tensor in (fused, soft))
-        return in_slices(words, rows, states, teacher_states, masked.labels)[0].sum()
+        return in_slices(words, sizes, states, teacher_states, masked.labels)[0].sum()
 
     def _mean_count(self, count: Tensor) -> Tensor:
         """Mean of a count over the processes, at least 1 over all of them: what a global mean divides sums by."""
@@ -468,6 +537,7 @@ class ALBEFModule(RetrievalModule):
         batch = self.trainer.fit_loop.epoch_loop.total_batch_idx
         return self.hparams["alpha"] * (min(1.0, batch / ramp) if ramp else 1.0)
 
+    @torch.compiler.disable  # a name that is logged for the first time would compile the whole step again
     def _log_step(self, loss: Tensor, losses: dict[str, Tensor], alpha: float) -> None:
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log_dict({f"train/loss_{name}": value.detach() for name, value in losses.items()})
@@ -491,6 +561,15 @@ class ALBEFModule(RetrievalModule):
         fused = self.student.fuse(text_states, attention_mask, image_tokens)
         return at_least_float32(self.itm_head(fused[:, 0]))[:, 1]
 
+    def word_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Where tokens [B, L] look in their pictures [B, 3, S, S]: maps [B, L, g, g] over patches, in eval mode."""
+        return gradcam.word_maps(self.student, self.itm_head, image, input_ids, attention_mask)
+
+    def contrastive_temperature(self) -> float:
+        """The learned temperature."""
+        value = self.temperature
+        return float(value.full_tensor() if isinstance(value, DTensor) else value)
+
     def reranks(self, stage: str) -> bool:
         """Whether candidates are re-ranked in a stage."""
         stages = {"never": (), "test": ("test", "predict"), "always": ("validate", "test", "predict")}
@@ -507,21 +586,10 @@ class ALBEFModule(RetrievalModule):
 
     def scheduled_lr(self, step: int) -> float:
         """Learning rate at an optimizer step."""
-        hp = self.hparams
-        peak, floor, start, warmup = (
-            hp[name] for name in ("learning_rate", "min_learning_rate", "warmup_learning_rate", "warmup_steps")
-        )
         # The length of the run is not known yet when the optimizer is made, and asking for it then would build the
         # loaders before a checkpoint is restored. It is not needed for the first step.
-        if step == 0:
-            return start if warmup else peak
-        total = int(self.trainer.estimated_stepping_batches)
-        if hp["lr_schedule"] == "cosine":
-            return warmup_cosine(step, total, peak, floor, warmup, start)
-        epochs = self.trainer.max_epochs
-        if epochs is None or epochs < 1:
-            raise ValueError("The official learning-rate schedule counts epochs: set trainer.max_epochs.")
-        return official_lr(step, max(total // epochs, 1), epochs, peak, floor, warmup, start)
+        total = int(self.trainer.estimated_stepping_batches) if step else 0
+        return learning_rate(step, total, self.trainer.max_epochs if step else 0, self.hparams)
 
     def optimizer_step(
         self,

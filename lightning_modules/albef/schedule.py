@@ -1,6 +1,33 @@
-"""The authors' learning-rate staircase."""
+"""Learning rates: linear warm-up and cosine by step, or the authors' staircase."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..schedules import warmup_cosine
+
+
+def learning_rate(step: int, total_steps: int, epochs: int | None, settings: Mapping[str, Any]) -> float:
+    """Learning rate of an optimizer step, by the arguments of `ALBEFModule`.
+
+    Args:
+        step: optimizer step, from 0.
+        total_steps: of the whole run; not used at step 0.
+        epochs: of the whole run; used by the authors' schedule, but not at step 0.
+        settings: the arguments that name the schedule and its rates.
+
+    Raises:
+        ValueError: if the authors' schedule is asked for in a run that does not count epochs.
+    """
+    names = ("learning_rate", "min_learning_rate", "warmup_learning_rate", "warmup_steps")
+    peak, floor, start, warmup = (settings[name] for name in names)
+    if step == 0:
+        return start if warmup else peak
+    if settings["lr_schedule"] == "cosine":
+        return warmup_cosine(step, total_steps, peak, floor, warmup, start)
+    if epochs is None or epochs < 1:
+        raise ValueError("The official learning-rate schedule counts epochs: set trainer.max_epochs.")
+    return official_lr(step, max(total_steps // epochs, 1), epochs, peak, floor, warmup, start)
 
 
 def official_lr(

@@ -1,0 +1,189 @@
+"""Grad-CAM against plain matrix products, and what it leaves alone."""
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.nn import functional as F
+
+from support.albef import random_batch, tiny_albef
+from support.distributed import run_distributed
+from vlightning.lightning_modules.albef.gradcam import word_maps
+
+
+def _module(fusion_layers=3, **changes):
+    module = tiny_albef(text_layers=1, fusion_layers=fusion_layers, **changes).double().eval()
+    # At the initial deviation of 0.02 all attention is nearly even, and a wrong map would hardly differ.
+    generator = torch.Generator().manual_seed(7)
+    for parameter in module.parameters():
+        parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return module
+
+
+def _inputs(size=3):
+    batch = random_batch(size, dtype=torch.float64)
+    return batch["image"], batch["input_ids"], batch["attention_mask"]
+
+
+def _heads(states, heads=2):
+    return states.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _linear(weights, name, states):
+    return states @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def _norm(weights, name, states):
+    return F.layer_norm(states, states.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-12)
+
+
+def _reference(module, image, input_ids, attention_mask, layer):
+    """The fusion layers written out, with attention weights that a gradient is asked for."""
+    tokens = module.student.encode_image(image)
+    states = module.student.encode_text(input_ids, attention_mask)
+    weights = {name: value.detach() for name, value in module.student.text_encoder.state_dict().items()}
+    hidden = (1 - attention_mask)[:, None, None, :].bool()
+    asked = None
+
+    def attention(name, states, others, mask=None):
+        query, key, value = (
+            _heads(_linear(weights, f"{name}.self.{part}", x))
+            for part, x in (("query", states), ("key", others), ("value", others))
+        )
+        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask, -torch.inf)
+        probability = scores.softmax(-1)
+        context = (probability @ value).transpose(1, 2).flatten(2)
+        output = _linear(weights, f"{name}.output.dense", context) + states
+        return _norm(weights, f"{name}.output.LayerNorm", output), probability
+
+    first = module.student.text_encoder.fusion_layer
+    for index in range(first, len(module.student.text_encoder.layers)):
+        name = f"bert.encoder.layer.{index}"
+        states, _ = attention(f"{name}.attention", states, states, hidden)
+        states, probability = attention(f"{name}.crossattention", states, tokens)
+        if index == layer:
+            asked = probability
+        inner = F.gelu(_linear(weights, f"{name}.intermediate.dense", states))
+        output = _linear(weights, f"{name}.output.dense", inner) + states
+        states = _norm(weights, f"{name}.output.LayerNorm", output)
+    logit = module.itm_head(states[:, 0])[:, 1].sum()
+    (gradient,) = torch.autograd.grad(logit, asked)
+    maps = torch.zeros(*input_ids.shape, 2, 2, dtype=torch.float64)
+    for row in range(len(input_ids)):
+        for token in range(int(attention_mask[row].sum())):
+            for patch in range(4):
+                heads = [asked[row, h, token, 1 + patch] * gradient[row, h, token, 1 + patch].clamp(0) for h in (0, 1)]
+                maps[row, token, patch // 2, patch % 2] = sum(heads) / 2
+    return maps.detach()
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_equals_the_plain_reference(layer):
+    module = _module()
+    maps = word_maps(module.student, module.itm_head, *_inputs(), layer)
+    expected = _reference(module, *_inputs(), layer)
+    tokens = _inputs()[2].bool()
+    assert (expected[tokens] > 1e-6).any(dim=(1, 2)).double().mean() > 0.5  # something to compare
+    torch.testing.assert_close(maps, expected, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize(("fusion_layers", "middle"), [(2, 1), (3, 2), (6, 3)])
+def test_the_middle_fusion_layer_is_the_default(fusion_layers, middle):
+    """Of six the third, as with the authors: number 8 where six text layers stand below."""
+    module = _module(fusion_layers)
+    assert torch.equal(
+        module.word_maps(*_inputs()), word_maps(module.student, module.itm_head, *_inputs(), layer=middle)
+    )
+
+
+@pytest.mark.parametrize("layer", [0, 3, 4])
+def test_a_layer_without_maps_of_words_is_named(layer):
+    """What words see in the last layer stays with them: the reference has no map there either."""
+    module = _module()
+    with pytest.raises(ValueError, match=f"Layer {layer} has no map of words, .* give one from 1 to 2"):
+        word_maps(module.student, module.itm_head, *_inputs(), layer)
+    last = _reference(module, *_inputs(), layer=3)
+    assert last[:, 0].any()
+    assert not last[:, 1:].any()
+
+
+def test_a_single_fusion_layer_has_no_maps_of_words():
+    with pytest.raises(ValueError, match="With one fusion layer nothing that a word sees reaches the matching head"):
+        _module(fusion_layers=1).word_maps(*_inputs())
+
+
+def test_a_pair_has_the_same_map_in_any_batch_and_at_any_padding():
+    module = _module()
+    image, input_ids, attention_mask = _inputs(4)
+    together = module.word_maps(image, input_ids, attention_mask)
+    for row in range(4):
+        length = int(attention_mask[row].sum())
+        text = (part[row : row + 1, :length] for part in (input_ids, attention_mask))
+        alone = module.word_maps(image[row : row + 1], *text)
+        torch.testing.assert_close(alone[0], together[row, :length])
+        assert not together[row, length:].any()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_works_in_any_mode_on_tensors_made_in_it(mode):
+    module = _module()
+    expected = module.word_maps(*_inputs())
+    with mode():
+        torch.testing.assert_close(module.word_maps(*_inputs()), expected, rtol=1e-12, atol=0)
+        assert torch.is_grad_enabled() == (mode is torch.enable_grad)
+
+
+def test_leaves_gradients_hooks_modes_and_the_generator_alone():
+    module = _module()
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.ones_like(parameter)
+    module.itm_head.weight.grad = None
+    state = torch.get_rng_state()
+    maps = module.word_maps(*_inputs())
+    assert not maps.requires_grad
+    assert torch.equal(torch.get_rng_state(), state)
+    assert module.itm_head.weight.grad is None
+    assert all((p.grad == 1).all() for p in module.parameters() if p.grad is not None)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+
+
+def test_activation_checkpointing_and_frozen_weights_change_nothing():
+    module, frozen = _module(), _module(activation_checkpointing=True).requires_grad_(False)
+    expected = module.word_maps(*_inputs())
+    torch.testing.assert_close(frozen.word_maps(*_inputs()), expected, rtol=1e-12, atol=0)
+    checkpointed = _module(activation_checkpointing=True)
+    torch.testing.assert_close(checkpointed.word_maps(*_inputs()), expected, rtol=1e-12, atol=0)
+
+
+def test_half_precision_gives_float32_maps_near_the_exact_ones():
+    module = _module()
+    exact = module.word_maps(*_inputs()).float()
+    image, *text = _inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        maps = module.float().word_maps(image.float(), *text)
+    assert maps.dtype == torch.float32
+    similarity = F.cosine_similarity(maps.flatten(1), exact.flatten(1))
+    assert (similarity > 0.98).all()
+
+
+def _sharded_maps():
+    module = _module()
+    network = module.student
+    for block in [*network.visual_encoder.blocks, *network.text_encoder.layers]:
+        fully_shard(block)
+    fully_shard(network)
+    for method in ("encode_image", "encode_text", "fuse"):
+        register_fsdp_forward_method(network, method)
+    with torch.no_grad():
+        maps = module.word_maps(*_inputs())
+    assert all(parameter.grad is None for parameter in module.parameters())
+    return maps, module.word_maps(*_inputs())
+
+
+def test_sharded_networks_give_the_same_maps():
+    expected = _module().word_maps(*_inputs())
+    for first, again in run_distributed(_sharded_maps):
+        torch.testing.assert_close(first, expected, rtol=1e-9, atol=1e-14)
+        assert torch.equal(first, again)
