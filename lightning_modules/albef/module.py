@@ -349,7 +349,8 @@ class ALBEFModule(RetrievalModule):
         matching, *masked_states = self._fuse(batch, student, *negatives)
         losses = {"itc": loss_itc, "itm": self._match(matching, *negatives)}
         if masked is not None:
-            losses["mlm"] = self._predict_words(batch, teacher, masked, *masked_states, alpha)
+            (fused,) = masked_states
+            losses["mlm"] = self._predict_words(batch, teacher, masked, fused, alpha)
 
         loss = torch.stack(list(losses.values())).sum()
         self._log_step(loss, losses, alpha)
