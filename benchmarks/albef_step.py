@@ -434,23 +434,24 @@ def memory(options: argparse.Namespace) -> None:
         for precision in PRECISIONS:
             command = [sys.executable, __file__, "--measure", *words, precision]
             command += [f"--{key}={getattr(options, key)}" for key in ("batch", "size", "length", "queue")]
-            answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-            peak, taken = float(answer[-2]), float(answer[-1])
+            answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            peak = float(answer.split()[-1])
             base.setdefault(precision, peak)
-            cells.append(f"{peak:5.2f} GiB {peak / base[precision]:4.0%} {taken:5.2f}s")
+            cells.append(f"{peak:5.2f} GiB {peak / base[precision]:5.0%}")
         print(f"{name:34} " + " ".join(f"{cell:>22}" for cell in cells))
 
 
 def measure(options: argparse.Namespace) -> None:
-    """One variant of `memory`: prints GiB and seconds of the last step."""
+    """One variant of `memory`: prints GiB."""
     formulation, changes, precision = options.measure
     # A first product, so that the libraries' own buffers count as the bare process.
     torch.randn(64, 64) @ torch.randn(64, 64)
     bare = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = PlainStep(options) if formulation == "plain" else Step(options, **json.loads(changes))
     batch = make_batch(options)
-    taken = [seconds(lambda: step(batch, precision)) for _ in range(3)]
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - bare) / 2**20, min(taken))
+    for _ in range(3):
+        step(batch, precision)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - bare) / 2**20)
 
 
 def main() -> None:
