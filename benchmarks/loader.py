@@ -203,8 +203,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sources = [arguments.files] if arguments.files else draw_pictures(Path(folder), arguments.pictures)
         print(
-            f"{torch.get_num_threads()} thread in each process, torch {torch.__version__}; ALBEF's training transform at "
-            f"{arguments.size} px, batches of {arguments.batch_size};\nmedians of {arguments.repeats} passes, "
+            f"{torch.get_num_threads()} thread in each process, torch {torch.__version__}; ALBEF's training transform "
+            f"at {arguments.size} px, batches of {arguments.batch_size};\nmedians of {arguments.repeats} passes, "
             "ratio: speed of the datamodule's loader over that of the plain loop"
         )
         print(f"{'':16} {'pictures/s per worker':>26} {'processor ms per picture':>26}")
