@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from support.albef import random_batch, tiny_albef
@@ -168,22 +168,30 @@ def test_half_precision_gives_float32_maps_near_the_exact_ones():
     assert (similarity > 0.98).all()
 
 
-def _sharded_maps():
-    module = _module()
-    network = module.student
-    for block in [*network.visual_encoder.blocks, *network.text_encoder.layers]:
-        fully_shard(block)
-    fully_shard(network)
-    for method in ("encode_image", "encode_text", "fuse"):
-        register_fsdp_forward_method(network, method)
-    with torch.no_grad():
-        maps = module.word_maps(*_inputs())
+def _sharded(looks):
+    """Maps of a sharded model, if it is to look, and the gradients of a training step after it."""
+    module = _module(dropout=0.0)
+    module._device_mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
+    module.configure_model()
+    module.current_alpha = lambda: 0.4
+    module.log = module.log_dict = lambda *_, **__: None
+    maps = []
+    for _ in range(looks):
+        with torch.no_grad():
+            maps.append(module.word_maps(*_inputs()))
     assert all(parameter.grad is None for parameter in module.parameters())
-    return maps, module.word_maps(*_inputs())
+    torch.manual_seed(0)
+    module.training_step(random_batch(4, dtype=torch.float64), 0)["loss"].backward()
+    return maps, {name: p.grad.full_tensor() for name, p in module.named_parameters() if p.requires_grad}
 
 
-def test_sharded_networks_give_the_same_maps():
+def _with_and_without():
+    return _sharded(looks=2), _sharded(looks=0)
+
+
+def test_a_sharded_model_gives_the_same_maps_and_trains_as_if_nobody_had_looked():
     expected = _module().word_maps(*_inputs())
-    for first, again in run_distributed(_sharded_maps):
-        torch.testing.assert_close(first, expected, rtol=1e-9, atol=1e-14)
-        assert torch.equal(first, again)
+    for (maps, gradients), (_, plain) in run_distributed(_with_and_without):
+        for found in maps:
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-14)
+        assert all(torch.equal(gradient, plain[name]) for name, gradient in gradients.items())
