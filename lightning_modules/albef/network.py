@@ -26,6 +26,7 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from ..attention import BERT_ATTENTION, attend, set_vit_attention
+from ..mlp import LeanMlp
 from ..slices import recomputed
 
 
@@ -81,8 +82,13 @@ class CrossAttention(nn.Module):
         context = attend(self._split(together), key, value, dropout=dropout).transpose(1, 2).flatten(2)
         context = context.unflatten(1, (-1, length)).transpose(0, 1).flatten(0, 1)  # [K*B, L, D]
         if image_index is not None:
-            apart = attend(self._split(query[aligned:]), key[image_index], value[image_index], dropout=dropout)
-            context = torch.cat([context, apart.transpose(1, 2).flatten(2)])
+
+            def apart(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                return attend(query, key[image_index], value[image_index], dropout=dropout)
+
+            # Recomputed, so that the copies for the gathered rows do not stay until the backward pass.
+            gathered_context = recomputed(apart, self._split(query[aligned:]), key, value)
+            context = torch.cat([context, gathered_context.transpose(1, 2).flatten(2)])
         return self.output(context, states)
 
 
@@ -105,7 +111,12 @@ class FusionLayer(nn.Module):
         """Run the layer; arguments as in `CrossAttention.forward`, and the boolean text mask [R, 1, 1, L]."""
         states, _ = self.attention(states, mask)
         states = self.crossattention(states, image_tokens, image_index)
-        return self.output(self.intermediate(states), states)
+        # As in `LeanMlp`, what goes into the second product is computed again and not kept.
+        transformed = recomputed(self._second_product, self.intermediate.dense(states))
+        return self.output.LayerNorm(self.output.dropout(transformed) + states)
+
+    def _second_product(self, hidden: Tensor) -> Tensor:
+        return self.output.dense(self.intermediate.intermediate_act_fn(hidden))
 
 
 class _BertTrunk(nn.Module):
@@ -233,6 +244,7 @@ class ALBEFNetwork(nn.Module):
             num_classes=0,
             global_pool="",
             norm_layer=partial(nn.LayerNorm, eps=1e-6),
+            mlp_layer=LeanMlp,
         )
         self.visual_encoder.set_grad_checkpointing(activation_checkpointing)
         self.text_encoder = FusionBert(text, fusion_layer, vision_width, language_head)
