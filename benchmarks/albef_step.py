@@ -354,15 +354,15 @@ class EveryPosition(ALBEFModule):
         return draws.MaskedTokens(masked.input_ids, torch.arange(labels.numel()), labels)
 
 
-class OtherAttention(ALBEFModule):
+class OtherAttention(Step):
     """Two matrix products and a softmax where the fused kernel was chosen, and the reverse."""
 
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """The step with the other choice."""
+    def __call__(self, batch: Batch, precision: str) -> dict[str, float]:
+        """The step with the other choice, in what the backward pass computes again too."""
         chosen = attention._fused
         attention._fused = lambda *args: not chosen(*args)
         try:
-            return super().training_step(batch, batch_idx)
+            return super().__call__(batch, precision)
         finally:
             attention._fused = chosen
 
@@ -370,23 +370,22 @@ class OtherAttention(ALBEFModule):
 def ways(options: argparse.Namespace) -> None:
     """What each way of saving time brings: a step with that one undone, over the step with all."""
     batch = make_batch(options)
-    undone: dict[str, Step] = {"all ways": Step(options)}
-    kinds = {
-        "masked rows only": EveryPosition,
-        "one fusion pass for all rows": SeparatePasses,
-        "keys and values projected once": CopiedKeys,
-        "both texts in one pass": SeparateTexts,
-        "attention by the faster formulation": OtherAttention,
+    without: dict[str, Callable[[], Step]] = {
+        "masked rows only": lambda: Step(options, EveryPosition),
+        "one fusion pass for all rows": lambda: Step(options, SeparatePasses),
+        "keys and values projected once": lambda: Step(options, CopiedKeys),
+        "both texts in one pass": lambda: Step(options, SeparateTexts),
+        "attention by the faster formulation": lambda: OtherAttention(options),
     }
-    step = undone["all ways"]
+    step = Step(options)
     plain = PlainALBEF(step.module)
     default = torch.optim.AdamW([{**group, "fused": False} for group in step.optimizer.param_groups], lr=1e-4)
     print(f"\n{'way':38} " + " ".join(f"{precision + ', saved':>22}" for precision in PRECISIONS))
     rows: dict[str, list[str]] = {}
     for precision in PRECISIONS:
         base_and_other: dict[str, tuple[float, float]] = {}
-        for name, kind in kinds.items():
-            other = Step(options, kind)
+        for name, make in without.items():
+            other = make()
             taken = medians(
                 {
                     "with": lambda p=precision: step(batch, p),
