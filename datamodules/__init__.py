@@ -1,7 +1,8 @@
 """Datamodules: where batches come from. They import nothing from the modules or the callbacks."""
 
-from .base import PairDataModule
+from .base import PictureDataModule
 from .image_text import ImageTextDataModule
+from .pairs import PairDataModule
 from .shapes import ShapesDataModule
 from .sources import Source
 from .transforms import ALBEFEvalTransform, ALBEFRandAugment, ALBEFTrainTransform
@@ -12,6 +13,7 @@ __all__ = [
     "ALBEFTrainTransform",
     "ImageTextDataModule",
     "PairDataModule",
+    "PictureDataModule",
     "ShapesDataModule",
     "Source",
 ]

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from .base import PairDataModule, Split, splits_of
+from .base import Split, splits_of
 from .decode import MAX_PIXELS
+from .pairs import PairDataModule
 from .sources import Opening, Source, as_source
 from .streaming import Stream
 from .tables import Layout, PairTable

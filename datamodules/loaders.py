@@ -65,7 +65,7 @@ class BatchLoader:
                 continue
             if self._started() + number == self._length:
                 self.account.end_of_pass()  # here, because Lightning does not ask for more than the last batch
-            if self._skip_empty and len(collated.batch["image_id"]) == 0:
+            if self._skip_empty and len(collated.batch["sample_index"]) == 0:
                 continue
             yield collated.batch
         if self._length is None:

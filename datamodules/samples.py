@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from .decode import BadSample, Fault
 from .sampling import Key, kept_draws, sample_words, seeded, substitute
@@ -19,8 +19,8 @@ Transform = Callable[[Image.Image], torch.Tensor]
 ATTEMPTS = 20  # draws before a batch is given up: with half of the rows bad, one in a million
 
 
-class Table(Protocol):
-    """Rows of pictures and captions, read one at a time and in any order."""
+class Rows(Protocol):
+    """Rows of a split, of which each has a picture, read one at a time and in any order."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -28,23 +28,34 @@ class Table(Protocol):
     def picture(self, row: int) -> Image.Image:
         """The decoded picture (RGB); raises :class:`BadSample`."""
 
-    def captions(self, row: int) -> list[str]:
-        """The raw captions, as many as there are."""
-
-    def image_id(self, row: int) -> int:
-        """Equal for rows that show the same picture."""
-
     def name(self, row: int) -> str:
         """What messages call the row."""
 
     def picture_name(self, row: int) -> str:
         """The path of the picture where it is a file, else what messages call the row."""
 
+
+class PairRows(Rows, Protocol):
+    """Rows of pictures and captions."""
+
+    def captions(self, row: int) -> list[str]:
+        """The raw captions, as many as there are."""
+
+    def image_id(self, row: int) -> int:
+        """Equal for rows that show the same picture."""
+
     def pictures(self) -> list[list[int]]:
         """The rows of each picture, for evaluation."""
 
     def texts(self) -> Iterator[str]:
         """All captions, to train a tokenizer on."""
+
+
+class Reader(Protocol):
+    """Makes a training sample of a row."""
+
+    def __call__(self, row: int, words: tuple[int, int]) -> Any:
+        """Read a row with the draws of :func:`sample_words`; raises :class:`BadSample`."""
 
 
 class Sample(NamedTuple):
@@ -60,7 +71,7 @@ class Sample(NamedTuple):
 class Outcome:
     """What came of reading one item: a sample or none, and the faults met on the way."""
 
-    sample: Sample | None
+    sample: Any
     seen: int = 0
     faults: list[Fault] = field(default_factory=list)
 
@@ -103,24 +114,43 @@ def training_sample(
     return image, usable[words[1] % len(usable)]
 
 
+@dataclass
+class PairReader:
+    """Reads a row as one augmented picture with one drawn caption; arguments as in :func:`training_sample`."""
+
+    rows: PairRows
+    transform: Transform
+    encoder: TextEncoder
+
+    def __call__(self, row: int, words: tuple[int, int]) -> Sample:
+        """Read a row."""
+        image, caption = training_sample(
+            lambda: self.rows.picture(row),
+            self.rows.captions(row),
+            self.encoder,
+            self.transform,
+            words,
+            self.rows.name(row),
+        )
+        return Sample(image, [caption], self.rows.image_id(row), row)
+
+
 class TrainingSet(Dataset[Outcome]):
-    """Training rows: one caption drawn and one augmentation per (seed, epoch, row); unusable rows replaced.
+    """Training rows, each with draws of its own in every epoch; unusable rows are replaced.
 
     Args:
-        table: the rows.
-        transform: picture to float [3, H, W].
-        encoder: tells which captions are usable.
+        length: number of rows.
+        read: makes a sample of a row.
         seed: the run's seed.
     """
 
-    def __init__(self, table: Table, transform: Transform, encoder: TextEncoder, seed: int) -> None:
-        self.table = table
-        self.transform = transform
-        self.encoder = encoder
+    def __init__(self, length: int, read: Reader, seed: int) -> None:
+        self.length = length
+        self.read = read
         self.seed = seed
 
     def __len__(self) -> int:
-        return len(self.table)
+        return self.length
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Outcome]:
         with kept_draws():
@@ -130,20 +160,13 @@ class TrainingSet(Dataset[Outcome]):
         epoch, first = key
         faults: list[Fault] = []
         for attempt in range(ATTEMPTS):
-            row = substitute(self.seed, epoch, first, attempt, len(self.table)) if attempt else first
+            row = substitute(self.seed, epoch, first, attempt, self.length) if attempt else first
             try:
-                image, caption = training_sample(
-                    lambda row=row: self.table.picture(row),  # type: ignore[misc]
-                    self.table.captions(row),
-                    self.encoder,
-                    self.transform,
-                    sample_words(self.seed, epoch, row),
-                    self.table.name(row),
-                )
+                sample = self.read(row, sample_words(self.seed, epoch, row))
             except BadSample as bad:
                 faults.append(bad.fault)
                 continue
-            return Outcome(Sample(image, [caption], self.table.image_id(row), row), attempt + 1, faults)
+            return Outcome(sample, attempt + 1, faults)
         return Outcome(None, ATTEMPTS, faults)
 
 
@@ -161,7 +184,7 @@ class EvaluationSet(Dataset[Outcome]):
 
     def __init__(
         self,
-        table: Table,
+        table: PairRows,
         pictures: Sequence[Sequence[int]],
         transform: Transform,
         encoder: TextEncoder,
@@ -223,10 +246,18 @@ def evaluation_outcome(
     return Outcome(Sample(image, usable, image_id, index), seen, faults)
 
 
-def _account(outcomes: Sequence[Outcome]) -> tuple[list[Sample], int, list[Fault]]:
+def account(outcomes: Sequence[Outcome]) -> tuple[list[Any], int, list[Fault]]:
+    """The samples of a batch, how many were read for it, and what was wrong with some."""
     samples = [outcome.sample for outcome in outcomes if outcome.sample is not None]
     faults = [fault for outcome in outcomes for fault in outcome.faults]
     return samples, sum(outcome.seen for outcome in outcomes), faults
+
+
+def stacked(images: list[torch.Tensor]) -> torch.Tensor:
+    """Pictures [3, H, W] as a batch [B, 3, H, W]."""
+    # Not torch.stack: in a worker this stacks into shared memory, where the batch would be copied to afterwards.
+    batch: torch.Tensor = default_collate(images)
+    return batch
 
 
 @dataclass
@@ -237,11 +268,11 @@ class TrainingCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the pictures and encode the captions."""
-        samples, seen, faults = _account(outcomes)
+        samples, seen, faults = account(outcomes)
         if len(samples) < len(outcomes):  # no substitute found either: the loader ends the run
             return Collated(None, seen, faults)
         batch: dict[str, Any] = {
-            "image": torch.stack([sample.image for sample in samples]),
+            "image": stacked([sample.image for sample in samples]),
             **self.encoder([sample.captions[0] for sample in samples]),
             "image_id": torch.tensor([sample.image_id for sample in samples]),
             "sample_index": torch.tensor([sample.sample_index for sample in samples]),
@@ -261,11 +292,11 @@ class EvaluationCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the pictures and encode the captions of all."""
-        samples, seen, faults = _account(outcomes)
+        samples, seen, faults = account(outcomes)
         captions = [caption for sample in samples for caption in sample.captions]
         owners = [sample.image_id for sample in samples for _ in sample.captions]
         batch: dict[str, Any] = {
-            "image": torch.stack([sample.image for sample in samples]) if samples else self._no_images(),
+            "image": stacked([sample.image for sample in samples]) if samples else self._no_images(),
             "image_id": torch.tensor([sample.image_id for sample in samples], dtype=torch.long),
             "sample_index": torch.tensor([sample.sample_index for sample in samples], dtype=torch.long),
             **self.encoder(captions),

@@ -9,7 +9,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import nn
 
-from .base import PairDataModule, Split
+from .base import Split
+from .pairs import PairDataModule
 from .sampling import generator
 from .transforms import ALBEFEvalTransform, ALBEFTrainTransform
 
