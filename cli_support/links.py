@@ -6,7 +6,7 @@ from .resume import Saved
 from .typed import Typed, UsageError
 
 # The data's value goes to the module, if the module has such an argument.
-LINKED = ("vocab_size", "image_size", "max_tokens")
+LINKED = ("vocab_size", "image_size", "max_tokens", "num_classes")
 
 
 def apply_links(config: Any, typed: Typed, saved: Saved | None) -> list[str]:

@@ -23,6 +23,7 @@ FORMATS = tuple(
 )
 MAX_PIXELS = 89_478_485  # Pillow's own warning threshold: a quarter of a gibibyte at 3 bytes a pixel
 NAMED_PER_CAUSE = 5
+EMPTY_CAPTION = "empty caption"
 CHECK_FROM = 200  # the share of bad samples means little before so many were seen
 
 

@@ -131,10 +131,10 @@ class ImageTextDataModule(PairDataModule):
         self.image_size = image_size
         self.max_pixels = max_pixels
         self.sources: dict[Split, list[str | Source]] = {
-            "train": _listed(train),
-            "validation": _listed(validation),
-            "test": _listed(test),
-            "predict": _listed(predict),
+            "train": listed(train),
+            "validation": listed(validation),
+            "test": listed(test),
+            "predict": listed(predict),
         }
         self.opening = Opening(image_root, image_column, caption_column, image_id_column, cache_dir)
         self._record_hyperparameters()
@@ -163,6 +163,7 @@ class ImageTextDataModule(PairDataModule):
         return [opening.open(source, split, self.streaming) for source in self.sources[split]]
 
 
-def _listed(sources: Sources) -> list[str | Source]:
+def listed(sources: Sources) -> list[str | Source]:
+    """Sources as a list, in whichever form they were given."""
     several = sources if isinstance(sources, (list, tuple)) else [] if sources is None else [sources]
     return [source if isinstance(source, str) else as_source(source) for source in several]

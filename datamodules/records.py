@@ -93,6 +93,27 @@ def read_folder(files: list[str], stamp: list[str]) -> Iterator[Record]:
         yield {"image": {"bytes": None, "path": file}, "caption": [], "image_id": None}
 
 
+def read_class_folders(files: list[str], root: str, stamp: list[str]) -> Iterator[Record]:
+    """Records of pictures whose class is the name of the folder, below the root, that they are in.
+
+    Args:
+        files: pictures.
+        root: the folder with a folder for each class.
+        stamp: makes the library's cache notice changed files; not used.
+
+    Raises:
+        ValueError: a picture is in no folder of a class.
+    """
+    for file in files:
+        folder, *rest = Path(file).relative_to(root).parts
+        if not rest:
+            raise ValueError(
+                f"found the picture {folder!r} directly in {root!r}, expected a folder for each class with its "
+                "pictures: move it, or add metadata.jsonl with a label for each"
+            )
+        yield {"image": {"bytes": None, "path": file}, "caption": [folder], "image_id": None}
+
+
 def read_texts(file: str) -> list[str]:
     """The lines of a text file, empty ones included, so that a text's place is its line's.
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, default_collate
 
-from .decode import BadSample, Fault
+from .decode import EMPTY_CAPTION, BadSample, Fault
 from .sampling import Key, kept_draws, sample_words, seeded, substitute
 from .text import TextEncoder, text_id
 
@@ -107,7 +107,7 @@ def training_sample(
     """
     usable = [caption for caption in captions if encoder.usable(caption)]
     if not usable:
-        raise BadSample("empty caption", name)
+        raise BadSample(EMPTY_CAPTION, name)
     picture = load()
     with seeded(words[0]):
         image = transform(picture)
@@ -231,9 +231,9 @@ def evaluation_outcome(
 ) -> Outcome:
     """Decode one picture for evaluation and keep its usable captions; empty captions are counted one by one."""
     usable = [caption for caption in captions if parts.encoder.usable(caption)]
-    faults = [Fault("empty caption", name)] * (len(captions) - len(usable))
+    faults = [Fault(EMPTY_CAPTION, name)] * (len(captions) - len(usable))
     if not captions and parts.need_captions:
-        faults = [Fault("empty caption", name)]
+        faults = [Fault(EMPTY_CAPTION, name)]
     seen = max(1, len(captions))
     if not usable and parts.need_captions:
         return Outcome(None, seen, faults)

@@ -62,6 +62,13 @@ def sample_words(seed: int, epoch: int, row: int) -> tuple[int, int]:
     return words[0] << 32 | words[1], words[2]
 
 
+def view_seed(seed: int, view: int) -> int:
+    """The seed of one of several augmentations of a sample; that of the first is the sample's own."""
+    if not view:
+        return seed
+    return int(np.random.SeedSequence((seed, view)).generate_state(1, np.uint64)[0])
+
+
 _kept = False
 
 

@@ -164,13 +164,14 @@ def draw(scene: Scene, image_size: int, draws: np.random.Generator) -> Image.Ima
         radius = SIZES[thing.size] * (1 + 0.06 * jitter[5 + number]) * side
         shade = 10 * jitter[7 + 3 * number : 10 + 3 * number]
         colour = tuple(int(value) for value in np.clip(np.add(COLOURS[thing.colour], shade), 0, 255))
-        _draw_shape(canvas, thing.shape, place[0] * side, place[1] * side, radius, colour)
+        draw_shape(canvas, thing.shape, place[0] * side, place[1] * side, radius, colour)
     return image.reduce(OVERSAMPLING)
 
 
-def _draw_shape(
+def draw_shape(
     canvas: ImageDraw.ImageDraw, shape: str, x: float, y: float, radius: float, colour: tuple[int, ...]
 ) -> None:
+    """Draw one shape with its middle at (x, y), pixels."""
     box = (x - radius, y - radius, x + radius, y + radius)
     match shape:
         case "circle":

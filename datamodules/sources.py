@@ -14,7 +14,7 @@ from typing import Any, Literal
 from jsonargparse import Namespace
 
 from .karpathy import is_karpathy, read_karpathy
-from .records import IMAGE_SUFFIXES, METADATA, first_keys, read_folder, read_list, read_tars
+from .records import IMAGE_SUFFIXES, METADATA, first_keys, read_class_folders, read_folder, read_list, read_tars
 from .tables import Layout
 
 Format = Literal["auto", "parquet", "json", "imagefolder", "webdataset", "hub", "disk"]
@@ -79,7 +79,9 @@ class Opening:
         caption_column: column of the captions.
         image_id_column: column of the picture ids; None: "image_id" where there is one.
         cache_dir: where converted data is kept; the ``datasets`` library's own folder by default.
-        need_captions: whether a source without captions is an error.
+        need_captions: whether a source without captions, or labels, is an error.
+        labels: whether the caption column holds labels of classes: whole numbers or names. Pictures in folders have
+            their folder's name for a label.
     """
 
     image_root: str | None
@@ -88,6 +90,7 @@ class Opening:
     image_id_column: str | None
     cache_dir: str | None
     need_captions: bool = True
+    labels: bool = False
 
     def open(self, source: str | Source, split: str, streaming: bool = False) -> tuple[Any, Layout]:
         """Open one source.
@@ -149,7 +152,10 @@ class Opening:
             arguments |= {"caption": caption, "image_id": image_id}
         elif kind == "imagefolder" and not files[0].endswith(METADATA):
             reader = read_folder
-            if self.need_captions:
+            if self.labels:
+                reader = read_class_folders
+                arguments["root"] = os.path.abspath(os.path.expanduser(spec.path))
+            elif self.need_captions:
                 raise ValueError(
                     f"found {len(files)} pictures but none of {', '.join(METADATA)} in {spec.path!r}, expected one "
                     "with the captions: add it, or name another source"
@@ -162,7 +168,8 @@ class Opening:
             if kind == "imagefolder":
                 image = "file_name"
             keys = first_keys(files[0])
-            for column, option in ((image, "image_column"), (caption, "caption_column"), (image_id, "image_id_column")):
+            options = ("image_column", self._caption_option, "image_id_column")
+            for column, option in zip((image, caption, image_id), options, strict=True):
                 if keys and column is not None and column not in keys and (column != caption or self.need_captions):
                     raise ValueError(_no_column(column, keys, spec.path, option))
             arguments |= {"image": image, "caption": caption, "image_id": image_id}
@@ -196,6 +203,10 @@ class Opening:
             ) from error
         return self._choose(dataset, spec, split)
 
+    @property
+    def _caption_option(self) -> str:
+        return "label_column" if self.labels else "caption_column"
+
     def _choose(self, dataset: Any, spec: Source, split: str) -> Any:
         if not isinstance(dataset, dict):
             return dataset
@@ -221,7 +232,7 @@ class Opening:
         if image not in names:
             raise ValueError(_no_column(image, names, spec.path, "image_column"))
         if caption not in names and self.need_captions:
-            raise ValueError(_no_column(caption, names, spec.path, "caption_column"))
+            raise ValueError(_no_column(caption, names, spec.path, self._caption_option))
         if image_id is not None and image_id not in names:
             raise ValueError(_no_column(image_id, names, spec.path, "image_id_column"))
         if isinstance(features[image], datasets.Image):
@@ -231,14 +242,18 @@ class Opening:
                 f"found {features[image]} in the column {image!r} of {spec.path!r}, expected pictures, encoded bytes "
                 f"or paths: set data.image_column to one of {', '.join(names)}"
             )
-        if caption in names and not _holds_text(features[caption]):
+        wanted = "whole numbers or names" if self.labels else "a string or a list of strings"
+        if caption in names and not (_holds_labels if self.labels else _holds_text)(features[caption]):
             raise ValueError(
-                f"found {features[caption]} in the column {caption!r} of {spec.path!r}, expected a string or a list of "
-                f"strings: set data.caption_column to one of {', '.join(names)}"
+                f"found {features[caption]} in the column {caption!r} of {spec.path!r}, expected {wanted}: "
+                f"set data.{self._caption_option} to one of {', '.join(names)}"
             )
         if image_id is None and "image_id" in names:
             image_id = "image_id"
-        layout = Layout(spec.path, image, caption if caption in names else None, image_id, root)
+        classes = getattr(features[caption], "names", None) if caption in names else None
+        layout = Layout(
+            spec.path, image, caption if caption in names else None, image_id, root, tuple(classes) if classes else None
+        )
         kept = [column for column in (image, layout.caption, image_id) if column is not None]
         return dataset.select_columns(kept), layout
 
@@ -329,6 +344,11 @@ def _holds_text(feature: Any) -> bool:
     if isinstance(feature, list):
         inner = feature[0]
     return getattr(inner, "dtype", None) in ("string", "large_string")
+
+
+def _holds_labels(feature: Any) -> bool:
+    dtype = str(getattr(feature, "dtype", ""))
+    return dtype in ("string", "large_string") or dtype.startswith(("int", "uint"))
 
 
 def _stamp(file: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from .decode import BadSample, decode_image
+from .decode import EMPTY_CAPTION, BadSample, Fault, decode_image
 from .text import text_id, usable_caption
 
 PROBED_ROWS = 64
@@ -36,9 +36,10 @@ class Layout:
     Args:
         origin: the source as the user wrote it, for messages.
         image: picture column.
-        caption: caption column, None where there is none.
+        caption: column of the captions, or of the labels, None where there is none.
         image_id: picture id column, None where there is none.
         root: folder that relative paths start from.
+        classes: names of the labels 0, 1, ..., where the source has them.
     """
 
     origin: str
@@ -46,6 +47,7 @@ class Layout:
     caption: str | None
     image_id: str | None
     root: str
+    classes: tuple[str, ...] | None = None
 
     def picture(self, values: dict[str, Any]) -> tuple[bytes | None, str | None]:
         """The encoded picture, or its absolute path."""
@@ -95,8 +97,8 @@ def identity_number(identity: int | str, source: int | None) -> int:
     return text_id(f"{source}\0{identity}")
 
 
-class PairTable:
-    """Rows of one or several memory-mapped sources, one after another.
+class PictureTable:
+    """Pictures of one or several memory-mapped sources, one after another.
 
     Args:
         parts: the sources, opened.
@@ -110,10 +112,6 @@ class PairTable:
         # Apart, so that asking for a caption does not copy the picture.
         self._texts = [
             dataset.select_columns([layout.caption]) if layout.caption is not None else None
-            for dataset, layout in parts
-        ]
-        self._identities = [
-            dataset.select_columns([layout.image_id]) if layout.image_id is not None else None
             for dataset, layout in parts
         ]
         self._starts = np.cumsum([0, *(len(dataset) for dataset, _ in parts)]).tolist()
@@ -156,14 +154,6 @@ class PairTable:
         data, path = self._encoded(row)
         return decode_image(data, path, path if data is None and path else self.name(row), self.max_pixels)
 
-    def captions(self, row: int) -> list[str]:
-        """The raw captions of a row."""
-        part, local = self._locate(row)
-        layout = self.layouts[part]
-        if layout.caption is None:
-            return []
-        return layout.texts({layout.caption: self._columns[part][layout.caption][local].as_py()})
-
     def name(self, row: int) -> str:
         """Source and number of a row in it."""
         part, local = self._locate(row)
@@ -175,6 +165,73 @@ class PairTable:
             return self.name(row)
         data, path = self._encoded(row)
         return path if data is None and path else self.name(row)
+
+    @cached_property
+    def _embedded(self) -> list[bool]:
+        """Whether each source holds all pictures itself, told without reading them."""
+        return [_all_embedded(data, layout.image) for data, layout in zip(self._pictures, self.layouts, strict=True)]
+
+    def unusable(self, row: int) -> Fault | None:
+        """What is wrong with a row, or None."""
+        try:
+            self.picture(row)
+        except BadSample as bad:
+            return bad.fault
+        return None
+
+    def check_rows(self, split: str, wanted: str, unusable: Callable[[int], Fault | None]) -> None:
+        """Fail where the split is empty, or where nothing in it can be used.
+
+        Args:
+            split: name of the split, for the message.
+            wanted: what a row should be, and what to look at otherwise, for the message.
+            unusable: what is wrong with a row.
+
+        Raises:
+            ValueError: naming what was found.
+        """
+        origins = ", ".join(repr(layout.origin) for layout in self.layouts)
+        if not len(self):
+            raise ValueError(f"found no rows in the {split} split ({origins}), expected some: check the path")
+        causes: dict[str, int] = {}
+        example = ""
+        rows = np.unique(np.linspace(0, len(self) - 1, PROBED_ROWS).astype(int)).tolist()
+        for row in rows:
+            fault = unusable(row)
+            if fault is None:
+                return
+            causes[fault.cause] = causes.get(fault.cause, 0) + 1
+            example = fault.name if fault.cause != EMPTY_CAPTION else example
+        what = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
+        hint = f", for example {example}" if example else ""
+        raise ValueError(
+            f"found no usable row among {len(rows)} of the {len(self)} in the {split} split ({origins}; {what}{hint}), "
+            f"expected {wanted}"
+        )
+
+
+class PairTable(PictureTable):
+    """Rows of pictures and captions of one or several memory-mapped sources, one after another.
+
+    Args:
+        parts: the sources, opened.
+        max_pixels: larger pictures are refused.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
+        super().__init__(parts, max_pixels)
+        self._identities = [
+            dataset.select_columns([layout.image_id]) if layout.image_id is not None else None
+            for dataset, layout in parts
+        ]
+
+    def captions(self, row: int) -> list[str]:
+        """The raw captions of a row."""
+        part, local = self._locate(row)
+        layout = self.layouts[part]
+        if layout.caption is None:
+            return []
+        return layout.texts({layout.caption: self._columns[part][layout.caption][local].as_py()})
 
     def image_id(self, row: int) -> int:
         """Equal for rows that show one picture: the id column, else the path, else the row itself."""
@@ -213,11 +270,6 @@ class PairTable:
             numbers.append(np.array([identity_number(value, source) for value in column.to_pylist()], dtype=np.int64))
         return numbers
 
-    @cached_property
-    def _embedded(self) -> list[bool]:
-        """Whether each source holds all pictures itself, told without reading them."""
-        return [_all_embedded(data, layout.image) for data, layout in zip(self._pictures, self.layouts, strict=True)]
-
     def pictures(self) -> list[list[int]]:
         """The rows of each picture, in the order in which the pictures first come up."""
         groups: dict[int, list[int]] = {}
@@ -239,28 +291,15 @@ class PairTable:
         Raises:
             ValueError: naming what was found.
         """
-        origins = ", ".join(repr(layout.origin) for layout in self.layouts)
-        if not len(self):
-            raise ValueError(f"found no rows in the {split} split ({origins}), expected some: check the path")
-        _ = self._numbers
-        causes: dict[str, int] = {}
-        rows = np.unique(np.linspace(0, len(self) - 1, PROBED_ROWS).astype(int)).tolist()
-        for row in rows:
+        if len(self):
+            _ = self._numbers
+
+        def unusable(row: int) -> Fault | None:
             if need_captions and not any(usable_caption(text, clean, max_words) for text in self.captions(row)):
-                causes["empty caption"] = causes.get("empty caption", 0) + 1
-                continue
-            try:
-                self.picture(row)
-                return
-            except BadSample as bad:
-                causes[bad.fault.cause] = causes.get(bad.fault.cause, 0) + 1
-                example = bad.fault.name
-        what = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
-        hint = f", for example {example}" if causes.keys() - {"empty caption"} else ""
-        raise ValueError(
-            f"found no usable row among {len(rows)} of the {len(self)} in the {split} split ({origins}; {what}{hint}), "
-            "expected pictures with captions: check data.image_root and the column names"
-        )
+                return Fault(EMPTY_CAPTION, self.name(row))
+            return self.unusable(row)
+
+        self.check_rows(split, "pictures with captions: check data.image_root and the column names", unusable)
 
 
 def _all_embedded(dataset: Any, column: str) -> bool:

@@ -1,0 +1,318 @@
+"""The datamodules over labelled pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from torch import nn
+
+from .base import PictureDataModule, Split, splits_of
+from .class_transforms import CIFAREvalTransform, CIFARTrainTransform, ImageNetEvalTransform, ImageNetTrainTransform
+from .decode import MAX_PIXELS
+from .image_text import Sources, listed
+from .labels import LabelCollate, LabelledEvaluationSet, LabelledRows, LabelReader, LabelTable
+from .loaders import BatchLoader
+from .sources import Opening, Source
+from .tables import Layout
+
+Preset = Literal["cifar", "imagenet"]
+
+
+class LabelDataModule(PictureDataModule):
+    """Labelled pictures, in batches of the project's contract (dicts of tensors).
+
+    Order and draws are those of :class:`PictureDataModule`. A training batch holds ``label`` [B], ``sample_index`` [B]
+    and float [B, 3, H, W] for each view, augmented independently; an evaluation batch one view, ``image``, without
+    augmentation. A subclass says what the rows are, in :meth:`open_split`, and supplies :attr:`num_classes`.
+
+    Args:
+        batch_size: training pictures per process and batch.
+        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        num_workers: loader processes per process, 0 to load in the process itself.
+        persistent_workers: keep the training workers alive between epochs.
+        pin_memory: copy batches to page-locked memory; by default where the trainer uses CUDA.
+        seed: of sample order and augmentation; by default Lightning's global seed, or 0 without one. The value in a
+            checkpoint wins when a run is resumed.
+        preset: whose transforms are the default.
+        image_size: side of the square pictures, pixels; the preset's by default.
+        train_transform: takes the place of the preset's.
+        eval_transform: takes the place of the preset's.
+        augment: False uses the evaluation transform in training too.
+        views: names of the augmented views of a training picture; by default those that the module's ``views()`` names,
+            or "image" alone. An empty list reads no training pictures at all.
+        max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        eval_batch_size: int | None,
+        num_workers: int,
+        persistent_workers: bool,
+        pin_memory: bool | None,
+        seed: int | None,
+        preset: Preset,
+        image_size: int | None,
+        train_transform: nn.Module | None,
+        eval_transform: nn.Module | None,
+        augment: bool,
+        views: list[str] | None,
+        max_bad_share: float,
+    ) -> None:
+        evaluation, training, size = {
+            "cifar": (CIFAREvalTransform, CIFARTrainTransform, image_size or 32),
+            "imagenet": (ImageNetEvalTransform, ImageNetTrainTransform, image_size or 224),
+        }[preset]
+        eval_transform = eval_transform or evaluation(size)
+        super().__init__(
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            persistent_workers=persistent_workers,
+            pin_memory=pin_memory,
+            seed=seed,
+            train_transform=(train_transform or training(size)) if augment else eval_transform,
+            eval_transform=eval_transform,
+            max_bad_share=max_bad_share,
+        )
+        self._views = views
+
+    @property
+    def views(self) -> list[str]:
+        """Names of the augmented views of a training picture."""
+        if self._views is not None:
+            return self._views
+        ask = getattr(self.trainer.lightning_module, "views", None) if self.trainer is not None else None
+        return list(ask()) if callable(ask) else ["image"]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        raise NotImplementedError
+
+    def every_picture(self, split: Split) -> BatchLoader:
+        """Each picture of a split once over all processes, as evaluation reads it; unusable ones are left out.
+
+        For what is computed of all training pictures before training, such as features.
+
+        Args:
+            split: one that is set up.
+
+        Raises:
+            ValueError: it is not set up.
+        """
+        loader: BatchLoader = self._evaluation_loader(split)
+        return loader
+
+    def training_reader(self, rows: LabelledRows) -> LabelReader:
+        """Reads a row as augmented views with a label."""
+        return LabelReader(rows, self.train_transform, len(self.views))
+
+    def training_collate(self) -> LabelCollate:
+        """Stacks the views."""
+        return LabelCollate(self.views)
+
+    def evaluation_set(self, rows: LabelledRows, items: Sequence[int], split: Split) -> LabelledEvaluationSet:
+        """Pictures with labels."""
+        return LabelledEvaluationSet(rows, self.eval_transform, self.run_seed)
+
+    def evaluation_collate(self) -> LabelCollate:
+        """Stacks the pictures."""
+        return LabelCollate(["image"], self.eval_transform)
+
+
+class ImageClassificationDataModule(LabelDataModule):
+    """Labelled pictures from Parquet, JSON or CSV lists, folders with a folder for each class, tars, or the hub.
+
+    Labels are whole numbers from 0, or names; names are numbered in the order that the source lists them in, else
+    sorted. A number in text counts as a number.
+
+    Args:
+        train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these. Files:
+            ``.parquet``, ``.json``, ``.jsonl``, ``.csv``, ``.tar`` in WebDataset's form (the label in the member that
+            ``label_column`` names, such as ``cls``). Folders: of such files, of pictures in a folder for each class,
+            or saved by ``datasets``.
+        validation: rows for validation, in the same forms. Hub data sets without such a split: a :class:`Source` with
+            ``split: test``.
+        test: rows for testing, in the same forms.
+        predict: rows for prediction; labels may be missing.
+        image_root: folder that relative picture paths start from; by default that of the file which names them.
+        image_column: column of the pictures (CIFAR on the hub: ``img``).
+        label_column: column of the labels (CIFAR-100 on the hub: ``fine_label``).
+        num_classes: how many classes there are; by default as many as the source names, else the largest training label
+            plus one.
+        class_names: names of the classes 0, 1, ...; by default those of the training rows.
+        batch_size: training pictures per process and batch (CRD and CoCoRD on CIFAR: 64).
+        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        num_workers: loader processes per process.
+        persistent_workers: keep the training workers alive between epochs.
+        pin_memory: page-locked memory; by default where the trainer uses CUDA.
+        seed: of sample order and augmentation; by default Lightning's global seed, or 0 without one. The value in a
+            checkpoint wins when a run is resumed.
+        preset: whose transforms are the default: "cifar" pads by 4, crops and mirrors; "imagenet" crops at random and
+            mirrors, and evaluates the middle.
+        image_size: side of the square pictures, pixels; 32 for "cifar", 224 for "imagenet" by default.
+        train_transform: takes the place of the preset's.
+        eval_transform: takes the place of the preset's.
+        augment: False uses the evaluation transform in training too.
+        views: names of the augmented views of a training picture; by default those that the module's ``views()`` names,
+            or "image" alone. An empty list reads no training pictures at all.
+        max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
+        max_pixels: pictures with more are refused before they are decoded.
+        limit_train_rows: train on this many of the rows only, spread evenly over the source; for trials.
+        cache_dir: where the ``datasets`` library keeps its memory-mapped copies.
+    """
+
+    def __init__(
+        self,
+        train: Sources = None,
+        validation: Sources = None,
+        test: Sources = None,
+        predict: Sources = None,
+        image_root: str | None = None,
+        image_column: str = "image",
+        label_column: str = "label",
+        num_classes: int | None = None,
+        class_names: list[str] | None = None,
+        batch_size: int = 64,
+        eval_batch_size: int | None = None,
+        num_workers: int = 2,
+        persistent_workers: bool = True,
+        pin_memory: bool | None = None,
+        seed: int | None = None,
+        preset: Preset = "cifar",
+        image_size: int | None = None,
+        train_transform: nn.Module | None = None,
+        eval_transform: nn.Module | None = None,
+        augment: bool = True,
+        views: list[str] | None = None,
+        max_bad_share: float = 0.05,
+        max_pixels: int = MAX_PIXELS,
+        limit_train_rows: int | None = None,
+        cache_dir: str | None = None,
+    ) -> None:
+        super().__init__(
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            persistent_workers=persistent_workers,
+            pin_memory=pin_memory,
+            seed=seed,
+            preset=preset,
+            image_size=image_size,
+            train_transform=train_transform,
+            eval_transform=eval_transform,
+            augment=augment,
+            views=views,
+            max_bad_share=max_bad_share,
+        )
+        self.max_pixels = max_pixels
+        self.limit_train_rows = limit_train_rows
+        self.sources: dict[Split, list[str | Source]] = {
+            "train": listed(train),
+            "validation": listed(validation),
+            "test": listed(test),
+            "predict": listed(predict),
+        }
+        self.opening = Opening(image_root, image_column, label_column, None, cache_dir, labels=True)
+        self._num_classes = num_classes
+        self._names = tuple(class_names) if class_names is not None else None
+        self._record_hyperparameters()
+
+    def prepare_data(self) -> None:
+        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
+        for split in splits_of(self.trainer.state.fn if self.trainer is not None else None):
+            self._open(split)
+
+    def open_split(self, split: Split) -> LabelTable | None:
+        """The rows of a split, checked."""
+        parts = self._open(split)
+        if not parts:
+            return None
+        rows = LabelTable(parts, self.max_pixels)
+        rows.check(split)
+        return rows
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the splits of a stage, and check that the labels of training are those of validation."""
+        super().setup(stage)
+        if "train" in self._rows:
+            for split in self._rows:
+                self._number(split)
+
+    def _evaluation_loader(self, split: Split) -> Any:
+        # Not in `setup`: a checkpoint, which names the classes of its training, is restored after it.
+        self._number(split)
+        return super()._evaluation_loader(split)
+
+    def _number(self, split: Split) -> None:
+        rows = self._opened(split)
+        if rows.given:
+            rows.number(self.class_names, self.num_classes, split)
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes by number; None where the data has numbers only."""
+        if self._names is None and (rows := self._label_rows()) is not None:
+            self._names = rows.class_names()
+        return self._names
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are.
+
+        Raises:
+            ValueError: nobody said, and there are no labels to tell from; or more names than classes were given.
+        """
+        names = self.class_names
+        if self._num_classes is None:
+            rows = self._label_rows()
+            numbers = [label for label in rows.given if isinstance(label, int)] if rows is not None else []
+            if not numbers and not names:
+                raise ValueError("found no labels to count the classes by, expected some: set data.num_classes")
+            self._num_classes = len(names) if names else max(numbers) + 1
+        if names and len(names) > self._num_classes:
+            raise ValueError(
+                f"found {len(names)} classes by name, such as {names[-1]!r}, expected at most "
+                f"num_classes={self._num_classes}: set data.num_classes to {len(names)}"
+            )
+        return self._num_classes
+
+    def _label_rows(self) -> LabelTable | None:
+        """The rows that say which classes there are: those of training, else any with labels."""
+        if "train" not in self._rows and self.sources["train"] and (rows := self.open_split("train")) is not None:
+            self._rows["train"] = rows
+        ordered = sorted(self._rows, key=lambda split: split != "train")
+        return next((self._rows[split] for split in ordered if self._rows[split].given), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run's seed, what the batch counter counts, and the classes of training."""
+        known = self._num_classes is not None or bool(self._rows)
+        names = self.class_names if known else None
+        return super().state_dict() | {
+            "class_names": list(names) if names else None,
+            "num_classes": self.num_classes if known else None,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a checkpoint's seed and, where none are given, its classes."""
+        super().load_state_dict(state_dict)
+        names = state_dict.get("class_names")
+        if self._names is None and names:
+            self._names = tuple(names)
+        self._num_classes = self._num_classes or state_dict.get("num_classes")
+
+    def _open(self, split: Split) -> list[tuple[Any, Layout]]:
+        opening = dataclasses.replace(self.opening, need_captions=split != "predict")
+        parts = [opening.open(source, split) for source in self.sources[split]]
+        if split == "train" and self.limit_train_rows is not None:
+            parts = [(_thinned(dataset, self.limit_train_rows), layout) for dataset, layout in parts]
+        return parts
+
+
+def _thinned(dataset: Any, rows: int) -> Any:
+    """At most so many rows, spread evenly."""
+    return dataset if rows >= len(dataset) else dataset.select([len(dataset) * row // rows for row in range(rows)])
