@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from .decode import Account, BadSample
 from .loaders import BatchLoader, PredictionLoader, inner_loader
-from .samples import Collated, Outcome, Reader, Rows, TrainingSet
+from .samples import Collated, Outcome, Reader, TrainingSet
 from .sampling import TrainingBatchSampler, TrainingPosition, evaluation_batches
 
 Split = Literal["train", "validation", "test", "predict"]
@@ -103,7 +103,7 @@ class PictureDataModule(pl.LightningDataModule):
 
     # What a subclass supplies
 
-    def open_split(self, split: Split) -> Rows | None:
+    def open_split(self, split: Split) -> Any:
         """The rows of a split, or None where it was not asked for."""
         raise NotImplementedError
 

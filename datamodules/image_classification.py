@@ -10,7 +10,7 @@ from torch import nn
 
 from .base import PictureDataModule, Split, splits_of
 from .class_transforms import CIFAREvalTransform, CIFARTrainTransform, ImageNetEvalTransform, ImageNetTrainTransform
-from .decode import MAX_PIXELS
+from .decode import MAX_PIXELS, Account
 from .image_text import Sources, listed
 from .labels import LabelCollate, LabelledEvaluationSet, LabelledRows, LabelReader, LabelTable
 from .loaders import BatchLoader
@@ -105,6 +105,7 @@ class LabelDataModule(PictureDataModule):
             ValueError: it is not set up.
         """
         loader: BatchLoader = self._evaluation_loader(split)
+        loader.account = Account(split, self.max_bad_share, "left out")  # training has an account of its own
         return loader
 
     def training_reader(self, rows: LabelledRows) -> LabelReader:

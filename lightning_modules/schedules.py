@@ -1,6 +1,7 @@
-"""Learning-rate schedules as functions of the optimizer step."""
+"""Learning-rate schedules as functions of the optimizer step or the epoch."""
 
 import math
+from collections.abc import Iterable
 
 
 def warmup_cosine(step: int, total: int, peak: float, floor: float, warmup_steps: int, warmup_start: float) -> float:
@@ -21,3 +22,17 @@ def warmup_cosine(step: int, total: int, peak: float, floor: float, warmup_steps
         return warmup_start + (peak - warmup_start) * step / warmup_steps
     progress = min((step - warmup_steps) / max(total - warmup_steps, 1), 1.0)
     return floor + (peak - floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def after_milestones(epoch: int, milestones: Iterable[int], decay: float) -> float:
+    """Share of the learning rate that is left after the milestones that have passed.
+
+    Args:
+        epoch: counted from 0.
+        milestones: numbers of complete epochs after which the learning rate falls.
+        decay: to which share it falls each time.
+
+    Returns:
+        The factor for that epoch.
+    """
+    return float(decay ** sum(epoch >= milestone for milestone in milestones))

@@ -7,7 +7,16 @@ from lightning import LightningModule
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-NETWORK_METHODS = ("encode_image", "encode_text", "fuse", "predict_words", "project_image", "project_text")
+NETWORK_METHODS = (
+    "encode_image",
+    "encode_text",
+    "fuse",
+    "predict_words",
+    "project_image",
+    "project_text",
+    "forward_features",
+    "classify",
+)
 """What is called of a network beside `forward`: FSDP2 has to know, so that it gathers the parameters first."""
 MODULE_METHODS = (
     "training_step",

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .network import ALBEFNetwork, CrossAttention, FusionBert, at_least_float32
+from ..precision import at_least_float32
+from .network import ALBEFNetwork, CrossAttention, FusionBert
 
 
 def word_maps(

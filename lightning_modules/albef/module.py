@@ -32,11 +32,12 @@ from ...callbacks import (
 from ...callbacks.distributed import all_reduce_sum, gather, rank, world_size
 from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
 from ..optimizer_groups import weight_decay_groups
+from ..precision import at_least_float32
 from ..sharding import shard
 from ..slices import in_slices
 from . import draws, gradcam
 from .losses import contrastive_targets, itc_loss, itm_loss, mlm_loss
-from .network import ALBEFNetwork, at_least_float32, bert_config
+from .network import ALBEFNetwork, bert_config
 from .pretrained import load_folder, load_trained, save_folder
 from .schedule import learning_rate
 from .weights import load_text_weights, load_vision_weights

@@ -27,6 +27,7 @@ from transformers.models.bert.modeling_bert import (
 
 from ..attention import BERT_ATTENTION, attend, set_vit_attention
 from ..mlp import LeanMlp
+from ..precision import at_least_float32
 from ..slices import recomputed
 
 
@@ -284,11 +285,6 @@ class ALBEFNetwork(nn.Module):
     def project_text(self, text_states: Tensor) -> Tensor:
         """Unit-length contrastive features [B, E] of text states, in float32 at least."""
         return F.normalize(at_least_float32(self.text_proj(text_states[:, 0])), dim=-1)
-
-
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Cast half-precision tensors to float32 and leave float32 and float64 as they are."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def bert_config(

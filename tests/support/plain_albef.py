@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from vlightning.lightning_modules.albef import draws
-from vlightning.lightning_modules.albef.network import at_least_float32 as wide
+from vlightning.lightning_modules.precision import at_least_float32 as wide
 
 
 class PlainALBEF:
