@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from timing import PRECISIONS, autocast, medians, seconds
+
 from support.plain_albef import PlainALBEF
 from vlightning.callbacks import EMACallback
 from vlightning.datamodules import ImageTextDataModule
@@ -39,7 +40,6 @@ from vlightning.lightning_modules.albef.module import _Encoded
 from vlightning.lightning_modules.evaluation import Batch
 
 ALPHA = 0.4
-PRECISIONS = ("32-true", "bf16-mixed")
 
 
 class Step:
@@ -102,11 +102,6 @@ class PlainStep(Step):
         return {name: float(value.detach()) for name, value in losses.items()}
 
 
-def autocast(precision: str) -> contextlib.AbstractContextManager[Any]:
-    """What Lightning wraps a step in."""
-    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16-mixed" else contextlib.nullcontext()
-
-
 def make_batch(options: argparse.Namespace) -> Batch:
     """Random pictures and texts of 12 to 25 tokens."""
     generator = torch.Generator().manual_seed(0)
@@ -121,24 +116,6 @@ def make_batch(options: argparse.Namespace) -> Batch:
         "attention_mask": mask,
         "image_id": torch.arange(size),
     }
-
-
-def seconds(function: Callable[[], Any]) -> float:
-    """Wall time of a call."""
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def medians(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each after one call to warm up, all taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for repeat in range(repeats + 1):
-        for name, function in functions.items():
-            taken = seconds(function)
-            if repeat:
-                times[name].append(taken)
-    return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def matmul_rates() -> dict[str, Callable[[], float]]:

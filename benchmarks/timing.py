@@ -1,0 +1,34 @@
+"""What the benchmarks of a training step share: taking turns, medians, precisions."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+PRECISIONS = ("32-true", "bf16-mixed")
+
+
+def autocast(precision: str) -> contextlib.AbstractContextManager[Any]:
+    """What Lightning wraps a step in."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == "bf16-mixed" else contextlib.nullcontext()
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Wall time of a call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def medians(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Median seconds of each after one call to warm up, all taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for repeat in range(repeats + 1):
+        for name, function in functions.items():
+            taken = seconds(function)
+            if repeat:
+                times[name].append(taken)
+    return {name: statistics.median(taken) for name, taken in times.items()}
