@@ -1,6 +1,7 @@
 """Callbacks that any Lightning project can use."""
 
 from .checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint
+from .class_predictions import ClassPredictionWriter
 from .distributed import all_reduce_sum, gather, gather_uneven, rank, world_size
 from .ema import EMACallback, EMAPair, ema_momentum
 from .figures import RetrievalFigures, WordMapFigures
@@ -13,6 +14,7 @@ from .step_seed import StepSeedCallback
 
 __all__ = [
     "AtomicCheckpointIO",
+    "ClassPredictionWriter",
     "EMACallback",
     "EMAPair",
     "FeatureQueue",

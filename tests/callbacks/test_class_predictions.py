@@ -1,0 +1,73 @@
+"""Predicted classes in a file: all pictures once, in order, with names."""
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+
+from support.distributed import rank_trainer, run_distributed
+from vlightning.callbacks import ClassPredictionWriter
+from vlightning.datamodules import ShapeClassesDataModule
+
+SIDE, PICTURES = 8, 11
+
+
+class ByBrightness(LightningModule):
+    """Probabilities that are a function of the picture."""
+
+    def predict_step(self, batch, batch_idx):
+        scores = batch["image"].flatten(1)[:, :40] + torch.arange(40) / 1000  # no two alike
+        return {"sample_index": batch["sample_index"], "probabilities": scores.softmax(1)}
+
+
+def data():
+    return ShapeClassesDataModule(eval_length=PICTURES, eval_batch_size=3, image_size=SIDE, seed=0)
+
+
+def predict(folder, make=lambda **options: Trainer(accelerator="cpu", logger=False, **options)):
+    trainer = make(callbacks=[ClassPredictionWriter(3, str(folder))], enable_progress_bar=False)
+    trainer.predict(ByBrightness(), data())
+
+
+def predict_on_rank(folder):
+    predict(folder, lambda **options: rank_trainer("ddp", **options))
+
+
+def test_file_holds_each_picture_with_its_best_classes(tmp_path):
+    predict(tmp_path)
+    rows = pq.read_table(tmp_path / "predictions.parquet").to_pylist()
+    assert [row["sample_index"] for row in rows] == list(range(PICTURES))
+    module = data()
+    module.setup("predict")
+    batch = {name: torch.cat([b[name] for b in module.predict_dataloader()]) for name in ("image", "sample_index")}
+    expected = ByBrightness().predict_step(batch, 0)["probabilities"]
+    for row, probabilities in zip(rows, expected, strict=True):
+        values, labels = probabilities.sort(descending=True)
+        assert row["label"] == labels[0]
+        assert row["name"] == module.class_names[labels[0]]
+        assert row["image"] == f"shape picture {row['sample_index']}"
+        assert row["probability"] == pytest.approx(values[0].item())
+        assert row["top_labels"] == labels[:3].tolist()
+        assert row["top_probabilities"] == pytest.approx(values[:3].tolist())
+    assert [file.name for file in tmp_path.iterdir()] == ["predictions.parquet"]
+
+
+def test_two_processes_write_the_file_of_one(tmp_path):
+    predict(tmp_path / "one")
+    run_distributed(predict_on_rank, tmp_path / "two")
+    one, two = (pq.read_table(tmp_path / name / "predictions.parquet") for name in ("one", "two"))
+    assert one.equals(two)
+
+
+def test_other_outputs_are_refused(tmp_path):
+    class Other(ByBrightness):
+        def predict_step(self, batch, batch_idx):
+            return batch["image"]
+
+    trainer = Trainer(
+        accelerator="cpu", logger=False, callbacks=[ClassPredictionWriter(3, str(tmp_path))], enable_progress_bar=False
+    )
+    with pytest.raises(ValueError, match="Other returned no sample_index and probabilities"):
+        trainer.predict(Other(), data())
+    with pytest.raises(ValueError, match="top_k=0"):
+        ClassPredictionWriter(0)
