@@ -1,5 +1,6 @@
 """The methods, one folder each."""
 
 from .albef import ALBEFModule
+from .cocord import CoCoRDModule, LinearProbeModule
 
-__all__ = ["ALBEFModule"]
+__all__ = ["ALBEFModule", "CoCoRDModule", "LinearProbeModule"]

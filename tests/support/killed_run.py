@@ -1,9 +1,11 @@
 """A training run that can kill itself, as a script: the process really ends, as on a cluster.
 
     python killed_run.py FOLDER SEED EVERY_N_STEPS ACCUMULATE [--kill HOOK BATCH] [--resume CHECKPOINT] [--fine-tuning]
+        [--cocord TEACHER]
 
 Every batch's sample indices go to FOLDER/samples.jsonl, the final state to FOLDER/final.ckpt. Fine-tuning for retrieval
-goes without masked words, in micro-batches, and re-ranks in validation.
+goes without masked words, in micro-batches, and re-ranks in validation. With a teacher's file it is CoCoRD that trains,
+on labelled shapes.
 """
 
 import argparse
@@ -12,11 +14,14 @@ import os
 import signal
 from pathlib import Path
 
+import torch
 from lightning import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from support.albef import SIZES, tiny_albef
-from vlightning.datamodules import ShapesDataModule
+from support.cocord import HEADS
+from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
+from vlightning.lightning_modules import CoCoRDModule
 
 BATCHES_AN_EPOCH, EPOCHS, BATCH = 4, 3, 8
 
@@ -44,18 +49,7 @@ class Killer(Callback):
         setattr(self, hook, kill)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("every_n_steps", type=int)
-    parser.add_argument("accumulate", type=int)
-    parser.add_argument("--kill", nargs=2)
-    parser.add_argument("--resume")
-    parser.add_argument("--fine-tuning", action="store_true")
-    args = parser.parse_args()
-
-    seed_everything(args.seed, verbose=False)
+def albef_run(args):
     data = ShapesDataModule(
         length=BATCHES_AN_EPOCH * BATCH,
         eval_length=10,
@@ -65,6 +59,41 @@ def main():
         vocab_size=200,
         max_tokens=SIZES["max_positions"],
     )
+    changes = {"mlm": False, "micro_batch_size": 3, "rerank_on": "always", "rerank_k": 10} if args.fine_tuning else {}
+    return tiny_albef(args.seed, vocab_size=200, **changes), data
+
+
+def cocord_run(args):
+    data = ShapeClassesDataModule(
+        length=BATCHES_AN_EPOCH * BATCH, eval_length=10, batch_size=BATCH, num_workers=2, image_size=16
+    )
+    torch.manual_seed(args.seed)
+    module = CoCoRDModule(
+        "resnet8",
+        data.num_classes,
+        teacher="resnet14",
+        teacher_weights=args.cocord,
+        queue_size=24,
+        kd_weight=1.0,
+        **HEADS,
+    )
+    return module, data
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("every_n_steps", type=int)
+    parser.add_argument("accumulate", type=int)
+    parser.add_argument("--kill", nargs=2)
+    parser.add_argument("--resume")
+    parser.add_argument("--fine-tuning", action="store_true")
+    parser.add_argument("--cocord")
+    args = parser.parse_args()
+
+    seed_everything(args.seed, verbose=False)
+    module, data = cocord_run(args) if args.cocord else albef_run(args)
     checkpoints = {"every_n_train_steps": args.every_n_steps} if args.every_n_steps else {"every_n_epochs": 1}
     callbacks = [
         Recorder(args.folder / "samples.jsonl"),
@@ -82,8 +111,7 @@ def main():
         enable_model_summary=False,
         default_root_dir=args.folder,
     )
-    changes = {"mlm": False, "micro_batch_size": 3, "rerank_on": "always", "rerank_k": 10} if args.fine_tuning else {}
-    trainer.fit(tiny_albef(args.seed, vocab_size=200, **changes), data, ckpt_path=args.resume)
+    trainer.fit(module, data, ckpt_path=args.resume)
     trainer.save_checkpoint(args.folder / "final.ckpt")
 
 

@@ -1,0 +1,32 @@
+"""The 22 networks of the CRD benchmark for CIFAR, under the names that its checkpoints are published with.
+
+Their state dicts have the keys, shapes and order of those checkpoints.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from .classifier import Classifier
+from .mobilenet import MobileNetV2
+from .resnet import BasicResNet, BottleneckResNet
+from .shufflenet import ShuffleNetV1, ShuffleNetV2
+from .vgg import VGG
+from .wrn import WideResNet
+
+__all__ = ["CIFAR_NETWORKS", "Classifier"]
+
+CIFAR_NETWORKS: dict[str, Callable[[int], Classifier]] = {
+    **{f"resnet{depth}": partial(BasicResNet, depth, 16, (16, 32, 64)) for depth in (8, 14, 20, 32, 44, 56, 110)},
+    **{f"resnet{depth}x4": partial(BasicResNet, depth, 32, (64, 128, 256)) for depth in (8, 32)},
+    **{f"wrn_{depth}_{widen}": partial(WideResNet, depth, widen) for depth in (16, 40) for widen in (1, 2)},
+    "vgg8": partial(VGG, (1, 1, 1, 1, 1)),
+    "vgg11": partial(VGG, (1, 1, 2, 2, 2)),
+    "vgg13": partial(VGG, (2, 2, 2, 2, 2)),
+    "vgg16": partial(VGG, (2, 2, 3, 3, 3)),
+    "vgg19": partial(VGG, (2, 2, 4, 4, 4)),
+    "MobileNetV2": MobileNetV2,
+    "ShuffleV1": ShuffleNetV1,
+    "ShuffleV2": ShuffleNetV2,
+    "ResNet50": BottleneckResNet,
+}
+"""Builders that take the number of classes."""

@@ -1,0 +1,430 @@
+"""CoCoRD: contrastive, cooperative and relational distillation (Fu et al., BMVC 2023).
+
+A student learns to tell its teacher's key of a picture from those of other pictures (the teacher dictionary), to
+predict what a slow-moving average of itself says of another view, and to classify.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from lightning import LightningModule
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+
+from ...callbacks import (
+    ClassPredictionWriter,
+    EMACallback,
+    EMAPair,
+    FeatureQueue,
+    QueueCallback,
+    StepSeedCallback,
+    missing_callbacks,
+)
+from ...callbacks.distributed import world_size
+from ..frozen import FrozenTeacher
+from ..precision import at_least_float32
+from ..schedules import after_milestones
+from ..sharding import shard
+from .accuracy import Accuracy
+from .checkpoint import load_classifier, public_state, read_classifier
+from .cifar import Classifier
+from .losses import contrastive_loss, distillation_loss, prediction_loss, unit
+from .network import Predictor, ProjectionHead, build_classifier, public_network
+from .teacher import load_frozen
+
+Batch = dict[str, Tensor]
+Module = TypeVar("Module", bound=nn.Module)
+_SMALL_STEPS = ("mobilenet", "shuffle")  # families that the CRD benchmark trains with a fifth of the learning rate
+
+
+class _TeacherViews(NamedTuple):
+    """What the teacher says of the views that the losses ask for."""
+
+    features: dict[str, Tensor]  # [B, D] by view
+    logits: Tensor | None  # [B, C] of the student's view
+
+
+class CoCoRDModule(LightningModule):
+    """CoCoRD, and what it is compared with: with its weights at zero plain KD, with that at zero too plain training.
+
+    What a loss with weight zero would need is neither built nor computed. A training batch holds `label` [B] and a view
+    of each picture for each name in `views()`; `image` is the student's.
+
+    The teacher is not in the checkpoint, which names it and holds a fingerprint of its weights.
+
+    Args:
+        student: name of a CIFAR network (`resnet8x4`, `wrn_16_2`, `MobileNetV2`, ...), or of a model of torchvision or
+            timm.
+        num_classes: how many there are. The command line sets it from the data's, where that is given.
+        student_weights: file that the student starts from, or that `test` evaluates. None means random.
+        teacher: the teacher's name, in the same form. None where no loss asks for one.
+        teacher_weights: the teacher's file (a checkpoint of this class whose student it was, a public one of the CRD
+            benchmark, or safetensors), the folder of the run that trained it, whose newest last checkpoint is taken, or
+            the name of the library's own weights, such as IMAGENET1K_V1.
+        contrast_weight: of the contrastive loss (section 4.1).
+        prediction_weight: of the predictive loss, or of the sum of both (section 4.1; kept where there is only one).
+        class_weight: of the cross entropy with the labels.
+        kd_weight: of the KL divergence from the teacher's distribution; 1 beside the rest for CoCoRD+KD, 0.9 beside
+            `class_weight` 0.1 for KD as in the CRD benchmark.
+        kd_temperature: of both distributions (CRD benchmark).
+        temperature: of the contrastive loss (section 4.1: 0.1; ImageNet 0.07).
+        queue_size: keys N in the dictionary (section 4.1: 2048; ImageNet 65536).
+        queue_start: "empty" hides slots until they are filled; "random" starts with random unit vectors as negatives,
+            as the authors do.
+        embed_dim: values of a key (derived from Table 12).
+        head_hidden: width inside a projection head (the authors' code).
+        predictor_hidden: width inside the predictor (the authors' code).
+        slow_momentum: m_r of the slow-moving student and its head (section 4.1).
+        teacher_head_momentum: m_c of the teacher's head (section 4.1), where its features are as wide as the student's;
+            else that head stays random.
+        symmetric_prediction: whether the second view is predicted from the first too (eq. 7; ImageNet does without).
+        dictionary_encoder: who gives the keys of the dictionary (Table 5).
+        cognate_encoder: who gives the targets of the prediction (Table 5).
+        learning_rate: at the start; by default 0.05, and 0.01 for MobileNets and ShuffleNets (CRD benchmark).
+        lr_milestones: epochs after which the learning rate falls (CRD benchmark).
+        lr_decay: to which share.
+        momentum: of SGD.
+        weight_decay: of SGD, on all parameters (CRD benchmark).
+
+    Raises:
+        ValueError: for unknown names, or a loss without what it needs.
+    """
+
+    def __init__(
+        self,
+        student: str = "resnet8x4",
+        num_classes: int = 100,
+        student_weights: str | None = None,
+        teacher: str | None = None,
+        teacher_weights: str | None = None,
+        contrast_weight: float = 1.0,
+        prediction_weight: float = 4.0,
+        class_weight: float = 1.0,
+        kd_weight: float = 0.0,
+        kd_temperature: float = 4.0,
+        temperature: float = 0.1,
+        queue_size: int = 2048,
+        queue_start: Literal["empty", "random"] = "empty",
+        embed_dim: int = 2048,
+        head_hidden: int = 2048,
+        predictor_hidden: int = 512,
+        slow_momentum: float = 0.9,
+        teacher_head_momentum: float = 0.999,
+        symmetric_prediction: bool = True,
+        dictionary_encoder: Literal["teacher", "slow_student"] = "teacher",
+        cognate_encoder: Literal["slow_student", "teacher"] = "slow_student",
+        learning_rate: float | None = None,
+        lr_milestones: list[int] = [150, 180, 210],  # noqa: B006  (jsonargparse shows it as the default)
+        lr_decay: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 5e-4,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        weights = {
+            "contrast_weight": contrast_weight,
+            "prediction_weight": prediction_weight,
+            "class_weight": class_weight,
+            "kd_weight": kd_weight,
+        }
+        for name, weight in weights.items():
+            if weight < 0:
+                raise ValueError(f"{name} is {weight}: give a weight of at least 0.")
+        if not any(weights.values()):
+            raise ValueError(f"{', '.join(weights)} are all 0, so there is nothing to learn: raise class_weight.")
+        self.contrasts, self.predicts, self.imitates = contrast_weight > 0, prediction_weight > 0, kd_weight > 0
+        used_encoders = {dictionary_encoder} if self.contrasts else set()
+        used_encoders |= {cognate_encoder} if self.predicts else set()
+        self.asks_teacher = "teacher" in used_encoders or self.imitates
+        if self.asks_teacher and teacher is None:
+            raise ValueError("There is no teacher, but a loss that learns from one: name it as `teacher`.")
+
+        self.student = build_classifier(student, num_classes)
+        self.teacher: FrozenTeacher[Classifier] | None = None
+        if self.asks_teacher and teacher is not None:
+            self.teacher = FrozenTeacher(build_classifier(teacher, num_classes))
+        heads = self.contrasts or self.predicts
+        width = self.student.feature_dim
+        self.student_head = ProjectionHead(width, head_hidden, embed_dim) if heads else None
+        self.predictor = Predictor(embed_dim, predictor_hidden) if self.predicts else None
+        self.slow_student: Classifier | None = None
+        self.slow_head: ProjectionHead | None = None
+        if "slow_student" in used_encoders and self.student_head is not None:
+            self.slow_student, self.slow_head = _average(self.student), _average(self.student_head)
+        self.teacher_head: ProjectionHead | None = None
+        self.teacher_head_moves = False
+        if "teacher" in used_encoders and self.teacher is not None and self.student_head is not None:
+            teacher_width = self.teacher.network.feature_dim
+            self.teacher_head_moves = teacher_width == width
+            self.teacher_head = (
+                _average(self.student_head)
+                if self.teacher_head_moves
+                else ProjectionHead(teacher_width, head_hidden, embed_dim).requires_grad_(False)
+            )
+        self.dictionary = (
+            FeatureQueue(queue_size, embed_dim, ids=True, random_start=queue_start == "random")
+            if self.contrasts
+            else None
+        )
+        self.accuracy = Accuracy(num_classes)
+        self._started = False  # whether the student's weights are where training goes on from
+        self.train()
+
+    def views(self) -> list[str]:
+        """Names of the views that a training batch holds: what a datamodule asks for."""
+        return ["image", *["image_slow"] * self.predicts, *["image_teacher"] * self.contrasts]
+
+    def momentum_pairs(self) -> dict[str, EMAPair]:
+        """Return what `EMACallback` moves once per optimizer step.
+
+        Statistics of BatchNorm are not averaged ("keep"): averaged modules run in train mode, and gather their own.
+        """
+        pairs = {}
+        slow, head = self.hparams["slow_momentum"], self.hparams["teacher_head_momentum"]
+        if self.slow_student is not None:
+            pairs["slow_student"] = EMAPair("student", "slow_student", slow, buffers="keep")
+            pairs["slow_head"] = EMAPair("student_head", "slow_head", slow, buffers="keep")
+        if self.teacher_head_moves:
+            pairs["teacher_head"] = EMAPair("student_head", "teacher_head", head, buffers="keep")
+        return pairs
+
+    def queues(self) -> dict[str, FeatureQueue]:
+        """Return what `QueueCallback` fills after each batch."""
+        return {} if self.dictionary is None else {"dictionary": self.dictionary}
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Supply what the method cannot run without, unless the user's own is there."""
+        needed: list[Callback] = [StepSeedCallback(), ClassPredictionWriter()]
+        if self.momentum_pairs():
+            needed.append(EMACallback())
+        if self.queues():
+            needed.append(QueueCallback())
+        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
+
+    def setup(self, stage: str) -> None:
+        """Load the teacher, which only training needs."""
+        if stage == "fit" and self.teacher is not None:
+            name, source = self.hparams["teacher"], self.hparams["teacher_weights"]
+            load_frozen(self.teacher, name, source, self.hparams["num_classes"])
+
+    def configure_model(self) -> None:
+        """Shard the networks where the strategy shards, else lay out convolutions as they run fastest."""
+        networks = (self.student, self.slow_student, self.teacher and self.teacher.network)
+        shard(self, [network for network in networks if network is not None])
+        if self.device_mesh is None:  # FSDP2 takes contiguous parameters only
+            self.to(memory_format=torch.channels_last)
+
+    def on_fit_start(self) -> None:
+        """Load the student's initial weights, compare class counts, and say what the teacher's head does.
+
+        Raises:
+            ValueError: if the data has another number of classes.
+        """
+        self._start()
+        found = getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
+        if found is not None and found != self.hparams["num_classes"]:
+            raise ValueError(
+                f"The data has {found} classes, the model {self.hparams['num_classes']}: set model.num_classes, or "
+                "data.num_classes for both."
+            )
+        if self.teacher_head is not None and self.teacher is not None:
+            widths = f"{self.teacher.network.feature_dim} and {self.student.feature_dim}"
+            rank_zero_info(
+                f"CoCoRD: features of teacher and student are {widths} wide, so the teacher's head is "
+                + ("a moving average of the student's." if self.teacher_head_moves else "random and stays so.")
+            )
+
+    def on_validation_start(self) -> None:
+        """Evaluate `student_weights`, unless a checkpoint was restored."""
+        self._start()
+
+    def on_test_start(self) -> None:
+        """Evaluate `student_weights`, unless a checkpoint was restored."""
+        self._start()
+
+    def on_predict_start(self) -> None:
+        """Use `student_weights`, unless a checkpoint was restored."""
+        self._start()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights; a training goes on from them, and leaves the initial ones alone."""
+        self._started = True
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _start(self) -> None:
+        source = self.hparams["student_weights"]
+        if self._started or source is None:
+            return
+        self._started = True
+        state = public_state(self.student, read_classifier(source))
+        load_classifier(public_network(self.student), state, f"student_weights {source!r}")
+        if self.slow_student is not None:
+            self.slow_student.load_state_dict(self.student.state_dict())
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Name the teacher, and what its weights were."""
+        if self.teacher is not None:
+            self.teacher.save_record(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Compare the teacher with that of the checkpoint.
+
+        Raises:
+            ValueError: if its weights are others.
+        """
+        if self.teacher is not None:
+            self.teacher.compare(checkpoint)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        """Weighted sum of the losses (eq. 8), and the teacher's keys for the dictionary."""
+        self._check_views(batch)
+        batch = {name: _channels_last(value) for name, value in batch.items()}
+        label = batch["label"]
+        features = self.student.forward_features(batch["image"])
+        logits = self.student.classify(features)
+        teacher = self._ask_teacher(batch)
+        losses: dict[str, Tensor] = {}
+        outputs: dict[str, Any] = {}
+        if self.hparams["class_weight"] > 0:
+            losses["class"] = F.cross_entropy(at_least_float32(logits), label)
+        if teacher.logits is not None:
+            losses["kd"] = distillation_loss(logits, teacher.logits, self.hparams["kd_temperature"])
+        query = self.student_head(features) if self.student_head is not None else None
+        if self.dictionary is not None and query is not None:
+            key = self._key(self.hparams["dictionary_encoder"], batch, "image_teacher", teacher)
+            losses["contrast"] = self._contrast(query, key, self.dictionary, label)
+            outputs = {"keys": {"dictionary": unit(key)}, "key_ids": {"dictionary": label}}
+        if self.predictor is not None and query is not None:
+            losses["prediction"] = self._predict_views(batch, query, teacher)
+        weighted = [self.hparams[f"{name}_weight"] * value for name, value in losses.items()]
+        loss = torch.stack(weighted).sum()
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log_dict({f"train/loss_{name}": value.detach() for name, value in losses.items()})
+        return {"loss": loss, **outputs}
+
+    def _contrast(self, query: Tensor, key: Tensor, dictionary: FeatureQueue, label: Tensor) -> Tensor:
+        if len(key) * world_size() > dictionary.size:
+            raise ValueError(
+                f"queue_size is {dictionary.size}, smaller than a batch of {len(key) * world_size()} over all "
+                "processes, whose keys would overwrite each other: raise it, or lower the batch size."
+            )
+        valid = dictionary.valid
+        # Negatives of the same class are pushed away although they should not be.
+        same = (label[:, None] == dictionary.ids) & valid
+        self.log("train/same_class_keys", same.sum() / (valid.sum().clamp(min=1) * len(label)))
+        with torch.autocast(self.device.type, enabled=False):
+            return contrastive_loss(query, key, dictionary.features, valid, self.hparams["temperature"])
+
+    def _predict_views(self, batch: Batch, query: Tensor, teacher: _TeacherViews) -> Tensor:
+        """Sum of the predictive losses: of the second view from the first (eq. 6), and the reverse (eq. 7)."""
+        assert self.predictor is not None
+        assert self.student_head is not None
+        encoder = self.hparams["cognate_encoder"]
+        loss = prediction_loss(self.predictor(query), self._key(encoder, batch, "image_slow", teacher))
+        if self.hparams["symmetric_prediction"]:
+            other = self.student_head(self.student.forward_features(batch["image_slow"]))
+            loss = loss + prediction_loss(self.predictor(other), self._key(encoder, batch, "image", teacher))
+        return loss
+
+    @torch.no_grad()
+    def _key(self, encoder: str, batch: Batch, view: str, teacher: _TeacherViews) -> Tensor:
+        """An encoder's key [B, E] of a view. Each view by itself: BatchNorm takes its statistics from the batch."""
+        if encoder == "teacher":
+            assert self.teacher_head is not None
+            features, head = teacher.features[view], self.teacher_head
+        else:
+            assert self.slow_student is not None
+            assert self.slow_head is not None
+            features, head = self.slow_student.forward_features(batch[view]), self.slow_head
+        key: Tensor = head(features)
+        return key
+
+    @torch.no_grad()
+    def _ask_teacher(self, batch: Batch) -> _TeacherViews:
+        """The teacher on all views that a loss needs, in one pass: in eval mode no row depends on another."""
+        if self.teacher is None:
+            return _TeacherViews({}, None)
+        views = ["image"] * self.imitates
+        if self.contrasts and self.hparams["dictionary_encoder"] == "teacher":
+            views += ["image_teacher"]
+        if self.predicts and self.hparams["cognate_encoder"] == "teacher":
+            views += ["image_slow", "image"][: 1 + self.hparams["symmetric_prediction"]]
+        views = list(dict.fromkeys(views))
+        network = self.teacher.network
+        features = network.forward_features(torch.cat([batch[view] for view in views]))
+        by_view = dict(zip(views, features.chunk(len(views)), strict=True))
+        return _TeacherViews(by_view, network.classify(by_view["image"]) if self.imitates else None)
+
+    def _check_views(self, batch: Batch) -> None:
+        missing = [view for view in (*self.views(), "label") if view not in batch]
+        if missing:
+            raise ValueError(
+                f"The training batch has {', '.join(batch)}, but no {', '.join(missing)}: let data.views be "
+                f"{self.views()}, or leave it out."
+            )
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] to the student's logits [B, C]."""
+        logits: Tensor = self.student(_channels_last(image))
+        return logits
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Classify."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Classify."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        """Probabilities [B, C], with the positions [B] of the pictures in their data set."""
+        return {"sample_index": batch["sample_index"], "probabilities": self(batch["image"]).float().softmax(-1)}
+
+    def _evaluate(self, batch: Batch, split: str) -> None:
+        logits, label = self(batch["image"]).float(), batch["label"]
+        self.accuracy.update(split, logits, label)
+        self.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log accuracy in percent."""
+        self.accuracy.log(self, "val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log accuracy in percent."""
+        self.accuracy.log(self, "test")
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """SGD on everything that trains, and a learning rate that falls after the milestones."""
+        rate = self.hparams["learning_rate"] or default_learning_rate(self.hparams["student"])
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        optimizer = SGD(
+            trained, rate, momentum=self.hparams["momentum"], weight_decay=self.hparams["weight_decay"], foreach=True
+        )
+        schedule = LambdaLR(optimizer, self.lr_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}
+
+    def lr_factor(self, epoch: int) -> float:
+        """Share of the learning rate in an epoch, counted from 0: it falls once a milestone's epochs are complete."""
+        return after_milestones(epoch, self.hparams["lr_milestones"], self.hparams["lr_decay"])
+
+
+def default_learning_rate(student: str) -> float:
+    """Learning rate of the CRD benchmark for a student."""
+    return 0.01 if any(family in student.lower() for family in _SMALL_STEPS) else 0.05
+
+
+def _average(module: Module) -> Module:
+    """A copy that a moving average turns into, without gradient."""
+    return copy.deepcopy(module).requires_grad_(False)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """Pictures in the layout in which convolutions run 1.2 to 1.8 times as fast on a CPU; other tensors as they are."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor

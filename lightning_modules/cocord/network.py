@@ -1,0 +1,161 @@
+"""CoCoRD's networks: any classifier by name, the projection head, and the predictor.
+
+Shapes: B pictures, D features, E = 2048 values of a query or key, C classes.
+"""
+
+from difflib import get_close_matches
+from typing import Any
+
+import timm
+import torchvision
+from torch import Tensor, nn
+
+from .cifar import CIFAR_NETWORKS, Classifier
+
+
+class ProjectionHead(nn.Sequential):
+    """Features [B, D] to queries or keys [B, E] (g and f of the paper's section 3.1; sizes from the authors' code).
+
+    Args:
+        features: width D.
+        hidden: width between the two layers.
+        embed_dim: width E. (2048: 16.78 MB for 2048 keys in the paper's Table 12.)
+    """
+
+    def __init__(self, features: int, hidden: int = 2048, embed_dim: int = 2048) -> None:
+        super().__init__(
+            nn.Linear(features, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, embed_dim)
+        )
+
+
+class Predictor(nn.Sequential):
+    """Queries [B, E] to predictions of another view's query [B, E] (h in eq. 5; sizes from the authors' code).
+
+    Args:
+        embed_dim: width E.
+        hidden: width between the two layers.
+    """
+
+    def __init__(self, embed_dim: int = 2048, hidden: int = 512) -> None:
+        super().__init__(
+            nn.Linear(embed_dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, embed_dim)
+        )
+
+
+class LibraryClassifier(Classifier):
+    """A classifier of torchvision or timm, with its features and its last layer apart.
+
+    Args:
+        network: the library's module, whose last linear layer gives the logits.
+        classes: number of its classes, to know that layer by.
+
+    Raises:
+        ValueError: if there is no such layer, or several.
+    """
+
+    def __init__(self, network: nn.Module, classes: int) -> None:
+        super().__init__()
+        last = [
+            name
+            for name, module in network.named_modules()
+            if isinstance(module, nn.Linear) and module.out_features == classes and _is_head(name)
+        ]
+        if len(last) != 1:
+            raise ValueError(
+                f"Found {len(last)} linear layers with {classes} outputs ({', '.join(last)}) in "
+                f"{type(network).__name__}, expected one, which classifies: use another network."
+            )
+        self.network = network
+        self.last = last[0]
+        layer = network.get_submodule(self.last)
+        assert isinstance(layer, nn.Linear)
+        layer.__class__ = _LastLinear
+        self.feature_dim = layer.in_features
+
+    def forward_features(self, image: Tensor) -> Tensor:
+        """Image [B, 3, H, W] to what the last layer reads, [B, D]."""
+        layer = self._layer()
+        layer.open = True
+        try:
+            features: Tensor = self.network(image)
+        finally:
+            layer.open = False
+        return features
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Features [B, D] to logits [B, C]."""
+        return self._layer()(features)
+
+    def _layer(self) -> "_LastLinear":
+        layer = self.network.get_submodule(self.last)
+        assert isinstance(layer, _LastLinear)
+        return layer
+
+
+class _LastLinear(nn.Linear):
+    """A linear layer that lets its input through while it is open."""
+
+    open = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input if self.open else super().forward(input)
+
+
+def _is_head(name: str) -> bool:
+    """Whether a layer's name is that of a classifier, in all the families of both libraries."""
+    return name.split(".")[0] in ("fc", "classifier", "head", "heads", "last_linear")
+
+
+def build_classifier(name: str, classes: int, pretrained: str | None = None) -> Classifier:
+    """Make a classifier.
+
+    Args:
+        name: one of the CIFAR networks, or a model of torchvision or timm, in this order of preference;
+            "torchvision/<model>" and "timm/<model>" say which.
+        classes: number of classes C.
+        pretrained: name of the library's own weights, such as "IMAGENET1K_V1" (torchvision), or the tag of timm's;
+            they are downloaded.
+
+    Raises:
+        ValueError: if there is no such model, or the weights are for another number of classes.
+    """
+    library, _, model = name.rpartition("/")
+    if library not in ("", "torchvision", "timm"):
+        raise ValueError(f"Found {name!r}, expected a model's name, or one after 'torchvision/' or 'timm/'.")
+    if not library and model in CIFAR_NETWORKS:
+        if pretrained is not None:
+            raise ValueError(f"There are no weights {pretrained!r} of {name}: give a file.")
+        return CIFAR_NETWORKS[model](classes)
+    if library != "timm" and model in torchvision.models.list_models(module=torchvision.models):
+        return LibraryClassifier(_torchvision(model, classes, pretrained), classes)
+    if library != "torchvision" and timm.is_model(model):
+        tagged = model if pretrained in (None, "DEFAULT") else f"{model}.{pretrained}"
+        made = timm.create_model(tagged, pretrained=pretrained is not None, num_classes=classes)
+        return LibraryClassifier(made, classes)
+    raise ValueError(_unknown(name, model))
+
+
+def _torchvision(model: str, classes: int, pretrained: str | None) -> nn.Module:
+    if pretrained is None:
+        return torchvision.models.get_model(model, weights=None, num_classes=classes)
+    weights: Any = torchvision.models.get_model_weights(model)
+    if pretrained not in weights.__members__:
+        raise ValueError(f"{model} has the weights {', '.join(weights.__members__)}, not {pretrained!r}.")
+    found = len(weights[pretrained].meta["categories"])
+    if found != classes:
+        raise ValueError(
+            f"The weights {pretrained} of {model} tell {found} classes apart, expected {classes}: set num_classes."
+        )
+    return torchvision.models.get_model(model, weights=weights[pretrained])
+
+
+def _unknown(name: str, model: str) -> str:
+    known = [*CIFAR_NETWORKS, *torchvision.models.list_models(module=torchvision.models), *timm.list_models()]
+    near = get_close_matches(model, known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the CIFAR networks are {', '.join(CIFAR_NETWORKS)}."
+    return f"There is no classifier {name!r} among the CIFAR networks, torchvision's and timm's; {hint}"
+
+
+def public_network(classifier: nn.Module) -> nn.Module:
+    """The module whose state dict has the published names: a library's own, or the classifier itself."""
+    return classifier.network if isinstance(classifier, LibraryClassifier) else classifier

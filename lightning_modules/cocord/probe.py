@@ -1,0 +1,215 @@
+"""Linear probing: how well a frozen network's features tell the classes of another data set apart."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+
+from ...callbacks.distributed import all_reduce_sum, gather_uneven, world_size
+from ..frozen import FrozenTeacher
+from ..schedules import after_milestones
+from .accuracy import Accuracy
+from .cifar import Classifier
+from .cifar.classifier import init_linear
+from .network import build_classifier
+from .teacher import load_frozen
+
+Batch = dict[str, Tensor]
+
+
+class LinearProbeModule(LightningModule):
+    """One linear layer on the pooled features of a frozen network.
+
+    The network is in eval mode always, so its statistics of BatchNorm stay those it was trained with, and each training
+    picture is encoded once, when training starts. Hence there is no augmentation. Training batches hold `label` [B] and
+    `sample_index` [B] only; pictures that cannot be read have no features and never train.
+
+    The paper gives no recipe. The defaults are those of the nearest public implementation, giakoumoglou/distillers,
+    which trains 120 epochs in batches of 64 with augmentation, and in train mode.
+
+    The network is not in the checkpoint, which names it and holds a fingerprint of its weights.
+
+    Shapes: B pictures, D features, C classes, M training pictures that can be read.
+
+    Args:
+        network: name of a CIFAR network (`wrn_16_2`, `resnet8x4`, ...), or of a model of torchvision or timm.
+        network_classes: number of classes that its weights were trained for (CIFAR-100: 100).
+        weights: the network's file (an export, a checkpoint of CoCoRDModule whose student it was, or a public one of
+            the CRD benchmark), the folder of the run that trained it, whose newest last checkpoint is taken, or the
+            name of the library's own weights, such as IMAGENET1K_V1.
+        num_classes: classes to tell apart. The command line sets it from the data's, where that is given.
+        learning_rate: at the start (that implementation: 0.05, and 0.01 for MobileNets and ShuffleNets).
+        lr_milestones: epochs after which the learning rate falls (that implementation).
+        lr_decay: to which share (that implementation).
+        momentum: of SGD (that implementation).
+        weight_decay: of SGD, on weight and bias (that implementation).
+
+    Raises:
+        ValueError: for an unknown network.
+    """
+
+    def __init__(
+        self,
+        network: str = "wrn_16_2",
+        network_classes: int = 100,
+        weights: str | None = None,
+        num_classes: int = 10,
+        learning_rate: float = 0.05,
+        lr_milestones: list[int] = [30, 60, 90],  # noqa: B006  (jsonargparse shows it as the default)
+        lr_decay: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 5e-4,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.backbone: FrozenTeacher[Classifier] = FrozenTeacher(
+            build_classifier(network, network_classes), role="backbone", argument="model.weights"
+        )
+        self.linear = nn.Linear(self.backbone.network.feature_dim, num_classes)
+        init_linear(self.linear)  # N(0, 0.01^2) and zero, as in that implementation
+        self.accuracy = Accuracy(num_classes)
+        # Not buffers: they are for this training set, and not for the checkpoint.
+        self._features: Tensor | None = None  # [M, D]
+        self._rows: Tensor | None = None  # [M], ascending: the sample_index of each
+
+    def views(self) -> list[str]:
+        """Nothing: a training batch holds no pictures."""
+        return []
+
+    def setup(self, stage: str) -> None:
+        """Load the network."""
+        hparams = self.hparams
+        load_frozen(self.backbone, hparams["network"], hparams["weights"], hparams["network_classes"])
+
+    def configure_model(self) -> None:
+        """Lay out convolutions as they run fastest."""
+        self.backbone.to(memory_format=torch.channels_last)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Name the network, and what its weights were."""
+        self.backbone.save_record(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Compare the network with that of the checkpoint.
+
+        Raises:
+            ValueError: if its weights are others.
+        """
+        self.backbone.compare(checkpoint)
+
+    def on_fit_start(self) -> None:
+        """Compare class counts, and encode every training picture.
+
+        Raises:
+            ValueError: if the data has another number of classes, or is not of labelled pictures in one list.
+            RuntimeError: if no picture can be read.
+        """
+        data = getattr(self.trainer, "datamodule", None)
+        if not hasattr(data, "every_picture"):
+            raise ValueError(
+                f"Found {type(data).__name__ if data is not None else 'no datamodule'}, expected one that reads each "
+                "training picture once: use ImageClassificationDataModule, or another with `every_picture`."
+            )
+        assert data is not None
+        if data.num_classes != self.hparams["num_classes"]:
+            raise ValueError(
+                f"The data has {data.num_classes} classes, the model {self.hparams['num_classes']}: set "
+                "model.num_classes, or data.num_classes for both."
+            )
+        self._encode_all(data)
+
+    def on_fit_end(self) -> None:
+        """Let go of the features."""
+        self._features = self._rows = None
+
+    def _encode_all(self, data: Any) -> None:
+        """Encode each training picture once, and give every process the features of all."""
+        precision = self.trainer.precision_plugin
+        features, rows = [], []
+        for batch in data.every_picture("train"):
+            # As in validation_step, where Lightning sees to this: the layer is to train on what it will be given.
+            with precision.forward_context():
+                features.append(self.encode(precision.convert_input(batch["image"].to(self.device))))
+            rows.append(batch["sample_index"].to(self.device))
+        # Among several processes every one has batches, if empty ones, so all of them get here.
+        found = gather_uneven(torch.cat(rows)) if rows else torch.empty(0)
+        if not len(found):
+            raise RuntimeError("Found no training picture that can be read, expected some: see the warnings above.")
+        self._rows, order = found.sort()
+        self._features = gather_uneven(torch.cat(features))[order]
+        rank_zero_info(f"Linear probe: encoded {len(found)} training pictures, once and without augmentation.")
+
+    @torch.no_grad()
+    def encode(self, image: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] to the frozen network's features [B, D]."""
+        return self.backbone.network.forward_features(image.contiguous(memory_format=torch.channels_last))
+
+    def _look_up(self, sample_index: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [K, D] of the K pictures [B] that have some, and which these are, [B]."""
+        assert self._features is not None
+        assert self._rows is not None
+        place = torch.searchsorted(self._rows, sample_index).clamp(max=len(self._rows) - 1)
+        known = self._rows[place] == sample_index
+        return self._features[place[known]], known
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Cross entropy, over the pictures of all processes that have features."""
+        features, known = self._look_up(batch["sample_index"])
+        total = F.cross_entropy(self.linear(features).float(), batch["label"][known], reduction="sum")
+        # DDP averages gradients over processes, which may have different numbers of such pictures.
+        loss = total * world_size() / all_reduce_sum(known.sum()).clamp(min=1)
+        size, left_out = len(known), (~known).sum().float()
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=size)
+        self.log("train/left_out", left_out, on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
+        return loss
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W] to logits [B, C]."""
+        logits: Tensor = self.linear(self.encode(image))
+        return logits
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Classify."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Classify."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        """Probabilities [B, C], with the positions [B] of the pictures in their data set."""
+        return {"sample_index": batch["sample_index"], "probabilities": self(batch["image"]).float().softmax(-1)}
+
+    def _evaluate(self, batch: Batch, split: str) -> None:
+        logits, label = self(batch["image"]).float(), batch["label"]
+        self.accuracy.update(split, logits, label)
+        self.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log accuracy in percent."""
+        self.accuracy.log(self, "val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log accuracy in percent."""
+        self.accuracy.log(self, "test")
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """SGD on the linear layer, and a learning rate that falls after the milestones."""
+        optimizer = SGD(
+            self.linear.parameters(),
+            self.hparams["learning_rate"],
+            momentum=self.hparams["momentum"],
+            weight_decay=self.hparams["weight_decay"],
+        )
+        schedule = LambdaLR(optimizer, self.lr_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}
+
+    def lr_factor(self, epoch: int) -> float:
+        """Share of the learning rate in an epoch, counted from 0: it falls once a milestone's epochs are complete."""
+        return after_milestones(epoch, self.hparams["lr_milestones"], self.hparams["lr_decay"])

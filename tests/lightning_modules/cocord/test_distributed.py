@@ -1,0 +1,76 @@
+"""CoCoRD on two processes: one dictionary, the averages in step, and the gradient of the whole batch."""
+
+import torch
+
+from support.cocord import HEADS, random_batch, teacher_file, tiny_cocord
+from support.distributed import run_ddp_fit, run_distributed, run_sharded_fit
+from vlightning.callbacks import rank
+from vlightning.datamodules import ShapeClassesDataModule
+from vlightning.lightning_modules import CoCoRDModule
+
+ROWS = 8
+
+
+def frozen_statistics(module):
+    """BatchNorm in eval mode, since its statistics would be those of each process's own half."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+            part.eval()
+    return module
+
+
+def losses_and_gradients(index, world, folder):
+    module = frozen_statistics(tiny_cocord(folder, kd_weight=0.5).double())
+    generator = torch.Generator().manual_seed(5)
+    features = torch.nn.functional.normalize(torch.randn(6, 16, generator=generator, dtype=torch.float64), dim=1)
+    module.dictionary.enqueue(features, torch.arange(6))
+    own = slice(index * ROWS // world, (index + 1) * ROWS // world)
+    batch = {name: column[own] for name, column in random_batch(ROWS, dtype=torch.float64, image_size=16).items()}
+    module.log = module.log_dict = lambda *_, **__: None
+    loss = module.training_step(batch, 0)["loss"]
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
+
+
+def on_rank(folder):
+    return losses_and_gradients(rank(), 2, folder)
+
+
+def test_mean_of_two_halves_is_the_whole(tmp_path):
+    loss, gradients = losses_and_gradients(0, 1, tmp_path)
+    halves = run_distributed(on_rank, tmp_path)
+    torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss, rtol=1e-10, atol=0)
+    for name, gradient in gradients.items():
+        mean = sum(half[1][name] for half in halves) / 2
+        torch.testing.assert_close(mean, gradient, rtol=1e-10, atol=1e-12)
+
+
+def module_and_data(weights, beginning=None):
+    torch.manual_seed(rank() if beginning is None else beginning)
+    module = CoCoRDModule("resnet8", 40, teacher="resnet14", teacher_weights=weights, queue_size=40, **HEADS)
+    return module, ShapeClassesDataModule(length=48, eval_length=10, batch_size=4, image_size=16, seed=0)
+
+
+def test_dictionary_and_averages_are_the_same_in_every_process(tmp_path):
+    # Unlike beginnings, which DDP makes alike.
+    first, second = run_ddp_fit(module_and_data, {"max_epochs": 2}, make_args=(teacher_file(tmp_path, classes=40),))
+    state = first["state_dict"]
+    assert int(state["dictionary.filled"]) == 40
+    assert int(state["dictionary.pointer"]) == (12 * 4 * 2) % 40
+    assert len(set(state["dictionary.ids"].tolist())) > 10
+    for name, value in state.items():
+        # Statistics of BatchNorm are each process's own between two broadcasts.
+        if "running" not in name:
+            assert torch.equal(value, second["state_dict"][name]), name
+    assert first["metrics"]["val/top1"] == second["metrics"]["val/top1"]
+
+
+def test_sharded_trajectory_is_that_of_ddp(tmp_path):
+    arguments = (teacher_file(tmp_path, classes=40), 0)
+    (whole, _), (sharded, _) = (
+        run_fit(module_and_data, {"max_epochs": 1}, make_args=arguments) for run_fit in (run_ddp_fit, run_sharded_fit)
+    )
+    assert whole["state_dict"].keys() == sharded["state_dict"].keys()
+    for name, value in whole["state_dict"].items():
+        if "running" not in name:
+            torch.testing.assert_close(sharded["state_dict"][name], value, rtol=1e-4, atol=1e-5, msg=f"{name}")

@@ -1,0 +1,470 @@
+"""CoCoRD against the equations written out, and what trains, moves or stays."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning import Trainer
+from torch.utils.flop_counter import FlopCounterMode
+
+from support.cocord import CLASSES, HEADS, random_batch, teacher_file, tiny_cocord
+from vlightning.callbacks import EMACallback, FeatureQueue
+from vlightning.datamodules import ShapeClassesDataModule
+from vlightning.lightning_modules import CoCoRDModule
+from vlightning.lightning_modules.cocord.network import Predictor, ProjectionHead, build_classifier
+
+PAIRS = [
+    ("wrn_40_2", "wrn_16_2"),
+    ("wrn_40_2", "wrn_40_1"),
+    ("resnet56", "resnet20"),
+    ("resnet110", "resnet20"),
+    ("resnet110", "resnet32"),
+    ("resnet32x4", "resnet8x4"),
+    ("vgg13", "vgg8"),
+    ("vgg13", "MobileNetV2"),
+    ("ResNet50", "MobileNetV2"),
+    ("ResNet50", "vgg8"),
+    ("resnet32x4", "ShuffleV1"),
+    ("resnet32x4", "ShuffleV2"),
+    ("wrn_40_2", "ShuffleV1"),
+]
+EQUAL_WIDTHS = [PAIRS[n] for n in (0, 2, 3, 4, 5, 6)]
+
+
+def step(module, batch):
+    """A training step without a Trainer; the losses by name."""
+    logged = {}
+    module.log = lambda name, value, **_: logged.update({name: value})
+    module.log_dict = lambda values, **_: logged.update(values)
+    outputs = module.training_step(batch, 0)
+    return outputs, {n.removeprefix("train/loss_"): v for n, v in logged.items() if n.startswith("train/loss_")}
+
+
+def plain_losses(module, batch, dictionary):
+    """Every loss of the paper, from the module's networks, one view and one loss at a time."""
+
+    def unit(x):
+        return x / x.norm(dim=1, keepdim=True)
+
+    networks = {name: copy.deepcopy(part) for name, part in module.named_children()}
+    hparams, label = module.hparams, batch["label"]
+
+    def slow(view):
+        with torch.no_grad():
+            return networks["slow_head"](networks["slow_student"].forward_features(batch[view]))
+
+    def taught(view):
+        with torch.no_grad():
+            return networks["teacher_head"](networks["teacher"].network.eval().forward_features(batch[view]))
+
+    encoders = {"teacher": taught, "slow_student": slow}
+    losses = {}
+    features = networks["student"].forward_features(batch["image"])
+    logits = networks["student"].classify(features)
+    losses["class"] = -logits.log_softmax(1)[range(len(label)), label].mean()
+    query = networks["student_head"](features)
+    key = encoders[hparams["dictionary_encoder"]]("image_teacher")
+    positive = (unit(query) * unit(key)).sum(1) / hparams["temperature"]
+    negative = unit(query) @ dictionary.T / hparams["temperature"]
+    losses["contrast"] = (torch.cat([positive[:, None], negative], 1).logsumexp(1) - positive).mean()
+    cognate = encoders[hparams["cognate_encoder"]]
+    first = 2 - 2 * (unit(networks["predictor"](query)) * unit(cognate("image_slow"))).sum(1)
+    losses["prediction"] = first.mean()
+    if hparams["symmetric_prediction"]:
+        other = networks["student_head"](networks["student"].forward_features(batch["image_slow"]))
+        # The target is what the slow encoder says of the student's view, not of its own (the paper's eq. 7 slips).
+        second = 2 - 2 * (unit(networks["predictor"](other)) * unit(cognate("image"))).sum(1)
+        losses["prediction"] = losses["prediction"] + second.mean()
+    if hparams["kd_weight"]:
+        temperature = hparams["kd_temperature"]
+        with torch.no_grad():
+            target = (networks["teacher"].network.eval()(batch["image"]) / temperature).softmax(1)
+        log_ratio = target.log() - (logits / temperature).log_softmax(1)
+        losses["kd"] = temperature**2 * (target * log_ratio).sum(1).mean()
+    return losses, unit(key)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"symmetric_prediction": False, "temperature": 0.07},
+        {"kd_weight": 1.0},
+        {"dictionary_encoder": "slow_student"},
+        {"dictionary_encoder": "slow_student", "cognate_encoder": "teacher"},
+        {"cognate_encoder": "teacher", "kd_weight": 0.5},
+        {"teacher": "wrn_16_2"},
+    ],
+    ids=str,
+)
+def test_step_is_the_papers_sum(tmp_path, options):
+    module = tiny_cocord(tmp_path, **options).double()
+    generator = torch.Generator().manual_seed(9)
+    for part in (module.slow_student, module.slow_head, module.teacher_head):
+        for parameter in part.parameters() if part is not None else ():
+            parameter.data.add_(0.02 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    keys = F.normalize(torch.randn(20, 16, generator=generator, dtype=torch.float64), dim=1)
+    module.dictionary.enqueue(keys, torch.arange(20) % CLASSES)
+    batch = random_batch(dtype=torch.float64)
+    expected, key = plain_losses(module, batch, keys)
+    outputs, found = step(module, batch)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name].detach(), rtol=1e-10, atol=1e-12)
+    weights = {"contrast": 1.0, "prediction": 4.0, "class": 1.0, "kd": options.get("kd_weight", 0.0)}
+    total = sum(weights[name] * value for name, value in expected.items())
+    torch.testing.assert_close(outputs["loss"], total, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(outputs["keys"]["dictionary"], key)
+    assert outputs["key_ids"]["dictionary"].tolist() == batch["label"].tolist()
+
+
+@pytest.mark.parametrize(("name", "count"), [("head", 4_726_784), ("predictor", 2_100_736)])
+def test_heads_have_the_sizes_of_the_authors_code(name, count):
+    module = ProjectionHead(256) if name == "head" else Predictor()
+    assert sum(parameter.numel() for parameter in module.parameters()) == count
+
+
+def test_dictionary_takes_the_papers_bytes_and_wraps_around():
+    module = CoCoRDModule("resnet8", CLASSES, teacher="resnet14")
+    features = module.dictionary.features
+    assert features.numel() * features.element_size() == 16_777_216
+    queue = FeatureQueue(2048, 3, ids=True)
+    written = torch.arange(31 * 64 + 16 + 64)
+    for rows in written.split([*[64] * 31, 16, 64]):
+        queue.enqueue(rows[:, None].expand(-1, 3).float(), rows)
+    assert int(queue.pointer) == (31 * 64 + 16 + 64) % 2048 == 16
+    assert sorted(queue.ids.tolist()) == written[-2048:].tolist()
+    assert queue.ids[:16].tolist() == written[-16:].tolist()
+
+
+@pytest.mark.parametrize(("teacher", "student"), PAIRS, ids=["->".join(pair) for pair in PAIRS])
+def test_every_pair_of_the_paper_constructs_and_steps(tmp_path, teacher, student):
+    module = tiny_cocord(tmp_path, teacher=teacher, student=student)
+    assert module.teacher_head_moves == ((teacher, student) in EQUAL_WIDTHS)
+    outputs, losses = step(module, random_batch(4))
+    outputs["loss"].backward()
+    assert losses.keys() == {"class", "contrast", "prediction"}
+    assert math.isfinite(float(outputs["loss"]))
+    assert outputs["keys"]["dictionary"].norm(dim=1).tolist() == pytest.approx([1.0] * 4, abs=1e-5)
+
+
+def test_gradients_reach_what_trains_and_nothing_else(tmp_path):
+    module = tiny_cocord(tmp_path, kd_weight=1.0)
+    module.dictionary.enqueue(F.normalize(torch.randn(8, 16), dim=1), torch.zeros(8, dtype=torch.long))
+    step(module, random_batch())[0]["loss"].backward()
+    trained = {name.split(".")[0] for name, p in module.named_parameters() if p.grad is not None and p.grad.any()}
+    assert trained == {"student", "student_head", "predictor"}
+    for name, parameter in module.named_parameters():
+        assert (parameter.grad is not None) == (name.split(".")[0] in trained), name
+
+
+def fit(module, tmp_path, steps=3, **options):
+    data = ShapeClassesDataModule(length=64, eval_length=10, batch_size=8, image_size=16, seed=0)
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_steps": steps} | options
+    trainer = Trainer(enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, **options)
+    trainer.fit(module, data)
+    return trainer
+
+
+def shapes_module(tmp_path, **changes):
+    teacher = changes.pop("teacher", "resnet14")
+    weights = teacher_file(tmp_path, teacher, classes=40)
+    torch.manual_seed(0)
+    arguments = HEADS | {"queue_size": 32} | changes
+    return CoCoRDModule("resnet8", 40, teacher=teacher, teacher_weights=weights, **arguments)
+
+
+def test_teacher_stays_bit_for_bit_through_training_and_validation(tmp_path):
+    module = shapes_module(tmp_path, kd_weight=1.0)
+    module.setup("fit")
+    before = {name: value.clone() for name, value in module.teacher.network.state_dict().items()}
+    fit(module, tmp_path, steps=16, max_epochs=2)
+    after = module.teacher.network.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not any(part.training for part in module.teacher.modules())
+
+
+def test_averages_start_as_copies_and_move_by_the_papers_momenta(tmp_path):
+    module = shapes_module(tmp_path, weight_decay=0.0)
+    heads = [copy.deepcopy(module.student_head.state_dict())]
+    for name in ("slow_head", "teacher_head"):
+        for key, value in getattr(module, name).named_parameters():
+            assert torch.equal(value, heads[0][key])
+    start = copy.deepcopy(dict(module.slow_student.named_parameters()))
+    fit(module, tmp_path, steps=1)
+    for name, momentum in (("slow_head", 0.9), ("teacher_head", 0.999)):
+        for key, value in getattr(module, name).named_parameters():
+            trained = module.student_head.get_parameter(key)
+            expected = momentum * heads[0][key].double() + (1 - momentum) * trained.double()
+            torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-8)
+    for key, value in module.slow_student.named_parameters():
+        expected = 0.9 * start[key].double() + 0.1 * module.student.get_parameter(key).double()
+        torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-8)
+    assert any(not torch.equal(module.student_head.get_parameter(k), v) for k, v in heads[0].items() if "weight" in k)
+
+
+def test_head_of_a_teacher_of_another_width_never_moves(tmp_path):
+    module = shapes_module(tmp_path, teacher="wrn_16_2")
+    assert module.teacher.network.feature_dim == 128
+    before = copy.deepcopy(dict(module.teacher_head.named_parameters()))
+    fit(module, tmp_path, steps=5)
+    for key, value in module.teacher_head.named_parameters():
+        assert torch.equal(value, before[key])
+
+
+def test_averages_move_once_per_optimizer_step(tmp_path):
+    module = shapes_module(tmp_path)
+    callback = EMACallback()
+    fit(module, tmp_path, steps=2, accumulate_grad_batches=2, callbacks=[callback])
+    assert callback.updates == {"slow_student": 2, "slow_head": 2, "teacher_head": 2}
+    assert int(module.dictionary.filled) == 32  # four batches of eight
+
+
+def test_keys_are_no_negatives_of_their_own_batch(tmp_path):
+    module = shapes_module(tmp_path)
+    seen = []
+    original = module._contrast
+    module._contrast = lambda q, k, d, y: seen.append((int(d.filled), float(loss := original(q, k, d, y)))) or loss
+    fit(module, tmp_path, steps=2)
+    assert seen[0] == (0, 0.0)  # nothing to tell the positive from
+    assert seen[1][0] == 8
+    assert seen[1][1] > 0
+
+
+def test_untrained_contrast_is_near_the_logarithm_of_the_dictionary(tmp_path):
+    module = tiny_cocord(tmp_path, queue_size=2048, embed_dim=2048, head_hidden=2048)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for _ in range(16):
+            images = torch.randn(128, 3, 16, 16, generator=generator)
+            keys = module.teacher_head(module.teacher.network.forward_features(images))
+            module.dictionary.enqueue(F.normalize(keys, dim=1), torch.zeros(128, dtype=torch.long))
+    _, losses = step(module, random_batch(64, image_size=16))
+    assert float(losses["contrast"]) == pytest.approx(math.log(2049), abs=0.3)
+    assert 0 < float(losses["prediction"]) < 8
+
+
+def test_plain_training_builds_and_computes_nothing_more(tmp_path):
+    module = tiny_cocord(teacher=None, contrast_weight=0, prediction_weight=0)
+    assert {name for name, _ in module.named_children()} == {"student", "accuracy"}
+    assert module.views() == ["image"]
+    assert module.momentum_pairs() == {}
+    assert module.queues() == {}
+    batch = random_batch()
+    network = copy.deepcopy(module.student)
+    counts = []
+    for run in (
+        lambda: step(module, batch)[0]["loss"],
+        lambda: F.cross_entropy(network(batch["image"]), batch["label"]),
+    ):
+        with FlopCounterMode(display=False) as counter:
+            run().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1]
+
+
+def test_plain_distillation_is_one_pass_of_teacher_and_student(tmp_path):
+    module = tiny_cocord(tmp_path, contrast_weight=0, prediction_weight=0, class_weight=0.1, kd_weight=0.9)
+    assert {name for name, _ in module.named_children()} == {"student", "teacher", "accuracy"}
+    assert module.views() == ["image"]
+    batch = random_batch()
+    outputs, losses = step(module, batch)
+    assert float(outputs["loss"].detach()) == pytest.approx(0.1 * float(losses["class"]) + 0.9 * float(losses["kd"]))
+    teacher, student = module.teacher.network, copy.deepcopy(module.student)
+    counts = []
+    for run in (
+        lambda: step(module, batch)[0]["loss"],
+        lambda: student(batch["image"]).sum() + teacher(batch["image"]).detach().sum(),
+    ):
+        with FlopCounterMode(display=False) as counter:
+            run().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({}, {"student": 2, "slow_student": 2, "teacher": 1}),
+        ({"symmetric_prediction": False}, {"student": 1, "slow_student": 1, "teacher": 1}),
+        ({"prediction_weight": 0}, {"student": 1, "teacher": 1}),
+    ],
+    ids=str,
+)
+def test_networks_run_as_often_as_the_losses_need(tmp_path, options, passes):
+    module = tiny_cocord(tmp_path, **options)
+    networks = {"student": module.student, "slow_student": module.slow_student, "teacher": module.teacher.network}
+    found = {}
+    for name, network in networks.items():
+        if network is None:
+            continue
+
+        def count(image, name=name, run=network.forward_features):
+            found[name] = found.get(name, 0) + len(image) // 8
+            return run(image)
+
+        network.forward_features = count
+    step(module, random_batch(8))
+    assert found == passes
+
+
+def test_views_that_are_missing_are_named(tmp_path):
+    module = tiny_cocord(tmp_path)
+    batch = random_batch()
+    del batch["image_teacher"]
+    with pytest.raises(ValueError, match=r"no image_teacher: let data\.views be \['image', 'image_slow'"):
+        step(module, batch)
+
+
+def test_dictionary_smaller_than_a_batch_is_refused(tmp_path):
+    module = tiny_cocord(tmp_path, queue_size=7)
+    with pytest.raises(ValueError, match="queue_size is 7, smaller than a batch of 8"):
+        step(module, random_batch(8))
+
+
+@pytest.mark.parametrize(
+    ("student", "rate"),
+    [("resnet8x4", 0.05), ("MobileNetV2", 0.01), ("ShuffleV1", 0.01), ("ShuffleV2", 0.01), ("vgg8", 0.05)],
+)
+def test_learning_rate_follows_the_benchmark(student, rate):
+    module = tiny_cocord(student=student, teacher=None, contrast_weight=0, prediction_weight=0)
+    optimizer = module.configure_optimizers()["optimizer"]
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["momentum"], group["weight_decay"], group["nesterov"]) == (rate, 0.9, 5e-4, False)
+    factors = [module.lr_factor(epoch) for epoch in (0, 149, 150, 179, 180, 209, 210, 239)]
+    assert factors == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_learning_rate_falls_after_the_milestones_epochs(tmp_path):
+    module = shapes_module(tmp_path, lr_milestones=[1, 2])
+    rates = []
+    step_of = module.training_step
+    module.training_step = lambda *args: rates.append(module.optimizers().param_groups[0]["lr"]) or step_of(*args)
+    fit(module, tmp_path, steps=-1, max_epochs=3, limit_train_batches=2)
+    assert rates == pytest.approx([0.05, 0.05, 0.005, 0.005, 0.0005, 0.0005])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"teacher": None}, "There is no teacher, but a loss"),
+        ({"kd_weight": -1}, "kd_weight is -1"),
+        ({"class_weight": 0, "contrast_weight": 0, "prediction_weight": 0}, "nothing to learn"),
+        ({"student": "resnet21"}, "no classifier 'resnet21'.*did you mean .*resnet20"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_are_refused(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        tiny_cocord(**changes)
+
+
+def test_missing_teacher_says_what_to_run(tmp_path):
+    weights = "runs/cocord_quickstart_teacher"
+    module = tiny_cocord(teacher="resnet20", teacher_weights=weights)
+    with pytest.raises(FileNotFoundError, match=r"vlightning fit --config configs/cocord/quickstart_teacher\.yaml"):
+        module.setup("fit")
+    module.setup("test")  # needs no teacher
+    module = tiny_cocord(teacher="vgg13", teacher_weights=str(tmp_path / "vgg13.pth"))
+    with pytest.raises(FileNotFoundError, match=r"--config configs/cocord/teacher_vgg13\.yaml"):
+        module.setup("fit")
+
+
+def test_teacher_of_another_network_or_class_count_is_refused(tmp_path):
+    for weights, sentence in (
+        (teacher_file(tmp_path, "resnet20"), "those of resnet20"),
+        (teacher_file(tmp_path, "resnet14", classes=7), "trained for 7 classes"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            tiny_cocord(teacher_weights=weights).setup("fit")
+
+
+def test_folder_of_a_run_gives_its_newest_last_checkpoint(tmp_path):
+    plain = tiny_cocord(student="resnet14", teacher=None, contrast_weight=0, prediction_weight=0)
+    for version, bias in ((0, 1.0), (1, 2.0)):
+        plain.student.fc.bias.data.fill_(bias)
+        folder = tmp_path / "run" / f"version_{version}" / "checkpoints"
+        folder.mkdir(parents=True)
+        torch.save({"state_dict": plain.state_dict(), "hyper_parameters": {}}, folder / "last.ckpt")
+    module = tiny_cocord(teacher_weights=str(tmp_path / "run"))
+    module.setup("fit")
+    assert module.teacher.network.fc.bias.unique().tolist() == [2.0]
+
+
+def test_class_counts_that_differ_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="The data has 40 classes, the model 5"):
+        fit(tiny_cocord(tmp_path), tmp_path)
+
+
+def test_checkpoint_names_its_teacher_and_refuses_another(tmp_path):
+    module = shapes_module(tmp_path)
+    trainer = fit(module, tmp_path, steps=2, enable_checkpointing=True)
+    path = tmp_path / "run.ckpt"
+    trainer.save_checkpoint(path)
+    content = torch.load(path, weights_only=True)
+    assert content["teacher"]["name"] == "resnet14"
+    assert len(content["teacher"]["sha256"]) == 64
+    assert not any(name.startswith("teacher.") for name in content["state_dict"])
+    assert any(name.startswith("teacher_head.") for name in content["state_dict"])
+
+    again = CoCoRDModule.load_from_checkpoint(path)  # strict, without the teacher's file
+    assert torch.equal(again.student.fc.weight, module.student.fc.weight)
+
+    other = shapes_module(tmp_path)
+    other.hparams["teacher_weights"] = teacher_file(tmp_path, "resnet14", classes=40, seed=2)
+    data = ShapeClassesDataModule(length=64, eval_length=10, batch_size=8, image_size=16, seed=0)
+    resumed = Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, max_steps=4, enable_progress_bar=False
+    )
+    with pytest.raises(ValueError, match=r"trained with the teacher resnet14 of .*give that file"):
+        resumed.fit(other, data, ckpt_path=path)
+
+
+def test_accuracies_are_those_counted_by_hand(tmp_path):
+    module = shapes_module(tmp_path)
+    data = ShapeClassesDataModule(length=64, eval_length=30, eval_batch_size=8, image_size=16, seed=0)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    (found,) = trainer.test(module, data, verbose=False)
+    module.eval()
+    batches = list(data.test_dataloader())
+    logits = module(torch.cat([batch["image"] for batch in batches]))
+    label = torch.cat([batch["label"] for batch in batches])
+    ranked = logits.argsort(1, descending=True) == label[:, None]
+    assert found["test/top1"] == pytest.approx(100 * ranked[:, 0].float().mean().item(), abs=1e-4)
+    assert found["test/top5"] == pytest.approx(100 * ranked[:, :5].any(1).float().mean().item(), abs=1e-4)
+    assert found["test/loss"] == pytest.approx(F.cross_entropy(logits, label).item(), rel=1e-5)
+
+
+def test_student_weights_are_evaluated_and_trained_from(tmp_path):
+    weights = teacher_file(tmp_path, "resnet8", classes=40)
+    module = shapes_module(tmp_path, student_weights=weights)
+    expected = torch.load(weights, weights_only=True)["model"]
+    module._start()
+    assert all(torch.equal(module.student.state_dict()[name], value) for name, value in expected.items())
+    assert all(torch.equal(module.slow_student.state_dict()[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [("torchvision/resnet18", 512), ("resnet34", 512), ("timm/resnet10t", 512), ("mobilenet_v2", 1280)],
+)
+def test_library_networks_show_their_features(name, width):
+    network = build_classifier(name, 7).eval()
+    image = torch.randn(2, 3, 64, 64)
+    features = network.forward_features(image)
+    assert features.shape == (2, width) == (2, network.feature_dim)
+    torch.testing.assert_close(network.classify(features), network(image))
+    torch.testing.assert_close(network.network(image), network(image))
+    assert network(image).shape == (2, 7)
+
+
+def test_student_of_a_library_starts_from_a_checkpoint_of_ours(tmp_path):
+    plain = {"student": "torchvision/resnet18", "teacher": None, "contrast_weight": 0, "prediction_weight": 0}
+    trained = tiny_cocord(**plain)
+    trained.student.network.fc.bias.data.fill_(3.0)
+    torch.save({"state_dict": trained.state_dict(), "hyper_parameters": {}}, tmp_path / "last.ckpt")
+    module = tiny_cocord(student_weights=str(tmp_path / "last.ckpt"), **plain)
+    module._start()
+    assert module.student.network.fc.bias.unique().tolist() == [3.0]

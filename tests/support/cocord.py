@@ -1,0 +1,46 @@
+"""A CoCoRD small enough for tests, its teacher's file, and batches for it."""
+
+import torch
+
+from vlightning.lightning_modules import CoCoRDModule
+from vlightning.lightning_modules.cocord.cifar import CIFAR_NETWORKS
+
+CLASSES = 5
+HEADS = {"embed_dim": 16, "head_hidden": 12, "predictor_hidden": 8}
+
+
+def teacher_file(folder, name="resnet14", classes=CLASSES, seed=1):
+    """A public checkpoint of a random network whose BatchNorm statistics are not the initial ones."""
+    torch.manual_seed(seed)
+    network = CIFAR_NETWORKS[name](classes)
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_(std=0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    path = folder / f"{name}_{seed}.pth"
+    torch.save({"model": network.state_dict()}, path)
+    return str(path)
+
+
+def tiny_cocord(folder=None, **changes):
+    """resnet14 -> resnet8 with narrow heads; its teacher is loaded where a folder for the file is given."""
+    torch.manual_seed(0)
+    arguments = (
+        {"student": "resnet8", "num_classes": CLASSES, "queue_size": 32, "teacher": "resnet14"} | HEADS | changes
+    )
+    if folder is not None:
+        arguments["teacher_weights"] = teacher_file(folder, arguments["teacher"])
+    module = CoCoRDModule(**arguments)
+    if folder is not None:
+        module.setup("fit")
+    return module
+
+
+def random_batch(size=8, dtype=torch.float32, seed=3, image_size=32):
+    generator = torch.Generator().manual_seed(seed)
+    views = {
+        name: torch.randn(size, 3, image_size, image_size, generator=generator, dtype=dtype)
+        for name in ("image", "image_slow", "image_teacher")
+    }
+    label = torch.randint(CLASSES, (size,), generator=generator)
+    return views | {"label": label, "sample_index": torch.arange(size)}
