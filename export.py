@@ -1,23 +1,43 @@
 """Weights out of a training checkpoint: `python -m vlightning.export <checkpoint> <target>`."""
 
 import argparse
+import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlightning.callbacks import AtomicCheckpointIO
+from vlightning.cli_support import export_albef as albef
 from vlightning.cli_support.report import DEBUG_VARIABLE, spoken
-from vlightning.datamodules.text import open_tokenizer, set_ending, tokenizer_from_json
-from vlightning.lightning_modules import ALBEFModule
-from vlightning.lightning_modules.albef.checkpoint import save_official
-from vlightning.lightning_modules.albef.pretrained import arguments_without_weights, check_free, rebuild
+from vlightning.lightning_modules import ALBEFModule, CoCoRDModule
+from vlightning.lightning_modules.albef.pretrained import check_free
+from vlightning.lightning_modules.cocord import export as cocord
 
 DESCRIPTION = (
-    "Take the model out of a training's checkpoint: to use it without a Trainer (ALBEFModule.from_pretrained), "
-    "to start another training from it (model.weights), or to use it in the code of ALBEF's authors."
+    "Take the model out of a training's checkpoint: to use it without a Trainer, to start another training from it, or "
+    "to use it in other code."
 )
+
+
+class Exporter(NamedTuple):
+    """What can be written of the checkpoints of one class."""
+
+    module: type
+    layouts: Mapping[str, str]
+    """What each layout is; the first is the default."""
+    export: Callable[[Mapping[str, Any], str, str, str], str]
+    """Takes the checkpoint, where it is from, the target and the layout; says what it wrote."""
+
+
+EXPORTERS = {
+    exporter.module.__name__: exporter
+    for exporter in (
+        Exporter(ALBEFModule, albef.LAYOUTS, albef.export),
+        Exporter(CoCoRDModule, cocord.LAYOUTS, cocord.export),
+    )
+}
 
 
 def main(args: list[str] | None = None) -> None:
@@ -31,13 +51,16 @@ def main(args: list[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser("python -m vlightning.export", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("checkpoint", help="a .ckpt file that a training wrote, or the folder of a sharded one")
-    parser.add_argument("target", help="the folder, or for the authors' layout the file, to write; must not exist")
+    parser.add_argument("target", help="the folder or the file to write; must not exist")
     parser.add_argument(
         "--layout",
-        choices=("vlightning", "albef"),
-        default="vlightning",
-        help="vlightning: a folder with model.safetensors, config.json and the tokenizer; albef: a .pth file in the "
-        "authors' layout, that of pre-training if the model has a language-model head, else that of retrieval",
+        choices=[layout for exporter in EXPORTERS.values() for layout in exporter.layouts],
+        help=" ".join(
+            f"Of {name}, by default {next(iter(exporter.layouts))}: "
+            + "; ".join(f"{layout}: {what}" for layout, what in exporter.layouts.items())
+            + "."
+            for name, exporter in EXPORTERS.items()
+        ),
     )
     words = parser.parse_args(args)
     try:
@@ -51,13 +74,13 @@ def main(args: list[str] | None = None) -> None:
     sys.stdout.write(f"{done}\n")
 
 
-def export(checkpoint: str, target: str, layout: str = "vlightning") -> str:
+def export(checkpoint: str, target: str, layout: str | None = None) -> str:
     """Write the model of a training checkpoint.
 
     Args:
         checkpoint: What the training wrote.
         target: What to write.
-        layout: "vlightning" or "albef".
+        layout: One of those of the checkpoint's class; None takes its first.
 
     Returns:
         What was written.
@@ -65,57 +88,43 @@ def export(checkpoint: str, target: str, layout: str = "vlightning") -> str:
     Raises:
         FileNotFoundError: If there is no such checkpoint.
         FileExistsError: If the target is there already.
-        ValueError: If the checkpoint is not of a module that can be exported.
+        ValueError: If the checkpoint is not of a module that can be exported, or not in this layout.
         RuntimeError: If it cannot be read.
     """
     if not Path(checkpoint).exists():
         raise FileNotFoundError(f"Found no checkpoint {checkpoint!r}, expected a .ckpt file of a training.")
     check_free(Path(target))
     content = AtomicCheckpointIO().load_checkpoint(checkpoint)
-    module = _module(content, checkpoint)
-    if layout == "albef":
-        if Path(target).is_dir():
-            raise FileExistsError(f"Found a folder {target!r}, expected the name of a new file, such as albef.pth.")
-        save_official(module, target)
-        family = "pre-training" if module.hparams["mlm"] else "retrieval"
-        return f"Wrote {target} in the authors' {family} layout."
-    tokenizer, note = _tokenizer(content)
-    module.save_pretrained(target, tokenizer)
-    return f"Wrote {target} {note}; ALBEFModule.from_pretrained({target!r}) reads it."
+    name = _class_name(content, checkpoint)
+    exporter = EXPORTERS[name]
+    if layout is None:
+        layout = next(iter(exporter.layouts))
+    if layout not in exporter.layouts:
+        raise ValueError(
+            f"Found a checkpoint of {name} in {checkpoint!r}, which is not written in the layout {layout!r}: give "
+            f"{' or '.join(exporter.layouts)}."
+        )
+    return exporter.export(content, f"the checkpoint {checkpoint!r}", target, layout)
 
 
-def _module(content: Mapping[str, Any], checkpoint: str) -> ALBEFModule:
-    """The module that a checkpoint is of."""
+def _class_name(content: Mapping[str, Any], checkpoint: str) -> str:
+    """The class that a checkpoint is of."""
     arguments, state = content.get("hyper_parameters"), content.get("state_dict")
     if not isinstance(arguments, Mapping) or not isinstance(state, Mapping):
         raise ValueError(
             f"Found no hyper_parameters beside a state_dict in {checkpoint!r}, expected a checkpoint that "
             "`vlightning fit` or a Trainer wrote."
         )
-    name = str(arguments.get("_class_path", ALBEFModule.__name__)).rsplit(".", 1)[-1]
-    if name != ALBEFModule.__name__:
-        raise ValueError(f"Found a checkpoint of {name} in {checkpoint!r}, expected one of {ALBEFModule.__name__}.")
-    return rebuild(ALBEFModule, arguments_without_weights(arguments), state, f"the checkpoint {checkpoint!r}")
+    if "_class_path" not in arguments:  # made without the command line, which alone notes the class
+        return max(EXPORTERS, key=lambda name: len(_parameters(name) & arguments.keys()))
+    name = str(arguments["_class_path"]).rsplit(".", 1)[-1]
+    if name not in EXPORTERS:
+        raise ValueError(f"Found a checkpoint of {name} in {checkpoint!r}, expected one of {' or '.join(EXPORTERS)}.")
+    return name
 
 
-def _tokenizer(content: Mapping[str, Any]) -> tuple[str | None, str]:
-    """JSON text of the tokenizer of the data, with the ending that its texts had, and what to say about it."""
-    data = content.get("datamodule_hyper_parameters") or {}
-    # Lightning keeps the datamodule's state under the name of its class, whatever that is.
-    states = [state for name, state in content.items() if not name.endswith("hyper_parameters")]
-    texts = [state.get("tokenizer") for state in states if isinstance(state, Mapping)]
-    trained = next((text for text in texts if isinstance(text, str)), None)
-    try:
-        if trained is not None:
-            tokenizer = tokenizer_from_json(trained)
-        elif data.get("tokenizer") is not None:
-            tokenizer = open_tokenizer(data["tokenizer"])
-        else:
-            return None, "without a tokenizer, since the checkpoint names none"
-    except ValueError as error:
-        return None, f"without its tokenizer ({error})"
-    set_ending(tokenizer, data.get("append_sep", True))
-    return tokenizer.backend_tokenizer.to_str(), "with its tokenizer"
+def _parameters(name: str) -> set[str]:
+    return set(inspect.signature(EXPORTERS[name].module).parameters)
 
 
 if __name__ == "__main__":

@@ -130,6 +130,8 @@ def test_what_cannot_be_exported_costs_one_sentence(trained, tmp_path, capsys):
     assert "no hyper_parameters beside a state_dict" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
     (tmp_path / "empty").mkdir()
     assert "name of a new file" in _refused(capsys, trained, tmp_path / "empty", "--layout", "albef")
+    line = _refused(capsys, trained, tmp_path / "student.pth", "--layout", "student")
+    assert line.endswith("is not written in the layout 'student': give vlightning or albef.")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "x.ckpt"]
 
 
@@ -137,4 +139,4 @@ def test_module_runs_as_a_command_and_describes_itself():
     words = [sys.executable, "-m", "vlightning.export", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "--layout {vlightning,albef}" in done.stdout
+    assert "--layout {vlightning,albef,student,torchvision,detectron2}" in done.stdout
