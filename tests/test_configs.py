@@ -39,6 +39,8 @@ def test_the_command_in_a_configs_first_lines_composes(config, tmp_path, monkeyp
                 found = composed[section]["init_args"][name]
                 assert found["class_path"].endswith(f".{value['class_path']}"), name
                 assert {key: found["init_args"][key] for key in given} == given, name
+            elif isinstance(value, dict):  # a Source, whose other fields are filled in
+                assert {key: composed[section]["init_args"][name][key] for key in value} == value, name
             else:
                 assert composed[section]["init_args"][name] == value, name
 
@@ -189,3 +191,78 @@ def test_quickstart_runs_every_subcommand(tmp_path, monkeypatch):
     for subcommand in ("fit", "validate", "test", "predict"):
         ran = run(subcommand, *quickstart, *small, *(short if subcommand == "fit" else ()))
         assert ran.status == 0, ran.err
+
+
+PAPER_PAIRS = {
+    ("wrn_40_2", "wrn_16_2"),
+    ("wrn_40_2", "wrn_40_1"),
+    ("resnet56", "resnet20"),
+    ("resnet110", "resnet20"),
+    ("resnet110", "resnet32"),
+    ("resnet32x4", "resnet8x4"),
+    ("vgg13", "vgg8"),
+    ("vgg13", "MobileNetV2"),
+    ("ResNet50", "MobileNetV2"),
+    ("ResNet50", "vgg8"),
+    ("resnet32x4", "ShuffleV1"),
+    ("resnet32x4", "ShuffleV2"),
+    ("wrn_40_2", "ShuffleV1"),
+}
+
+
+def test_cifar_pairs_are_the_papers_and_name_the_runs_of_their_teachers():
+    files = [file for file in (ROOT / "configs/cocord/pairs").glob("*.yaml") if "imagenet" not in file.name]
+    pairs = [yaml.safe_load(file.read_text())["model"]["init_args"] for file in files]
+    assert {(pair["teacher"], pair["student"]) for pair in pairs} == PAPER_PAIRS
+    assert len(files) == 13
+    for pair in pairs:
+        teacher = yaml.safe_load((ROOT / f"configs/cocord/teacher_{pair['teacher'].lower()}.yaml").read_text())
+        assert teacher["model"]["init_args"]["student"] == pair["teacher"]
+        logger = teacher["trainer"]["logger"]["init_args"]
+        assert pair["teacher_weights"] == f"{logger['save_dir']}/{logger['name']}"
+
+
+def test_cifar_recipe_is_the_benchmarks():
+    composed = _composed(ROOT / "configs/cocord/base.yaml", ROOT / "configs/cocord/pairs/resnet110_resnet32.yaml")
+    model, data = composed["model"]["init_args"], composed["data"]["init_args"]
+    assert composed["trainer"]["max_epochs"] == 240
+    assert (data["batch_size"], data["preset"], data["num_classes"], model["num_classes"]) == (64, "cifar", 100, 100)
+    expected = {
+        "temperature": 0.1,
+        "queue_size": 2048,
+        "teacher_head_momentum": 0.999,
+        "slow_momentum": 0.9,
+        "contrast_weight": 1,
+        "prediction_weight": 4,
+        "class_weight": 1,
+        "kd_weight": 0,
+        "symmetric_prediction": True,
+        "lr_milestones": [150, 180, 210],
+        "lr_decay": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+        "learning_rate": None,  # by the student's family
+    }
+    assert {name: model[name] for name in expected} == expected
+
+
+@pytest.mark.slow
+def test_cocord_quickstart_distils_the_teacher_that_it_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    student = ("--config", str(ROOT / "configs/cocord/quickstart.yaml"))
+    short = ("--data.length", "128", "--data.eval_length", "40", "--data.num_workers", "0", "--trainer.max_epochs", "2")
+    ran = run("fit", *student, *short)
+    assert ran.status == 1
+    assert "configs/cocord/quickstart_teacher.yaml" in ran.err
+    assert run("fit", "--config", str(ROOT / "configs/cocord/quickstart_teacher.yaml"), *short).status == 0
+    ran = run("fit", *student, *short)
+    assert ran.status == 0, ran.err
+    checkpoints = sorted(Path("runs/cocord_quickstart").glob("*/checkpoints/*.ckpt"))
+    last = next(path for path in checkpoints if path.name == "last.ckpt")
+    assert any(path.name.startswith("best-step") for path in checkpoints)
+    for command in ("validate", "test", "predict"):
+        ran = run(command, "--ckpt_path", str(last))
+        assert ran.status == 0, ran.err
+        assert "nan" not in ran.out
+    assert "test/top1" in run("test", "--ckpt_path", str(last)).out
+    assert list(Path("runs").rglob("predictions.parquet"))

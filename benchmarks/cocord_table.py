@@ -1,0 +1,135 @@
+r"""A table of plain training, KD, CoCoRD and CoCoRD+KD: rows x seeds, with mean and spread.
+
+    python benchmarks/cocord_table.py runs/table --teacher resnet20 --student resnet8 --epochs 20 -- \
+        --data ImageClassificationDataModule --data.train train.parquet --data.validation test.parquet
+
+What stands after `--` goes to every run of `vlightning fit`, the teacher's too; it says at least where the pictures
+are. The teacher is trained first, on the same pictures, unless one is given. All runs have equal epochs, and a learning
+rate that falls after 62.5, 75 and 87.5 percent of them, as in the CRD benchmark.
+
+Every run writes its results as they come, under the folder that is named; called again, the command continues runs that
+were stopped, and only prints those that are done. Accuracy is that of the validation split, at the last epoch and at
+the best one: the second is chosen on the pictures that it is measured on.
+"""
+
+import argparse
+import csv
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "cocord"
+ROWS = {
+    "vanilla": ["vanilla.yaml"],
+    "KD": ["kd.yaml"],
+    "CoCoRD": [],
+    "CoCoRD+KD": ["cocord_kd.yaml"],
+}
+Curve = dict[int, dict[str, float]]
+
+
+def read_curve(folder: Path) -> Curve:
+    """Metrics by epoch, over all parts of a run that was continued; later parts count."""
+    curve: Curve = {}
+    for file in sorted(folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1])):
+        with file.open(newline="") as lines:
+            for line in csv.DictReader(lines):
+                if not line.get("epoch"):  # the learning rates stand in lines of their own
+                    continue
+                values = {name: float(value) for name, value in line.items() if value and name != "epoch"}
+                curve.setdefault(int(line["epoch"]), {}).update(values)
+    return {epoch: values for epoch, values in sorted(curve.items()) if "val/top1" in values}
+
+
+def fit(folder: Path, words: Sequence[str], options: argparse.Namespace) -> Curve:
+    """Train unless that is done, from the last checkpoint if there is one; the metrics by epoch."""
+    curve = read_curve(folder)
+    if len(curve) >= options.epochs:
+        return curve
+    folder.mkdir(parents=True, exist_ok=True)
+    milestones = [round(options.epochs * share) for share in (0.625, 0.75, 0.875)]
+    command = [sys.executable, "-m", "vlightning.cli", "fit", "--model", "CoCoRDModule", *words]
+    command += [f"--model.lr_milestones={milestones}", f"--trainer.max_epochs={options.epochs}"]
+    command += ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={folder}", "--trainer.logger.name="]
+    command += ["--trainer.enable_progress_bar=false", "--checkpoint.monitor=val/top1", *options.words]
+    checkpoints = sorted(folder.glob("version_*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime)
+    if checkpoints:
+        command.append(f"--ckpt_path={checkpoints[-1]}")
+    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
+    with (folder / "output.txt").open("a") as output:
+        if subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode:
+            raise SystemExit(f"A run failed: see {folder / 'output.txt'}")
+    return read_curve(folder)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):6.2f} ± {deviation:4.2f}"
+
+
+def main() -> None:
+    """Train what is missing, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the runs are kept")
+    parser.add_argument("--teacher", default="resnet20")
+    parser.add_argument("--student", default="resnet8")
+    parser.add_argument("--teacher-weights", help="a trained teacher; by default one is trained")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each run")
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser.parse_args(sys.argv[1:split])
+    options.words = sys.argv[split + 1 :]
+
+    weights = options.teacher_weights
+    if weights is None:
+        place = options.folder / "teacher"
+        words = ["--config", str(CONFIGS / "vanilla.yaml"), "--model.student", options.teacher, "--seed_everything=0"]
+        last = list(fit(place, words, options).values())[-1]
+        print(f"teacher {options.teacher}: top-1 {last['val/top1']:.2f}, top-5 {last['val/top5']:.2f}", flush=True)
+        weights = str(place)
+
+    def run(job: tuple[int, str]) -> Curve:
+        seed, row = job
+        words = [word for name in ROWS[row] for word in ("--config", str(CONFIGS / name))]
+        words += ["--model.student", options.student, f"--seed_everything={seed}"]
+        if row != "vanilla":
+            words += ["--model.teacher", options.teacher, "--model.teacher_weights", weights]
+        return fit(options.folder / f"{row}_seed{seed}", words, options)
+
+    jobs = [(seed, row) for seed in options.seeds for row in options.rows]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        curves = dict(zip(jobs, pool.map(run, jobs), strict=True))
+
+    print(f"\n{options.student}, {options.epochs} epochs, seeds {options.seeds}; mean and deviation in percent")
+    print(f"{'':12} {'top-1, last':>14} {'top-1, best':>14} {'top-5, last':>14}   each seed's last top-1")
+    for row in options.rows:
+        runs = [curves[seed, row] for seed in options.seeds]
+        last = [list(curve.values())[-1] for curve in runs]
+        best = [max(values["val/top1"] for values in curve.values()) for curve in runs]
+        top1 = [values["val/top1"] for values in last]
+        each = " ".join(f"{value:.2f}" for value in top1)
+        print(f"{row:12} {spread(top1)} {spread(best)} {spread([values['val/top5'] for values in last])}   {each}")
+
+    print(
+        "\ntop-1 by epoch, mean over the seeds; in brackets the share of dictionary keys that are of the query's class"
+    )
+    for epoch in range(options.epochs):
+        cells = []
+        for row in options.rows:
+            values = [curves[seed, row].get(epoch, {}) for seed in options.seeds]
+            cell = f"{row} {statistics.mean(v.get('val/top1', float('nan')) for v in values):.2f}"
+            shares = [v["train/same_class_keys"] for v in values if "train/same_class_keys" in v]
+            cells.append(cell + (f" ({statistics.mean(shares):.1%})" if shares else ""))
+        print(f"  {epoch + 1:3}: " + "  ".join(cells))
+
+
+if __name__ == "__main__":
+    main()
