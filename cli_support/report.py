@@ -77,6 +77,8 @@ def spoken(error: Exception) -> str | None:
         on_purpose = bool(places) and _raised_on_purpose(places[-1][0], int(places[-1][1]))
         return " ".join(re.split(r"\n[\w.]+: ", str(error))[-1].split()) if on_purpose else None
     frames = traceback.extract_tb(error.__traceback__)
+    if frames and "jsonargparse" in Path(frames[-1].filename).parts and isinstance(error.__cause__, Exception):
+        return spoken(error.__cause__)  # a constructor's error, wrapped: the model may also be left out
     if not frames or not _raised_on_purpose(frames[-1].filename, frames[-1].lineno or 0):
         return None
     return text.strip("'\"") if isinstance(error, KeyError) else text

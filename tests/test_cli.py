@@ -12,6 +12,7 @@ import yaml
 from support.command_line import run, tiny_config
 
 ROOT = Path(__file__).resolve().parent.parent
+PLAIN_CLASSIFIER = ("--config", "configs/cocord/vanilla.yaml", "--data", "ShapeClassesDataModule")
 TINY_CLI = str(ROOT / "tests" / "support" / "tiny_cli.py")
 
 
@@ -122,6 +123,19 @@ def test_a_mistake_that_stops_the_run_is_one_sentence_with_status_1():
     ran = fit_failing("sentence")
     assert ran.status == 1
     assert "This cannot be trained; use another." in ran.sentence
+
+
+def test_a_mistake_that_a_constructor_finds_is_one_sentence():
+    ran = run("fit", *PLAIN_CLASSIFIER, "--model.student=resnet21")
+    assert ran.status == 1
+    assert ran.sentence.startswith("There is no classifier 'resnet21'")
+    assert run("fit", *PLAIN_CLASSIFIER, "--data.batch_size=0").sentence.startswith("found batch_size=0")
+
+
+def test_a_defect_in_a_constructor_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("vlightning.lightning_modules.cocord.module.Accuracy", lambda classes: int("x"))
+    with pytest.raises(ValueError, match="invalid literal for int"):
+        run("fit", *PLAIN_CLASSIFIER)
 
 
 def test_debug_keeps_the_traceback():
