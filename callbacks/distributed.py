@@ -99,6 +99,15 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     return total.to(tensor.device)
 
 
+def broadcast(tensor: Tensor) -> None:
+    """Overwrites a tensor with rank 0's, which has the same shape and type in every process."""
+    if world_size() == 1:
+        return
+    content = tensor.detach().to(_device_for_communication(tensor))
+    dist.broadcast(content, src=0)
+    tensor.detach().copy_(content)
+
+
 class _GatherRows(torch.autograd.Function):
     """All-gather whose backward pass is the sum over the processes, cut to the own rows."""
 

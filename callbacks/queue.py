@@ -7,10 +7,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from .attributes import find_module, nearest
-from .distributed import gather
+from .distributed import broadcast, gather
 
 
 class FeatureQueue(nn.Module):
@@ -129,8 +130,9 @@ class QueueCallback(Callback):
 
     A training step returns them beside the loss, `{"loss": ..., "keys": {name: [B, dim]}}`, with
     `"key_ids": {name: long [B]}` for a queue with ids. They are detached and gathered over all processes, rank 0's rows
-    first, so that every process holds the same queue, whatever DDP's `broadcast_buffers` says and although a
-    checkpoint holds only rank 0's. All processes must bring equally many rows (`drop_last` in the training loader).
+    first, so that every process holds the same queue, although a checkpoint holds only rank 0's. It is sent once, at
+    the start; DDP's `broadcast_buffers`, which would send it before every forward pass (537 MB for 65536 rows of 2048
+    values), is told to leave it out. All processes must bring equally many rows (`drop_last` in the training loader).
 
     Every batch counts, also those that only accumulate gradients. A step that returns None enqueues nothing.
 
@@ -181,9 +183,29 @@ class QueueCallback(Callback):
         return queues
 
     @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Keeps the queues out of what DDP sends; this is the last hook before it wraps the module."""
+        if stage != "fit":
+            return
+        try:
+            queues = list(self.queues_of(pl_module).values())
+        except (AttributeError, TypeError):  # `configure_model` may still bring them, else `on_fit_start` says it
+            return
+        names = [
+            f"{path}.{name}"
+            for path, module in pl_module.named_modules()
+            if any(module is queue for queue in queues)
+            for name, _ in module.named_buffers()
+        ]
+        others = getattr(pl_module, "_ddp_params_and_buffers_to_ignore", [])
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(pl_module, sorted({*others, *names}))
+
+    @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Checks every name before the first batch."""
-        self.queues_of(pl_module)
+        """Checks every name before the first batch, and gives every process rank 0's queues."""
+        for queue in self.queues_of(pl_module).values():
+            for buffer in queue.buffers():
+                broadcast(buffer)
 
     @override
     def on_train_batch_end(

@@ -271,6 +271,35 @@ def test_ranks_hold_the_same_queue_with_the_rows_of_all_in_rank_order(broadcast_
         assert int(result["bank"]["pointer"]) == slow.pointer == 24 % 9
 
 
+def make_unlike():
+    torch.manual_seed(rank())
+    module = Queued(size=9)
+    module.bank = FeatureQueue(9, DIM, ids=True, random_start=True)
+    module.register_buffer("other", torch.zeros(2))
+    module.start = {}
+
+    def look():
+        module.start["bank"] = module.bank.features.clone()
+        module.start["sent"] = [tuple(buffer.shape) for buffer in module.trainer.strategy.model.modules_buffers]
+
+    module.on_train_start = look
+    return module, loader(2, batch_size=3)
+
+
+def collect_start(run):
+    return run.lightning_module.start
+
+
+def test_ranks_begin_with_rank_0s_queue_which_ddp_does_not_send_again():
+    kwargs = {"callbacks": [QueueCallback()], "max_epochs": 1}
+    first, second = run_ddp_fit(make_unlike, kwargs, collect=collect_start)
+    torch.manual_seed(0)
+    Queued(size=9)
+    assert torch.equal(first["bank"], FeatureQueue(9, DIM, ids=True, random_start=True).features)
+    assert torch.equal(first["bank"], second["bank"])
+    assert first["sent"] == second["sent"] == [(2,)]
+
+
 def make_resumable():
     torch.manual_seed(0)
     return Queued(size=9), loader(8, batch_size=3)
