@@ -45,32 +45,29 @@ class Predictor(nn.Sequential):
 class LibraryClassifier(Classifier):
     """A classifier of torchvision or timm, with its features and its last layer apart.
 
+    The last layer is linear, or the convolution of pooled features that some of timm's models have in its place.
+
     Args:
-        network: the library's module, whose last linear layer gives the logits.
+        network: the library's module, whose last layer gives the logits.
         classes: number of its classes, to know that layer by.
 
     Raises:
-        ValueError: if there is no such layer, or several.
+        ValueError: if there is no such layer, or several, as for models with two heads.
     """
 
     def __init__(self, network: nn.Module, classes: int) -> None:
         super().__init__()
-        last = [
-            name
-            for name, module in network.named_modules()
-            if isinstance(module, nn.Linear) and module.out_features == classes and _is_head(name)
-        ]
+        last = [name for name, module in network.named_modules() if _is_head(name) and _gives(module, classes, network)]
         if len(last) != 1:
+            found = f"{len(last)} last layers with {classes} outputs" + (f" ({', '.join(last)})" if last else "")
             raise ValueError(
-                f"Found {len(last)} linear layers with {classes} outputs ({', '.join(last)}) in "
-                f"{type(network).__name__}, expected one, which classifies: use another network."
+                f"Found {found} in {type(network).__name__}, expected one, which classifies: use another network."
             )
         self.network = network
         self.last = last[0]
         layer = network.get_submodule(self.last)
-        assert isinstance(layer, nn.Linear)
-        layer.__class__ = _LastLinear
-        self.feature_dim = layer.in_features
+        layer.__class__ = _LastLinear if isinstance(layer, nn.Linear) else _LastConv
+        self.feature_dim = self._layer().weight.shape[1]
 
     def forward_features(self, image: Tensor) -> Tensor:
         """Image [B, 3, H, W] to what the last layer reads, [B, D]."""
@@ -84,11 +81,13 @@ class LibraryClassifier(Classifier):
 
     def classify(self, features: Tensor) -> Tensor:
         """Features [B, D] to logits [B, C]."""
-        return self._layer()(features)
+        layer = self._layer()
+        logits: Tensor = layer(features if isinstance(layer, _LastLinear) else features[:, :, None, None])
+        return logits.flatten(1)
 
-    def _layer(self) -> "_LastLinear":
+    def _layer(self) -> "_LastLinear | _LastConv":
         layer = self.network.get_submodule(self.last)
-        assert isinstance(layer, _LastLinear)
+        assert isinstance(layer, _LastLinear | _LastConv)
         return layer
 
 
@@ -101,9 +100,26 @@ class _LastLinear(nn.Linear):
         return input if self.open else super().forward(input)
 
 
+class _LastConv(nn.Conv2d):
+    """A 1x1 convolution that lets its input through while it is open."""
+
+    open = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input if self.open else super().forward(input)
+
+
 def _is_head(name: str) -> bool:
-    """Whether a layer's name is that of a classifier, in all the families of both libraries."""
-    return name.split(".")[0] in ("fc", "classifier", "head", "heads", "last_linear")
+    """Whether a layer's name is that of a classifier, in all the families of both libraries; second heads too."""
+    first = name.split(".")[0]
+    return first in ("fc", "last_linear") or "head" in first or first.startswith("classif")
+
+
+def _gives(module: nn.Module, classes: int, network: nn.Module) -> bool:
+    if isinstance(module, nn.Conv2d):  # in timm it sees pooled features, in torchvision's SqueezeNet a map
+        pooled = type(network).__module__.startswith("timm.")
+        return pooled and module.kernel_size == (1, 1) and module.out_channels == classes
+    return isinstance(module, nn.Linear) and module.out_features == classes
 
 
 def build_classifier(name: str, classes: int, pretrained: str | None = None) -> Classifier:
@@ -136,8 +152,9 @@ def build_classifier(name: str, classes: int, pretrained: str | None = None) -> 
 
 
 def _torchvision(model: str, classes: int, pretrained: str | None) -> nn.Module:
+    one_head = {"aux_logits": False} if model in ("googlenet", "inception_v3") else {}
     if pretrained is None:
-        return torchvision.models.get_model(model, weights=None, num_classes=classes)
+        return torchvision.models.get_model(model, weights=None, num_classes=classes, **one_head)
     weights: Any = torchvision.models.get_model_weights(model)
     if pretrained not in weights.__members__:
         raise ValueError(f"{model} has the weights {', '.join(weights.__members__)}, not {pretrained!r}.")
@@ -146,7 +163,7 @@ def _torchvision(model: str, classes: int, pretrained: str | None) -> nn.Module:
         raise ValueError(
             f"The weights {pretrained} of {model} tell {found} classes apart, expected {classes}: set num_classes."
         )
-    return torchvision.models.get_model(model, weights=weights[pretrained])
+    return torchvision.models.get_model(model, weights=weights[pretrained], **one_head)
 
 
 def _unknown(name: str, model: str) -> str:

@@ -448,16 +448,34 @@ def test_student_weights_are_evaluated_and_trained_from(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "width"),
-    [("torchvision/resnet18", 512), ("resnet34", 512), ("timm/resnet10t", 512), ("mobilenet_v2", 1280)],
+    [
+        ("torchvision/resnet18", 512),
+        ("resnet34", 512),
+        ("timm/resnet10t", 512),
+        ("mobilenet_v2", 1280),
+        ("torchvision/regnet_x_400mf", 400),
+        ("timm/resnetv2_18", 512),  # its last layer is a convolution
+        ("timm/vit_tiny_patch16_224", 192),
+        ("googlenet", 1024),  # without its auxiliary heads
+    ],
 )
 def test_library_networks_show_their_features(name, width):
     network = build_classifier(name, 7).eval()
-    image = torch.randn(2, 3, 64, 64)
+    image = torch.randn(2, 3, *(2 * [224 if "vit" in name else 64]))
     features = network.forward_features(image)
     assert features.shape == (2, width) == (2, network.feature_dim)
     torch.testing.assert_close(network.classify(features), network(image))
     torch.testing.assert_close(network.network(image), network(image))
     assert network(image).shape == (2, 7)
+
+
+TWO_HEADS_OR_NONE = [("timm/levit_128", "head_dist.linear"), ("squeezenet1_1", "0 last layers")]
+
+
+@pytest.mark.parametrize(("name", "found"), TWO_HEADS_OR_NONE)
+def test_library_networks_without_one_last_layer_are_refused(name, found):
+    with pytest.raises(ValueError, match=f"{found}.*use another network"):
+        build_classifier(name, 7)
 
 
 def test_student_of_a_library_starts_from_a_checkpoint_of_ours(tmp_path):
