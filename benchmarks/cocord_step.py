@@ -9,8 +9,9 @@ heads, predictor, dictionary, losses, optimizer, averages and the queue. Times a
 
 The two views of the student go through it one after the other, and so do those of the slow student: BatchNorm in train
 mode takes its statistics from the batch it sees, and both views in one batch would be another function than the
-authors'. The teacher, in eval mode, takes all its views in one pass. `--joined` shows what one pass for both views of
-the student, and of the slow student, would save.
+authors'. Linear layers of heads and predictor do take both views in one pass, and so does the teacher, in eval mode,
+with all that it is asked. `--joined` shows what one pass of both views through the student, and through the slow
+student, would save.
 """
 
 import argparse

@@ -36,7 +36,7 @@ from .accuracy import Accuracy
 from .checkpoint import load_classifier, public_state, read_classifier
 from .cifar import Classifier
 from .losses import contrastive_loss, distillation_loss, prediction_loss, unit
-from .network import Predictor, ProjectionHead, build_classifier, public_network
+from .network import Predictor, ProjectionHead, build_classifier, each_view, public_network
 from .teacher import load_frozen
 
 Batch = dict[str, Tensor]
@@ -287,27 +287,34 @@ class CoCoRDModule(LightningModule):
         self._check_views(batch)
         batch = {name: _channels_last(value) for name, value in batch.items()}
         label = batch["label"]
-        features = self.student.forward_features(batch["image"])
-        logits = self.student.classify(features)
+        # What nobody learns from comes first: its memory is free again when the student's is taken.
         teacher = self._ask_teacher(batch)
+        keys, cognates = self._dictionary_keys(batch, teacher), self._cognate_keys(batch, teacher)
+        features = {view: self.student.forward_features(batch[view]) for view in self._student_views()}
+        logits = self.student.classify(features["image"])
+        queries = each_view(self.student_head, features) if self.student_head is not None else {}
         losses: dict[str, Tensor] = {}
         outputs: dict[str, Any] = {}
         if self.hparams["class_weight"] > 0:
             losses["class"] = F.cross_entropy(at_least_float32(logits), label)
         if teacher.logits is not None:
             losses["kd"] = distillation_loss(logits, teacher.logits, self.hparams["kd_temperature"])
-        query = self.student_head(features) if self.student_head is not None else None
-        if self.dictionary is not None and query is not None:
-            key = self._key(self.hparams["dictionary_encoder"], batch, "image_teacher", teacher)
-            losses["contrast"] = self._contrast(query, key, self.dictionary, label)
-            outputs = {"keys": {"dictionary": unit(key)}, "key_ids": {"dictionary": label}}
-        if self.predictor is not None and query is not None:
-            losses["prediction"] = self._predict_views(batch, query, teacher)
+        if self.dictionary is not None and keys is not None:
+            losses["contrast"] = self._contrast(queries["image"], keys, self.dictionary, label)
+            outputs = {"keys": {"dictionary": unit(keys)}, "key_ids": {"dictionary": label}}
+        if self.predictor is not None:
+            predictions = each_view(self.predictor, queries)
+            each = [prediction_loss(prediction, cognates[view]) for view, prediction in predictions.items()]
+            losses["prediction"] = torch.stack(each).sum()
         weighted = [self.hparams[f"{name}_weight"] * value for name, value in losses.items()]
         loss = torch.stack(weighted).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log_dict({f"train/loss_{name}": value.detach() for name, value in losses.items()})
         return {"loss": loss, **outputs}
+
+    def _student_views(self) -> list[str]:
+        """What the student looks at in training."""
+        return ["image", *["image_slow"] * (self.predicts and self.hparams["symmetric_prediction"])]
 
     def _contrast(self, query: Tensor, key: Tensor, dictionary: FeatureQueue, label: Tensor) -> Tensor:
         if len(key) * world_size() > dictionary.size:
@@ -322,29 +329,30 @@ class CoCoRDModule(LightningModule):
         with torch.autocast(self.device.type, enabled=False):
             return contrastive_loss(query, key, dictionary.features, valid, self.hparams["temperature"])
 
-    def _predict_views(self, batch: Batch, query: Tensor, teacher: _TeacherViews) -> Tensor:
-        """Sum of the predictive losses: of the second view from the first (eq. 6), and the reverse (eq. 7)."""
-        assert self.predictor is not None
-        assert self.student_head is not None
-        encoder = self.hparams["cognate_encoder"]
-        loss = prediction_loss(self.predictor(query), self._key(encoder, batch, "image_slow", teacher))
-        if self.hparams["symmetric_prediction"]:
-            other = self.student_head(self.student.forward_features(batch["image_slow"]))
-            loss = loss + prediction_loss(self.predictor(other), self._key(encoder, batch, "image", teacher))
-        return loss
+    def _dictionary_keys(self, batch: Batch, teacher: _TeacherViews) -> Tensor | None:
+        """Keys [B, E] of the third view: the positives of this batch, the negatives of later ones."""
+        if not self.contrasts:
+            return None
+        return self._keys(self.hparams["dictionary_encoder"], batch, ["image_teacher"], teacher)["image_teacher"]
+
+    def _cognate_keys(self, batch: Batch, teacher: _TeacherViews) -> dict[str, Tensor]:
+        """Keys [B, E] that are predicted from each of the student's views: that of the other one (eqs. 6 and 7)."""
+        if not self.predicts:
+            return {}
+        other = {"image": "image_slow", "image_slow": "image"}
+        views = self._student_views()
+        keys = self._keys(self.hparams["cognate_encoder"], batch, [other[view] for view in views], teacher)
+        return {view: keys[other[view]] for view in views}
 
     @torch.no_grad()
-    def _key(self, encoder: str, batch: Batch, view: str, teacher: _TeacherViews) -> Tensor:
-        """An encoder's key [B, E] of a view. Each view by itself: BatchNorm takes its statistics from the batch."""
+    def _keys(self, encoder: str, batch: Batch, views: list[str], teacher: _TeacherViews) -> dict[str, Tensor]:
+        """An encoder's keys [B, E] of views. Each view by itself: BatchNorm takes its statistics from the batch."""
         if encoder == "teacher":
             assert self.teacher_head is not None
-            features, head = teacher.features[view], self.teacher_head
-        else:
-            assert self.slow_student is not None
-            assert self.slow_head is not None
-            features, head = self.slow_student.forward_features(batch[view]), self.slow_head
-        key: Tensor = head(features)
-        return key
+            return each_view(self.teacher_head, {view: teacher.features[view] for view in views})
+        assert self.slow_student is not None
+        assert self.slow_head is not None
+        return each_view(self.slow_head, {view: self.slow_student.forward_features(batch[view]) for view in views})
 
     @torch.no_grad()
     def _ask_teacher(self, batch: Batch) -> _TeacherViews:

@@ -3,10 +3,12 @@
 Shapes: B pictures, D features, E = 2048 values of a query or key, C classes.
 """
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
 import timm
+import torch
 import torchvision
 from torch import Tensor, nn
 
@@ -40,6 +42,21 @@ class Predictor(nn.Sequential):
         super().__init__(
             nn.Linear(embed_dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, embed_dim)
         )
+
+
+def each_view(head: nn.Sequential, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Run a head or a predictor on several views [B, ...] by name, as if each had come alone.
+
+    The views share the passes of the linear layers, whose weights are what costs with few rows. BatchNorm sees one view
+    at a time: in train mode it takes its statistics from the rows that it sees.
+    """
+    rows = torch.cat(list(views.values()))
+    for layer in head:
+        if isinstance(layer, nn.BatchNorm1d):
+            rows = torch.cat([layer(view) for view in rows.chunk(len(views))])
+        else:
+            rows = layer(rows)
+    return dict(zip(views, rows.chunk(len(views)), strict=True))
 
 
 class LibraryClassifier(Classifier):
