@@ -139,7 +139,7 @@ class ImageClassificationDataModule(LabelDataModule):
         validation: rows for validation, in the same forms. Hub data sets without such a split: a :class:`Source` with
             ``split: test``.
         test: rows for testing, in the same forms.
-        predict: rows for prediction; labels may be missing.
+        predict: rows for prediction; labels may be missing, and folders of pictures need no folders for classes.
         image_root: folder that relative picture paths start from; by default that of the file which names them.
         image_column: column of the pictures (CIFAR on the hub: ``img``).
         label_column: column of the labels (CIFAR-100 on the hub: ``fine_label``).
@@ -251,7 +251,7 @@ class ImageClassificationDataModule(LabelDataModule):
 
     def _number(self, split: Split) -> None:
         rows = self._opened(split)
-        if rows.given:
+        if rows.given and split != "predict":  # prediction needs no labels, and does not mind what is in their place
             rows.number(self.class_names, self.num_classes, split)
 
     @property

@@ -152,7 +152,7 @@ class Opening:
             arguments |= {"caption": caption, "image_id": image_id}
         elif kind == "imagefolder" and not files[0].endswith(METADATA):
             reader = read_folder
-            if self.labels:
+            if self.labels and self.need_captions:
                 reader = read_class_folders
                 arguments["root"] = os.path.abspath(os.path.expanduser(spec.path))
             elif self.need_captions:

@@ -231,6 +231,18 @@ def test_prediction_needs_no_labels(tmp_path):
     assert batch["sample_index"].tolist() == [0, 1, 2]
 
 
+def test_prediction_takes_pictures_from_any_folder(tmp_path):
+    (tmp_path / "new" / "inner").mkdir(parents=True)
+    for row, name in enumerate(("0.png", "1.png", "inner/2.png")):
+        picture(row).save(tmp_path / "new" / name)
+    data = module(tmp_path, None, predict=str(tmp_path / "new"))
+    data.setup("predict")
+    (batch,) = data.predict_dataloader()
+    assert batch.keys() == {"image", "sample_index"}
+    expected = torch.stack([data.eval_transform(picture(row)) for row in range(3)])
+    torch.testing.assert_close(batch["image"], expected)
+
+
 def test_rows_can_be_thinned(tmp_path):
     data = module(tmp_path, parquet(tmp_path, list(range(10))), limit_train_rows=4, num_classes=10)
     data.setup("fit")
