@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlightning.callbacks import AtomicCheckpointIO
-from vlightning.cli_support import export_albef as albef
+from vlightning.cli_support import export_albef, export_cocord
 from vlightning.cli_support.report import DEBUG_VARIABLE, spoken
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule
 from vlightning.lightning_modules.albef.pretrained import check_free
-from vlightning.lightning_modules.cocord import export as cocord
 
 DESCRIPTION = (
     "Take the model out of a training's checkpoint: to use it without a Trainer, to start another training from it, or "
@@ -34,8 +33,8 @@ class Exporter(NamedTuple):
 EXPORTERS = {
     exporter.module.__name__: exporter
     for exporter in (
-        Exporter(ALBEFModule, albef.LAYOUTS, albef.export),
-        Exporter(CoCoRDModule, cocord.LAYOUTS, cocord.export),
+        Exporter(ALBEFModule, export_albef.LAYOUTS, export_albef.export),
+        Exporter(CoCoRDModule, export_cocord.LAYOUTS, export_cocord.export),
     )
 }
 

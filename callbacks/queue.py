@@ -184,7 +184,7 @@ class QueueCallback(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Keeps the queues out of what DDP sends; this is the last hook before it wraps the module."""
+        """Keeps the queues out of what DDP sends; a callback has no later hook before it wraps the module."""
         if stage != "fit":
             return
         try:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from support.cocord import PAIRS
 from support.command_line import run
 from support.pictures import picture
 from vlightning.datamodules import ImageTextDataModule
@@ -193,27 +194,10 @@ def test_quickstart_runs_every_subcommand(tmp_path, monkeypatch):
         assert ran.status == 0, ran.err
 
 
-PAPER_PAIRS = {
-    ("wrn_40_2", "wrn_16_2"),
-    ("wrn_40_2", "wrn_40_1"),
-    ("resnet56", "resnet20"),
-    ("resnet110", "resnet20"),
-    ("resnet110", "resnet32"),
-    ("resnet32x4", "resnet8x4"),
-    ("vgg13", "vgg8"),
-    ("vgg13", "MobileNetV2"),
-    ("ResNet50", "MobileNetV2"),
-    ("ResNet50", "vgg8"),
-    ("resnet32x4", "ShuffleV1"),
-    ("resnet32x4", "ShuffleV2"),
-    ("wrn_40_2", "ShuffleV1"),
-}
-
-
 def test_cifar_pairs_are_the_papers_and_name_the_runs_of_their_teachers():
     files = [file for file in (ROOT / "configs/cocord/pairs").glob("*.yaml") if "imagenet" not in file.name]
     pairs = [yaml.safe_load(file.read_text())["model"]["init_args"] for file in files]
-    assert {(pair["teacher"], pair["student"]) for pair in pairs} == PAPER_PAIRS
+    assert {(pair["teacher"], pair["student"]) for pair in pairs} == set(PAIRS)
     assert len(files) == 13
     for pair in pairs:
         teacher = yaml.safe_load((ROOT / f"configs/cocord/teacher_{pair['teacher'].lower()}.yaml").read_text())

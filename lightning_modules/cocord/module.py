@@ -10,13 +10,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
-from lightning import LightningModule
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
-from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR
 
 from ...callbacks import (
     ClassPredictionWriter,
@@ -28,19 +24,18 @@ from ...callbacks import (
     missing_callbacks,
 )
 from ...callbacks.distributed import world_size
+from ..classification import Accuracy, Batch, ClassifierModule
 from ..frozen import FrozenTeacher
 from ..precision import at_least_float32
-from ..schedules import after_milestones
 from ..sharding import shard
-from .accuracy import Accuracy
 from .checkpoint import load_classifier, public_state, read_classifier
 from .cifar import Classifier
 from .losses import contrastive_loss, distillation_loss, prediction_loss, unit
 from .network import Predictor, ProjectionHead, build_classifier, each_view, public_network
 from .teacher import load_frozen
 
-Batch = dict[str, Tensor]
 Module = TypeVar("Module", bound=nn.Module)
+_OTHER = {"image": "image_slow", "image_slow": "image"}  # the view that a view's cognate key is of
 _SMALL_STEPS = ("mobilenet", "shuffle")  # families that the CRD benchmark trains with a fifth of the learning rate
 
 
@@ -51,7 +46,7 @@ class _TeacherViews(NamedTuple):
     logits: Tensor | None  # [B, C] of the student's view
 
 
-class CoCoRDModule(LightningModule):
+class CoCoRDModule(ClassifierModule):
     """CoCoRD, and what it is compared with: with its weights at zero plain KD, with that at zero too plain training.
 
     What a loss with weight zero would need is neither built nor computed. A training batch holds `label` [B] and a view
@@ -339,10 +334,9 @@ class CoCoRDModule(LightningModule):
         """Keys [B, E] that are predicted from each of the student's views: that of the other one (eqs. 6 and 7)."""
         if not self.predicts:
             return {}
-        other = {"image": "image_slow", "image_slow": "image"}
         views = self._student_views()
-        keys = self._keys(self.hparams["cognate_encoder"], batch, [other[view] for view in views], teacher)
-        return {view: keys[other[view]] for view in views}
+        keys = self._keys(self.hparams["cognate_encoder"], batch, [_OTHER[view] for view in views], teacher)
+        return {view: keys[_OTHER[view]] for view in views}
 
     @torch.no_grad()
     def _keys(self, encoder: str, batch: Batch, views: list[str], teacher: _TeacherViews) -> dict[str, Tensor]:
@@ -363,7 +357,7 @@ class CoCoRDModule(LightningModule):
         if self.contrasts and self.hparams["dictionary_encoder"] == "teacher":
             views += ["image_teacher"]
         if self.predicts and self.hparams["cognate_encoder"] == "teacher":
-            views += ["image_slow", "image"][: 1 + self.hparams["symmetric_prediction"]]
+            views += [_OTHER[view] for view in self._student_views()]
         views = list(dict.fromkeys(views))
         network = self.teacher.network
         features = network.forward_features(torch.cat([batch[view] for view in views]))
@@ -383,44 +377,9 @@ class CoCoRDModule(LightningModule):
         logits: Tensor = self.student(_channels_last(image))
         return logits
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Classify."""
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Classify."""
-        self._evaluate(batch, "test")
-
-    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """Probabilities [B, C], with the positions [B] of the pictures in their data set."""
-        return {"sample_index": batch["sample_index"], "probabilities": self(batch["image"]).float().softmax(-1)}
-
-    def _evaluate(self, batch: Batch, split: str) -> None:
-        logits, label = self(batch["image"]).float(), batch["label"]
-        self.accuracy.update(split, logits, label)
-        self.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
-
-    def on_validation_epoch_end(self) -> None:
-        """Log accuracy in percent."""
-        self.accuracy.log(self, "val")
-
-    def on_test_epoch_end(self) -> None:
-        """Log accuracy in percent."""
-        self.accuracy.log(self, "test")
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """SGD on everything that trains, and a learning rate that falls after the milestones."""
-        rate = self.hparams["learning_rate"] or default_learning_rate(self.hparams["student"])
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        optimizer = SGD(
-            trained, rate, momentum=self.hparams["momentum"], weight_decay=self.hparams["weight_decay"], foreach=True
-        )
-        schedule = LambdaLR(optimizer, self.lr_factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}
-
-    def lr_factor(self, epoch: int) -> float:
-        """Share of the learning rate in an epoch, counted from 0: it falls once a milestone's epochs are complete."""
-        return after_milestones(epoch, self.hparams["lr_milestones"], self.hparams["lr_decay"])
+    def initial_learning_rate(self) -> float:
+        """Learning rate of the first epoch: where none is given, that of the student's family."""
+        return self.hparams["learning_rate"] or default_learning_rate(self.hparams["student"])
 
 
 def default_learning_rate(student: str) -> float:

@@ -4,26 +4,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
-from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR
 
 from ...callbacks.distributed import all_reduce_sum, gather_uneven, world_size
+from ..classification import Accuracy, Batch, ClassifierModule
 from ..frozen import FrozenTeacher
-from ..schedules import after_milestones
-from .accuracy import Accuracy
 from .cifar import Classifier
 from .cifar.classifier import init_linear
 from .network import build_classifier
 from .teacher import load_frozen
 
-Batch = dict[str, Tensor]
 
-
-class LinearProbeModule(LightningModule):
+class LinearProbeModule(ClassifierModule):
     """One linear layer on the pooled features of a frozen network.
 
     The network is in eval mode always, so its statistics of BatchNorm stay those it was trained with, and each training
@@ -173,43 +166,3 @@ class LinearProbeModule(LightningModule):
         """Pictures [B, 3, H, W] to logits [B, C]."""
         logits: Tensor = self.linear(self.encode(image))
         return logits
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Classify."""
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Classify."""
-        self._evaluate(batch, "test")
-
-    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """Probabilities [B, C], with the positions [B] of the pictures in their data set."""
-        return {"sample_index": batch["sample_index"], "probabilities": self(batch["image"]).float().softmax(-1)}
-
-    def _evaluate(self, batch: Batch, split: str) -> None:
-        logits, label = self(batch["image"]).float(), batch["label"]
-        self.accuracy.update(split, logits, label)
-        self.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
-
-    def on_validation_epoch_end(self) -> None:
-        """Log accuracy in percent."""
-        self.accuracy.log(self, "val")
-
-    def on_test_epoch_end(self) -> None:
-        """Log accuracy in percent."""
-        self.accuracy.log(self, "test")
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """SGD on the linear layer, and a learning rate that falls after the milestones."""
-        optimizer = SGD(
-            self.linear.parameters(),
-            self.hparams["learning_rate"],
-            momentum=self.hparams["momentum"],
-            weight_decay=self.hparams["weight_decay"],
-        )
-        schedule = LambdaLR(optimizer, self.lr_factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}
-
-    def lr_factor(self, epoch: int) -> float:
-        """Share of the learning rate in an epoch, counted from 0: it falls once a milestone's epochs are complete."""
-        return after_milestones(epoch, self.hparams["lr_milestones"], self.hparams["lr_decay"])

@@ -1,4 +1,4 @@
-"""A CoCoRD small enough for tests, its teacher's file, and batches for it."""
+"""A CoCoRD small enough for tests, its teacher's file, batches for it, and the paper's pairs."""
 
 import torch
 
@@ -7,6 +7,22 @@ from vlightning.lightning_modules.cocord.cifar import CIFAR_NETWORKS
 
 CLASSES = 5
 HEADS = {"embed_dim": 16, "head_hidden": 12, "predictor_hidden": 8}
+
+PAIRS = [  # teacher and student, of the paper's tables 1 and 2
+    ("wrn_40_2", "wrn_16_2"),
+    ("wrn_40_2", "wrn_40_1"),
+    ("resnet56", "resnet20"),
+    ("resnet110", "resnet20"),
+    ("resnet110", "resnet32"),
+    ("resnet32x4", "resnet8x4"),
+    ("vgg13", "vgg8"),
+    ("vgg13", "MobileNetV2"),
+    ("ResNet50", "MobileNetV2"),
+    ("ResNet50", "vgg8"),
+    ("resnet32x4", "ShuffleV1"),
+    ("resnet32x4", "ShuffleV2"),
+    ("wrn_40_2", "ShuffleV1"),
+]
 
 
 def teacher_file(folder, name="resnet14", classes=CLASSES, seed=1):

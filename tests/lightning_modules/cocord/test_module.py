@@ -9,27 +9,12 @@ import torch.nn.functional as F
 from lightning import Trainer
 from torch.utils.flop_counter import FlopCounterMode
 
-from support.cocord import CLASSES, HEADS, random_batch, teacher_file, tiny_cocord
+from support.cocord import CLASSES, HEADS, PAIRS, random_batch, teacher_file, tiny_cocord
 from vlightning.callbacks import EMACallback, FeatureQueue
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.cocord.network import Predictor, ProjectionHead, build_classifier
 
-PAIRS = [
-    ("wrn_40_2", "wrn_16_2"),
-    ("wrn_40_2", "wrn_40_1"),
-    ("resnet56", "resnet20"),
-    ("resnet110", "resnet20"),
-    ("resnet110", "resnet32"),
-    ("resnet32x4", "resnet8x4"),
-    ("vgg13", "vgg8"),
-    ("vgg13", "MobileNetV2"),
-    ("ResNet50", "MobileNetV2"),
-    ("ResNet50", "vgg8"),
-    ("resnet32x4", "ShuffleV1"),
-    ("resnet32x4", "ShuffleV2"),
-    ("wrn_40_2", "ShuffleV1"),
-]
 EQUAL_WIDTHS = [PAIRS[n] for n in (0, 2, 3, 4, 5, 6)]
 
 

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.models import ResNet
 
-from ...callbacks.checkpoint_io import STAGED, swap_in, write_file, writing
-from .checkpoint import load_classifier, public_state
-from .network import build_classifier, public_network
+from ..callbacks.checkpoint_io import STAGED, swap_in, write_file, writing
+from ..lightning_modules.cocord.checkpoint import load_classifier, public_state
+from ..lightning_modules.cocord.network import build_classifier, public_network
 
 LAYOUTS = {
     "student": "a .safetensors, .pth or .pt file of the student under its public names, a library's own for its "

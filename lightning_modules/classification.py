@@ -1,0 +1,111 @@
+"""What modules of image classifiers share: accuracy, evaluation, prediction, and SGD with milestones."""
+
+from collections.abc import Iterator
+
+import torch.nn.functional as F
+from lightning import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics.classification import MulticlassAccuracy
+
+from .schedules import after_milestones
+
+Batch = dict[str, Tensor]
+
+SPLITS, TOP = ("val", "test"), (1, 5)
+
+
+class Accuracy(nn.Module):
+    """Accuracy of each evaluation split in percent, over the pictures of all processes.
+
+    Shapes: B pictures, C classes.
+
+    Args:
+        classes: number C; with fewer than five, top-5 counts as many as there are.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.metrics = nn.ModuleDict(
+            {
+                f"{split}_top{k}": MulticlassAccuracy(classes, top_k=min(k, classes), average="micro")
+                for split in SPLITS
+                for k in TOP
+            }
+        )
+
+    def update(self, split: str, logits: Tensor, label: Tensor) -> None:
+        """Count a batch: logits [B, C], label [B]."""
+        for _, metric in self._of(split):
+            metric.update(logits, label)
+
+    def log(self, module: LightningModule, split: str) -> None:
+        """Log `<split>/top1` and `<split>/top5` from a module's hook, and start counting afresh."""
+        for k, metric in self._of(split):
+            value = 100 * metric.compute()
+            metric.reset()
+            # Every process has computed the same number; the mean over them only keeps Lightning from warning.
+            module.log(f"{split}/top{k}", value, prog_bar=k == 1, sync_dist=True)
+
+    def _of(self, split: str) -> Iterator[tuple[int, MulticlassAccuracy]]:
+        for k in TOP:
+            metric = self.metrics[f"{split}_top{k}"]
+            assert isinstance(metric, MulticlassAccuracy)
+            yield k, metric
+
+
+class ClassifierModule(LightningModule):
+    """A LightningModule with the hooks of evaluation and prediction, and the optimizer of the CRD benchmark.
+
+    A subclass supplies `forward`, from pictures [B, 3, H, W] to logits [B, C], sets `self.accuracy`, and saves the
+    hyperparameters `learning_rate`, `lr_milestones`, `lr_decay`, `momentum` and `weight_decay`.
+    """
+
+    accuracy: Accuracy
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Classify."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Classify."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        """Probabilities [B, C], with the positions [B] of the pictures in their data set."""
+        return {"sample_index": batch["sample_index"], "probabilities": self(batch["image"]).float().softmax(-1)}
+
+    def _evaluate(self, batch: Batch, split: str) -> None:
+        logits, label = self(batch["image"]).float(), batch["label"]
+        self.accuracy.update(split, logits, label)
+        self.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log accuracy in percent."""
+        self.accuracy.log(self, "val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log accuracy in percent."""
+        self.accuracy.log(self, "test")
+
+    def initial_learning_rate(self) -> float:
+        """Learning rate of the first epoch."""
+        return float(self.hparams["learning_rate"])
+
+    def lr_factor(self, epoch: int) -> float:
+        """Share of the learning rate in an epoch, counted from 0: it falls once a milestone's epochs are complete."""
+        return after_milestones(epoch, self.hparams["lr_milestones"], self.hparams["lr_decay"])
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """SGD on everything that trains, and a learning rate that falls after the milestones."""
+        optimizer = SGD(
+            [parameter for parameter in self.parameters() if parameter.requires_grad],
+            self.initial_learning_rate(),
+            momentum=self.hparams["momentum"],
+            weight_decay=self.hparams["weight_decay"],
+            foreach=True,
+        )
+        schedule = LambdaLR(optimizer, self.lr_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}
