@@ -1,0 +1,1 @@
+"""MobileCLIP and MobileCLIP2: small image-text models, trained on a reinforced data set."""

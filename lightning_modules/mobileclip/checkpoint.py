@@ -1,0 +1,166 @@
+"""MobileCLIP's checkpoints in the vendor's layout: read strictly, written back.
+
+The vendor's names follow from ours, one by one. Only one weight has no counterpart: the bias that timm's image towers
+have in their projection, which is zero there.
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+_PROJECTION = ("visual.trunk.head.fc.", "visual.trunk.head.")
+_IMAGE = (
+    (r"^stem\.", "patch_embed."),
+    (r"^final_conv\.", "conv_exp."),
+    (r"\bconv_kxk\b", "rbr_conv"),
+    (r"\bconv_scale\b", "rbr_scale"),
+    (r"\bidentity\b", "rbr_skip"),
+    (r"\blarge_conv\b", "lkb_origin"),
+    (r"\bmlp\b", "convffn"),
+    (r"(layer_scale\w*)\.gamma$", r"\1"),
+    (r"^(conv_exp\.se)\.fc1\b", r"\1.reduce"),
+    (r"^(conv_exp\.se)\.fc2\b", r"\1.expand"),
+)
+_VIT = (
+    (r"^cls_token$", "cls_token"),
+    (r"^pos_embed$", "pos_embed.pos_embed.pos_embed"),
+    (r"^patch_embed\.backbone\.(\d)\.conv\.", r"patch_emb.\1.block.conv."),
+    (r"^patch_embed\.backbone\.(\d)\.bn\.", r"patch_emb.\1.block.norm."),
+    (r"^blocks\.(\d+)\.norm1\.", r"transformer.\1.pre_norm_mha.0."),
+    (r"^blocks\.(\d+)\.attn\.qkv\.", r"transformer.\1.pre_norm_mha.1.qkv_proj."),
+    (r"^blocks\.(\d+)\.attn\.proj\.", r"transformer.\1.pre_norm_mha.1.out_proj."),
+    (r"^blocks\.(\d+)\.norm2\.", r"transformer.\1.pre_norm_ffn.0."),
+    (r"^blocks\.(\d+)\.mlp\.fc1\.", r"transformer.\1.pre_norm_ffn.1."),
+    (r"^blocks\.(\d+)\.mlp\.fc2\.", r"transformer.\1.pre_norm_ffn.4."),
+    (r"^norm\.", "post_transformer_norm."),
+)
+_TEXT = (
+    (r"^text_projection$", "projection_layer"),
+    (r"^token_embedding\.", "embedding_layer."),
+    (r"^positional_embedding$", "positional_embedding.pos_embed.pos_embed"),
+    (r"^ln_final\.", "final_layer_norm."),
+    (r"^transformer\.resblocks\.", "transformer."),
+    (r"\bln_1\b", "pre_norm_mha.0"),
+    (r"\battn\.in_proj_", "pre_norm_mha.1.qkv_proj."),
+    (r"\battn\b", "pre_norm_mha.1"),
+    (r"\bln_2\b", "pre_norm_ffn.0"),
+    (r"\bmlp\.c_fc\b", "pre_norm_ffn.1"),
+    (r"\bmlp\.c_proj\b", "pre_norm_ffn.4"),
+)
+
+
+def vendor_name(name: str, vit: bool) -> str | None:
+    """The vendor's name of one of our weights, None for the projection's bias.
+
+    Args:
+        name: ours, such as `visual.trunk.stem.0.conv_kxk.0.conv.weight`.
+        vit: whether the image tower is a ViT.
+    """
+    if name.startswith(_PROJECTION):
+        if name.endswith(".bias"):
+            return None
+        return "image_encoder.model." + ("classifier.proj" if vit else "head.proj")
+    tower, _, rest = name.partition(".")
+    if tower == "text":
+        # Mixer blocks of the text tower are named as those of image towers.
+        rest = _renamed(rest, _TEXT)
+        return "text_encoder." + (rest if "pre_norm" in rest else _renamed(rest, _IMAGE))
+    if tower == "visual":
+        rest = rest.removeprefix("trunk.")
+        return "image_encoder.model." + (_renamed(rest, _VIT) if vit else _flat(_renamed(rest, _IMAGE)))
+    return name
+
+
+def to_vendor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's state dict in the vendor's layout.
+
+    Raises:
+        ValueError: if the image projection has a bias, for which that layout has no place.
+    """
+    vit = _is_vit(state)
+    written = {}
+    for name, tensor in state.items():
+        theirs = vendor_name(name, vit)
+        if theirs is None:
+            if tensor.any():
+                raise ValueError(f"{name} is not zero, and the vendor's layout has no place for it.")
+            continue
+        written[theirs] = _shaped(name, tensor, outwards=True)
+    return written
+
+
+def from_vendor(model: nn.Module, state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """A checkpoint of the vendor's as the model's state dict.
+
+    Args:
+        model: one of MobileCLIP's, of the same size.
+        state: the vendor's state dict.
+        source: where it is from, for messages.
+
+    Raises:
+        ValueError: if weights are missing, left over, or of another shape.
+    """
+    expected = model.state_dict()
+    vit = _is_vit(expected)
+    found, missing, wrong = {}, [], []
+    left = set(state)
+    for name, tensor in expected.items():
+        theirs = vendor_name(name, vit)
+        if theirs is None:
+            found[name] = torch.zeros_like(tensor)
+            continue
+        left.discard(theirs)
+        if theirs not in state:
+            missing.append(theirs)
+            continue
+        found[name] = _shaped(name, state[theirs], outwards=False)
+        if found[name].shape != tensor.shape:
+            wrong.append(f"{theirs} {list(state[theirs].shape)}")
+    problems = [
+        f"{len(names)} {what} ({names[0]}{', ...' if len(names) > 1 else ''})"
+        for what, names in (("missing", missing), ("left over", sorted(left)), ("of another shape", wrong))
+        if names
+    ]
+    if problems:
+        raise ValueError(f"Found weights in {source} that are {' and '.join(problems)}: name the model that it is of.")
+    return found
+
+
+def _is_vit(state: Mapping[str, Tensor]) -> bool:
+    return "visual.trunk.cls_token" in state
+
+
+def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _flat(name: str) -> str:
+    """Stages of an image tower as the vendor has them: all parts of all stages in one list."""
+    stage = re.match(r"stages\.(\d)\.(downsample|pos_emb|blocks)\.", name)
+    if stage is None:
+        return name
+    number, part, rest = int(stage[1]), stage[2], name[stage.end() :]
+    # stage 0, downsample, stage 1, downsample, stage 2, downsample, position, stage 3
+    place = 2 * number + (number >= 3)
+    if part == "blocks":
+        return f"network.{place}.{rest}"
+    if part == "pos_emb":
+        return f"network.{place - 1}.{rest.replace('pos_enc.', 'pe.')}"
+    return f"network.{2 * number - 1}.{rest}"
+
+
+def _shaped(name: str, tensor: Tensor, outwards: bool) -> Tensor:
+    """The vendor multiplies by projections from the right, and has positions as pictures."""
+    if name.startswith(_PROJECTION):
+        return tensor.T
+    if name in ("visual.trunk.pos_embed", "text.positional_embedding"):
+        dimensions = 4 if outwards else (3 if name.startswith("visual") else 2)
+        while tensor.dim() < dimensions:
+            tensor = tensor.unsqueeze(0)
+        while tensor.dim() > dimensions:
+            tensor = tensor.squeeze(0)
+    return tensor

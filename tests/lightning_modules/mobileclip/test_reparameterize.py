@@ -1,0 +1,90 @@
+"""A fused model is the same function in fewer parts."""
+
+import copy
+
+import pytest
+import torch
+
+from support.mobileclip import settle
+from vlightning.lightning_modules.mobileclip import reparameterize as module_under_test
+from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
+from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
+
+VENDOR = {  # image tower without the bias of timm's projection, text tower, norms that the vendor's code leaves
+    "MobileCLIP-S0": (11_356_992, 42_435_072, 24),
+    "MobileCLIP-S1": (21_460_544, 63_428_096, 44),
+    "MobileCLIP-S2": (35_702_480, 63_428_096, 48),
+    "MobileCLIP-B": (86_348_544, 63_428_096, 2),
+}
+
+
+def inputs(name, dtype=torch.float32):
+    size = PRESETS[name].image_size
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(1, 49406, (2, 77), generator=generator)
+    ids[:, 40] = 49407
+    return torch.rand(2, 3, size, size, generator=generator, dtype=dtype), ids
+
+
+def outputs(model, image, ids):
+    with torch.no_grad():
+        return model.encode_image(image, normalize=True), model.encode_text(ids, normalize=True)
+
+
+@pytest.mark.parametrize("name", VENDOR)
+def test_counts_are_the_vendors_and_all_norms_can_go(name):
+    model = settle(build_model(name))
+    branches, fused = reparameterize(model, "branches"), reparameterize(model)
+    image, text, norms = VENDOR[name]
+    count = sum(parameter.numel() for parameter in branches.visual.parameters())
+    assert count - PRESETS[name].embed_dim == image
+    assert sum(parameter.numel() for parameter in branches.text.parameters()) == text
+    assert len(norms_left(branches)) == norms
+    assert norms_left(fused) == []
+    expected = outputs(model, *inputs(name))
+    for other in (branches, fused):
+        for one, two in zip(outputs(other, *inputs(name)), expected, strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["MobileCLIP-S0", "MobileCLIP-B"])
+def test_fusing_is_exact_in_float64(name):
+    model = settle(build_model(name).double())
+    batch = inputs(name, torch.float64)
+    for one, two in zip(outputs(reparameterize(model), *batch), outputs(model, *batch), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+def test_fusing_twice_is_fusing_once_and_leaves_the_model_alone():
+    model = settle(build_model("MobileCLIP-S0"))
+    before = copy.deepcopy(model.state_dict())
+    once = reparameterize(model)
+    twice = reparameterize(once)
+    assert once.state_dict().keys() == twice.state_dict().keys()
+    assert all(torch.equal(value, twice.state_dict()[name]) for name, value in once.state_dict().items())
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert not any(parameter.requires_grad for parameter in once.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_train_mode_is_refused():
+    with pytest.raises(ValueError, match=r"BatchNorm layers are in train mode .*call eval"):
+        reparameterize(build_model("MobileCLIP-S0").train())
+
+
+def test_wrong_kernels_are_noticed(monkeypatch):
+    model = settle(build_model("MobileCLIP-S0"))
+    right = module_under_test.dirac
+    monkeypatch.setattr(module_under_test, "dirac", lambda *args: 1.01 * right(*args))
+    with pytest.raises(RuntimeError, match="differs from what it was by"):
+        reparameterize(model)
+
+
+def test_bfloat16_stays_and_keeps_the_direction():
+    model = settle(build_model("MobileCLIP-S0"))
+    fused = reparameterize(copy.deepcopy(model).bfloat16())
+    assert {parameter.dtype for parameter in fused.parameters()} == {torch.bfloat16}
+    image, ids = inputs("MobileCLIP-S0")
+    expected = outputs(model, image, ids)
+    for one, two in zip(outputs(fused, image.bfloat16(), ids), expected, strict=True):
+        assert float(torch.nn.functional.cosine_similarity(one.float(), two).min()) > 0.995

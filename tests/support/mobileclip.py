@@ -1,0 +1,48 @@
+"""Weights for MobileCLIP's models that are functions of their names, and models with statistics that matter."""
+
+import math
+import zlib
+
+import torch
+from torch import nn
+
+
+def fill(key, shape):
+    """The tensor that the golden file's reference was run with."""
+    generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+    if key.endswith("num_batches_tracked"):
+        return torch.zeros(shape, dtype=torch.long)
+    if key.endswith("running_var"):
+        return 1 + 0.3 * torch.rand(shape, generator=generator)
+    if key.endswith("running_mean"):
+        return 0.05 * torch.randn(shape, generator=generator)
+    if key == "logit_scale":
+        return torch.tensor(4.0)
+    normal = torch.randn(shape, generator=generator)
+    if "layer_scale" in key or key.endswith("gamma"):
+        return 0.1 + 0.05 * normal
+    if len(shape) >= 2:
+        if "pos_embed" in key:
+            return 0.02 * normal
+        return normal * (0.05 if "embedding_layer" in key else (1 / math.prod(shape[1:])) ** 0.5)
+    return 0.05 * normal if key.endswith("bias") else 1 + 0.1 * normal
+
+
+def settle(model, seed=0):
+    """Give norms and scales values that fusing cannot ignore; in eval mode."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(like, low, high):
+        return low + (high - low) * torch.rand(like.shape, generator=generator, dtype=like.dtype)
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layer_scale" in name:
+                parameter.copy_(uniform(parameter, 0.05, 0.2))
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.running_mean.copy_(uniform(module.running_mean, -0.2, 0.2))
+                module.running_var.copy_(uniform(module.running_var, 0.5, 1.5))
+                module.weight.copy_(uniform(module.weight, 0.7, 1.3))
+                module.bias.copy_(uniform(module.bias, -0.2, 0.2))
+    return model.eval()
