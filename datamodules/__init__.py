@@ -2,9 +2,12 @@
 
 from .base import PictureDataModule
 from .class_transforms import CIFAREvalTransform, CIFARTrainTransform, ImageNetEvalTransform, ImageNetTrainTransform
+from .clip_transforms import CLIPEvalTransform
 from .image_classification import ImageClassificationDataModule, LabelDataModule
 from .image_text import ImageTextDataModule
 from .pairs import PairDataModule
+from .reinforced import ReinforcedDataModule, ReinforcedImageTextDataModule
+from .reinforced_shapes import ReinforcedShapesDataModule
 from .shape_classes import ShapeClassesDataModule
 from .shapes import ShapesDataModule
 from .sources import Source
@@ -16,6 +19,7 @@ __all__ = [
     "ALBEFTrainTransform",
     "CIFAREvalTransform",
     "CIFARTrainTransform",
+    "CLIPEvalTransform",
     "ImageClassificationDataModule",
     "ImageNetEvalTransform",
     "ImageNetTrainTransform",
@@ -23,6 +27,9 @@ __all__ = [
     "LabelDataModule",
     "PairDataModule",
     "PictureDataModule",
+    "ReinforcedDataModule",
+    "ReinforcedImageTextDataModule",
+    "ReinforcedShapesDataModule",
     "ShapeClassesDataModule",
     "ShapesDataModule",
     "Source",

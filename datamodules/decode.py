@@ -7,6 +7,7 @@ import io
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,7 +47,9 @@ class BadDataError(RuntimeError):
     """Too large a share of the data is unusable."""
 
 
-def decode_image(data: bytes | None, path: str | None, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode_image(
+    data: bytes | None, path: str | None, name: str, max_pixels: int = MAX_PIXELS, upright: bool = True
+) -> Image.Image:
     """Decode a picture to 8-bit RGB, the right way up.
 
     The format is told from the content, not from the name. Animations give their first frame; transparency is put on
@@ -57,6 +60,7 @@ def decode_image(data: bytes | None, path: str | None, name: str, max_pixels: in
         path: file to read when there is no ``data``.
         name: what to call the picture in messages.
         max_pixels: larger pictures are refused from their header, before they are decoded.
+        upright: whether to turn the picture as its EXIF data say.
 
     Raises:
         BadSample: with the cause "no picture", "missing file", "not a picture", "too large", "truncated" or
@@ -83,7 +87,7 @@ def decode_image(data: bytes | None, path: str | None, name: str, max_pixels: in
     except Exception:  # Pillow's plugins let SyntaxError, ValueError, struct.error, zlib.error and others through
         raise BadSample("unreadable", name) from None
     try:
-        return _to_rgb(_upright(image))
+        return _to_rgb(_upright(image) if upright else image)
     except Exception:
         raise BadSample("unreadable", name) from None
 
@@ -143,6 +147,7 @@ class Account:
         self.action = action
         self.seen = 0
         self.causes: Counter[str] = Counter()
+        self.remarks: Counter[str] = Counter()
         self._told = 0
 
     def update(self, seen: int, faults: list[Fault]) -> None:
@@ -161,6 +166,13 @@ class Account:
         if self.seen >= CHECK_FROM:
             self.check()
 
+    def remark(self, notes: Iterable[Fault]) -> None:
+        """Count what is worth knowing of usable samples, and name the first of each kind."""
+        for kind, name in notes:
+            self.remarks[kind] += 1
+            if self.remarks[kind] == 1:
+                log.warning("%s sample %s: %s; further ones are counted", self.split, name, kind)
+
     def check(self) -> None:
         """Raise where the share of unusable samples is past the limit."""
         if self.causes.total() > self.max_bad_share * self.seen:
@@ -171,6 +183,8 @@ class Account:
         if self.causes.total() > self._told:
             self._told = self.causes.total()
             log.warning("unusable %s samples so far: %s", self.split, self.summary())
+        for kind, count in self.remarks.items():
+            log.info("%s samples with '%s' so far: %d of %d", self.split, kind, count, self.seen)
         self.check()
 
     def fail(self) -> None:

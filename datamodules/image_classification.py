@@ -11,10 +11,10 @@ from torch import nn
 from .base import PictureDataModule, Split, splits_of
 from .class_transforms import CIFAREvalTransform, CIFARTrainTransform, ImageNetEvalTransform, ImageNetTrainTransform
 from .decode import MAX_PIXELS, Account
-from .image_text import Sources, listed
+from .image_text import Sources, by_split
 from .labels import LabelCollate, LabelledEvaluationSet, LabelledRows, LabelReader, LabelTable
 from .loaders import BatchLoader
-from .sources import Opening, Source
+from .sources import Opening
 from .tables import Layout
 
 Preset = Literal["cifar", "imagenet"]
@@ -212,12 +212,7 @@ class ImageClassificationDataModule(LabelDataModule):
         )
         self.max_pixels = max_pixels
         self.limit_train_rows = limit_train_rows
-        self.sources: dict[Split, list[str | Source]] = {
-            "train": listed(train),
-            "validation": listed(validation),
-            "test": listed(test),
-            "predict": listed(predict),
-        }
+        self.sources = by_split(train, validation, test, predict)
         self.opening = Opening(image_root, image_column, label_column, None, cache_dir, labels=True)
         self._num_classes = num_classes
         self._names = tuple(class_names) if class_names is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -49,8 +50,8 @@ class ImageTextDataModule(PairDataModule):
             from right. Has no effect beside a ``train_transform``.
         train_transform: takes the place of ALBEF's training transform: RGB picture to float [3, H, W].
         eval_transform: takes the place of ALBEF's test transform.
-        tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``; by default a WordPiece tokenizer is
-            trained on the training captions, and travels in the checkpoint.
+        tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
+            default a WordPiece tokenizer is trained on the training captions, and travels in the checkpoint.
         vocab_size: largest number of entries a tokenizer may have (BERT: 30,522); a trained one gets at most as many.
         max_tokens: longest token sequence, special tokens included (ALBEF: 25).
         append_sep: end sequences with [SEP], as BERT does; the ALBEF authors do not.
@@ -130,13 +131,12 @@ class ImageTextDataModule(PairDataModule):
         self.shuffle_block = shuffle_block
         self.image_size = image_size
         self.max_pixels = max_pixels
-        self.sources: dict[Split, list[str | Source]] = {
-            "train": listed(train),
-            "validation": listed(validation),
-            "test": listed(test),
-            "predict": listed(predict),
-        }
-        self.opening = Opening(image_root, image_column, caption_column, image_id_column, cache_dir)
+        self.pairs = PairSources(
+            by_split(train, validation, test, predict),
+            Opening(image_root, image_column, caption_column, image_id_column, cache_dir),
+            max_pixels,
+            streaming,
+        )
         self._record_hyperparameters()
 
     def prepare_data(self) -> None:
@@ -147,20 +147,56 @@ class ImageTextDataModule(PairDataModule):
         """
         if not self.streaming:
             for split in splits_of(self.trainer.state.fn if self.trainer is not None else None):
-                self._open(split)
+                self.pairs.open(split)
 
     def open_split(self, split: Split) -> PairTable | Stream | None:
         """The rows of a split, checked."""
-        parts = self._open(split)
+        return self.pairs.rows(split, self.clean_captions, self.max_words)
+
+
+@dataclass
+class PairSources:
+    """Where the pictures with captions of each split come from, and how they are opened.
+
+    Args:
+        sources: by split.
+        opening: settings that all sources share.
+        max_pixels: larger pictures are refused.
+        streaming: read on the fly, without a memory-mapped copy.
+    """
+
+    sources: dict[Split, list[str | Source]]
+    opening: Opening
+    max_pixels: int
+    streaming: bool = False
+
+    def open(self, split: Split) -> list[tuple[Any, Layout]]:
+        """The sources of a split, opened."""
+        opening = dataclasses.replace(self.opening, need_captions=split != "predict")
+        return [opening.open(source, split, self.streaming) for source in self.sources[split]]
+
+    def rows(self, split: Split, clean: bool, max_words: int) -> PairTable | Stream | None:
+        """The rows of a split, checked; None where it has no source.
+
+        Raises:
+            ValueError: none of them can be used.
+        """
+        parts = self.open(split)
         if not parts:
             return None
         rows = Stream(parts, self.max_pixels) if self.streaming else PairTable(parts, self.max_pixels)
-        rows.check(split, split != "predict", self.clean_captions, self.max_words)
+        rows.check(split, split != "predict", clean, max_words)
         return rows
 
-    def _open(self, split: Split) -> list[tuple[Any, Layout]]:
-        opening = dataclasses.replace(self.opening, need_captions=split != "predict")
-        return [opening.open(source, split, self.streaming) for source in self.sources[split]]
+
+def by_split(train: Sources, validation: Sources, test: Sources, predict: Sources) -> dict[Split, list[str | Source]]:
+    """A datamodule's arguments as lists of sources."""
+    return {
+        "train": listed(train),
+        "validation": listed(validation),
+        "test": listed(test),
+        "predict": listed(predict),
+    }
 
 
 def listed(sources: Sources) -> list[str | Source]:

@@ -60,6 +60,7 @@ class BatchLoader:
         collated: Collated
         for number, collated in enumerate(inner, start=1):
             self.account.update(collated.seen, collated.faults)
+            self.account.remark(collated.notes)
             if collated.batch is None:
                 self.account.fail()
                 continue

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from .base import PictureDataModule, Split, splits_of
+from .clip_text import CLIP, CLIPTextEncoder, CLIPTokenizer
 from .decode import Account
 from .loaders import BatchLoader, PredictionLoader
 from .records import read_texts
@@ -20,6 +21,7 @@ from .samples import EvaluationCollate, EvaluationSet, PairReader, PairRows, Tex
 from .sampling import TrainingPosition, evaluation_batches
 from .streaming import Stream, StreamedEvaluationSet, StreamedTrainingSet
 from .text import (
+    Encoder,
     TextEncoder,
     open_tokenizer,
     set_ending,
@@ -51,8 +53,8 @@ class PairDataModule(PictureDataModule):
             The value in a checkpoint wins when a run is resumed.
         train_transform: RGB picture to float [3, H, W], for training.
         eval_transform: the same for evaluation and prediction.
-        tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``; by default a WordPiece tokenizer is
-            trained on the training captions, and travels in the checkpoint.
+        tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
+            default a WordPiece tokenizer is trained on the training captions, and travels in the checkpoint.
         vocab_size: largest number of entries a tokenizer may have; the number a trained one is given at most.
         max_tokens: longest token sequence, special tokens included (ALBEF: 25).
         append_sep: end sequences with [SEP], as BERT does; the ALBEF authors do not.
@@ -108,7 +110,7 @@ class PairDataModule(PictureDataModule):
         self._predict_texts = predict_texts
         self._texts: list[str] | None = None
         self._tokenizer_name = tokenizer
-        self._tokenizer: PreTrainedTokenizerFast | None = None
+        self._tokenizer: PreTrainedTokenizerFast | CLIPTokenizer | None = None
         self._trained: str | None = None
 
     # What the base asks for
@@ -179,10 +181,13 @@ class PairDataModule(PictureDataModule):
         return self._texts
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerFast:
+    def tokenizer(self) -> PreTrainedTokenizerFast | CLIPTokenizer:
         """The tokenizer; trained on the training captions at first use where none was given or restored."""
         if self._tokenizer is None:
-            if self._tokenizer_name is not None:
+            tokenizer: PreTrainedTokenizerFast | CLIPTokenizer
+            if self._tokenizer_name == CLIP:
+                tokenizer = CLIPTokenizer(self.max_tokens)
+            elif self._tokenizer_name is not None:
                 tokenizer = open_tokenizer(self._tokenizer_name)
             else:
                 if self._trained is None:
@@ -193,7 +198,8 @@ class PairDataModule(PictureDataModule):
                     f"found {len(tokenizer)} entries in the tokenizer {self._tokenizer_name or 'of the checkpoint'!r}, "
                     f"expected at most vocab_size={self.vocab_size}: raise vocab_size, of model and data alike"
                 )
-            set_ending(tokenizer, self.append_sep)
+            if not isinstance(tokenizer, CLIPTokenizer):
+                set_ending(tokenizer, self.append_sep)
             self._tokenizer = tokenizer
         return self._tokenizer
 
@@ -229,9 +235,12 @@ class PairDataModule(PictureDataModule):
         log.info("trained a WordPiece tokenizer on the training captions (%s)", tokenizer_digest(trained))
         return trained
 
-    def encoder(self) -> TextEncoder:
+    def encoder(self) -> Encoder:
         """What turns captions into token ids."""
-        return TextEncoder(self.tokenizer, self.max_tokens, self.clean_captions, self.max_words)
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, CLIPTokenizer):
+            return CLIPTextEncoder(self.max_tokens, self.clean_captions, self.max_words)
+        return TextEncoder(tokenizer, self.max_tokens, self.clean_captions, self.max_words)
 
     # Loaders
 

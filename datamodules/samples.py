@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, default_collate
 
 from .decode import EMPTY_CAPTION, BadSample, Fault
 from .sampling import Key, kept_draws, sample_words, seeded, substitute
-from .text import TextEncoder, text_id
+from .text import Encoder, text_id
 
 Batch = dict[str, torch.Tensor]
 Transform = Callable[[Image.Image], torch.Tensor]
@@ -77,17 +77,21 @@ class Outcome:
 
 
 class Collated(NamedTuple):
-    """A batch as it leaves a worker, with the account of it; the loader keeps the account and passes on the batch."""
+    """A batch as it leaves a worker, with the account of it; the loader keeps the account and passes on the batch.
+
+    Notes are about samples that are usable.
+    """
 
     batch: Batch | None
     seen: int
     faults: list[Fault]
+    notes: Sequence[Fault] = ()
 
 
 def training_sample(
     load: Callable[[], Image.Image],
     captions: Sequence[str],
-    encoder: TextEncoder,
+    encoder: Encoder,
     transform: Transform,
     words: tuple[int, int],
     name: str,
@@ -120,7 +124,7 @@ class PairReader:
 
     rows: PairRows
     transform: Transform
-    encoder: TextEncoder
+    encoder: Encoder
 
     def __call__(self, row: int, words: tuple[int, int]) -> Sample:
         """Read a row."""
@@ -187,7 +191,7 @@ class EvaluationSet(Dataset[Outcome]):
         table: PairRows,
         pictures: Sequence[Sequence[int]],
         transform: Transform,
-        encoder: TextEncoder,
+        encoder: Encoder,
         seed: int,
         need_captions: bool = True,
     ) -> None:
@@ -221,7 +225,7 @@ class EvaluationParts(Protocol):
     """What :func:`evaluation_outcome` needs to know about the split."""
 
     transform: Transform
-    encoder: TextEncoder
+    encoder: Encoder
     seed: int
     need_captions: bool
 
@@ -264,7 +268,7 @@ def stacked(images: list[torch.Tensor]) -> torch.Tensor:
 class TrainingCollate:
     """Training batches: ``image``, ``input_ids``, ``attention_mask``, ``image_id`` and ``sample_index``."""
 
-    encoder: TextEncoder
+    encoder: Encoder
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the pictures and encode the captions."""
@@ -287,7 +291,7 @@ class EvaluationCollate:
     ``text_image_id`` [T] names the picture that a caption belongs to, ``text_id`` [T] is equal for equal texts.
     """
 
-    encoder: TextEncoder
+    encoder: Encoder
     transform: Transform
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
@@ -313,7 +317,7 @@ class EvaluationCollate:
 class TextCollate:
     """Batches of texts alone: ``input_ids``, ``attention_mask``, and ``text_index`` [T], the place in their list."""
 
-    encoder: TextEncoder
+    encoder: Encoder
 
     def __call__(self, texts: Sequence[tuple[int, str]]) -> Collated:
         """Encode pairs of a place and the text there."""

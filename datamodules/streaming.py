@@ -19,7 +19,7 @@ from .decode import BadSample, Fault, decode_image
 from .samples import ATTEMPTS, Outcome, Sample, Transform, evaluation_outcome, training_sample
 from .sampling import block_order, sample_words, shard_order, substitute
 from .tables import PROBED_ROWS, Layout, Row, identity_number
-from .text import TextEncoder, text_id, usable_caption
+from .text import Encoder, text_id, usable_caption
 
 READ_AT_ONCE = 64
 TOKENIZER_ROWS = 100_000  # a stream may have no end
@@ -140,7 +140,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         self,
         stream: Stream,
         transform: Transform,
-        encoder: TextEncoder,
+        encoder: Encoder,
         seed: int,
         batch_size: int,
         batches: int,
@@ -248,7 +248,7 @@ class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
         self,
         stream: Stream,
         transform: Transform,
-        encoder: TextEncoder,
+        encoder: Encoder,
         seed: int,
         batch_size: int,
         replicas: tuple[int, int],

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -182,6 +182,16 @@ def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A{tail}", pair=f"{cls} $A {sep} $B:1{tail and tail + ':1'}", special_tokens=ends
     )
+
+
+class Encoder(Protocol):
+    """Turns captions into token ids."""
+
+    def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
+        """``input_ids`` and ``attention_mask``, long [B, L]."""
+
+    def usable(self, caption: object) -> bool:
+        """Whether anything is left of a caption to encode."""
 
 
 class TextEncoder:

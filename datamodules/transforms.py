@@ -265,6 +265,6 @@ class ToNormalized(nn.Module):
 
     def forward(self, image: Image.Image) -> torch.Tensor:
         """Convert and normalise."""
-        return F.normalize(
-            F.to_dtype(F.pil_to_tensor(image), torch.float32, scale=True), self.mean, self.std, inplace=True
-        )
+        # Not `to_dtype(scale=True)`, whose product with 1 / 255 differs from the quotient in the last bit.
+        pixels = F.pil_to_tensor(image).to(torch.float32).div_(255)
+        return F.normalize(pixels, self.mean, self.std, inplace=True)

@@ -233,8 +233,8 @@ def test_the_command_line_reads_every_form_of_source(files, module):
         data = parser.instantiate(config).data
         expected = given if isinstance(given, list) else [given]
         expected = [Source(**source) if isinstance(source, dict) else source for source in expected]
-        assert data.sources["train"] == expected
-        assert ImageTextDataModule(**data.hparams).sources == data.sources
+        assert data.pairs.sources["train"] == expected
+        assert ImageTextDataModule(**data.hparams).pairs.sources == data.pairs.sources
 
 
 def test_transforms_can_be_named_on_the_command_line():

@@ -1,0 +1,289 @@
+"""The datamodules over reinforced pairs: pictures and captions with what teachers said of them, kept beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from .base import Split, splits_of
+from .clip_text import CLIP, CLIP_TOKENS, CLIP_VOCABULARY
+from .clip_transforms import CLIPEvalTransform, ReplayTransform, Three
+from .decode import MAX_PIXELS
+from .image_text import PairSources, Sources, by_split
+from .pairs import PairDataModule
+from .records import IMAGE_SUFFIXES
+from .reinforced_rows import ReinforcedReader, ReinforcedSample, ReinforcedTable
+from .replay import Interpolation
+from .samples import Collated, Outcome, account, stacked
+from .shards import BesideShards, Shards, find_shards
+from .sources import Opening
+from .streaming import Stream
+from .tables import PairTable
+from .text import Encoder
+
+TeacherDtype = Literal["float32", "bfloat16"]
+
+
+@dataclass
+class ReinforcedCollate:
+    """Training batches of the contract, with a second caption and the teachers' embeddings.
+
+    Beside ``image``, ``input_ids``, ``attention_mask``, ``image_id`` and ``sample_index``: the synthetic caption as
+    ``synthetic_input_ids`` and ``synthetic_attention_mask``, and of all teachers one after another ``teacher_image``,
+    ``teacher_text`` and ``teacher_synthetic`` [B, D].
+
+    Args:
+        encoder: of the captions.
+        dtype: of the embeddings.
+    """
+
+    encoder: Encoder
+    dtype: torch.dtype
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the pictures and the embeddings, and encode the captions."""
+        found, seen, faults = account(outcomes)
+        samples: list[ReinforcedSample] = found
+        if len(samples) < len(outcomes):  # no substitute found either: the loader ends the run
+            return Collated(None, seen, faults)
+        texts = self.encoder([*(sample.caption for sample in samples), *(sample.synthetic for sample in samples)])
+        index = torch.tensor([sample.sample_index for sample in samples])
+        batch: dict[str, Any] = {
+            "image": stacked([sample.image for sample in samples]),
+            **{key: ids[: len(samples)] for key, ids in texts.items()},
+            **{f"synthetic_{key}": ids[len(samples) :] for key, ids in texts.items()},
+            **{
+                key: stacked([getattr(sample, key).to(self.dtype) for sample in samples])
+                for key in ("teacher_image", "teacher_text", "teacher_synthetic")
+            },
+            "image_id": index,
+            "sample_index": index.clone(),
+        }
+        return Collated(batch, seen, faults, [note for sample in samples for note in sample.notes])
+
+
+class ReinforcedDataModule(PairDataModule):
+    """Reinforced pairs for training, plain pairs for evaluation; pictures as the student wants them.
+
+    A subclass says where the rows are: a :class:`ReinforcedTable` for training, pairs for everything else.
+
+    Args:
+        batch_size: training pairs per process and batch.
+        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        num_workers: loader processes per process.
+        persistent_workers: keep the training workers alive between epochs.
+        pin_memory: page-locked memory; by default where the trainer uses CUDA.
+        seed: of sample order and of the choice of augmentation and captions.
+        image_size: side of the square pictures, pixels.
+        image_mean: of each channel, on the 0-1 scale.
+        image_std: of each channel, on the 0-1 scale.
+        image_interpolation: of the crops in training and of the resizing in evaluation.
+        max_tokens: length of the token sequences, which is the model's context.
+        teacher_dtype: in which the teachers' embeddings come.
+        max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
+        predict_texts: texts for prediction, or a text file with one a line.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        eval_batch_size: int | None,
+        num_workers: int,
+        persistent_workers: bool,
+        pin_memory: bool | None,
+        seed: int | None,
+        image_size: int,
+        image_mean: Three,
+        image_std: Three,
+        image_interpolation: Interpolation,
+        max_tokens: int,
+        teacher_dtype: TeacherDtype,
+        max_bad_share: float,
+        predict_texts: str | list[str] | None,
+    ) -> None:
+        look = (image_size, image_mean, image_std, image_interpolation)
+        super().__init__(
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            persistent_workers=persistent_workers,
+            pin_memory=pin_memory,
+            seed=seed,
+            train_transform=ReplayTransform(*look),
+            eval_transform=CLIPEvalTransform(*look),
+            tokenizer=CLIP,
+            vocab_size=CLIP_VOCABULARY,
+            max_tokens=max_tokens,
+            append_sep=True,
+            clean_captions=False,
+            max_words=CLIP_TOKENS,
+            max_bad_share=max_bad_share,
+            predict_texts=predict_texts,
+        )
+        self.image_size = image_size
+        self.image_mean = image_mean
+        self.image_std = image_std
+        self.image_interpolation = image_interpolation
+        self.teacher_dtype = teacher_dtype
+
+    @property
+    def teacher_width(self) -> int | None:
+        """Width of the teachers' embeddings, one after another; None before training rows are opened."""
+        return self._rows["train"].teacher_width if "train" in self._rows else None
+
+    def training_reader(self, rows: Any) -> ReinforcedReader:
+        """Reads one recorded augmentation with its captions and embeddings."""
+        assert isinstance(self.train_transform, ReplayTransform)
+        return ReinforcedReader(rows, self.train_transform)
+
+    def training_collate(self) -> Any:
+        """Stacks pictures and embeddings, and encodes both captions."""
+        return ReinforcedCollate(self.encoder(), getattr(torch, self.teacher_dtype))
+
+    def check_training(self, rows: ReinforcedTable) -> ReinforcedTable:
+        """The training rows, after some were tried."""
+        rows.check("train", self.training_reader(rows))
+        return rows
+
+
+class ReinforcedImageTextDataModule(ReinforcedDataModule):
+    """Reinforced pairs in the layout of DataCompDR, versions 1 and 2; evaluation on pairs in any other form.
+
+    A sample of a shard has the members ``syn.json``, ``paug.json`` and ``npz`` or ``pth.gz``; its picture and its
+    caption (``txt``) stand there too, or beside it. An epoch reads each sample once: one of its recorded augmentations,
+    carried out at ``image_size``, its caption, one of its synthetic captions, and the teachers' embeddings of these
+    three. Which, is a function of (seed, epoch, sample).
+
+    A picture may have another size than the one that its boxes were measured on, which the entries
+    ``original_height`` and ``original_width`` tell: of ``paug.json``, or, where a box does not fit into the picture, of
+    the ``json`` that downloaders write. Boxes are then rescaled, and their number is logged.
+
+    Args:
+        train: shards: a tar file, glob pattern or folder, or a list of these.
+        pictures: folder of the pictures where they are not in the shards: tar files with the names of the shards, or
+            files ``<key>.jpg`` or ``<shard>/<key>.jpg``. Captions are taken from there too.
+        validation: pairs for validation; see :class:`ImageTextDataModule` for the forms.
+        test: pairs for testing, in the same forms.
+        predict: pictures for prediction; captions may be missing.
+        predict_texts: texts for prediction, beside pictures or alone: a text file with one a line, or a list of texts.
+        image_root: folder that relative picture paths of evaluation pairs start from.
+        image_column: column of the pictures of evaluation pairs.
+        caption_column: column of their captions.
+        image_id_column: column whose equal values mean the same picture.
+        synthetic_keys: pattern that the entries of ``syn.json`` to draw from match as a whole; version 2 may hold
+            captions of several captioners.
+        other_sizes: "rescale" adapts boxes to pictures of another size, "refuse" counts such samples as unusable.
+        batch_size: training pairs per process and batch (released scripts: 65,536 in all).
+        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        num_workers: loader processes per process.
+        persistent_workers: keep the training workers alive between epochs.
+        pin_memory: page-locked memory; by default where the trainer uses CUDA.
+        seed: of sample order and of the choice of augmentation and captions; by default Lightning's global seed, or 0
+            without one. The value in a checkpoint wins when a run is resumed.
+        image_size: side of the square pictures, pixels (MobileCLIP: 256; its ViTs: 224).
+        image_mean: of each channel, on the 0-1 scale (MobileCLIP's S and B models: 0).
+        image_std: of each channel, on the 0-1 scale (MobileCLIP's S and B models: 1).
+        image_interpolation: of the crops in training and of the resizing in evaluation (MobileCLIP: bilinear).
+        max_tokens: length of the token sequences, which is the model's context (CLIP: 77).
+        teacher_dtype: in which the teachers' embeddings come: "bfloat16" halves what processes send each other, and
+            loses nothing of data that is stored so.
+        max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
+        max_pixels: pictures with more are refused before they are decoded.
+        cache_dir: where the places of samples in shards are kept, and the copies of evaluation pairs; by default
+            ``~/.cache/vlightning``, and the ``datasets`` library's own folder.
+    """
+
+    def __init__(
+        self,
+        train: str | list[str] | None = None,
+        pictures: str | None = None,
+        validation: Sources = None,
+        test: Sources = None,
+        predict: Sources = None,
+        predict_texts: str | list[str] | None = None,
+        image_root: str | None = None,
+        image_column: str = "image",
+        caption_column: str = "caption",
+        image_id_column: str | None = None,
+        synthetic_keys: str = "syn_text.*",
+        other_sizes: Literal["rescale", "refuse"] = "rescale",
+        batch_size: int = 256,
+        eval_batch_size: int | None = None,
+        num_workers: int = 2,
+        persistent_workers: bool = True,
+        pin_memory: bool | None = None,
+        seed: int | None = None,
+        image_size: int = 256,
+        image_mean: Three = (0.0, 0.0, 0.0),
+        image_std: Three = (1.0, 1.0, 1.0),
+        image_interpolation: Interpolation = "bilinear",
+        max_tokens: int = CLIP_TOKENS,
+        teacher_dtype: TeacherDtype = "float32",
+        max_bad_share: float = 0.05,
+        max_pixels: int = MAX_PIXELS,
+        cache_dir: str | None = None,
+    ) -> None:
+        super().__init__(
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            persistent_workers=persistent_workers,
+            pin_memory=pin_memory,
+            seed=seed,
+            image_size=image_size,
+            image_mean=image_mean,
+            image_std=image_std,
+            image_interpolation=image_interpolation,
+            max_tokens=max_tokens,
+            teacher_dtype=teacher_dtype,
+            max_bad_share=max_bad_share,
+            predict_texts=predict_texts,
+        )
+        self.shards = [train] if isinstance(train, str) else list(train or ())
+        self.pictures = pictures
+        self.synthetic_keys = synthetic_keys
+        self.other_sizes = other_sizes
+        self.max_pixels = max_pixels
+        self.cache = index_cache(cache_dir)
+        self.pairs = PairSources(
+            by_split(None, validation, test, predict),
+            Opening(image_root, image_column, caption_column, image_id_column, cache_dir),
+            max_pixels,
+        )
+        self._record_hyperparameters()
+
+    def prepare_data(self) -> None:
+        """Find the samples in the shards, and convert evaluation pairs, once per node."""
+        for split in splits_of(self.trainer.state.fn if self.trainer is not None else None):
+            if split == "train" and self.shards:
+                self._open_shards()
+            else:
+                self.pairs.open(split)
+
+    def open_split(self, split: Split) -> ReinforcedTable | PairTable | Stream | None:
+        """The rows of a split, checked."""
+        if split != "train":
+            return self.pairs.rows(split, self.clean_captions, self.max_words)
+        if not self.shards:
+            return None
+        refuses = self.other_sizes == "refuse"
+        return self.check_training(ReinforcedTable(*self._open_shards(), self.synthetic_keys, refuses, self.max_pixels))
+
+    def _open_shards(self) -> tuple[Shards, BesideShards | None]:
+        shards = Shards(find_shards(self.shards), self.cache)
+        if self.pictures is None:
+            return shards, None
+        return shards, BesideShards(self.pictures, shards, self.cache, IMAGE_SUFFIXES)
+
+
+def index_cache(cache_dir: str | None) -> Path:
+    """Where the places of samples in shards are kept."""
+    if cache_dir is not None:
+        return Path(os.path.expanduser(cache_dir)).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vlightning"

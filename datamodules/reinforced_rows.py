@@ -1,0 +1,332 @@
+"""Rows of a reinforced data set: a picture and its captions, with what a teacher said of them.
+
+The layouts are the vendor's (DataCompDR): the members ``txt`` (the caption), ``syn.json`` (synthetic captions),
+``paug.json`` (augmentations) and ``npz`` or ``pth.gz`` (embeddings), in version 1 with one ``text_emb`` for real and
+synthetic captions, in version 2 with one array for each kind of synthetic caption.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from .clip_transforms import ReplayTransform
+from .decode import EMPTY_CAPTION, BadSample, Fault, decode_image
+from .records import IMAGE_SUFFIXES, TEXT_KEYS
+from .replay import Augmentation, parse_augmentations
+from .shards import BesideShards, Shards, json_of, uid_of
+from .tables import PROBED_ROWS
+from .text import usable_caption
+
+REINFORCEMENTS = ("paug.json", "syn.json")
+EMBEDDINGS = ("npz", "pth.gz")
+RESCALED = "box rescaled"
+
+
+class Embeddings:
+    """The arrays of one sample, of which single rows are read.
+
+    Args:
+        members: of the sample.
+        name: what messages call it.
+
+    Raises:
+        BadSample: there are none, or they are of another form.
+    """
+
+    def __init__(self, members: dict[str, bytes], name: str) -> None:
+        kind = next((kind for kind in EMBEDDINGS if kind in members), None)
+        if kind is None:
+            raise BadSample(f"no member {' or '.join(EMBEDDINGS)}", name)
+        self.name = name
+        try:
+            self._arrays: dict[str, _NpyRows | torch.Tensor] = (
+                _npz_arrays(members[kind]) if kind == "npz" else _torch_arrays(members[kind])
+            )
+        except Exception:  # zipfile, gzip, numpy and torch each have several errors for damaged or foreign content
+            raise BadSample(f"unreadable {kind}", name) from None
+        for array in ("image_emb", "text_emb"):
+            if array not in self._arrays:
+                raise BadSample(f"no {array} in {kind}", name)
+
+    def __contains__(self, array: str) -> bool:
+        return array in self._arrays
+
+    def rows(self, array: str) -> int:
+        """How many rows an array has."""
+        return int(self._arrays[array].shape[0])
+
+    def row(self, array: str, number: int) -> torch.Tensor:
+        """One row, as it is stored."""
+        try:
+            return self._arrays[array][number]
+        except Exception:
+            raise BadSample(f"unreadable {array}", self.name) from None
+
+
+class _NpyRows:
+    """An array inside an ``npz`` file; a row is read without those after it."""
+
+    def __init__(self, archive: zipfile.ZipFile, member: str) -> None:
+        self.archive = archive
+        self.member = member
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            self.shape, columns_first, self.dtype = read(file)
+            self.offset = file.tell()
+        if len(self.shape) != 2 or columns_first or self.dtype.kind != "f":
+            raise ValueError("not rows of floats")
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        bytes_in_row = self.shape[1] * self.dtype.itemsize
+        with self.archive.open(self.member) as file:
+            file.seek(self.offset + range(self.shape[0])[number] * bytes_in_row)
+            row = np.frombuffer(file.read(bytes_in_row), self.dtype, count=self.shape[1])
+        return torch.from_numpy(row.astype(self.dtype.newbyteorder("=")))
+
+
+def _npz_arrays(data: bytes) -> dict[str, Any]:
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    return {name.removesuffix(".npy"): _NpyRows(archive, name) for name in archive.namelist() if name.endswith(".npy")}
+
+
+def _torch_arrays(data: bytes) -> dict[str, Any]:
+    arrays = torch.load(io.BytesIO(gzip.decompress(data)), map_location="cpu", weights_only=True)
+    if not all(isinstance(array, torch.Tensor) and array.dim() == 2 for array in arrays.values()):
+        raise ValueError("not rows of floats")
+    return dict(arrays)
+
+
+class ReinforcedSample(NamedTuple):
+    """One augmented picture with a real and a synthetic caption, and the teachers' embeddings [D] of the three."""
+
+    image: torch.Tensor
+    caption: str
+    synthetic: str
+    teacher_image: torch.Tensor
+    teacher_text: torch.Tensor
+    teacher_synthetic: torch.Tensor
+    sample_index: int
+    notes: list[Fault]
+
+
+class ReinforcedTable:
+    """The samples of reinforced shards.
+
+    Args:
+        shards: the tar files.
+        beside: the pictures, where they are not in the shards.
+        synthetic_keys: pattern that the names of the synthetic captions to use match as a whole.
+        refuse_other_sizes: whether a picture of another size than the recorded one is unusable; else its boxes are
+            rescaled.
+        max_pixels: larger pictures are refused.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        beside: BesideShards | None,
+        synthetic_keys: str,
+        refuse_other_sizes: bool,
+        max_pixels: int,
+    ) -> None:
+        self.shards = shards
+        self.beside = beside
+        self.synthetic_keys = re.compile(synthetic_keys)
+        self.refuse_other_sizes = refuse_other_sizes
+        self.max_pixels = max_pixels
+        self.teacher_width = 0
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def name(self, row: int) -> str:
+        """Shard and key of a row."""
+        return self.shards.name(row)
+
+    def picture_name(self, row: int) -> str:
+        """The same: pictures are inside files."""
+        return self.name(row)
+
+    def members(self, row: int) -> dict[str, bytes]:
+        """The members of a row and those beside it; the latter's ``json`` as ``picture.json``."""
+        members = self.shards.members(row)
+        if self.beside is not None:
+            found = self.beside.members(row, self.shards.key(row).rpartition("/")[2], uid_of(members))
+            members |= {("picture.json" if kind == "json" else kind): content for kind, content in found.items()}
+        return members
+
+    def picture(self, row: int) -> Image.Image:
+        """The decoded picture."""
+        return self.decoded(self.members(row), row)
+
+    def decoded(self, members: dict[str, bytes], row: int) -> Image.Image:
+        """The picture of a row's members, as it is stored: boxes were measured before anybody turned it.
+
+        Raises:
+            BadSample: there is none, or it cannot be used.
+        """
+        data = next((content for kind, content in members.items() if f".{kind}" in IMAGE_SUFFIXES), None)
+        return decode_image(data, None, self.name(row), self.max_pixels, upright=False)
+
+    def captions(self, row: int) -> list[str]:
+        """The real caption of a row."""
+        return caption_of(self.members(row))
+
+    def texts(self) -> Iterator[str]:
+        """All real captions."""
+        for row in range(len(self)):
+            yield from self.captions(row)
+
+    def check(self, split: str, read: ReinforcedReader) -> None:
+        """Read some samples, fail where none can be used, and learn the width of the teachers' embeddings.
+
+        Raises:
+            ValueError: naming what was found.
+        """
+        origins = f"{len(self.shards.files)} shard(s), {self.shards.files[0]!r} the first"
+        if not len(self):
+            raise ValueError(f"found no samples in the {split} split ({origins}), expected some: check the path")
+        causes: dict[str, int] = {}
+        example = ""
+        for row in np.unique(np.linspace(0, len(self) - 1, PROBED_ROWS).astype(int)).tolist():
+            try:
+                self.teacher_width = len(read(row, (0, 0)).teacher_image)
+            except BadSample as bad:
+                causes[bad.fault.cause] = causes.get(bad.fault.cause, 0) + 1
+                example = example or bad.fault.name
+                continue
+            return
+        what = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
+        hint = "" if self.beside is not None else ", or data.pictures where they are not in the shards"
+        raise ValueError(
+            f"found no usable sample among {sum(causes.values())} of the {len(self)} in the {split} split ({origins}; "
+            f"{what}; for example {example}), expected a picture{hint}, its caption and its reinforcements: check the "
+            "shards"
+        )
+
+
+@dataclass
+class ReinforcedReader:
+    """Reads a row as one of its augmentations, with its caption and one of the synthetic ones."""
+
+    rows: ReinforcedTable
+    transform: ReplayTransform
+
+    def __call__(self, row: int, words: tuple[int, int]) -> ReinforcedSample:
+        """Read a row with the draws of `sample_words`; raises :class:`BadSample`."""
+        name = self.rows.name(row)
+        members = self.rows.members(row)
+        captions = [caption for caption in caption_of(members) if usable_caption(caption, False, 0)]
+        if not captions:
+            raise BadSample(EMPTY_CAPTION, name)
+        for kind in REINFORCEMENTS:
+            if kind not in members:
+                raise BadSample(f"no member {kind}", name)
+        embeddings = Embeddings(members, name)
+        augmentations = self._augmentations(members, embeddings, name)
+        synthetic = self._synthetic(members, embeddings, name)
+        draws = np.random.default_rng(words)
+        number = int(draws.integers(len(augmentations)))
+        group = synthetic[int(draws.integers(len(synthetic)))]
+        place = int(draws.integers(len(group.captions)))
+        rows = [
+            embeddings.row("image_emb", number),
+            embeddings.row("text_emb", 0),
+            embeddings.row(group.array, group.first + place),
+        ]
+        self._check_width(rows, name)
+        picture = self.rows.decoded(members, row)
+        augmentation, notes = self._fitted(augmentations, number, picture, members, name)
+        return ReinforcedSample(
+            self.transform(picture, augmentation), captions[0], group.captions[place], *rows, row, notes
+        )
+
+    def _augmentations(self, members: dict[str, bytes], embeddings: Embeddings, name: str) -> list[Augmentation]:
+        try:
+            augmentations = parse_augmentations(json_of(members, "paug.json").get("param_aug"))
+        except ValueError:
+            raise BadSample("unreadable paug.json", name) from None
+        if len(augmentations) != embeddings.rows("image_emb"):
+            raise BadSample("param_aug and image_emb differ in number", name)
+        return augmentations
+
+    def _synthetic(self, members: dict[str, bytes], embeddings: Embeddings, name: str) -> list[_Synthetic]:
+        groups = []
+        kinds = json_of(members, "syn.json")
+        if sum(f"{key}_emb" not in embeddings for key in kinds) > 1:
+            raise BadSample("no embeddings for each kind of synthetic caption", name)
+        for key, value in kinds.items():
+            if not self.rows.synthetic_keys.fullmatch(key) or not isinstance(value, list):
+                continue
+            captions = [text for text in value if isinstance(text, str)]
+            own = f"{key}_emb"  # version 2
+            array, first = (own, 0) if own in embeddings else ("text_emb", embeddings.rows("text_emb") - len(captions))
+            if len(captions) != len(value) or embeddings.rows(array) < len(captions) or (array != own and first < 1):
+                raise BadSample("no embedding for each synthetic caption", name)
+            groups.append(_Synthetic(captions, array, first))
+        groups = [group for group in groups if group.captions]
+        if not groups:
+            raise BadSample("no synthetic caption", name)
+        return groups
+
+    def _check_width(self, rows: list[torch.Tensor], name: str) -> None:
+        width = self.rows.teacher_width or len(rows[0])
+        for row in rows:
+            if len(row) != width:
+                raise BadSample(f"embedding {len(row)} wide instead of {width}", name)
+
+    def _fitted(
+        self,
+        augmentations: list[Augmentation],
+        number: int,
+        picture: Image.Image,
+        members: dict[str, bytes],
+        name: str,
+    ) -> tuple[Augmentation, list[Fault]]:
+        """The augmentation with its box in pixels of this copy of the picture."""
+        chosen = augmentations[number]
+        actual = (picture.height, picture.width)
+        fit = all(augmentation.box.fits(*actual) for augmentation in augmentations)
+        recorded = _size_in(json_of(members, "paug.json"))
+        if recorded is None and not fit:
+            # Whoever downloaded the picture may have noted what it was before it was made smaller.
+            recorded = _size_in(json_of(members, "picture.json")) or _size_in(json_of(members, "json"))
+        if recorded in (None, actual):
+            if not fit:
+                raise BadSample("box outside the picture", name)
+            return chosen, []
+        if self.rows.refuse_other_sizes:
+            raise BadSample("another size than recorded", name)
+        assert recorded is not None
+        return chosen._replace(box=chosen.box.rescaled(recorded, actual)), [Fault(RESCALED, name)]
+
+
+class _Synthetic(NamedTuple):
+    """Synthetic captions of one kind, and where their embeddings are."""
+
+    captions: list[str]
+    array: str
+    first: int
+
+
+def caption_of(members: dict[str, bytes]) -> list[str]:
+    """The real caption, in a list; empty where there is none."""
+    data = next((members[kind] for kind in TEXT_KEYS if kind in members), None)
+    return [] if data is None else [data.decode("utf-8", errors="replace")]
+
+
+def _size_in(record: dict[str, object]) -> tuple[int, int] | None:
+    """Height and width that a record gives as those of the picture in its original size."""
+    size = record.get("original_height"), record.get("original_width")
+    return (int(size[0]), int(size[1])) if isinstance(size[0], int) and isinstance(size[1], int) else None

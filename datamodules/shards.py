@@ -1,0 +1,276 @@
+"""Random access to WebDataset shards: where each sample stands in its tar file, and its members on request.
+
+A tar file has no table of contents, so its headers are read once and the places kept in a cache. From then on a sample
+is one read, in any order: no copy of the data, and no stream whose position would have to be restored.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import json
+import logging
+import os
+import tarfile
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from .decode import BadSample
+
+log = logging.getLogger(__name__)
+_BLOCK = 512  # tar's unit, bytes
+_INDEX_VERSION = 1
+
+
+class TarIndex(NamedTuple):
+    """Where the samples of a shard are, in their order."""
+
+    start: np.ndarray  # int64 [N], byte of the first header
+    stop: np.ndarray  # int64 [N], byte after the last member
+    keys: np.ndarray  # bytes [N], what the members' names begin with
+
+
+def find_shards(sources: Sequence[str]) -> list[str]:
+    """Tar files of files, glob patterns and folders, absolute, in the order of the sources and of their names.
+
+    Raises:
+        ValueError: a source gives none.
+    """
+    files: list[str] = []
+    for source in sources:
+        path = os.path.expanduser(source)
+        if os.path.isdir(path):
+            found = sorted(str(file) for file in Path(path).rglob("*.tar"))
+        else:
+            found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]
+        if not found or not all(os.path.isfile(file) for file in found):
+            raise ValueError(f"found no tar file under {source!r}, expected shards: correct the path or the pattern")
+        files += [os.path.abspath(file) for file in found]
+    return files
+
+
+def tar_index(file: str, cache: Path) -> TarIndex:
+    """The index of a shard: from the cache if the file has not changed since, else made and put there.
+
+    Args:
+        file: absolute path.
+        cache: folder for indexes.
+
+    Raises:
+        ValueError: the file is no tar file, ends too early, or is damaged in the middle.
+    """
+    state = os.stat(file)
+    stamp = hashlib.sha1(f"{_INDEX_VERSION}\0{file}\0{state.st_mtime_ns}\0{state.st_size}".encode()).hexdigest()
+    kept = cache / f"{stamp}.npz"
+    try:
+        with np.load(kept, allow_pickle=False) as arrays:
+            return TarIndex(arrays["start"], arrays["stop"], arrays["keys"])
+    except (OSError, ValueError, KeyError):
+        pass
+    index = _read_index(file)
+    staged = cache / f".incomplete-{uuid.uuid4().hex}.npz"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        np.savez(staged, **index._asdict())
+        os.replace(staged, kept)
+    except OSError as error:  # the next run reads the headers again
+        log.warning("the index of %s was not kept (%s)", file, error)
+    return index
+
+
+def _read_index(file: str) -> TarIndex:
+    starts: list[int] = []
+    stops: list[int] = []
+    keys: list[bytes] = []
+    for key, start, stop in _members(file):
+        if keys and keys[-1] == key:
+            stops[-1] = stop
+        else:
+            keys.append(key)
+            starts.append(start)
+            stops.append(stop)
+    return TarIndex(np.array(starts, np.int64), np.array(stops, np.int64), np.array(keys, np.bytes_))
+
+
+def _members(file: str) -> Iterator[tuple[bytes, int, int]]:
+    """Sample, first byte and byte after the end of each member."""
+    size = os.path.getsize(file)
+    try:
+        with tarfile.open(file, "r:") as tar:
+            for member in tar:
+                stop = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
+                if member.offset_data + member.size > size:
+                    raise tarfile.ReadError("it ends too early")
+                stem = split_name(member.name)
+                if member.isfile() and stem is not None:
+                    yield stem[0].encode(), member.offset, stop
+            end = tar.offset
+        with open(file, "rb") as content:
+            # The library takes a damaged header for the end of the archive.
+            content.seek(end)
+            if content.read(_BLOCK).strip(b"\0"):
+                raise tarfile.ReadError(f"a damaged header at byte {end}")
+    except (tarfile.TarError, EOFError) as error:
+        raise ValueError(f"found no readable tar file in {file!r} ({error}), expected a shard: copy it anew") from error
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """A member's name as sample and kind, such as ``("00/12", "syn.json")``; None where it is of no sample."""
+    folder, slash, base = name.rpartition("/")
+    stem, dot, kind = base.partition(".")
+    return (f"{folder}{slash}{stem}", kind.lower()) if stem and dot else None
+
+
+def read_members(file: str, start: int, stop: int, name: str) -> dict[str, bytes]:
+    """The members of a sample by kind, such as ``jpg`` and ``syn.json``.
+
+    Args:
+        file: the shard.
+        start: first byte.
+        stop: byte after the last.
+        name: what messages call the sample.
+
+    Raises:
+        BadSample: the file has changed, or cannot be read.
+    """
+    try:
+        with open(file, "rb") as content:
+            content.seek(start)
+            block = content.read(stop - start)
+        members: dict[str, bytes] = {}
+        with tarfile.open(fileobj=io.BytesIO(block), mode="r:") as tar:
+            for member in tar:
+                stem = split_name(member.name)
+                if member.isfile() and stem is not None:
+                    members[stem[1]] = block[member.offset_data : member.offset_data + member.size]
+    except (OSError, tarfile.TarError):
+        raise BadSample("unreadable shard", name) from None
+    return members
+
+
+class Shards:
+    """Samples of tar files, one after another.
+
+    Args:
+        files: absolute paths.
+        cache: folder for indexes.
+    """
+
+    def __init__(self, files: Sequence[str], cache: Path) -> None:
+        self.files = list(files)
+        self.indexes = [tar_index(file, cache) for file in self.files]
+        self.first = np.cumsum([0, *(len(index.start) for index in self.indexes)])
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    def locate(self, sample: int) -> tuple[int, int]:
+        """Number of the shard, and place in it."""
+        shard = int(np.searchsorted(self.first, sample, side="right")) - 1
+        return shard, sample - int(self.first[shard])
+
+    def key(self, sample: int) -> str:
+        """What the names of a sample's members begin with."""
+        shard, place = self.locate(sample)
+        return bytes(self.indexes[shard].keys[place]).decode()
+
+    def name(self, sample: int) -> str:
+        """What messages call a sample."""
+        return f"{self.files[self.locate(sample)[0]]}, {self.key(sample)}"
+
+    def members(self, sample: int) -> dict[str, bytes]:
+        """The members of a sample; raises :class:`BadSample`."""
+        shard, place = self.locate(sample)
+        index = self.indexes[shard]
+        return read_members(self.files[shard], int(index.start[place]), int(index.stop[place]), self.name(sample))
+
+
+class BesideShards:
+    """Pictures that stand beside the shards: in tar files of the same names, or in files.
+
+    A picture belongs to a sample whose key it has, or whose ``uid``.
+
+    Args:
+        folder: of tar files with the names of the shards, or of files ``<key>.jpg`` or ``<shard>/<key>.jpg``.
+        shards: the shards.
+        cache: folder for indexes.
+        suffixes: what pictures may end with.
+    """
+
+    def __init__(self, folder: str, shards: Shards, cache: Path, suffixes: Sequence[str]) -> None:
+        self.folder = Path(os.path.abspath(os.path.expanduser(folder)))
+        if not self.folder.is_dir():
+            raise ValueError(f"found no folder {folder!r}, expected that of the pictures: correct data.pictures")
+        self.shards = shards
+        self.suffixes = suffixes
+        tars = {file.name: str(file) for file in sorted(self.folder.rglob("*.tar"))}
+        names = [Path(file).name for file in shards.files]
+        missing = [name for name in names if name not in tars]
+        self.tars: list[Shards] | None = None
+        if tars and missing:
+            raise ValueError(
+                f"found {len(tars)} tar files in {folder!r} but no {missing[0]!r} among them, expected one for each of "
+                f"the {len(names)} shards: complete the pictures, or name the shards that have some in data.train"
+            )
+        if tars:
+            self.tars = [Shards([tars[name]], cache) for name in names]
+            self.places = [self._places(number, pictures) for number, pictures in enumerate(self.tars)]
+
+    def _places(self, number: int, pictures: Shards) -> np.ndarray:
+        """For each sample of a shard, its place in the tar file of the pictures, -1 where it has none."""
+        wanted = self.shards.indexes[number].keys
+        places = _lookup(wanted, pictures.indexes[0].keys)
+        if len(wanted) and (places < 0).all():
+            # Keys that are running numbers of each file have nothing to do with each other.
+            first = self.shards.first[number]
+            uids = [uid_of(self.shards.members(int(first) + place)) for place in range(len(wanted))]
+            others = [uid_of(pictures.members(place)) for place in range(len(pictures))]
+            found = _lookup(np.array(uids, np.bytes_), np.array(others, np.bytes_))
+            named = np.array([bool(uid) for uid in uids])
+            places = np.where(named, found, -1)
+        return places
+
+    def members(self, sample: int, key: str, uid: str) -> dict[str, bytes]:
+        """The members that stand beside a sample, none where there is no such picture; raises :class:`BadSample`."""
+        shard, place = self.shards.locate(sample)
+        if self.tars is not None:
+            other = int(self.places[shard][place])
+            return self.tars[shard].members(other) if other >= 0 else {}
+        stem = Path(self.shards.files[shard]).stem
+        for name in dict.fromkeys(name for name in (key, uid) if name):
+            for base in (self.folder / name, self.folder / stem / name):
+                for suffix in self.suffixes:
+                    if (picture := base.parent / f"{base.name}{suffix}").is_file():
+                        kinds = {suffix.removeprefix("."): picture}
+                        kinds |= {kind: base.parent / f"{base.name}.{kind}" for kind in ("txt", "json")}
+                        return {kind: file.read_bytes() for kind, file in kinds.items() if file.is_file()}
+        return {}
+
+
+def uid_of(members: dict[str, bytes]) -> str:
+    """The entry ``uid`` of a sample's ``json``, empty where there is none."""
+    return str(json_of(members, "json").get("uid", ""))
+
+
+def json_of(members: dict[str, bytes], kind: str) -> dict[str, object]:
+    """What a member says, empty where there is none or where it is no JSON object."""
+    try:
+        value = json.loads(members.get(kind, b"{}"))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _lookup(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Where each of the wanted keys stands among those present, -1 where it does not."""
+    if not len(present) or not len(wanted):
+        return np.full(len(wanted), -1)
+    order = np.argsort(present, kind="stable")
+    at = np.minimum(np.searchsorted(present, wanted, sorter=order), len(present) - 1)
+    places = order[at]
+    return np.where(present[places] == wanted, places, -1)

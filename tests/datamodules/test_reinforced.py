@@ -1,0 +1,449 @@
+"""The datamodule over reinforced shards: layouts, draws, sizes, faults, the rules of sampling."""
+
+import gzip
+import io
+import json
+import pickle
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from PIL import Image
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as vision
+
+from support import reinforced as made
+from support.distributed import run_distributed
+from support.pictures import encoded, picture
+from vlightning.datamodules import ReinforcedImageTextDataModule
+from vlightning.datamodules.clip_text import CLIPTextEncoder
+from vlightning.datamodules.decode import BadDataError, BadSample
+from vlightning.datamodules.reinforced_rows import Embeddings
+from vlightning.datamodules.reinforced_writer import ReinforcedRecord, write_shard
+from vlightning.datamodules.replay import parse_augmentations
+
+COUNT = 12
+LAYOUTS = {
+    "version 1, npz": {},
+    "version 1, pth.gz": {"store": "pth.gz"},
+    "version 1, param_aug as a string": {"as_string": True},
+    "version 2, npz": {"version": 2, "kinds": ("syn_text", "syn_text_other")},
+    "version 2, pth.gz": {"version": 2, "store": "pth.gz"},
+}
+
+
+def shards(folder, count=COUNT, change=None, **layout):
+    """Two tar files; `change` edits the members of a sample by number."""
+    samples = {f"key{number}": made.sample(number, **layout) for number in range(count)}
+    for number, members in enumerate(samples.values()):
+        if change is not None:
+            change(number, members)
+    named = list(samples.items())
+    made.write_tar(folder / "00000000.tar", dict(named[: count // 2]))
+    made.write_tar(folder / "00000001.tar", dict(named[count // 2 :]))
+    return str(folder)
+
+
+def module(tmp_path, folder, **options):
+    defaults = {"batch_size": 4, "num_workers": 0, "image_size": 24, "max_tokens": 16, "seed": 5}
+    data = ReinforcedImageTextDataModule(folder, **{**defaults, "cache_dir": str(tmp_path / "cache"), **options})
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def batches(data, epochs=1):
+    loader = data.train_dataloader()
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+def expected_rows(number, caption, layout):
+    """Embedding of a synthetic caption, found by its text."""
+    kind, owner, place = caption.rsplit(" ", 2)
+    assert int(owner) == number
+    index = layout.get("kinds", ("syn_text",)).index(kind)
+    return made.embeddings(number, made.SYNTHETIC, 2 + index)[int(place)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_batch_holds_what_belongs_together(tmp_path, layout):
+    """Each row's picture, captions and embeddings are compared with those that the test puts together itself."""
+    data = module(tmp_path, shards(tmp_path / "data", **layout))
+    assert data.teacher_width == made.WIDTH
+    tolerance = 0.01 if layout.get("store") == "pth.gz" else 1e-7
+    drawn = set()
+    for batch in batches(data, epochs=4):
+        texts = data.tokenizer
+        for row, number in enumerate(batch["sample_index"].tolist()):
+            real, synthetic = (
+                texts.decode(batch[f"{kind}input_ids"][row][1 : batch[f"{kind}attention_mask"][row].sum() - 1].tolist())
+                for kind in ("", "synthetic_")
+            )
+            assert "".join(real.split()) == f"picturenumber{number}"
+            caption = next(
+                text
+                for texts in json.loads(made.sample(number, **layout)["syn.json"]).values()
+                for text in texts
+                if "".join(text.split()) == "".join(synthetic.split())
+            )
+            torch.testing.assert_close(
+                batch["teacher_text"][row], made.embeddings(number, 1, 1)[0], rtol=0, atol=tolerance
+            )
+            torch.testing.assert_close(
+                batch["teacher_synthetic"][row], expected_rows(number, caption, layout), rtol=0, atol=tolerance
+            )
+            images = made.embeddings(number, made.AUGMENTATIONS, 0)
+            chosen = int((images @ batch["teacher_image"][row]).argmax())
+            torch.testing.assert_close(batch["teacher_image"][row], images[chosen], rtol=0, atol=tolerance)
+            assert torch.equal(batch["image"][row], replayed(number, made.augmentations(number)[chosen], 24))
+            drawn.add((number, chosen, caption))
+    assert len({(number, chosen) for number, chosen, _ in drawn}) > 2 * COUNT
+    assert len({(number, caption) for number, _, caption in drawn}) > 2 * COUNT
+
+
+def replayed(number, augmentation, size):
+    """By torchvision: the box, then a rotation or a change of brightness."""
+    image = Image.open(io.BytesIO(made.sample(number)["jpg"])).convert("RGB")
+    image = vision.resized_crop(image, *augmentation[0], [size, size], InterpolationMode.BILINEAR)
+    for operation in augmentation[1]:
+        if operation is not None and operation[0] == 5:
+            image = vision.rotate(image, operation[1])
+        if operation is not None and operation[0] == 6:
+            image = vision.adjust_brightness(image, 1 + operation[1])
+    return vision.to_tensor(image)
+
+
+def test_only_three_rows_are_read(tmp_path, monkeypatch):
+    reads = []
+    whole = Embeddings.row
+    monkeypatch.setattr(Embeddings, "row", lambda self, *place: reads.append(place) or whole(self, *place))
+    data = module(tmp_path, shards(tmp_path / "data"))
+    reads.clear()
+    batches(data)
+    assert len(reads) == 3 * COUNT
+
+
+def test_a_row_of_an_array_is_not_read_with_the_others():
+    rows = torch.rand(36, 1536, generator=torch.Generator().manual_seed(0))
+    content = made.npz({"image_emb": rows, "text_emb": rows[:6]}, compressed=False)
+    arrays = Embeddings({"npz": content}, "a sample")
+    for number in (0, 17, 35):
+        assert torch.equal(arrays.row("image_emb", number), rows[number])
+    later = rows[20:].numpy().tobytes()
+    spoilt = Embeddings({"npz": content.replace(later, b"\xff" * len(later))}, "a sample")
+    assert torch.equal(spoilt.row("image_emb", 17), rows[17])
+    with pytest.raises(BadSample, match="unreadable image_emb"):
+        spoilt.row("image_emb", 35)
+
+
+@pytest.mark.parametrize("store", ["npz", "pth.gz"])
+def test_nothing_is_unpickled(tmp_path, store):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "trap"), "w"))
+
+    def set_trap(number, members):
+        content = io.BytesIO()
+        if store == "npz":
+            del members["npz"]
+            np.savez(content, image_emb=np.array([[Trap()]], dtype=object), text_emb=np.zeros((4, 3)))
+            members["npz"] = content.getvalue()
+        else:
+            members["pth.gz"] = gzip.compress(pickle.dumps({"image_emb": Trap(), "text_emb": Trap()}))
+
+    with pytest.raises(ValueError, match=f"unreadable {store}: {COUNT}"):
+        module(tmp_path, shards(tmp_path / "data", change=set_trap, store=store))
+    assert not (tmp_path / "trap").exists()
+
+
+def test_synthetic_captions_are_chosen_by_pattern(tmp_path):
+    layout = {"version": 2, "kinds": ("syn_text_a", "syn_text_b")}
+    data = module(tmp_path, shards(tmp_path / "data", **layout), synthetic_keys="syn_text_b")
+    rows = torch.cat([batch["teacher_synthetic"] for batch in batches(data)])
+    index = torch.cat([batch["sample_index"] for batch in batches(module(tmp_path, str(tmp_path / "data")))])
+    for row, number in zip(rows, index.tolist(), strict=True):
+        assert (made.embeddings(number, made.SYNTHETIC, 3) - row).abs().amax(1).min() < 1e-6
+
+
+def smaller(number, members, record=None):
+    """A downloaded copy of half the size."""
+    members["jpg"] = encoded(picture(number, made.SIZE).resize((20, 16)), "JPEG", quality=95)
+    if record == "own":
+        members["paug.json"] = json.dumps(
+            {"param_aug": made.augmentations(number), "original_height": 32, "original_width": 40}
+        ).encode()
+    if record == "downloader":
+        members["json"] = json.dumps({"uid": "1", "original_height": 32, "original_width": 40}).encode()
+
+
+@pytest.mark.parametrize("record", ["own", "downloader"])
+def test_boxes_are_rescaled_to_a_picture_of_another_size_and_counted(tmp_path, record, caplog):
+    folder = shards(tmp_path / "data", change=lambda number, members: smaller(number, members, record))
+    data = module(tmp_path, folder)
+    with caplog.at_level("INFO"):
+        found = batches(data)
+    assert data.account("train").remarks == {"box rescaled": COUNT}
+    assert not data.account("train").causes
+    assert "'box rescaled' so far: 12 of 12" in caplog.text
+    original = module(tmp_path, shards(tmp_path / "original"))
+    for small, large in zip(found, batches(original), strict=True):
+        assert torch.equal(small["teacher_image"], large["teacher_image"])
+        assert (small["image"] - large["image"]).abs().mean() < 0.02
+
+
+def test_boxes_that_fit_are_not_rescaled_by_what_a_downloader_noted(tmp_path):
+    """A generator that ran on the downloaded copies measured on those, whatever they were before."""
+
+    def noted(number, members):
+        members["json"] = json.dumps({"original_height": 320, "original_width": 400}).encode()
+
+    data = module(tmp_path, shards(tmp_path / "data", change=noted))
+    plain = module(tmp_path, shards(tmp_path / "plain"))
+    for one, other in zip(batches(data), batches(plain), strict=True):
+        assert torch.equal(one["image"], other["image"])
+    assert not data.account("train").remarks
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "cause"),
+    [(None, {}, "box outside the picture: 12"), ("own", {"other_sizes": "refuse"}, "another size than recorded: 12")],
+)
+def test_pictures_of_another_size_can_be_refused(tmp_path, record, options, cause):
+    folder = shards(tmp_path / "data", change=lambda number, members: smaller(number, members, record))
+    with pytest.raises(ValueError, match=cause):
+        module(tmp_path, folder, **options)
+
+
+def remove(kind):
+    return lambda members: members.pop(kind)
+
+
+FAULTS = {
+    "no picture": remove("jpg"),
+    "empty caption": remove("txt"),
+    "no member npz or pth.gz": remove("npz"),
+    "no member syn.json": remove("syn.json"),
+    "no member paug.json": remove("paug.json"),
+    "unreadable paug.json": lambda members: members.update({"paug.json": b'{"param_aug": "["}'}),
+    "unreadable npz": lambda members: members.update(npz=members["npz"][:100]),
+    "no synthetic caption": lambda members: members.update({"syn.json": b'{"syn_text": []}'}),
+    "no embedding for each synthetic caption": lambda members: members.update(
+        {"syn.json": json.dumps({"syn_text": ["a"] * 4}).encode()}
+    ),
+    "param_aug and image_emb differ in number": lambda members: members.update(
+        {"paug.json": json.dumps({"param_aug": made.augmentations(0)[:3]}).encode()}
+    ),
+    "embedding 7 wide instead of 12": lambda members: members.update(
+        npz=made.npz({"image_emb": torch.rand(4, 7), "text_emb": torch.rand(4, 7)})
+    ),
+    "truncated": lambda members: members.update(jpg=members["jpg"][:-100]),
+}
+
+
+@pytest.mark.parametrize("cause", FAULTS)
+def test_a_faulty_sample_is_replaced_and_counted(tmp_path, cause, caplog):
+    folder = shards(tmp_path / "data", change=lambda number, members: FAULTS[cause](members) if number == 7 else None)
+    data = module(tmp_path, folder, max_bad_share=0.5)
+    found = torch.cat([batch["sample_index"] for batch in batches(data)]).tolist()
+    assert len(found) == COUNT
+    assert 7 not in found
+    assert data.account("train").causes == {cause: 1}
+    assert f"00000001.tar, key7 is unusable ({cause}): replaced" in caplog.text
+
+
+def test_past_the_share_the_run_stops(tmp_path):
+    folder = shards(tmp_path / "data", change=lambda number, members: members.pop("npz") if number > 5 else None)
+    with pytest.raises(BadDataError, match=r"no member npz or pth.gz: .*max_bad_share"):
+        batches(module(tmp_path, folder))
+
+
+@pytest.mark.parametrize("cause", ["no picture", "empty caption", "no member npz or pth.gz"])
+def test_where_nothing_is_usable_one_sentence_comes_before_training(tmp_path, cause):
+    folder = shards(tmp_path / "data", change=lambda number, members: FAULTS[cause](members))
+    with pytest.raises(ValueError, match=f"no usable sample among 12 .*{cause}: 12.*00000000.tar, key0.*expected"):
+        module(tmp_path, folder)
+
+
+def beside(tmp_path, form, folder):
+    """Moves pictures and captions out of the shards."""
+    samples = {}
+
+    def move(number, members):
+        samples[number] = {kind: members.pop(kind) for kind in ("jpg", "txt")}
+        if form == "tars, by uid":
+            samples[number]["json"] = json.dumps({"uid": f"uid{number}"}).encode()
+
+    source = shards(folder, change=move)
+    pictures = tmp_path / "pictures"
+    if form.startswith("tars"):
+        # In another order, and with one that belongs to no sample.
+        for half, numbers in enumerate((range(5, -1, -1), range(11, 5, -1))):
+            key = "running{}" if form == "tars, by uid" else "key{}"
+            named = {key.format(number): samples[number] for number in numbers}
+            made.write_tar(pictures / f"{half:08d}.tar", {**named, "stranger": {"jpg": b"none"}})
+    else:
+        name = {"files": "key{}", "files, by uid": "uid{}", "files in folders": "{:08d}/key{}"}[form]
+        for number, members in samples.items():
+            arguments = (number // 6, number) if form == "files in folders" else (number,)
+            for kind, content in members.items():
+                path = pictures / f"{name.format(*arguments)}.{kind}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+    return source, str(pictures)
+
+
+@pytest.mark.parametrize("form", ["tars", "tars, by uid", "files", "files, by uid", "files in folders"])
+def test_pictures_may_stand_beside_the_shards(tmp_path, form):
+    source, pictures = beside(tmp_path, form, tmp_path / "data")
+    inside = module(tmp_path, shards(tmp_path / "inside"))
+    for one, other in zip(batches(module(tmp_path, source, pictures=pictures)), batches(inside), strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_shard_without_pictures_is_one_sentence(tmp_path):
+    source, pictures = beside(tmp_path, "tars", tmp_path / "data")
+    (tmp_path / "pictures" / "00000001.tar").unlink()
+    with pytest.raises(ValueError, match=r"found 1 tar files in .* but no '00000001.tar' among them"):
+        module(tmp_path, source, pictures=pictures)
+    with pytest.raises(ValueError, match="found no folder"):
+        module(tmp_path, source, pictures=str(tmp_path / "nowhere"))
+    made.write_tar(tmp_path / "text" / "00000000.tar", {f"key{n}": {"txt": b"a"} for n in range(6)})
+    made.write_tar(tmp_path / "text" / "00000001.tar", {f"key{n}": {"txt": b"a"} for n in range(6, 12)})
+    with pytest.raises(ValueError, match=r"no usable sample .*no picture: 12"):
+        module(tmp_path, source, pictures=str(tmp_path / "text"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_do_not_change_the_batches(tmp_path, workers):
+    folder = shards(tmp_path / "data")
+    alone = batches(module(tmp_path, folder), epochs=2)
+    together = module(tmp_path, folder, num_workers=workers)
+    for one, other in zip(alone, batches(together, epochs=2), strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    together.teardown()
+
+
+def _draw_under_ddp(folder, cache, batch_size):
+    data = ReinforcedImageTextDataModule(
+        folder, batch_size=batch_size, num_workers=0, image_size=24, max_tokens=16, seed=5, cache_dir=cache
+    )
+    data.setup("fit")
+    return batches(data)
+
+
+def test_two_processes_read_what_one_does(tmp_path):
+    folder, cache = shards(tmp_path / "data"), str(tmp_path / "cache")
+    whole = _draw_under_ddp(folder, cache, 4)
+    halves = run_distributed(_draw_under_ddp, folder, cache, 2)
+    for batch, *parts in zip(whole, *halves, strict=True):
+        for key, value in batch.items():
+            assert torch.equal(value, torch.cat([part[key] for part in parts])), key
+
+
+class Recorder(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.batches = []
+
+    def training_step(self, batch, batch_idx):
+        self.batches.append(batch)
+        return self.layer(batch["teacher_image"][:1, :1]).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_a_resumed_run_reads_what_the_whole_one_would_have(tmp_path, step):
+    folder = shards(tmp_path / "data")
+
+    def fit(**options):
+        recorder = Recorder()
+        data = ReinforcedImageTextDataModule(
+            folder, batch_size=4, num_workers=2, image_size=24, max_tokens=16, seed=5, cache_dir=str(tmp_path / "cache")
+        )
+        checkpoints = ModelCheckpoint(tmp_path / "kept", filename="{step}", every_n_train_steps=1, save_top_k=-1)
+        silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = pl.Trainer(accelerator="cpu", max_epochs=3, callbacks=[checkpoints], **silent)
+        trainer.fit(recorder, data, **options)
+        return recorder.batches
+
+    whole = fit()
+    resumed = fit(ckpt_path=str(tmp_path / "kept" / f"step={step}.ckpt"))
+    assert len(whole) == 9
+    for one, other in zip(whole[step:], resumed, strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def record(number, kinds=("syn_text",)):
+    return ReinforcedRecord(
+        key=f"key{number}",
+        picture=made.sample(number)["jpg"],
+        suffix="jpg",
+        caption=f"picture number {number}",
+        synthetic={kind: [f"{kind} {number} {place}" for place in range(made.SYNTHETIC)] for kind in kinds},
+        augmentations=parse_augmentations(made.augmentations(number)),
+        size=(32, 40),
+        image_embeddings=made.embeddings(number, made.AUGMENTATIONS, 0),
+        text_embeddings=made.embeddings(number, 1, 1),
+        synthetic_embeddings={
+            kind: made.embeddings(number, made.SYNTHETIC, 2 + index) for index, kind in enumerate(kinds)
+        },
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("store", ["npz", "pth.gz"])
+def test_what_is_written_is_read_as_the_vendors_shards_are(tmp_path, version, store):
+    write_shard(tmp_path / "ours" / "00000000.tar", [record(number) for number in range(COUNT)], version, store)
+    ours = batches(module(tmp_path, str(tmp_path / "ours")))
+    theirs = batches(module(tmp_path, shards(tmp_path / "theirs", version=version, store=store)))
+    for one, other in zip(ours, theirs, strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_shard_is_written_whole_or_not_at_all(tmp_path):
+    def records():
+        yield record(0)
+        raise RuntimeError("the teacher ran out of memory")
+
+    with pytest.raises(RuntimeError, match="ran out"):
+        write_shard(tmp_path / "00000000.tar", records())
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"found 2 kinds .* write version 2"):
+        write_shard(tmp_path / "00000000.tar", [record(0, ("syn_text", "syn_text_other"))])
+
+
+def test_embeddings_may_come_in_half_precision(tmp_path):
+    data = module(tmp_path, shards(tmp_path / "data", store="pth.gz"), teacher_dtype="bfloat16")
+    (first, *_) = batches(data)
+    number = int(first["sample_index"][0])
+    assert first["teacher_text"].dtype == torch.bfloat16
+    assert torch.equal(first["teacher_text"][0], made.embeddings(number, 1, 1)[0].to(torch.bfloat16))
+
+
+def test_evaluation_takes_pairs_in_any_form(tmp_path, files):
+    folder = shards(tmp_path / "shards")
+    data = module(tmp_path, folder, validation=files.parquet(5), test=folder, image_mean=(0.5, 0.5, 0.5))
+    (batch, *_) = data.val_dataloader()
+    assert batch["image"].shape == (3, 3, 24, 24)
+    expected = vision.to_tensor(vision.center_crop(vision.resize(picture(0), [24]), [24])) - 0.5
+    torch.testing.assert_close(batch["image"][0], expected)
+    assert torch.equal(batch["input_ids"], CLIPTextEncoder(16)([f"picture number {n}" for n in range(3)])["input_ids"])
+    data.setup("test")
+    assert sum(len(batch["image"]) for batch in data.test_dataloader()) == COUNT
+
+
+def test_captions_fill_the_context_and_keep_their_end():
+    encoder = CLIPTextEncoder(8)
+    found = encoder(["a dog!", "one two three four five six seven eight nine"])
+    assert found["input_ids"].shape == (2, 8)
+    assert found["input_ids"][0, [0, 4]].tolist() == [49406, 49407]
+    assert found["attention_mask"].sum(1).tolist() == [5, 8]
+    assert found["input_ids"][1, -1] == 49407
+    assert encoder([])["input_ids"].shape == (0, 8)
+    assert not encoder.usable("  ")
