@@ -5,12 +5,14 @@ from .class_predictions import ClassPredictionWriter
 from .distributed import all_reduce_sum, gather, gather_uneven, rank, world_size
 from .ema import EMACallback, EMAPair, ema_momentum
 from .figures import RetrievalFigures, WordMapFigures
+from .final_export import FinalExport
 from .missing import missing_callbacks
 from .optimizer_step import OptimizerStepCallback
 from .predictions import RetrievalPredictionWriter
 from .queue import FeatureQueue, QueueCallback
 from .sharded_strategy import ShardedStrategy
 from .step_seed import StepSeedCallback
+from .zero_shot import ZeroShotClassification
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -18,6 +20,7 @@ __all__ = [
     "EMACallback",
     "EMAPair",
     "FeatureQueue",
+    "FinalExport",
     "OptimizerStepCallback",
     "QueueCallback",
     "RetrievalFigures",
@@ -25,6 +28,7 @@ __all__ = [
     "ShardedStrategy",
     "StepSeedCallback",
     "WordMapFigures",
+    "ZeroShotClassification",
     "all_reduce_sum",
     "consolidate_checkpoint",
     "ema_momentum",

@@ -108,6 +108,18 @@ def consolidate_checkpoint(folder: str | Path, file: str | Path) -> None:
     checkpoint_io.save_checkpoint(checkpoint_io.load_checkpoint(folder), file)
 
 
+def check_free(target: Path) -> None:
+    """Raises unless nothing, or an empty folder, has that name.
+
+    Raises:
+        FileExistsError: If something does.
+    """
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists():
+        raise FileExistsError(f"Found {str(target)!r} already there, expected a new name: remove it or give another.")
+
+
 def write_file(content: Any, path: Path) -> None:
     """Writes a new file and waits until it is on the disk."""
     with path.open("xb") as file:

@@ -18,7 +18,7 @@ from .attributes import find_module, nearest
 from .optimizer_step import OptimizerStepCallback
 
 Schedule = Literal["constant", "linear", "cosine"]
-Buffers = Literal["copy", "keep"]
+Buffers = Literal["copy", "keep", "average"]
 
 # What wrappers put into parameter names; the averaged copy need not be wrapped alike.
 _WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -37,7 +37,8 @@ class EMAPair:
         schedule_steps: Optimizer steps until `final_momentum` is reached; None: the length of the run, as the Trainer
             estimates it when training starts.
         buffers: `copy` takes every buffer over from the source as it is, whatever its type; `keep` leaves the target's
-            own.
+            own; `average` averages those of floats like parameters, which keeps the statistics of BatchNorm with the
+            weights that they belong to, and takes the others over.
 
     Raises:
         ValueError: If a value is outside its range or a combination would be ignored.
@@ -191,6 +192,10 @@ class EMACallback(OptimizerStepCallback):
             steps = self._steps_of_run if pair.schedule_steps is None else pair.schedule_steps
             momentum = ema_momentum(count, pair.momentum, pair.final_momentum, pair.schedule, steps)
             averages, weights, buffers = _matched(name, pair, pl_module)
+            if pair.buffers == "average":
+                floats = [both for both in buffers if both[0].is_floating_point()]
+                averages, weights = averages + [mine for mine, _ in floats], weights + [theirs for _, theirs in floats]
+                buffers = [both for both in buffers if not both[0].is_floating_point()]
             _lerp(averages, weights, momentum)
             for mine, theirs in buffers:
                 mine.copy_(theirs)
@@ -261,7 +266,7 @@ def _matched(
         averages[id(average)] = average
 
     buffers: list[tuple[Tensor, Tensor]] = []
-    if pair.buffers == "copy":
+    if pair.buffers != "keep":
         named = _by_name(f"EMA pair {name!r}, buffer", target.named_buffers(), source.named_buffers())
         buffers = [(mine, theirs) for _, mine, theirs in named]
     return list(averages.values()), [weights[key] for key in averages], buffers

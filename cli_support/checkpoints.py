@@ -60,6 +60,8 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_validation_end(trainer, pl_module)
 
     def _metric_is_there(self, trainer: Trainer) -> bool:
+        if self._every_n_epochs > 1 and (trainer.current_epoch + 1) % self._every_n_epochs:
+            return True  # not an epoch that it saves in, nor perhaps one that the metric is measured in
         names = [str(name) for name in trainer.callback_metrics]
         if self.monitor is None or self.monitor in names or self._should_skip_saving_checkpoint(trainer):
             return True

@@ -5,7 +5,9 @@ from typing import Any
 from torch import nn
 
 
-def weight_decay_groups(module: nn.Module, weight_decay: float, decay: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def weight_decay_groups(
+    module: nn.Module, weight_decay: float, decay: tuple[str, ...] = (), spare: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
     """Split the trainable parameters into one group with weight decay and one without.
 
     Vectors and scalars (norms, biases, temperatures) are not decayed; matrices and everything of more dimensions are.
@@ -14,14 +16,16 @@ def weight_decay_groups(module: nn.Module, weight_decay: float, decay: tuple[str
         module: its parameters with `requires_grad` are taken, tied ones once.
         weight_decay: of the first group.
         decay: names of parameters that decay whatever their shape.
+        spare: names of parameters that do not.
 
     Raises:
-        ValueError: if a name in `decay` is no trainable parameter of `module`.
+        ValueError: if a name in `decay` or `spare` is no trainable parameter of `module`.
     """
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    unknown = set(decay) - named.keys()
+    unknown = {*decay, *spare} - named.keys()
     if unknown:
         raise ValueError(f"No trainable parameter is named {sorted(unknown)}, so its weight decay cannot be set.")
-    decayed = [p for name, p in named.items() if p.ndim >= 2 or name in decay]
-    spared = [p for name, p in named.items() if p.ndim < 2 and name not in decay]
+    decays = {name for name, p in named.items() if (p.ndim >= 2 and name not in spare) or name in decay}
+    decayed = [p for name, p in named.items() if name in decays]
+    spared = [p for name, p in named.items() if name not in decays]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from ...callbacks.checkpoint_io import check_free
 from .checkpoint import QUEUES, load_official, load_own, tied_names
 
 if TYPE_CHECKING:
@@ -138,18 +139,6 @@ def arguments_without_weights(hparams: Mapping[str, Any]) -> dict[str, Any]:
     # What begins with an underscore is the command line's note of the class.
     arguments = {name: value for name, value in hparams.items() if not name.startswith("_")}
     return arguments | dict.fromkeys(_INITIAL_WEIGHTS)
-
-
-def check_free(target: Path) -> None:
-    """Raise unless nothing, or an empty folder, has that name.
-
-    Raises:
-        FileExistsError: if something does.
-    """
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    if target.exists():
-        raise FileExistsError(f"Found {str(target)!r} already there, expected a new name: remove it or give another.")
 
 
 def _save_tokenizer(module: "ALBEFModule", text: str, folder: Path) -> None:

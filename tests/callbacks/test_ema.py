@@ -155,6 +155,24 @@ def test_buffers_are_kept_on_request():
     assert module.student[1].num_batches_tracked == 7
 
 
+def test_buffers_of_floats_are_averaged_on_request_and_counters_copied():
+    module = Student(normalised(), momentum=0.75, buffers="average")
+    expected = copy.deepcopy(dict(module.teacher.named_buffers()))
+
+    class Averages(Recorder):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            for name, buffer in pl_module.student.named_buffers():
+                averaged = 0.75 * expected[name] + 0.25 * buffer
+                expected[name] = averaged if buffer.is_floating_point() else buffer.clone()
+
+    trainer(EMACallback(), Averages()).fit(module, loader(5))
+    found = dict(module.teacher.named_buffers())
+    for name, buffer in expected.items():
+        torch.testing.assert_close(found[name], buffer)
+    assert not torch.equal(found["1.running_mean"], module.student[1].running_mean)
+    assert module.teacher[1].num_batches_tracked == 5
+
+
 def cosine():
     return Student(normalised(), momentum=0.5, final_momentum=1.0, schedule="cosine")
 
@@ -338,7 +356,7 @@ def test_a_module_without_pairs_is_told_what_to_add():
     [
         ({"momentum": 1.5}, r"momentum=1\.5 .* outside \[0, 1\]"),
         ({"schedule": "cosin"}, "'cosin'.*constant, linear, cosine"),
-        ({"buffers": "average"}, "'average'.*copy, keep"),
+        ({"buffers": "mean"}, "'mean'.*copy, keep, average"),
         ({"schedule": "linear"}, "needs final_momentum"),
         ({"final_momentum": 1.0}, "would ignore"),
         ({"schedule": "linear", "final_momentum": 1.0, "schedule_steps": 0}, "at least 1"),
@@ -356,7 +374,7 @@ def test_pairs_can_be_written_in_a_configuration():
     callback = parser.instantiate(config).ema
     assert callback.pairs == {"t": EMAPair("a", "b", 0.9)}
     with pytest.raises(ArgumentError, match="average"):
-        parser.parse_object({"ema": {"pairs": {"t": {"source": "a", "target": "b", "buffers": "average"}}}})
+        parser.parse_object({"ema": {"pairs": {"t": {"source": "a", "target": "b", "buffers": "mean"}}}})
 
 
 def test_a_checkpoint_with_other_pairs_warns():

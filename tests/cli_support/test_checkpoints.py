@@ -61,3 +61,15 @@ def test_best_can_be_switched_off():
 def test_last_can_be_saved_between_epochs():
     assert fit("--last_checkpoint.every_n_train_steps=1", "--trainer.max_steps=3").status == 0
     assert saved()["last.ckpt"]["global_step"] == 3
+
+
+def test_a_metric_of_every_other_epoch_is_watched_in_those_epochs():
+    words = (
+        "--model.metric=val/mine",
+        "--model.every=2",
+        "--checkpoint.monitor=val/mine",
+        "--checkpoint.every_n_epochs=2",
+    )
+    ran = fit(*words, "--trainer.max_epochs=4")
+    assert ran.status == 0, ran.err
+    assert {name: content["epoch"] for name, content in saved().items()} == {"best-step8.ckpt": 3, "last.ckpt": 3}

@@ -1,0 +1,53 @@
+"""The trained model written out for use elsewhere, when a run ends."""
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from typing_extensions import override
+
+from .checkpoint_io import check_free
+
+
+class FinalExport(Callback):
+    """Calls the module's `export(folder, **options)` when a fit is done.
+
+    Not after one that was stopped: its checkpoint goes on, and is what to export by hand if that is all there will be.
+
+    Args:
+        folder: Where to; by default `export` in the run's folder. There must be nothing yet.
+        options: More arguments of the module's method.
+    """
+
+    def __init__(self, folder: str | None = None, options: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+        self.options = dict(options or {})
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Checks before training that there is something to call, and nothing in the way.
+
+        Raises:
+            AttributeError: If the module has no such method.
+            FileExistsError: If the folder is there already and holds something.
+        """
+        if stage != "fit":
+            return
+        if not callable(getattr(pl_module, "export", None)):
+            raise AttributeError(
+                f"FinalExport found no method export(folder) in {type(pl_module).__name__}: add it, or leave the "
+                "callback out."
+            )
+        if self.folder is not None and trainer.is_global_zero:
+            check_free(Path(self.folder).expanduser())
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.interrupted or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        home = trainer.log_dir or trainer.default_root_dir
+        folder = Path(self.folder).expanduser() if self.folder is not None else Path(home) / "export"
+        pl_module.export(folder, **self.options)  # type: ignore[operator]
+        rank_zero_info(f"The trained model was exported to {folder}.")
