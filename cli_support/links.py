@@ -6,7 +6,15 @@ from .resume import Saved
 from .typed import Typed, UsageError
 
 # The data's value goes to the module, if the module has such an argument.
-LINKED = ("vocab_size", "image_size", "max_tokens", "num_classes")
+LINKED = (
+    "vocab_size",
+    "image_size",
+    "image_mean",
+    "image_std",
+    "image_interpolation",
+    "max_tokens",
+    "num_classes",
+)
 
 
 def apply_links(config: Any, typed: Typed, saved: Saved | None) -> list[str]:

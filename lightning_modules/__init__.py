@@ -2,5 +2,6 @@
 
 from .albef import ALBEFModule
 from .cocord import CoCoRDModule, LinearProbeModule
+from .mobileclip import MobileCLIPModule
 
-__all__ = ["ALBEFModule", "CoCoRDModule", "LinearProbeModule"]
+__all__ = ["ALBEFModule", "CoCoRDModule", "LinearProbeModule", "MobileCLIPModule"]

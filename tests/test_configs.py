@@ -250,3 +250,26 @@ def test_cocord_quickstart_distils_the_teacher_that_it_names(tmp_path, monkeypat
         assert "nan" not in ran.out
     assert "test/top1" in run("test", "--ckpt_path", str(last)).out
     assert list(Path("runs").rglob("predictions.parquet"))
+
+
+def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
+    base = ROOT / "configs/mobileclip/base.yaml"
+    composed = {
+        name: _composed(base, ROOT / f"configs/mobileclip/{name}.yaml") for name in ("paper", "released_script")
+    }
+    expected = {  # model, minimum rate, warm-up, average, decayed scales, eps; pairs a step, steps, precision, clipping
+        "paper": ("MobileCLIP-S0", 1e-6, 2000, 0.9995, False, 1e-8, 65536, 200_000, "bf16-mixed", None),
+        "released_script": ("ViT-B-16", 0.0, 1000, None, True, 1e-6, 8192, 30_000, "16-mixed", 1.0),
+    }
+    names = ("model", "min_learning_rate", "warmup_steps", "average_momentum", "decay_layer_scales", "eps")
+    for recipe, config in composed.items():
+        model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
+        pairs = data["batch_size"] * trainer["devices"] * trainer["num_nodes"]
+        found = (*(model[name] for name in names), pairs, trainer["max_steps"], trainer["precision"])
+        assert (*found, trainer["gradient_clip_val"]) == expected[recipe]
+        common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95], "distillation_weight": 1.0}
+        assert {name: model[name] for name in common} == common
+        assert (model["teacher_dims"], model["teacher_scales"]) == ([768, 768], [100.0, 100.0])
+    clip = composed["released_script"]["data"]["init_args"]
+    assert clip["image_mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-4)
+    assert composed["paper"]["data"]["init_args"]["image_std"] == [1.0, 1.0, 1.0]

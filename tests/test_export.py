@@ -139,4 +139,5 @@ def test_module_runs_as_a_command_and_describes_itself():
     words = [sys.executable, "-m", "vlightning.export", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "--layout {vlightning,albef,student,torchvision,detectron2}" in done.stdout
+    layouts = "vlightning,albef,student,torchvision,detectron2,torch_export,onnx,open_clip,vendor"
+    assert f"--layout {{{layouts}}}" in done.stdout

@@ -5,12 +5,16 @@ have in their projection, which is zero there.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-_PROJECTION = ("visual.trunk.head.fc.", "visual.trunk.head.")
+# What timm's image towers have and the vendor's do not, and SigLIP has and students trained here do not.
+_ZERO_IF_MISSING = ("visual.trunk.head.fc.bias", "visual.trunk.head.bias", "logit_bias")
+_PROJECTION = "visual.trunk.head."
+_FIFTH_STAGE = "visual.trunk.stages.4."
 _IMAGE = (
     (r"^stem\.", "patch_embed."),
     (r"^final_conv\.", "conv_exp."),
@@ -77,9 +81,15 @@ def to_vendor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A model's state dict in the vendor's layout.
 
     Raises:
-        ValueError: if the image projection has a bias, for which that layout has no place.
+        ValueError: if the image projection has a bias, or the model parts, for which that layout has no place.
     """
-    vit = _is_vit(state)
+    vit = is_vit(state)
+    first = "patch_embed.backbone.0.bn.weight" if vit else "stem.0.conv_kxk.0.conv.weight"
+    if f"visual.trunk.{first}" not in state or any(name.startswith(_FIFTH_STAGE) for name in state):
+        raise ValueError(
+            "Found a model that the vendor's layout has no names for, expected MobileCLIP-S0, -S1, -S2, -B or -tiny as "
+            "they are trained, not fused: write the layout of open_clip."
+        )
     written = {}
     for name, tensor in state.items():
         theirs = vendor_name(name, vit)
@@ -87,7 +97,7 @@ def to_vendor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if tensor.any():
                 raise ValueError(f"{name} is not zero, and the vendor's layout has no place for it.")
             continue
-        written[theirs] = _shaped(name, tensor, outwards=True)
+        written[theirs] = _shaped(name, tensor, outwards=True).contiguous()
     return written
 
 
@@ -102,25 +112,59 @@ def from_vendor(model: nn.Module, state: Mapping[str, Tensor], source: str) -> d
     Raises:
         ValueError: if weights are missing, left over, or of another shape.
     """
+    return fit(model, own_names(model, state), source, partial(vendor_name, vit=is_vit(model.state_dict())))
+
+
+def own_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint of the vendor's under the model's names; what the model does not have keeps the vendor's."""
+    own = model.state_dict()
+    names = {vendor_name(name, is_vit(own)): name for name in own}
+    return {
+        names.get(theirs, theirs): _shaped(names[theirs], tensor, outwards=False) if theirs in names else tensor
+        for theirs, tensor in state.items()
+    }
+
+
+def fit(
+    model: nn.Module, state: Mapping[str, Tensor], source: str, say: Callable[[str], str | None] = str
+) -> dict[str, Tensor]:
+    """A state dict that has all the names and shapes of the model's, and no others.
+
+    Only the biases of an image projection and of the logits may be missing, which are zero then; and a number, as the
+    logit scale is, may be of shape [] or [1].
+
+    Args:
+        model: whose it is to be.
+        state: under the model's names.
+        source: where it is from, for messages.
+        say: gives the name that the source has for one of the model's.
+
+    Raises:
+        ValueError: if weights are missing, left over, or of another shape.
+    """
+    found = dict(state)
+    missing, wrong = [], []
     expected = model.state_dict()
-    vit = _is_vit(expected)
-    found, missing, wrong = {}, [], []
-    left = set(state)
     for name, tensor in expected.items():
-        theirs = vendor_name(name, vit)
-        if theirs is None:
+        if name not in found and name in _ZERO_IF_MISSING:
             found[name] = torch.zeros_like(tensor)
-            continue
-        left.discard(theirs)
-        if theirs not in state:
-            missing.append(theirs)
-            continue
-        found[name] = _shaped(name, state[theirs], outwards=False)
-        if found[name].shape != tensor.shape:
-            wrong.append(f"{theirs} {list(state[theirs].shape)}")
+        elif name not in found:
+            missing.append(str(say(name)))
+        elif found[name].numel() == tensor.numel() == 1:
+            found[name] = found[name].reshape(tensor.shape)
+        elif found[name].shape != tensor.shape:
+            wrong.append(f"{say(name)} {list(found[name].shape)} instead of {list(tensor.shape)}")
+    left = sorted(found.keys() - expected.keys())
+    if len(wrong) == 1 and not missing and not left and "text.positional_embedding" in expected:
+        length, own = (len(tensors["text.positional_embedding"]) for tensors in (found, expected))
+        if length != own:
+            raise ValueError(
+                f"Found positions of {length} tokens in {source}, expected {own}: build the model with "
+                f"context_length={length}."
+            )
     problems = [
         f"{len(names)} {what} ({names[0]}{', ...' if len(names) > 1 else ''})"
-        for what, names in (("missing", missing), ("left over", sorted(left)), ("of another shape", wrong))
+        for what, names in (("missing", missing), ("left over", left), ("of another shape", wrong))
         if names
     ]
     if problems:
@@ -128,7 +172,8 @@ def from_vendor(model: nn.Module, state: Mapping[str, Tensor], source: str) -> d
     return found
 
 
-def _is_vit(state: Mapping[str, Tensor]) -> bool:
+def is_vit(state: Mapping[str, Tensor]) -> bool:
+    """Whether a model's state dict has timm's ViT as image tower."""
     return "visual.trunk.cls_token" in state
 
 
@@ -154,7 +199,9 @@ def _flat(name: str) -> str:
 
 
 def _shaped(name: str, tensor: Tensor, outwards: bool) -> Tensor:
-    """The vendor multiplies by projections from the right, and has positions as pictures."""
+    """The vendor multiplies by projections from the right, and has positions as pictures, the scale as a number."""
+    if name == "logit_scale":
+        return tensor.reshape(()) if outwards else tensor
     if name.startswith(_PROJECTION):
         return tensor.T
     if name in ("visual.trunk.pos_embed", "text.positional_embedding"):

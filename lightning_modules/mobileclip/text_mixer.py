@@ -143,14 +143,13 @@ def depthwise(channels: int, bias: bool) -> nn.Conv2d:
     return nn.Conv2d(channels, channels, (1, KERNEL), padding=(0, KERNEL // 2), groups=channels, bias=bias)
 
 
-def add_mixers(text: TextTransformer, hidden: int = 2048) -> None:
-    """Put a mixer block before and after a text tower's layers.
+def add_mixers(text: TextTransformer) -> None:
+    """Put a mixer block, four times as wide inside, before and after a text tower's layers.
 
     Args:
         text: open_clip's text tower with as many layers as there is to be attention.
-        hidden: width inside the blocks.
     """
     width = text.transformer.width
-    first, last = (TextRepMixerBlock(width, hidden) for _ in range(2))
+    first, last = (TextRepMixerBlock(width, 4 * width) for _ in range(2))
     text.transformer.resblocks = nn.ModuleList([first, *text.transformer.resblocks, last])
     text.transformer.layers = len(text.transformer.resblocks)

@@ -22,7 +22,7 @@ from vlightning.datamodules.clip_text import CLIPTextEncoder
 from vlightning.datamodules.decode import BadDataError, BadSample
 from vlightning.datamodules.reinforced_rows import Embeddings
 from vlightning.datamodules.reinforced_writer import ReinforcedRecord, write_shard
-from vlightning.datamodules.replay import parse_augmentations
+from vlightning.datamodules.replay import parse_augmentation
 
 COUNT = 12
 LAYOUTS = {
@@ -386,7 +386,7 @@ def record(number, kinds=("syn_text",)):
         suffix="jpg",
         caption=f"picture number {number}",
         synthetic={kind: [f"{kind} {number} {place}" for place in range(made.SYNTHETIC)] for kind in kinds},
-        augmentations=parse_augmentations(made.augmentations(number)),
+        augmentations=[parse_augmentation(entry) for entry in made.augmentations(number)],
         size=(32, 40),
         image_embeddings=made.embeddings(number, made.AUGMENTATIONS, 0),
         text_embeddings=made.embeddings(number, 1, 1),

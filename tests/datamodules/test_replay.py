@@ -15,8 +15,9 @@ from vlightning.datamodules.replay import (
     Augmentation,
     AugmentationDraw,
     Box,
+    augmentation_entries,
     operate,
-    parse_augmentations,
+    parse_augmentation,
     replay,
 )
 
@@ -34,7 +35,8 @@ def test_a_recorded_augmentation_is_torchvisions_pixel_for_pixel(as_string):
         torch.manual_seed(seed)
         entries = [AugmentationDraw()(image.height, image.width).as_json()]
         text = json.dumps(entries)
-        (recorded,) = parse_augmentations(text if as_string else json.loads(text))
+        (entry,) = augmentation_entries(text if as_string else json.loads(text))
+        recorded = parse_augmentation(entry)
         seen |= {operation[0] for operation in recorded.operations}
         assert np.array_equal(np.asarray(replay(image, recorded, 224, "bicubic")), np.asarray(expected)), seed
     assert seen == set(range(len(OPERATIONS)))
@@ -84,4 +86,4 @@ def test_boxes_follow_the_picture_to_another_size():
 )
 def test_other_forms_are_refused(value):
     with pytest.raises(ValueError, match=r"expected|Expecting"):
-        parse_augmentations(value)
+        [parse_augmentation(entry) for entry in augmentation_entries(value)]

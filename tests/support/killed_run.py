@@ -1,11 +1,11 @@
 """A training run that can kill itself, as a script: the process really ends, as on a cluster.
 
     python killed_run.py FOLDER SEED EVERY_N_STEPS ACCUMULATE [--kill HOOK BATCH] [--resume CHECKPOINT] [--fine-tuning]
-        [--cocord TEACHER]
+        [--cocord TEACHER] [--mobileclip SHARDS]
 
 Every batch's sample indices go to FOLDER/samples.jsonl, the final state to FOLDER/final.ckpt. Fine-tuning for retrieval
 goes without masked words, in micro-batches, and re-ranks in validation. With a teacher's file it is CoCoRD that trains,
-on labelled shapes.
+on labelled shapes; with a folder for shards MobileCLIP, in slices, on reinforced shapes.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from support.albef import SIZES, tiny_albef
 from support.cocord import HEADS
-from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
-from vlightning.lightning_modules import CoCoRDModule
+from vlightning.datamodules import ReinforcedShapesDataModule, ShapeClassesDataModule, ShapesDataModule
+from vlightning.lightning_modules import CoCoRDModule, MobileCLIPModule
 
 BATCHES_AN_EPOCH, EPOCHS, BATCH = 4, 3, 8
 
@@ -80,6 +80,30 @@ def cocord_run(args):
     return module, data
 
 
+def mobileclip_run(args):
+    data = ReinforcedShapesDataModule(
+        args.mobileclip,
+        length=BATCHES_AN_EPOCH * BATCH,
+        eval_length=10,
+        augmentations=2,
+        batch_size=BATCH,
+        num_workers=2,
+        image_size=32,
+    )
+    torch.manual_seed(args.seed)
+    module = MobileCLIPModule(
+        "MobileCLIP-tiny",
+        image_size=32,
+        max_tokens=16,
+        teacher_dims=[64, 96],
+        teacher_scales=[30.0, 30.0],
+        average_momentum=0.9,
+        warmup_steps=3,
+        micro_batch_size=4,
+    )
+    return module, data
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -90,10 +114,11 @@ def main():
     parser.add_argument("--resume")
     parser.add_argument("--fine-tuning", action="store_true")
     parser.add_argument("--cocord")
+    parser.add_argument("--mobileclip")
     args = parser.parse_args()
 
     seed_everything(args.seed, verbose=False)
-    module, data = cocord_run(args) if args.cocord else albef_run(args)
+    module, data = (cocord_run if args.cocord else mobileclip_run if args.mobileclip else albef_run)(args)
     checkpoints = {"every_n_train_steps": args.every_n_steps} if args.every_n_steps else {"every_n_epochs": 1}
     callbacks = [
         Recorder(args.folder / "samples.jsonl"),

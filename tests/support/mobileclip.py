@@ -1,4 +1,4 @@
-"""Weights for MobileCLIP's models that are functions of their names, and models with statistics that matter."""
+"""Weights for MobileCLIP's models that are functions of their names, models with statistics that matter, and inputs."""
 
 import math
 import zlib
@@ -46,3 +46,22 @@ def settle(model, seed=0):
                 module.weight.copy_(uniform(module.weight, 0.7, 1.3))
                 module.bias.copy_(uniform(module.bias, -0.2, 0.2))
     return model.eval()
+
+
+def pictures(number, size):
+    """[N, 3, S, S], on the 0-1 scale."""
+    return torch.rand(number, 3, size, size, generator=torch.Generator().manual_seed(3))
+
+
+def texts(number, length=77):
+    """Token ids [N, L], which end before the last place."""
+    ids = torch.randint(1, 49406, (number, length), generator=torch.Generator().manual_seed(4))
+    ids[:, length // 2 :] = 0
+    ids[:, length // 2] = 49407
+    return ids
+
+
+@torch.no_grad()
+def features(model, images, ids):
+    """Of both towers."""
+    return model.encode_image(images), model.encode_text(ids)

@@ -1,16 +1,20 @@
 """MobileCLIP's models: exact counts, the vendor's outputs, and its checkpoints both ways."""
 
 import json
+import socket
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
 from safetensors import safe_open
+from timm.models.fastvit import MobileOneBlock, ReparamLargeKernelConv, RepMixer
+from torch import nn
 
-from support.mobileclip import fill
+from support.mobileclip import features, fill, pictures, settle, texts
 from vlightning.lightning_modules.mobileclip.checkpoint import from_vendor, to_vendor
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
+from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mobileclip_s0.safetensors"
 COUNTS = {  # image tower without the bias of timm's projection, text tower
@@ -18,12 +22,45 @@ COUNTS = {  # image tower without the bias of timm's projection, text tower
     "MobileCLIP-S1": (21_541_120, 63_428_096),
     "MobileCLIP-S2": (35_814_720, 63_428_096),
     "MobileCLIP-B": (86_348_544, 63_428_096),
+    "MobileCLIP-B-timm": (86_348_544, 63_428_096),
     "MobileCLIP2-S0": (11_406_464, 63_428_096),
+    "MobileCLIP2-S2": (35_814_720, 63_428_096),
+    "MobileCLIP2-B": (86_348_544, 63_428_096),
 }
+LARGE_COUNTS = {  # image tower with that bias, as timm counts, before and after fusing, and text tower; millions
+    "S3": ("125.236", "125.074", "123.650"),
+    "S4": ("321.785", "321.570", "123.650"),
+    "L-14": ("303.967", "303.967", "123.650"),
+}
+OPEN_CLIPS = [name for name in PRESETS if name in open_clip.list_models()]
 
 
 def count(module):
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def on_meta(make, *args, **kwargs):
+    """A model without memory for its weights."""
+    with torch.device("meta"):
+        return make(*args, **kwargs)
+
+
+def shapes(model):
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def count_fused(module):
+    """Parameters once each group of branches is one convolution with a bias, by the sizes of the parts."""
+    if isinstance(module, MobileOneBlock):
+        weights = module.in_chs // module.groups * module.out_chs * module.kernel_size**2 + module.out_chs
+        return weights + count(module.se)
+    if isinstance(module, RepMixer):
+        return module.dim * (module.kernel_size**2 + 1)
+    if isinstance(module, ReparamLargeKernelConv):
+        weights = module.in_chs // module.groups * module.out_chs * module.kernel_size**2 + module.out_chs
+        return weights + count(module.se)
+    own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    return own + sum(count_fused(child) for child in module.children())
 
 
 def vendor_state(model):
@@ -65,8 +102,67 @@ def test_s0_is_the_vendors(golden):
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_are_the_vendors(name):
-    model = build_model(name)
+    model = on_meta(build_model, name)
     assert (count(model.visual) - PRESETS[name].embed_dim, count(model.text)) == COUNTS[name]
+
+
+@pytest.mark.parametrize("generation", ["MobileCLIP", "MobileCLIP2"])
+@pytest.mark.parametrize("size", LARGE_COUNTS)
+def test_counts_of_the_large_models(generation, size):
+    model = on_meta(build_model, f"{generation}-{size}")
+    found = count(model.visual), count_fused(model.visual), count(model.text)
+    assert tuple(f"{number / 1e6:.3f}" for number in found) == LARGE_COUNTS[size]
+
+
+def test_fused_counts_are_those_of_fused_models():
+    assert count_fused(on_meta(build_model, "MobileCLIP-S0").visual) == 11_356_992 + 512
+    tiny = build_model("MobileCLIP-tiny").eval()
+    assert count_fused(tiny.visual) == count(reparameterize(tiny, "branches").visual)
+
+
+@pytest.mark.parametrize("name", OPEN_CLIPS)
+def test_shapes_are_open_clips(name):
+    theirs = on_meta(open_clip.create_model, name, device="meta", load_weights=False, nonscalar_logit_scale=True)
+    assert shapes(on_meta(build_model, name)) == shapes(theirs)
+
+
+def test_models_that_open_clip_has_not_are_like_those_that_it_has():
+    assert len(OPEN_CLIPS) == 9
+    for name, like in (("B-timm", "2-B"), ("B", "2-B"), ("S3", "2-S3"), ("S4", "2-S4"), ("L-14", "2-L-14")):
+        one, other = (on_meta(build_model, full) for full in (f"MobileCLIP-{name}", f"MobileCLIP{like}"))
+        assert shapes(one) == shapes(other)
+    s0 = shapes(on_meta(build_model, "MobileCLIP-S0").visual)
+    assert s0 == shapes(on_meta(build_model, "MobileCLIP2-S0").visual)
+
+
+@pytest.mark.parametrize("size", [48, 64])
+def test_tiny_model_has_all_parts_and_can_be_fused(size):
+    model = settle(build_model("MobileCLIP-tiny", size))
+    assert count(model.visual) < 2e6
+    kinds = {type(module).__name__ for module in model.modules()}
+    assert kinds >= {type(module).__name__ for module in on_meta(build_model, "MobileCLIP-S0").modules()}
+    assert model.text.transformer.resblocks[0].mlp.fc1.out_channels == 4 * 128
+    fused = reparameterize(model)
+    assert norms_left(fused) == []
+    batch = pictures(2, size), texts(2)
+    for one, two in zip(features(fused, *batch), features(model, *batch), strict=True):
+        assert one.shape == (2, 128)
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["MobileCLIP-tiny", "ViT-S-32-alt"])
+def test_context_length_is_that_of_the_texts(name):
+    model = build_model(name, 64, 20).eval()
+    assert model.text.positional_embedding.shape[0] == model.context_length == 20
+    assert model.encode_text(texts(2, 20)).shape[0] == 2
+    assert on_meta(build_model, "ViT-B-16-SigLIP", context_length=None).context_length == 64
+
+
+@pytest.mark.parametrize("name", ["MobileCLIP-B", "MobileCLIP-S0", "ViT-S-32-alt"])
+def test_pictures_of_another_size(name):
+    model = build_model(name, 128).eval()
+    with torch.no_grad():
+        assert model.encode_image(pictures(1, 128)).shape[0] == 1
 
 
 @pytest.mark.parametrize(("name", "entries"), [("MobileCLIP-S1", 1585), ("MobileCLIP-S2", 1721), ("MobileCLIP-B", 313)])
@@ -77,8 +173,38 @@ def test_vendor_files_load_as_open_clip_loads_them(name, entries):
     model.load_state_dict(from_vendor(model, state, "a file"))
     theirs = open_clip.create_model(name).eval()
     theirs.load_state_dict(open_clip.convert.convert_state_dict(theirs, dict(state)))
+    ours = model.state_dict()
     for parameter, value in theirs.state_dict().items():
-        assert torch.equal(model.state_dict()[parameter], value), parameter
+        assert torch.equal(ours[parameter].reshape(value.shape), value), parameter
+
+
+@pytest.mark.parametrize("shape", [[], [1]])
+def test_logit_scale_is_a_vector_here_and_a_number_there(golden, shape):
+    model = build_model("MobileCLIP-S0")
+    state = golden[0] | {"logit_scale": torch.full(shape, 3.0)}
+    model.load_state_dict(from_vendor(model, state, "a file"))
+    assert torch.equal(model.logit_scale, torch.tensor([3.0]))
+    assert torch.equal(to_vendor(model.state_dict())["logit_scale"], torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("name", ["MobileCLIP-S3", "MobileCLIP-L-14", "RN50"])
+def test_only_models_that_the_vendor_has_are_written_in_its_layout(name):
+    with pytest.raises(ValueError, match="the vendor's layout has no names for"):
+        to_vendor(on_meta(build_model, name).state_dict())
+
+
+@pytest.mark.parametrize(("name", "lost"), [("MobileCLIP-S0", "conv_kxk.0"), ("MobileCLIP-B", "backbone.0.bn")])
+def test_fused_models_are_not_written_in_the_vendors_layout(name, lost):
+    state = on_meta(build_model, name).state_dict()
+    with pytest.raises(ValueError, match="not fused"):
+        to_vendor({key: value for key, value in state.items() if lost not in key})
+
+
+def test_a_bias_of_the_projection_is_not_lost():
+    model = build_model("MobileCLIP-tiny")
+    nn.init.ones_(model.visual.trunk.head.fc.bias)
+    with pytest.raises(ValueError, match=r"head.fc.bias is not zero"):
+        to_vendor(model.state_dict())
 
 
 def test_vendors_stem_is_another_function_of_the_same_weights():
@@ -95,22 +221,53 @@ def test_vendors_stem_is_another_function_of_the_same_weights():
     [
         (lambda state: state.pop("text_encoder.projection_layer"), r"1 missing \(text_encoder.projection_layer\)"),
         (lambda state: state.update(other=torch.zeros(1)), r"1 left over \(other\)"),
-        (lambda state: state.update(logit_scale=torch.zeros(2)), r"1 of another shape \(logit_scale \[2\]\)"),
+        (lambda state: state.update(logit_scale=torch.zeros(2)), r"1 of another shape \(logit_scale \[2\] instead"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(golden, change, message):
     state = dict(golden[0])
     change(state)
     with pytest.raises(ValueError, match=message):
-        from_vendor(build_model("MobileCLIP-S0"), state, "a file")
+        from_vendor(on_meta(build_model, "MobileCLIP-S0"), state, "a file")
 
 
 def test_another_models_file_and_an_unknown_name_are_refused(golden):
     with pytest.raises(ValueError, match=r"missing .* left over .*name the model that it is of"):
-        from_vendor(build_model("MobileCLIP-B"), golden[0], "a file")
+        from_vendor(on_meta(build_model, "MobileCLIP-B"), golden[0], "a file")
     with pytest.raises(ValueError, match="did you mean MobileCLIP-S1"):
         build_model("MobileClip-S1")
 
 
-def test_any_model_of_open_clip_is_a_student():
-    assert type(build_model("RN50", image_size=64)).__name__ == "CLIP"
+def test_any_model_of_open_clip_is_a_pair_of_towers():
+    torch.manual_seed(0)
+    model = build_model("ViT-S-32-alt").eval()
+    theirs = open_clip.create_model("ViT-S-32-alt").eval()
+    assert type(model) is open_clip.CustomTextCLIP
+    assert type(theirs) is open_clip.CLIP
+    assert model.logit_scale.shape == (1,)
+    state = {name.removeprefix("text."): value for name, value in model.state_dict().items()}
+    theirs.load_state_dict(state | {"logit_scale": torch.tensor(2.0)})
+    for one, two in zip(
+        features(model, pictures(2, 224), texts(2)), features(theirs, pictures(2, 224), texts(2)), strict=True
+    ):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("roberta-ViT-B-32", "would be downloaded"), ("coca_ViT-B-32", "is a captioner")],
+)
+def test_models_that_need_a_download_or_have_a_decoder_are_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        build_model(name)
+
+
+def test_nothing_is_downloaded(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("reached the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    pretrained_towers = {"convnext_base", "ViT-B-16-SigLIP", "PE-Core-T-16-384", "MobileCLIP2-S0"}
+    for name in pretrained_towers:
+        on_meta(build_model, name)

@@ -1,0 +1,64 @@
+"""BatchNorm in train mode when a batch goes through a network in slices, and each slice a second time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def _training_norms(network: nn.Module) -> list[_BatchNorm]:
+    """Layers whose running statistics a forward pass would move."""
+    return [
+        module
+        for module in network.modules()
+        if isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
+    ]
+
+
+@contextmanager
+def kept_statistics(network: nn.Module) -> Iterator[None]:
+    """Let forward passes, such as those that compute activations again, leave running statistics as they are."""
+    norms = _training_norms(network)
+    before = [(_statistics(norm)[2].clone(), norm.momentum) for norm in norms]
+    for norm in norms:
+        # Not `track_running_stats = False`: a second pass would then save other tensors than the first.
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, (count, momentum) in zip(norms, before, strict=True):
+            _statistics(norm)[2].copy_(count)
+            norm.momentum = momentum
+
+
+@contextmanager
+def one_update(network: nn.Module) -> Iterator[None]:
+    """Count all forward passes inside as one batch: running statistics move once, towards the mean of theirs."""
+    norms = _training_norms(network)
+    before: list[tuple[Tensor, Tensor, Tensor, float | None]] = []
+    for norm in norms:
+        mean, var, count = _statistics(norm)
+        before.append((mean.clone(), var.clone(), count.clone(), norm.momentum))
+        norm.momentum = None  # a plain mean over the passes since the count was zero
+        count.zero_()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for norm, (old_mean, old_var, old_count, momentum) in zip(norms, before, strict=True):
+                mean, var, count = _statistics(norm)
+                passed = bool(count)
+                count.copy_(old_count + passed)
+                share = (momentum if momentum is not None else 1 / float(count)) if passed else 0.0
+                mean.copy_(torch.lerp(old_mean, mean, share))
+                var.copy_(torch.lerp(old_var, var, share))
+                norm.momentum = momentum
+
+
+def _statistics(norm: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    return norm.running_mean, norm.running_var, norm.num_batches_tracked

@@ -1,0 +1,314 @@
+"""Trained models out of files, and into the files of other projects."""
+
+import dataclasses
+import json
+import math
+import shutil
+import struct
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import open_clip
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from open_clip import CustomTextCLIP
+from open_clip.model import convert_to_custom_text_state_dict
+from open_clip.transform import PreprocessCfg, merge_preprocess_dict
+from open_clip.transformer import VisionTransformer as OpenClipViT
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from timm.layers import resample_abs_pos_embed
+from timm.models import VisionTransformer as TimmViT
+from torch import Tensor
+from torchvision.transforms import v2
+
+from ...callbacks import AtomicCheckpointIO
+from ...callbacks.checkpoint_io import STAGED, check_free, swap_in, writing
+from ...callbacks.sharded_checkpoint import METADATA
+from .checkpoint import fit, is_vit, own_names, to_vendor, vendor_name
+from .models import PRESETS, Interpolation, Three, build_model, has_vendor_stem, model_config
+
+_WRAPPED, _STUDENT, _AVERAGE = "module.", "student.", "average."
+_CONFIG, _WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"  # open_clip looks for these
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """What a model expects to be done with a picture.
+
+    Attributes:
+        image_size: side of what the model sees, pixels.
+        mean: subtracted from the channels, on the 0-1 scale.
+        std: what the channels are divided by then.
+        interpolation: how it is resized.
+        resize_mode: "shortest" gives the shorter side that size and cuts the middle out, "squash" gives it to both.
+    """
+
+    image_size: int
+    mean: Three
+    std: Three
+    interpolation: Interpolation
+    resize_mode: Literal["shortest", "squash"] = "shortest"
+
+    def transform(self) -> v2.Transform:
+        """A PIL picture, or an 8-bit one [3, H, W], to float [3, S, S], normalised."""
+        squash = self.resize_mode == "squash"
+        return v2.Compose(
+            [
+                v2.RGB(),
+                v2.Resize(
+                    (self.image_size, self.image_size) if squash else self.image_size,
+                    interpolation=v2.InterpolationMode(self.interpolation),
+                    antialias=True,
+                ),
+                v2.CenterCrop(self.image_size),
+                v2.ToImage(),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(self.mean, self.std),
+                v2.ToPureTensor(),
+            ]
+        )
+
+
+class Pretrained(NamedTuple):
+    """A trained model, in eval mode, and what it expects."""
+
+    model: CustomTextCLIP
+    preprocessing: Preprocessing
+
+
+def preprocessing_of(name: str, image_size: int | None = None) -> Preprocessing:
+    """What a model expects to be done with a picture.
+
+    Weights of one name may differ in it; of open_clip's, those are meant that it lists first.
+
+    Args:
+        name: as in `build_model`.
+        image_size: side of the pictures, pixels; the model's own by default.
+
+    Raises:
+        ValueError: as `build_model` does.
+    """
+    size = image_size or model_config(name)["vision_cfg"]["image_size"]
+    preset = PRESETS.get(name)
+    if preset is not None:
+        return Preprocessing(size, preset.mean, preset.std, preset.interpolation)
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    listed = open_clip.get_pretrained_cfg(name, tags[0]) if tags else {}
+    own = PreprocessCfg(**merge_preprocess_dict(PreprocessCfg(), listed))
+    return Preprocessing(size, own.mean, own.std, own.interpolation, own.resize_mode)
+
+
+def load_pretrained(
+    name: str, path: str | Path, image_size: int | None = None, context_length: int | None = None
+) -> Pretrained:
+    """Make a model and give it trained weights.
+
+    Names of open_clip's models say which activation they have, and files do not: OpenAI's weights are of names that
+    end in `-quickgelu`.
+
+    Args:
+        name: as in `build_model`.
+        path: as in `load_weights`.
+        image_size: side of the pictures, pixels; the model's own by default.
+        context_length: number of tokens in a text; the model's own by default.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if there is no such model, or the file is not of it.
+        RuntimeError: if the file cannot be read.
+    """
+    model = build_model(name, image_size, context_length)
+    rank_zero_info(load_weights(model, name, path))
+    return Pretrained(model.eval(), preprocessing_of(name, image_size))
+
+
+def rebuild(arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Pretrained:
+    """The network that a training evaluates, in eval mode, and what its pictures were.
+
+    Args:
+        arguments: the module's.
+        state: of that network.
+        source: where it is from, for messages.
+
+    Raises:
+        ValueError: if the state is not of that network.
+    """
+    name, image_size = arguments["model"], arguments["image_size"]
+    model = build_model(name, image_size, arguments["max_tokens"])
+    if "logit_bias" not in state:
+        model.logit_bias = None
+    model.load_state_dict(fit(model, state, source, str))
+    given = {part: arguments[f"image_{part}"] for part in ("mean", "std", "interpolation")}
+    changes = {part: value for part, value in given.items() if value is not None}
+    return Pretrained(model.eval(), dataclasses.replace(preprocessing_of(name, image_size), **changes))
+
+
+def load_weights(model: CustomTextCLIP, name: str, path: str | Path) -> str:
+    """Give a model trained weights, all of them or none.
+
+    Args:
+        model: what to fill.
+        name: of the model, for messages.
+        path: a file of `torch.save` or `.safetensors`, in the vendor's layout or open_clip's, or a checkpoint of a
+            training here, of which the averaged weights are taken if there are any.
+
+    Returns:
+        What was loaded, a sentence for the log.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is something else, or of another model.
+        RuntimeError: if it cannot be read.
+    """
+    source = repr(str(path))
+    state, kind = _read(Path(path).expanduser(), source)
+    say: Callable[[str], str | None] = str
+    if any(key.startswith("image_encoder.") for key in state):
+        state, say = own_names(model, state), partial(vendor_name, vit=is_vit(model.state_dict()))
+        kind = "the vendor's checkpoint"
+    if model.logit_bias is None:
+        state.pop("logit_bias", None)  # SigLIP's, which no features depend on
+    notes = _resize_positions(model, state)
+    fitted = fit(model, state, source, say)
+    notes += [f"with zeros for {key}, which it lacks" for key in fitted.keys() - state.keys()]
+    model.load_state_dict(fitted)
+    return f"{name} starts with {kind} {source}{''.join(f', {note}' for note in notes)}."
+
+
+def save_vendor(model: CustomTextCLIP, path: str | Path) -> None:
+    """Write a `.pt` file that the vendor's code loads.
+
+    Args:
+        model: MobileCLIP-S0, -S1, -S2 or -B, not fused.
+        path: of the file.
+
+    Raises:
+        ValueError: if the vendor's code has no such model.
+        OSError: if it cannot be written; a file that was there before is then unchanged.
+    """
+    state = model.state_dict()
+    if is_vit(state) and not has_vendor_stem(model):
+        raise ValueError(
+            "Found timm's ViT, which the vendor's code would read as its own with another stem: write the layout of "
+            "open_clip."
+        )
+    AtomicCheckpointIO().save_checkpoint(to_vendor(state), Path(path).expanduser())
+
+
+def save_open_clip(model: CustomTextCLIP, name: str, preprocessing: Preprocessing, folder: str | Path) -> None:
+    """Write a folder that `open_clip.create_model_and_transforms("local-dir:<folder>")` loads; all of it or nothing.
+
+    Args:
+        model: what to write, not fused.
+        name: as it was built by.
+        preprocessing: what it expects.
+        folder: a new or an empty one.
+
+    Raises:
+        ValueError: if open_clip has no such model.
+        FileExistsError: if there is something of that name already.
+        OSError: if it cannot be written.
+    """
+    target = Path(folder).expanduser().absolute()
+    check_free(target)
+    config = _checked_config(model, name, preprocessing.image_size)
+    preprocess = dataclasses.asdict(preprocessing)
+    preprocess["size"] = preprocess.pop("image_size")
+    # A number has no dimension there.
+    state = {
+        key: tensor.reshape(()) if key in ("logit_scale", "logit_bias") else tensor.contiguous()
+        for key, tensor in model.state_dict().items()
+    }
+    staged = target.with_name(f"{STAGED}{uuid.uuid4().hex}")
+    try:
+        with writing(target):
+            staged.mkdir(parents=True)
+            save_file(state, staged / _WEIGHTS, {"format": "pt"})
+            text = json.dumps({"model_cfg": config, "preprocess_cfg": preprocess}, indent=2)
+            (staged / _CONFIG).write_text(text + "\n", encoding="utf-8")
+            swap_in(staged, target)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _checked_config(model: CustomTextCLIP, name: str, image_size: int) -> dict[str, Any]:
+    """What open_clip makes the model of, after checking that it makes this one of it."""
+    preset = PRESETS.get(name)
+    mixers = preset is not None and preset.mixers
+    if mixers or has_vendor_stem(model):
+        part = "the mixers of its text tower" if mixers else "the vendor's stem"
+        raise ValueError(f"open_clip cannot build {name}, since it does not have {part}: write the layout 'vendor'.")
+    config = model_config(name, image_size, model.context_length)
+    with torch.device("meta"):
+        theirs = CustomTextCLIP(**{key: value for key, value in config.items() if key != "custom_text"})
+    made, found = _shapes(theirs), _shapes(model)
+    differing = sorted(key for key in made.keys() | found.keys() if made.get(key) != found.get(key))
+    if differing:
+        raise ValueError(
+            f"Found {len(differing)} weights that are not those of the {name} that open_clip makes ({differing[0]}, "
+            "...), expected that model, not fused, and a ViT of timm's in its own picture size."
+        )
+    return config
+
+
+def _shapes(model: CustomTextCLIP) -> dict[str, torch.Size]:
+    return {key: tensor.shape for key, tensor in model.state_dict().items() if not key.startswith("logit_")}
+
+
+def _read(path: Path, source: str) -> tuple[dict[str, Tensor], str]:
+    """A state dict in whatever layout, and what it is."""
+    if path.is_dir() and not (path / METADATA).is_file():
+        raise ValueError(f"Found a folder {source}, expected a file: name one in it, such as {_WEIGHTS}.")
+    if not path.exists():
+        raise FileNotFoundError(f"Found no file {source}, expected trained weights: correct the path, or download it.")
+    state: Any
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else AtomicCheckpointIO().load_checkpoint(path)
+    # Unpickling what is no pickle ends in any of these, apart from those that have a sentence already.
+    except (SafetensorError, LookupError, UnicodeError, AssertionError, struct.error) as error:
+        raise RuntimeError(
+            f"The checkpoint {source} cannot be read ({error}): it is damaged or of another kind, get it again."
+        ) from error
+    for entry in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(entry), dict):
+            state = state[entry]
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(
+            f"Found neither a state dict nor one under 'state_dict' or 'model' in {source}, expected trained weights: "
+            "correct the path."
+        )
+    if all(key.startswith(_WRAPPED) for key in state):
+        state = _below(_WRAPPED, state)
+    for prefix, kind in ((_AVERAGE, "the averaged weights of"), (_STUDENT, "the student of")):
+        if below := _below(prefix, state):
+            return below, f"{kind} the training"
+    return convert_to_custom_text_state_dict(state), "the checkpoint"
+
+
+def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
+def _resize_positions(model: CustomTextCLIP, state: dict[str, Tensor]) -> list[str]:
+    """Resample a ViT's positions for the model's size of pictures, in place, and say so."""
+    trunk = getattr(model.visual, "trunk", None)
+    if isinstance(trunk, TimmViT):
+        name, grid = "visual.trunk.pos_embed", trunk.patch_embed.grid_size
+        prefix = 0 if trunk.no_embed_class else trunk.num_prefix_tokens
+    elif isinstance(model.visual, OpenClipViT):
+        name, grid, prefix = "visual.positional_embedding", model.visual.grid_size, 1
+    else:
+        return []
+    found, own = state.get(name), model.state_dict().get(name)
+    if found is None or own is None or found.dim() != own.dim() or found.shape[-1] != own.shape[-1]:
+        return []
+    side = math.isqrt(found.shape[-2] - prefix)
+    if found.shape == own.shape or side * side != found.shape[-2] - prefix:
+        return []
+    resampled = resample_abs_pos_embed(found.reshape(1, -1, found.shape[-1]), list(grid), num_prefix_tokens=prefix)
+    state[name] = resampled.reshape(own.shape)
+    return [f"with positions resampled from {side}x{side} to {grid[0]}x{grid[1]}"]

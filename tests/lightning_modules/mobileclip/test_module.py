@@ -1,0 +1,350 @@
+"""The training step against plain formulas; slices, schedule, groups, average, and what is refused."""
+
+import math
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import nn
+from torch.nn.functional import cross_entropy, normalize
+
+from support.clip import DIMS, SCALES, reinforced_batch, tiny_module
+from vlightning.callbacks import EMACallback, FinalExport
+from vlightning.datamodules import ReinforcedShapesDataModule, ShapesDataModule
+from vlightning.lightning_modules import MobileCLIPModule
+
+ROWS = 6
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+def plain_loss(module, batch, share, synthetic=True):
+    """Section 3.1, one teacher, row and direction at a time."""
+    student, scale = module.student, module.student.logit_scale.exp()
+    image = normalize(student.encode_image(batch["image"]), dim=-1)
+    total, logged = 0, {}
+    kinds = {"real": ("input_ids", "teacher_text"), "synthetic": ("synthetic_input_ids", "teacher_synthetic")}
+    for kind, (ids, theirs) in list(kinds.items())[: 2 if synthetic else 1]:
+        text = normalize(student.encode_text(batch[ids]), dim=-1)
+        logits = scale * image @ text.T
+        labels = torch.arange(len(image))
+        contrast = (cross_entropy(logits, labels) + cross_entropy(logits.T, labels)) / 2
+        divergence = 0
+        start = 0
+        for width, teacher_scale in zip(DIMS, SCALES, strict=True):
+            part = slice(start, start + width)
+            start += width
+            teacher = teacher_scale * batch["teacher_image"][:, part] @ batch[theirs][:, part].T
+            for own, others in ((logits, teacher), (logits.T, teacher.T)):
+                for row in range(len(image)):
+                    p, q = others[row].softmax(0), own[row].softmax(0)
+                    divergence = divergence + (p * (p / q).log()).sum() / (2 * len(image) * len(DIMS))
+        logged |= {f"train/contrast_{kind}": contrast, f"train/distillation_{kind}": divergence}
+        total = total + (1 - share) * contrast + share * divergence
+    return total, logged
+
+
+def gradients(module, loss):
+    names, parameters = zip(*((n, p) for n, p in module.named_parameters() if p.requires_grad), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+@pytest.mark.parametrize("synthetic", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.75, 1.0])
+def test_a_step_is_the_papers(share, synthetic):
+    module = tiny_module(distillation_weight=share).double()
+    logged = {}
+    module.log = lambda name, value, **_: logged.update({name: value})
+    batch = reinforced_batch(ROWS)
+    if not synthetic:
+        batch = {name: column for name, column in batch.items() if "synthetic" not in name}
+    loss = module.training_step(batch, 0)
+    expected, terms = plain_loss(module, batch, share, synthetic)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    found, wanted = gradients(module, loss), gradients(module, expected)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-13, msg=name)
+    for name, value in terms.items():
+        if share or "distillation" not in name:
+            torch.testing.assert_close(logged[name], value.detach(), rtol=1e-10, atol=0)
+
+
+def test_teachers_and_the_average_get_no_gradient_and_stay_as_they_are():
+    module = tiny_module().double()
+    batch = reinforced_batch(ROWS)
+    batch["teacher_text"].requires_grad_(True)
+    module.training_step(batch, 0).backward()
+    assert batch["teacher_text"].grad is None
+    assert all(parameter.grad is None for parameter in module.average.parameters())
+
+
+@pytest.mark.parametrize(("size", "rows"), [(2, None), (4, None), (None, 1), (None, 4), (4, 4)])
+def test_slices_give_the_loss_and_the_gradients_of_the_whole(size, rows):
+    batch = reinforced_batch(ROWS)
+    whole = tiny_module(distillation_weight=0.7).double()
+    sliced = tiny_module(distillation_weight=0.7, micro_batch_size=size, loss_rows=rows).double()
+    loss, other = (module.training_step(batch, 0) for module in (whole, sliced))
+    torch.testing.assert_close(other, loss, rtol=1e-12, atol=0)
+    found, wanted = gradients(sliced, other), gradients(whole, loss)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-14, msg=name)
+
+
+def mci(**options):
+    torch.manual_seed(0)
+    options = {"max_tokens": 8, "teacher_dims": DIMS, "teacher_scales": SCALES, **options}
+    module = MobileCLIPModule("MobileCLIP-tiny", image_size=48, **options)
+    module.log = lambda *_, **__: None
+    return module
+
+
+def mci_batch(rows):
+    return reinforced_batch(rows, dtype=torch.float32, size=48, length=8, words=300)
+
+
+def norms(module):
+    return {name: part for name, part in module.student.named_modules() if isinstance(part, BATCH_NORM)}
+
+
+def test_running_statistics_move_once_a_step_towards_the_mean_over_the_slices():
+    batch = mci_batch(6)
+    sliced = mci(micro_batch_size=2)
+    parts = []
+    for start in range(0, 6, 2):
+        one = mci()
+        part = {name: column[start : start + 2] for name, column in batch.items()}
+        one.training_step(part, 0)
+        parts.append(norms(one))
+    sliced.training_step(batch, 0).backward()
+    assert len(norms(sliced)) > 20
+    for name, norm in norms(sliced).items():
+        assert int(norm.num_batches_tracked) == 1, name
+        assert norm.momentum == 0.1
+        for statistic in ("running_mean", "running_var"):
+            mean = torch.stack([getattr(part[name], statistic) for part in parts]).mean(0)
+            torch.testing.assert_close(getattr(norm, statistic), mean, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_slices_as_large_as_the_batch_are_the_whole_with_batch_norm_too():
+    batch = mci_batch(4)
+    whole, sliced = mci(), mci(micro_batch_size=4)
+    for module in (whole, sliced):
+        module.training_step(batch, 0).backward()
+    for (name, one), (_, other) in zip(whole.named_parameters(), sliced.named_parameters(), strict=True):
+        if one.requires_grad:
+            torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-6, msg=name)
+    for (name, one), (_, other) in zip(whole.named_buffers(), sliced.named_buffers(), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def optimizer_of(module):
+    module._trainer = None
+    return module.configure_optimizers()["optimizer"]
+
+
+@pytest.mark.parametrize("decays", [False, True])
+def test_weight_decay_spares_norms_biases_and_scales(decays):
+    module = mci(decay_layer_scales=decays)
+    decayed, spared = ({id(parameter) for parameter in group["params"]} for group in optimizer_of(module).param_groups)
+    trained = ((name, parameter) for name, parameter in module.student.named_parameters() if parameter.requires_grad)
+    names = {id(parameter): name for name, parameter in trained}
+    assert "visual.trunk.head.fc.bias" not in names.values()
+    assert decayed | spared == names.keys()
+    assert not decayed & spared
+    scales = {name for name in names.values() if name.endswith(".gamma")}
+    assert len(scales) > 8
+    found = {names[key] for key in decayed}
+    assert (scales <= found) if decays else not (scales & found)
+    assert all(dict(module.student.named_parameters())[name].ndim >= 2 for name in found)
+    assert "logit_scale" not in found
+    assert "text.token_embedding.weight" in found
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+def test_the_schedule_is_open_clips_with_a_floor(warmup):
+    module = tiny_module(learning_rate=2.0, min_learning_rate=0.0, warmup_steps=warmup)
+    module._trainer = type("Trainer", (), {"estimated_stepping_batches": 20})()
+    for step in range(20):
+        if step < warmup:
+            expected = 2.0 * (step + 1) / warmup
+        else:
+            expected = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (20 - warmup))) * 2.0
+        assert module.scheduled_lr(step) == pytest.approx(expected), step
+    module.hparams["min_learning_rate"] = 0.5
+    assert module.scheduled_lr(20) == pytest.approx(0.5)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    def make(**options):
+        folder = str(tmp_path_factory.getbasetemp() / "reinforced_shapes")
+        defaults = {"length": 40, "eval_length": 8, "augmentations": 2, "image_size": 32, "batch_size": 8}
+        return ReinforcedShapesDataModule(folder, num_workers=0, **{**defaults, **options})
+
+    return make
+
+
+def quiet_trainer(tmp_path, **options):
+    silent = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    return pl.Trainer(accelerator="cpu", default_root_dir=tmp_path, enable_checkpointing=False, **silent, **options)
+
+
+def student_of_shapes(**options):
+    torch.manual_seed(0)
+    defaults = {"image_size": 32, "max_tokens": 16, "teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0]}
+    return MobileCLIPModule("MobileCLIP-tiny", **{**defaults, **options})
+
+
+class Watch(pl.Callback):
+    """Averages the student by itself, and raises the scale above its limit."""
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if batch_idx == 0:
+            self.expected = {name: value.clone() for name, value in module.average.state_dict().items()}
+        with torch.no_grad():
+            module.student.logit_scale.fill_(7.0)
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        assert module.student.logit_scale.item() <= math.log(50.0) + 1e-6
+        for name, value in module.student.state_dict().items():
+            old = self.expected[name]
+            self.expected[name] = old + 0.25 * (value - old) if value.is_floating_point() else value.clone()
+
+
+def test_the_average_follows_with_its_statistics_and_is_what_is_evaluated(tmp_path, shapes):
+    module, watch = student_of_shapes(average_momentum=0.75, max_logit_scale=50.0, learning_rate=1e-2), Watch()
+    quiet_trainer(tmp_path, max_steps=3, callbacks=[EMACallback(log=False), watch], limit_val_batches=0).fit(
+        module, shapes()
+    )
+    for name, value in module.average.state_dict().items():
+        torch.testing.assert_close(value, watch.expected[name], rtol=1e-5, atol=1e-6, msg=name)
+    assert not any(part.training for part in module.average.modules())
+    image = torch.rand(2, 3, 32, 32)
+    average, student = (
+        normalize(network.eval().encode_image(image), dim=-1) for network in (module.average, module.student)
+    )
+    assert not torch.allclose(average, student, atol=1e-4)
+    torch.testing.assert_close(module.eval().encode_images(image)[0], average)
+    alone = student_of_shapes(average_momentum=None).eval()
+    torch.testing.assert_close(alone.encode_images(image)[0], normalize(alone.student.encode_image(image), dim=-1))
+
+
+def test_a_student_learns_how_the_teachers_relate_pictures_and_texts():
+    """The student reproduces a teacher's affinities on a few pairs: the KL divergence falls to almost nothing."""
+    torch.manual_seed(0)
+    module = tiny_module(distillation_weight=1.0, teacher_dims=[5], teacher_scales=[5.0], average_momentum=None)
+    batch = reinforced_batch(8, dtype=torch.float32)
+    for name in ("teacher_image", "teacher_text", "teacher_synthetic"):
+        batch[name] = batch[name][:, :5]
+    logged = {}
+    module.log = lambda name, value, **_: logged.update({name: float(value)})
+    optimizer = torch.optim.Adam(module.student.parameters(), lr=5e-3)
+    for step in range(600):
+        optimizer.zero_grad()
+        module.training_step(batch, 0).backward()
+        optimizer.step()
+        if step == 0:
+            first = logged["train/distillation_real"]
+    assert first > 0.05
+    assert logged["train/distillation_real"] < first / 100
+    assert logged["train/distillation_synthetic"] < first / 100
+
+
+def test_plain_pairs_train_without_reinforcements(tmp_path):
+    data = ShapesDataModule(
+        batch_size=8, length=32, eval_length=8, image_size=32, tokenizer="clip", vocab_size=49408, max_tokens=16
+    )
+    module = student_of_shapes(distillation_weight=0.0)
+    trainer = quiet_trainer(tmp_path, max_steps=2)
+    trainer.fit(module, data)
+    assert trainer.global_step == 2
+    assert {"train/contrast_real", "train/logit_scale"} < trainer.callback_metrics.keys()
+    assert not any("synthetic" in name or "distillation" in name for name in trainer.callback_metrics)
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "message"),
+    [
+        (
+            {"teacher_dims": [64, 64]},
+            {},
+            r"160 wide, but teacher_dims \[64, 64\] add up to 128: set model.teacher_dims",
+        ),
+        ({"max_tokens": 20}, {}, "come as 16 tokens, but the text tower takes 20"),
+    ],
+)
+def test_data_that_do_not_fit_are_one_sentence(tmp_path, shapes, options, data, message):
+    with pytest.raises(ValueError, match=message):
+        quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(student_of_shapes(**options), shapes(**data))
+
+
+def test_plain_pairs_are_refused_where_teachers_are_wanted(tmp_path):
+    data = ShapesDataModule(
+        batch_size=8, length=32, eval_length=8, image_size=32, tokenizer="clip", vocab_size=49408, max_tokens=16
+    )
+    with pytest.raises(ValueError, match="no teacher_image, teacher_text: train on reinforced data"):
+        quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(student_of_shapes(), data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distillation_weight": 1.5}, "give a share from 0 to 1"),
+        ({"teacher_dims": [5], "teacher_scales": [1.0, 2.0]}, "names 1 teachers, teacher_scales 2"),
+        ({"teacher_dims": [], "teacher_scales": []}, "no teacher to distil from"),
+        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
+        ({"loss_rows": 0}, "loss_rows is 0"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_one_sentence(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_module(**options)
+
+
+def test_models_with_more_than_two_towers_are_refused():
+    with pytest.raises(ValueError, match="coca_ViT-B-32 is a captioner, expected a pair of towers"):
+        MobileCLIPModule("coca_ViT-B-32")
+
+
+def test_any_model_of_open_clip_is_a_student_and_starts_from_trained_weights(tmp_path, shapes):
+    trained = tiny_module(seed=7)
+    torch.save(trained.student.state_dict(), tmp_path / "trained.pt")
+    module = tiny_module(weights=str(tmp_path / "trained.pt"))
+    trainer = quiet_trainer(tmp_path, max_steps=1)
+    module._trainer = trainer
+    module.on_fit_start()
+    for network in (module.student, module.average):
+        for name, value in trained.student.state_dict().items():
+            assert torch.equal(network.state_dict()[name], value), name
+
+
+def test_the_trained_model_is_exported_fused_when_the_run_ends(tmp_path, shapes):
+    module = student_of_shapes(average_momentum=0.5)
+    target = tmp_path / "out"
+    trainer = quiet_trainer(tmp_path, max_steps=2, limit_val_batches=0, callbacks=[FinalExport(str(target))])
+    trainer.fit(module, shapes())
+    image, ids = torch.rand(5, 3, 32, 32), reinforced_batch(5, length=16, words=49408)["input_ids"]
+    programs = {name: torch.export.load(target / f"{name}.pt2").module() for name in ("image", "text")}
+    module.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(programs["image"](image), module.encode_images(image)[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(programs["text"](ids), module.encode_texts(ids, ids), rtol=0, atol=1e-5)
+    assert not any("batch_norm" in str(node.target) for node in programs["image"].graph.nodes)
+    with pytest.raises(FileExistsError, match="already there"):
+        quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport(str(target))]).fit(student_of_shapes(), shapes())
+
+
+def test_an_export_is_refused_before_training_where_the_module_has_none(tmp_path):
+    with pytest.raises(AttributeError, match=r"no method export\(folder\) in BoringModel"):
+        quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport()]).fit(BoringModel())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="SyncBatchNorm needs CUDA")
+def test_statistics_can_be_those_of_all_processes(tmp_path, shapes):
+    module = student_of_shapes()
+    trainer = pl.Trainer(
+        accelerator="gpu", devices=1, strategy="ddp", sync_batchnorm=True, max_steps=2, default_root_dir=tmp_path
+    )
+    trainer.fit(module, shapes())
+    assert any(isinstance(part, nn.SyncBatchNorm) for part in module.student.modules())

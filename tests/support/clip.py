@@ -1,0 +1,59 @@
+"""A CLIP small enough for float64, without BatchNorm, and reinforced batches for it."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import open_clip
+import torch
+
+from vlightning.lightning_modules import MobileCLIPModule
+
+NAME, LENGTH, SIZE, WORDS = "tiny-clip-of-the-tests", 6, 16, 49408
+DIMS, SCALES = [5, 7], [20.0, 40.0]
+
+
+def add_tiny_clip():
+    """Let open_clip know the model; calling it again does nothing."""
+    if NAME in open_clip.list_models():
+        return NAME
+    config = {
+        "embed_dim": 8,
+        "vision_cfg": {"image_size": SIZE, "layers": 1, "width": 16, "head_width": 8, "patch_size": 8},
+        "text_cfg": {"context_length": LENGTH, "vocab_size": WORDS, "width": 16, "heads": 2, "layers": 1},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{NAME}.json"
+        path.write_text(json.dumps(config))
+        open_clip.add_model_config(path)
+    return NAME
+
+
+def tiny_module(seed=0, **options):
+    torch.manual_seed(seed)
+    defaults = {"max_tokens": LENGTH, "teacher_dims": DIMS, "teacher_scales": SCALES}
+    module = MobileCLIPModule(add_tiny_clip(), **{**defaults, **options})
+    module.log = module.log_dict = lambda *_, **__: None
+    return module
+
+
+def reinforced_batch(rows, seed=0, dtype=torch.float64, size=SIZE, length=LENGTH, words=WORDS):
+    generator = torch.Generator().manual_seed(seed)
+
+    def unit():
+        parts = [torch.randn(rows, width, generator=generator, dtype=dtype) for width in DIMS]
+        return torch.cat([torch.nn.functional.normalize(part, dim=-1) for part in parts], 1)
+
+    def texts():
+        ids = torch.randint(1, words - 1, (rows, length), generator=generator)
+        ids[:, -1] = words - 1
+        return ids
+
+    return {
+        "image": torch.rand(rows, 3, size, size, generator=generator, dtype=dtype),
+        "input_ids": texts(),
+        "synthetic_input_ids": texts(),
+        "teacher_image": unit(),
+        "teacher_text": unit(),
+        "teacher_synthetic": unit(),
+    }
