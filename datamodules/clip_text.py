@@ -15,7 +15,7 @@ CLIP_TOKENS = 77
 CLIP_VOCABULARY = 49408
 
 
-class CLIPTokenizer(SimpleTokenizer):  # type: ignore[misc]  # open_clip is not annotated
+class CLIPTokenizer(SimpleTokenizer):
     """open_clip's tokenizer, with the names of the ``transformers`` library for its special tokens.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,17 @@ from .clip_text import CLIP, CLIPTextEncoder, CLIPTokenizer
 from .decode import Account
 from .loaders import BatchLoader, PredictionLoader
 from .records import read_texts
-from .samples import EvaluationCollate, EvaluationSet, PairReader, PairRows, TextCollate, TrainingCollate
+from .samples import (
+    Collated,
+    EvaluationCollate,
+    EvaluationSet,
+    Outcome,
+    PairReader,
+    PairRows,
+    Reader,
+    TextCollate,
+    TrainingCollate,
+)
 from .sampling import TrainingPosition, evaluation_batches
 from .streaming import Stream, StreamedEvaluationSet, StreamedTrainingSet
 from .text import (
@@ -115,11 +125,11 @@ class PairDataModule(PictureDataModule):
 
     # What the base asks for
 
-    def training_reader(self, rows: PairRows) -> PairReader:
+    def training_reader(self, rows: PairRows) -> Reader:
         """Reads an augmented picture with one of its captions."""
         return PairReader(rows, self.train_transform, self.encoder())
 
-    def training_collate(self) -> TrainingCollate:
+    def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
         """Stacks pictures and encodes their captions."""
         return TrainingCollate(self.encoder())
 

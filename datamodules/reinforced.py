@@ -142,7 +142,7 @@ class ReinforcedDataModule(PairDataModule):
         assert isinstance(self.train_transform, ReplayTransform)
         return ReinforcedReader(rows, self.train_transform)
 
-    def training_collate(self) -> Any:
+    def training_collate(self) -> ReinforcedCollate:
         """Stacks pictures and embeddings, and encodes both captions."""
         return ReinforcedCollate(self.encoder(), getattr(torch, self.teacher_dtype))
 

@@ -7,6 +7,7 @@ synthetic captions, in version 2 with one array for each kind of synthetic capti
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import re
@@ -22,7 +23,7 @@ from PIL import Image
 from .clip_transforms import ReplayTransform
 from .decode import EMPTY_CAPTION, BadSample, Fault, decode_image
 from .records import IMAGE_SUFFIXES, TEXT_KEYS
-from .replay import Augmentation, parse_augmentations
+from .replay import Augmentation, Box, augmentation_entries, parse_augmentation
 from .shards import BesideShards, Shards, json_of, uid_of
 from .tables import PROBED_ROWS
 from .text import usable_caption
@@ -77,22 +78,28 @@ class _NpyRows:
     """An array inside an ``npz`` file; a row is read without those after it."""
 
     def __init__(self, archive: zipfile.ZipFile, member: str) -> None:
-        self.archive = archive
-        self.member = member
-        with archive.open(member) as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            self.shape, columns_first, self.dtype = read(file)
-            self.offset = file.tell()
-        if len(self.shape) != 2 or columns_first or self.dtype.kind != "f":
-            raise ValueError("not rows of floats")
+        self.file = archive.open(member)
+        start = self.file.read(10)
+        length = int.from_bytes(start[8:], "little")
+        self.shape, self.dtype = _npy_header(start + self.file.read(length))
+        self.offset = 10 + length
 
     def __getitem__(self, number: int) -> torch.Tensor:
         bytes_in_row = self.shape[1] * self.dtype.itemsize
-        with self.archive.open(self.member) as file:
-            file.seek(self.offset + range(self.shape[0])[number] * bytes_in_row)
-            row = np.frombuffer(file.read(bytes_in_row), self.dtype, count=self.shape[1])
+        self.file.seek(self.offset + range(self.shape[0])[number] * bytes_in_row)
+        row = np.frombuffer(self.file.read(bytes_in_row), self.dtype, count=self.shape[1])
         return torch.from_numpy(row.astype(self.dtype.newbyteorder("=")))
+
+
+@functools.lru_cache(maxsize=64)  # samples of one data set have the same few headers
+def _npy_header(header: bytes) -> tuple[tuple[int, int], np.dtype[Any]]:
+    file = io.BytesIO(header)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("a header of another version")
+    shape, columns_first, dtype = np.lib.format.read_array_header_1_0(file)
+    if len(shape) != 2 or columns_first or dtype.kind != "f":
+        raise ValueError("not rows of floats")
+    return shape, dtype
 
 
 def _npz_arrays(data: bytes) -> dict[str, Any]:
@@ -234,32 +241,37 @@ class ReinforcedReader:
             if kind not in members:
                 raise BadSample(f"no member {kind}", name)
         embeddings = Embeddings(members, name)
-        augmentations = self._augmentations(members, embeddings, name)
+        record = json_of(members, "paug.json")
+        entries = self._entries(record, embeddings, name)
         synthetic = self._synthetic(members, embeddings, name)
-        draws = np.random.default_rng(words)
-        number = int(draws.integers(len(augmentations)))
-        group = synthetic[int(draws.integers(len(synthetic)))]
-        place = int(draws.integers(len(group.captions)))
-        rows = [
-            embeddings.row("image_emb", number),
-            embeddings.row("text_emb", 0),
-            embeddings.row(group.array, group.first + place),
-        ]
-        self._check_width(rows, name)
+        number = (words[0] >> 32) % len(entries)
+        group = synthetic[(words[0] & 0xFFFFFFFF) % len(synthetic)]
+        place = words[1] % len(group.captions)
+        teacher_image = embeddings.row("image_emb", number)
+        teacher_text = embeddings.row("text_emb", 0)
+        teacher_synthetic = embeddings.row(group.array, group.first + place)
+        self._check_width([teacher_image, teacher_text, teacher_synthetic], name)
         picture = self.rows.decoded(members, row)
-        augmentation, notes = self._fitted(augmentations, number, picture, members, name)
+        augmentation, notes = self._fitted(entries, number, record, picture, members, name)
         return ReinforcedSample(
-            self.transform(picture, augmentation), captions[0], group.captions[place], *rows, row, notes
+            self.transform(picture, augmentation),
+            captions[0],
+            group.captions[place],
+            teacher_image,
+            teacher_text,
+            teacher_synthetic,
+            row,
+            notes,
         )
 
-    def _augmentations(self, members: dict[str, bytes], embeddings: Embeddings, name: str) -> list[Augmentation]:
+    def _entries(self, record: dict[str, object], embeddings: Embeddings, name: str) -> list[Any]:
         try:
-            augmentations = parse_augmentations(json_of(members, "paug.json").get("param_aug"))
+            entries = augmentation_entries(record.get("param_aug"))
         except ValueError:
             raise BadSample("unreadable paug.json", name) from None
-        if len(augmentations) != embeddings.rows("image_emb"):
+        if len(entries) != embeddings.rows("image_emb"):
             raise BadSample("param_aug and image_emb differ in number", name)
-        return augmentations
+        return entries
 
     def _synthetic(self, members: dict[str, bytes], embeddings: Embeddings, name: str) -> list[_Synthetic]:
         groups = []
@@ -288,17 +300,22 @@ class ReinforcedReader:
 
     def _fitted(
         self,
-        augmentations: list[Augmentation],
+        entries: list[Any],
         number: int,
+        record: dict[str, object],
         picture: Image.Image,
         members: dict[str, bytes],
         name: str,
     ) -> tuple[Augmentation, list[Fault]]:
         """The augmentation with its box in pixels of this copy of the picture."""
-        chosen = augmentations[number]
         actual = (picture.height, picture.width)
-        fit = all(augmentation.box.fits(*actual) for augmentation in augmentations)
-        recorded = _size_in(json_of(members, "paug.json"))
+        try:
+            chosen = parse_augmentation(entries[number])
+            boxes = [Box(*box) for box, _ in entries]
+            fit = all(box.fits(*actual) for box in boxes)
+        except (TypeError, ValueError):
+            raise BadSample("unreadable paug.json", name) from None
+        recorded = _size_in(record)
         if recorded is None and not fit:
             # Whoever downloaded the picture may have noted what it was before it was made smaller.
             recorded = _size_in(json_of(members, "picture.json")) or _size_in(json_of(members, "json"))

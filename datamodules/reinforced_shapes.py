@@ -106,8 +106,8 @@ def reinforced_scene(
     picture.save(content, "JPEG", quality=95)
 
     def of_teachers(stated: list[str], blur: list[torch.Tensor] | None = None) -> torch.Tensor:
-        each = [teacher(stated, blur and blur[number]) for number, teacher in enumerate(teachers)]
-        return torch.cat(each)
+        added = [None] * len(teachers) if blur is None else blur
+        return torch.cat([teacher(stated, one) for teacher, one in zip(teachers, added, strict=True)])
 
     return ReinforcedRecord(
         key=f"{row:08d}",

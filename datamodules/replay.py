@@ -81,8 +81,8 @@ class Augmentation(NamedTuple):
         return [list(self.box), [None if operation is None else list(operation) for operation in self.operations]]
 
 
-def parse_augmentations(value: Any) -> list[Augmentation]:
-    """Augmentations from the entry ``param_aug``: a list, or a string that holds the list as JSON.
+def augmentation_entries(value: Any) -> list[Any]:
+    """The augmentations of the entry ``param_aug``, not parsed: a list, or a string that holds the list as JSON.
 
     (The vendor's shards hold a list; the hub's viewer and its loader make strings of it.)
 
@@ -92,10 +92,15 @@ def parse_augmentations(value: Any) -> list[Augmentation]:
     entries = json.loads(value) if isinstance(value, str) else value
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"found {type(entries).__name__} as param_aug, expected a list of augmentations")
-    return [_parse(entry) for entry in entries]
+    return entries
 
 
-def _parse(entry: Any) -> Augmentation:
+def parse_augmentation(entry: Any) -> Augmentation:
+    """One augmentation of ``param_aug``.
+
+    Raises:
+        ValueError: it is of another form.
+    """
     try:
         box, operations = entry
         parsed = tuple(None if operation is None else _operation(*operation) for operation in operations)

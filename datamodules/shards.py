@@ -142,14 +142,40 @@ def read_members(file: str, start: int, stop: int, name: str) -> dict[str, bytes
         with open(file, "rb") as content:
             content.seek(start)
             block = content.read(stop - start)
-        members: dict[str, bytes] = {}
-        with tarfile.open(fileobj=io.BytesIO(block), mode="r:") as tar:
-            for member in tar:
-                stem = split_name(member.name)
-                if member.isfile() and stem is not None:
-                    members[stem[1]] = block[member.offset_data : member.offset_data + member.size]
+        members = _plain_members(block)
+        if members is None:
+            members = {}
+            with tarfile.open(fileobj=io.BytesIO(block), mode="r:") as tar:
+                for member in tar:
+                    stem = split_name(member.name)
+                    if member.isfile() and stem is not None:
+                        members[stem[1]] = block[member.offset_data : member.offset_data + member.size]
     except (OSError, tarfile.TarError):
         raise BadSample("unreadable shard", name) from None
+    return members
+
+
+def _plain_members(block: bytes) -> dict[str, bytes] | None:
+    """The same of a block of plain files with names and sizes in their own headers; None where there is anything else.
+
+    (The library's reader takes half a millisecond for a sample, an eighth of what decoding the picture takes.)
+    """
+    members: dict[str, bytes] = {}
+    place = 0
+    while place < len(block):
+        header = block[place : place + _BLOCK]
+        try:
+            size, total = int(header[124:135], 8), int(header[148:154], 8)
+        except ValueError:
+            return None
+        if header[156:157] not in (b"0", b"\0") or total != sum(header) - sum(header[148:156]) + 8 * 32:
+            return None
+        stem = split_name(header[:100].rstrip(b"\0").decode())
+        start = place + _BLOCK
+        place = start + -(-size // _BLOCK) * _BLOCK
+        if stem is None or place > len(block):
+            return None
+        members[stem[1]] = block[start : start + size]
     return members
 
 

@@ -262,9 +262,10 @@ class ToNormalized(nn.Module):
         super().__init__()
         self.mean = list(mean)
         self.std = list(std)
+        self.changes = any(self.mean) or any(value != 1 for value in self.std)
 
     def forward(self, image: Image.Image) -> torch.Tensor:
         """Convert and normalise."""
         # Not `to_dtype(scale=True)`, whose product with 1 / 255 differs from the quotient in the last bit.
         pixels = F.pil_to_tensor(image).to(torch.float32).div_(255)
-        return F.normalize(pixels, self.mean, self.std, inplace=True)
+        return F.normalize(pixels, self.mean, self.std, inplace=True) if self.changes else pixels
