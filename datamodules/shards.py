@@ -14,7 +14,8 @@ import logging
 import os
 import tarfile
 import uuid
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,23 +65,38 @@ def tar_index(file: str, cache: Path) -> TarIndex:
     Raises:
         ValueError: the file is no tar file, ends too early, or is damaged in the middle.
     """
+    return TarIndex(**_cached(file, cache, "index", lambda: _read_index(file)._asdict()))
+
+
+def tar_uids(file: str, index: TarIndex, cache: Path) -> np.ndarray:
+    """The entry ``uid`` of each sample's ``json``, bytes [N], empty where there is none; cached like the index."""
+
+    def read() -> dict[str, np.ndarray]:
+        spans = zip(index.start.tolist(), index.stop.tolist(), strict=True)
+        return {"uids": np.array([uid_of(read_members(file, *span, file)).encode() for span in spans], np.bytes_)}
+
+    return _cached(file, cache, "uids", read)["uids"]
+
+
+def _cached(file: str, cache: Path, what: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Arrays made of a file, kept for as long as it does not change."""
     state = os.stat(file)
-    stamp = hashlib.sha1(f"{_INDEX_VERSION}\0{file}\0{state.st_mtime_ns}\0{state.st_size}".encode()).hexdigest()
+    stamp = hashlib.sha1(f"{_INDEX_VERSION}\0{file}\0{state.st_mtime_ns}\0{state.st_size}\0{what}".encode()).hexdigest()
     kept = cache / f"{stamp}.npz"
     try:
         with np.load(kept, allow_pickle=False) as arrays:
-            return TarIndex(arrays["start"], arrays["stop"], arrays["keys"])
-    except (OSError, ValueError, KeyError):
+            return dict(arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         pass
-    index = _read_index(file)
+    made = make()
     staged = cache / f".incomplete-{uuid.uuid4().hex}.npz"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        np.savez(staged, **index._asdict())
+        np.savez(staged, **made)  # type: ignore[arg-type]
         os.replace(staged, kept)
-    except OSError as error:  # the next run reads the headers again
-        log.warning("the index of %s was not kept (%s)", file, error)
-    return index
+    except OSError as error:  # the next run makes them again
+        log.warning("the %s of %s was not kept (%s)", what, file, error)
+    return made
 
 
 def _read_index(file: str) -> TarIndex:
@@ -234,6 +250,7 @@ class BesideShards:
             raise ValueError(f"found no folder {folder!r}, expected that of the pictures: correct data.pictures")
         self.shards = shards
         self.suffixes = suffixes
+        self.cache = cache
         tars = {file.name: str(file) for file in sorted(self.folder.rglob("*.tar"))}
         names = [Path(file).name for file in shards.files]
         missing = [name for name in names if name not in tars]
@@ -253,12 +270,9 @@ class BesideShards:
         places = _lookup(wanted, pictures.indexes[0].keys)
         if len(wanted) and (places < 0).all():
             # Keys that are running numbers of each file have nothing to do with each other.
-            first = self.shards.first[number]
-            uids = [uid_of(self.shards.members(int(first) + place)) for place in range(len(wanted))]
-            others = [uid_of(pictures.members(place)) for place in range(len(pictures))]
-            found = _lookup(np.array(uids, np.bytes_), np.array(others, np.bytes_))
-            named = np.array([bool(uid) for uid in uids])
-            places = np.where(named, found, -1)
+            uids = tar_uids(self.shards.files[number], self.shards.indexes[number], self.cache)
+            others = tar_uids(pictures.files[0], pictures.indexes[0], self.cache)
+            places = np.where(uids == b"", -1, _lookup(uids, others))
         return places
 
     def members(self, sample: int, key: str, uid: str) -> dict[str, bytes]:

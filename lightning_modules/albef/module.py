@@ -6,7 +6,6 @@ from the web do not quite say what a picture shows.
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -31,6 +30,7 @@ from ...callbacks import (
 )
 from ...callbacks.distributed import all_reduce_sum, gather, rank, world_size
 from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
+from ..initial_weights import InitialWeights
 from ..optimizer_groups import weight_decay_groups
 from ..precision import at_least_float32
 from ..sharding import shard
@@ -53,7 +53,7 @@ class _Encoded(NamedTuple):
     text_features: Tensor  # [B, E]
 
 
-class ALBEFModule(RetrievalModule):
+class ALBEFModule(InitialWeights, RetrievalModule):
     """ALBEF: image-text contrast, image-text matching and, in pre-training, masked language modelling.
 
     Sizes default to the paper's (ViT-B/16 at 256 px, BERT-base split 6 + 6). Where the authors' code and a better
@@ -217,7 +217,6 @@ class ALBEFModule(RetrievalModule):
         self.evaluation = RetrievalEvaluation(
             match_equal_texts, rerank_k, rerank_score, memory=rerank_memory_gib * 2**30
         )
-        self._started = False  # whether the weights are where training goes on from
         self._start_teacher()
         self.train()  # sets the teacher's mode too: Lightning trains in the modes that it finds
 
@@ -242,11 +241,6 @@ class ALBEFModule(RetrievalModule):
             RetrievalPredictionWriter(),
         )
 
-    def setup(self, stage: str) -> None:
-        """Load initial weights where what stands now is going to be sharded; such strategies restore later."""
-        if self.trainer.strategy.restore_checkpoint_after_setup and (stage == "fit" or self.hparams["weights"]):
-            self._start()
-
     def configure_model(self) -> None:
         """Shard student and teacher where the strategy shards."""
         shard(self, [self.student, self.teacher])
@@ -259,37 +253,15 @@ class ALBEFModule(RetrievalModule):
         Raises:
             ValueError: if the datamodule names other ids than this module was given.
         """
-        self._start()
+        super().on_fit_start()
         tokens = getattr(getattr(self.trainer, "datamodule", None), "special_token_ids", None)
         own = {name: self.hparams[f"{name}_token_id"] for name in tokens or ()}
         if tokens is not None and own != dict(tokens):
             raise ValueError(f"The tokenizer's special ids are {dict(tokens)}, the model's {own}: set the model's.")
 
-    def on_validation_start(self) -> None:
-        """Evaluate `weights`, unless a checkpoint was restored."""
-        self._start_trained()
-
-    def on_test_start(self) -> None:
-        """Evaluate `weights`, unless a checkpoint was restored."""
-        self._start_trained()
-
-    def on_predict_start(self) -> None:
-        """Evaluate `weights`, unless a checkpoint was restored."""
-        self._start_trained()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights; a training goes on from them, and leaves the initial ones alone."""
-        self._started = True
-        return super().load_state_dict(state_dict, strict, assign)
-
-    def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            self.load_initial_weights()
-
-    def _start_trained(self) -> None:
-        if self.hparams["weights"] is not None:
-            self._start()
+    def evaluates_initial_weights(self) -> bool:
+        """Whether there is a trained ALBEF to start from."""
+        return self.hparams["weights"] is not None
 
     def load_initial_weights(self) -> None:
         """Start from `weights`, else the student from `vision_weights` and `text_weights` and the teacher as its copy.

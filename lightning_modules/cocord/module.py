@@ -5,7 +5,6 @@ predict what a slow-moving average of itself says of another view, and to classi
 """
 
 import copy
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -26,6 +25,7 @@ from ...callbacks import (
 from ...callbacks.distributed import world_size
 from ..classification import Accuracy, Batch, ClassifierModule
 from ..frozen import FrozenTeacher
+from ..initial_weights import InitialWeights
 from ..precision import at_least_float32
 from ..sharding import shard
 from .checkpoint import load_classifier, public_state, read_classifier
@@ -46,7 +46,7 @@ class _TeacherViews(NamedTuple):
     logits: Tensor | None  # [B, C] of the student's view
 
 
-class CoCoRDModule(ClassifierModule):
+class CoCoRDModule(InitialWeights, ClassifierModule):
     """CoCoRD, and what it is compared with: with its weights at zero plain KD, with that at zero too plain training.
 
     What a loss with weight zero would need is neither built nor computed. A training batch holds `label` [B] and a view
@@ -169,7 +169,6 @@ class CoCoRDModule(ClassifierModule):
             else None
         )
         self.accuracy = Accuracy(num_classes)
-        self._started = False  # whether the student's weights are where training goes on from
         self.train()
 
     def views(self) -> list[str]:
@@ -205,6 +204,7 @@ class CoCoRDModule(ClassifierModule):
 
     def setup(self, stage: str) -> None:
         """Load the teacher, which only training needs."""
+        super().setup(stage)
         if stage == "fit" and self.teacher is not None:
             name, source = self.hparams["teacher"], self.hparams["teacher_weights"]
             load_frozen(self.teacher, name, source, self.hparams["num_classes"])
@@ -222,7 +222,7 @@ class CoCoRDModule(ClassifierModule):
         Raises:
             ValueError: if the data has another number of classes.
         """
-        self._start()
+        super().on_fit_start()
         found = getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
         if found is not None and found != self.hparams["num_classes"]:
             raise ValueError(
@@ -236,28 +236,15 @@ class CoCoRDModule(ClassifierModule):
                 + ("a moving average of the student's." if self.teacher_head_moves else "random and stays so.")
             )
 
-    def on_validation_start(self) -> None:
-        """Evaluate `student_weights`, unless a checkpoint was restored."""
-        self._start()
+    def evaluates_initial_weights(self) -> bool:
+        """Whether there is a trained student to start from."""
+        return self.hparams["student_weights"] is not None
 
-    def on_test_start(self) -> None:
-        """Evaluate `student_weights`, unless a checkpoint was restored."""
-        self._start()
-
-    def on_predict_start(self) -> None:
-        """Use `student_weights`, unless a checkpoint was restored."""
-        self._start()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights; a training goes on from them, and leaves the initial ones alone."""
-        self._started = True
-        return super().load_state_dict(state_dict, strict, assign)
-
-    def _start(self) -> None:
+    def load_initial_weights(self) -> None:
+        """Start the student, and its average, from `student_weights`, if there are any."""
         source = self.hparams["student_weights"]
-        if self._started or source is None:
+        if source is None:
             return
-        self._started = True
         state = public_state(self.student, read_classifier(source))
         load_classifier(public_network(self.student), state, f"student_weights {source!r}")
         if self.slow_student is not None:

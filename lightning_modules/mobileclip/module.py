@@ -7,7 +7,6 @@ contrastive training costs.
 
 import copy
 import math
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +27,8 @@ from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSe
 from ...callbacks.distributed import gather, rank
 from ..batch_norm import kept_statistics, one_update
 from ..evaluation import Batch, RetrievalEvaluation, RetrievalModule
+from ..initial_weights import InitialWeights
+from ..layout import channels_last
 from ..optimizer_groups import weight_decay_groups
 from ..precision import at_least_float32
 from ..schedules import warmup_cosine
@@ -43,7 +44,7 @@ _CAPTIONS = {REAL: "input_ids", SYNTHETIC: "synthetic_input_ids"}
 _TEACHERS = {REAL: "teacher_text", SYNTHETIC: "teacher_synthetic"}
 
 
-class MobileCLIPModule(RetrievalModule):
+class MobileCLIPModule(InitialWeights, RetrievalModule):
     """Contrast with the pairs, and distillation of how teachers relate pictures and texts, on two captions a picture.
 
     Each batch of reinforced data makes two batches of pairs, with the real and with a synthetic caption of the same
@@ -132,7 +133,6 @@ class MobileCLIPModule(RetrievalModule):
         if average_momentum is not None:
             self.average = copy.deepcopy(self.student).requires_grad_(False)
         self.evaluation = RetrievalEvaluation(match_equal_texts)
-        self._started = False  # whether the weights are where training goes on from
         self.train()
 
     @property
@@ -153,16 +153,11 @@ class MobileCLIPModule(RetrievalModule):
             needed.append(EMACallback())
         return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
 
-    def setup(self, stage: str) -> None:
-        """Load initial weights where what stands now is going to be sharded; such strategies restore later."""
-        if self.trainer.strategy.restore_checkpoint_after_setup:
-            self._start()
-
     def configure_model(self) -> None:
         """Shard the networks where the strategy shards, else lay out convolutions as they run fastest."""
         shard(self, [network for network in (self.student, self.average) if network is not None])
         if self.device_mesh is None:  # FSDP2 takes contiguous parameters only
-            self.to(memory_format=torch.channels_last)
+            channels_last(self)
 
     def on_fit_start(self) -> None:
         """Load initial weights once a checkpoint would be restored, and compare widths with the data's.
@@ -170,34 +165,20 @@ class MobileCLIPModule(RetrievalModule):
         Raises:
             ValueError: if the data's embeddings are not as wide as all teachers together.
         """
-        self._start()
+        super().on_fit_start()
         found = getattr(getattr(self.trainer, "datamodule", None), "teacher_width", None)
         if self.hparams["distillation_weight"] > 0 and found is not None:
             self._check_width(found)
 
-    def on_validation_start(self) -> None:
-        """Evaluate `weights`, unless a checkpoint was restored."""
-        self._start()
+    def evaluates_initial_weights(self) -> bool:
+        """Whether there is a trained model to start from."""
+        return self.hparams["weights"] is not None
 
-    def on_test_start(self) -> None:
-        """Evaluate `weights`, unless a checkpoint was restored."""
-        self._start()
-
-    def on_predict_start(self) -> None:
-        """Use `weights`, unless a checkpoint was restored."""
-        self._start()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights; a training goes on from them, and leaves the initial ones alone."""
-        self._started = True
-        return super().load_state_dict(state_dict, strict, assign)
-
-    def _start(self) -> None:
-        source = self.hparams["weights"]
-        if self._started or source is None:
+    def load_initial_weights(self) -> None:
+        """Start the student, and its average, from `weights`, if there are any."""
+        if self.hparams["weights"] is None:
             return
-        self._started = True
-        rank_zero_info(load_weights(self.student, self.hparams["model"], source))
+        rank_zero_info(load_weights(self.student, self.hparams["model"], self.hparams["weights"]))
         if self.average is not None:
             self.average.load_state_dict(self.student.state_dict())
 
@@ -239,8 +220,7 @@ class MobileCLIPModule(RetrievalModule):
         size = self.hparams["micro_batch_size"]
         whole: AbstractContextManager[None] = nullcontext() if size is None else one_update(self.student)
         with whole:
-            image = batch["image"].contiguous(memory_format=torch.channels_last)
-            found = in_slices(encode, size, image, *texts, again=lambda: kept_statistics(self.student))
+            found = in_slices(encode, size, batch["image"], *texts, again=lambda: kept_statistics(self.student))
         return dict(zip(("image", *captions), found, strict=True))
 
     @torch.no_grad()
@@ -301,7 +281,6 @@ class MobileCLIPModule(RetrievalModule):
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
         """Unit-length features [B, E] of pictures [B, 3, S, S]."""
-        image = image.contiguous(memory_format=torch.channels_last)
         return _unit(self.evaluated.encode_image(image)), None
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -47,6 +47,16 @@ def test_the_headers_are_read_once_and_again_when_the_file_has_changed(tmp_path,
     assert len(reads) == 2
 
 
+def test_a_damaged_cache_is_made_anew(tmp_path):
+    two_files(tmp_path / "data")
+    file = str(tmp_path / "data" / "1.tar")
+    expected = tar_index(file, tmp_path / "cache")
+    (kept,) = (tmp_path / "cache").iterdir()
+    for content in (b"", b"no archive", kept.read_bytes()[:200]):
+        kept.write_bytes(content)
+        assert np.array_equal(tar_index(file, tmp_path / "cache").start, expected.start)
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, caplog):
     two_files(tmp_path / "data")
     (tmp_path / "file").write_text("")

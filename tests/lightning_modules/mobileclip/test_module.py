@@ -137,6 +137,25 @@ def test_slices_as_large_as_the_batch_are_the_whole_with_batch_norm_too():
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-7, msg=name)
 
 
+def test_convolutions_have_their_channels_last_but_for_those_of_the_pictures():
+    """With theirs last too the backward pass writes beyond its memory, and the process dies sooner or later."""
+    module = mci()
+    module.configure_model()
+    plain, last = [], []
+
+    def note(part, inputs, output):
+        strides = inputs[0].stride()
+        (last if strides[1] == 1 and strides[3] > 1 else plain).append(part.in_channels)
+
+    for part in module.student.visual.modules():
+        if isinstance(part, nn.Conv2d):
+            part.register_forward_hook(note)
+    module.training_step(mci_batch(4), 0).backward()
+    assert 3 not in last
+    assert len(last) > 30
+    assert plain.count(3) == 2
+
+
 def optimizer_of(module):
     module._trainer = None
     return module.configure_optimizers()["optimizer"]

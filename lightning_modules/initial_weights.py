@@ -1,0 +1,62 @@
+"""When a module loads the weights that it starts from: once, and never over those of a checkpoint."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning import LightningModule
+
+
+class InitialWeights(LightningModule):
+    """The hooks of a LightningModule that starts from weights of its own unless a checkpoint is restored.
+
+    Lightning restores a checkpoint before `on_fit_start`, and under strategies that shard only after `setup`, when
+    weights can no longer be loaded as they are. A subclass supplies the first two methods, and calls `super()` where it
+    overrides a hook.
+    """
+
+    _started = False  # whether the weights are where training, or an evaluation, goes on from
+
+    def load_initial_weights(self) -> None:
+        """Load them."""
+        raise NotImplementedError
+
+    def evaluates_initial_weights(self) -> bool:
+        """Whether an evaluation without a checkpoint loads them too."""
+        raise NotImplementedError
+
+    def setup(self, stage: str) -> None:
+        """Load initial weights where what stands now is going to be sharded; such strategies restore later."""
+        # Without a Trainer it was called by hand, and nothing is sharded.
+        shards = self._trainer is not None and self._trainer.strategy.restore_checkpoint_after_setup
+        if shards and (stage == "fit" or self.evaluates_initial_weights()):
+            self._start()
+
+    def on_fit_start(self) -> None:
+        """Load initial weights; a checkpoint would have been restored by now."""
+        self._start()
+
+    def on_validation_start(self) -> None:
+        """Evaluate the initial weights, unless a checkpoint was restored."""
+        self._start_evaluation()
+
+    def on_test_start(self) -> None:
+        """Evaluate the initial weights, unless a checkpoint was restored."""
+        self._start_evaluation()
+
+    def on_predict_start(self) -> None:
+        """Use the initial weights, unless a checkpoint was restored."""
+        self._start_evaluation()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights; a training goes on from them, and leaves the initial ones alone."""
+        self._started = True
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self.load_initial_weights()
+
+    def _start_evaluation(self) -> None:
+        if self.evaluates_initial_weights():
+            self._start()
