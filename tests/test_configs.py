@@ -184,10 +184,11 @@ def test_fine_tuning_runs_on_the_authors_lists_and_keeps_the_best_by_reranked_re
 
 
 @pytest.mark.slow
-def test_quickstart_runs_every_subcommand(tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", ["albef", "mobileclip"])
+def test_quickstart_runs_every_subcommand(method, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    quickstart = ("--config", str(ROOT / "configs/albef/quickstart.yaml"))
-    small = ("--data.eval_length", "8", "--data.num_workers", "0", "--trainer.logger", "false")
+    quickstart = ("--config", str(ROOT / f"configs/{method}/quickstart.yaml"))
+    small = ("--data.eval_length", "8", "--data.length", "256", "--data.num_workers", "0", "--trainer.logger", "false")
     short = ("--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.default_root_dir", ".")
     for subcommand in ("fit", "validate", "test", "predict"):
         ran = run(subcommand, *quickstart, *small, *(short if subcommand == "fit" else ()))

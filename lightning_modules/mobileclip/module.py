@@ -302,7 +302,7 @@ class MobileCLIPModule(InitialWeights, RetrievalModule):
             fused: whether branches and norms become convolutions first.
         """
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_model_state_dict(self.evaluated, options=options)
+        state: Any = get_model_state_dict(self.evaluated, options=options)
         if rank() != 0:
             return
         trained = rebuild(self.hparams, state, "the module")

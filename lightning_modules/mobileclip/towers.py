@@ -129,7 +129,8 @@ def export_towers(
         image_size: S.
         fused: as in `towers`.
         normalize: as in `towers`.
-        dtype: as in `towers`: float32, float16 or, for "torch_export", bfloat16.
+        dtype: as in `towers`: float32, float16 or, for "torch_export", bfloat16. On x86, onnxruntime may crash on
+            float16 unless its optimization stops at ORT_ENABLE_EXTENDED.
         preprocessing: what the configuration is to say of how pictures are made ready; plain data.
 
     Returns:
@@ -238,7 +239,6 @@ def _write(part: _Part, path: Path, target: Path) -> None:
         input_names=[part.input_name],
         output_names=[f"{part.name}_features"],
         dynamic_shapes={part.input_name: {0: "batch"}},
-        verbose=False,
     )
     assert converted is not None
     with writing(target):

@@ -1,7 +1,9 @@
 """Towers by themselves, and as programs that are read back: the same features as the model's, for any batch."""
 
+import functools
 import json
 import logging
+import warnings
 from collections import Counter
 
 import onnx
@@ -18,6 +20,11 @@ from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.towers import export_towers, towers
 
 SIZE = 64
+MODELS = [
+    "MobileCLIP-tiny",
+    pytest.param("MobileCLIP-S0", marks=pytest.mark.slow),
+    pytest.param("MobileCLIP-B", marks=pytest.mark.slow),
+]
 PLAIN = {
     "embed_dim": 24,
     "vision_cfg": {"layers": 2, "width": 64, "head_width": 16, "patch_size": 8, "image_size": 32},
@@ -36,14 +43,16 @@ def batch(model, count, size=SIZE, seed=5):
     return F.interpolate(torch.rand(count, 3, 4, 4, generator=generator), size), ids
 
 
-def measured(model, size=SIZE):
-    """A settled model whose BatchNorm has the statistics of what it sees; else all pictures have about one feature."""
-    settle(model)
+@functools.cache
+def trained(name):
+    """A model whose BatchNorm has the statistics of what it sees; else all pictures have nearly the same features."""
+    torch.manual_seed(0)
+    model = settle(build_model(name, SIZE))
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.reset_running_stats()
             module.momentum = None
-    features(model.train(), *batch(model, 8, size, seed=6))
+    features(model.train(), *batch(model, 8, seed=6))
     return model.eval()
 
 
@@ -55,12 +64,6 @@ def features(model, images, ids, normalize=True):
 def plain_clip(**options):
     torch.manual_seed(0)
     return open_clip.CLIP(**PLAIN, **options).eval()
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    torch.manual_seed(0)
-    return measured(build_model("MobileCLIP-tiny"))
 
 
 def load(folder):
@@ -93,7 +96,7 @@ def smallest_cosine(found, expected):
     return float(F.cosine_similarity(found.float(), expected.float()).min())
 
 
-def check_programs(model, folder, size=SIZE):
+def check_programs(model, folder, size):
     """Files against the model that they were made of, on batches that nothing was traced or checked with."""
     programs = load(folder)
     for count in (1, 5):
@@ -105,33 +108,28 @@ def check_programs(model, folder, size=SIZE):
 
 
 @pytest.mark.parametrize("format", ["torch_export", "onnx"])
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        ("MobileCLIP-tiny", 64),
-        pytest.param("MobileCLIP-S0", 128, marks=pytest.mark.slow),
-        pytest.param("MobileCLIP-B", 64, marks=pytest.mark.slow),
-    ],
-)
-def test_programs_are_the_model_for_any_batch(name, size, format, tmp_path):
-    torch.manual_seed(0)
-    model = measured(build_model(name, size), size)
-    files = export_towers(model, tmp_path / "new" / "export", format, size)
+@pytest.mark.parametrize("name", MODELS)
+def test_programs_are_the_model_for_any_batch(name, format, tmp_path):
+    model = trained(name)
+    files = export_towers(model, tmp_path / "new" / "export", format, SIZE)
     suffix = {"torch_export": "pt2", "onnx": "onnx"}[format]
     assert [file.name for file in files] == ["config.json", f"image.{suffix}", f"text.{suffix}"]
     assert all(file.exists() for file in files)
-    check_programs(model, tmp_path / "new" / "export", size)
+    check_programs(model, tmp_path / "new" / "export", SIZE)
     assert [norms(file) for file in files[1:]] == [0, 0]
 
 
 @pytest.mark.parametrize("format", ["torch_export", "onnx"])
-def test_open_clips_plain_class_is_exported_into_an_empty_folder(format, tmp_path):
+def test_open_clips_plain_class_is_exported_into_an_empty_folder_without_a_word(format, tmp_path, capfd, recwarn):
     model = plain_clip()
     export_towers(model, tmp_path, format, 32)
+    assert capfd.readouterr() == ("", "")
+    assert not recwarn.list
     check_programs(model, tmp_path, 32)
 
 
-def test_norms_stay_where_nothing_is_fused(tiny, tmp_path):
+def test_norms_stay_where_nothing_is_fused(tmp_path):
+    tiny = trained("MobileCLIP-tiny")
     export_towers(tiny, tmp_path, "torch_export", SIZE, fused=False, normalize=False)
     assert norms(tmp_path / "image.pt2") > 10
     assert norms(tmp_path / "text.pt2") > 2
@@ -165,17 +163,9 @@ def test_configuration_says_what_goes_in_and_out(tmp_path):
 
 # Rounding weights to bfloat16 alone costs a tower of many convolutions 5e-4.
 @pytest.mark.parametrize(("dtype", "image_bound"), [(torch.float16, 0.9995), (torch.bfloat16, 0.998)])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "MobileCLIP-tiny",
-        pytest.param("MobileCLIP-S0", marks=pytest.mark.slow),
-        pytest.param("MobileCLIP-B", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_half_precision_weights_keep_the_direction(name, dtype, image_bound):
-    torch.manual_seed(0)
-    model = measured(build_model(name, SIZE))
+    model = trained(name)
     images, ids = batch(model, 4)
     expected = features(model, images, ids)
     for fused in (True, False):
@@ -211,10 +201,11 @@ def test_half_precision_programs_take_float32_pictures(format, dtype, tmp_path):
     assert (said["input"]["dtype"], said["output"]["dtype"]) == ("float32", str(dtype).removeprefix("torch."))
 
 
-def test_the_model_is_left_alone():
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_model_is_left_alone(fused):
     model = plain_clip(init_logit_bias=0.5).requires_grad_(True)
     names = list(model.state_dict())
-    image, text = towers(model, dtype=torch.bfloat16)
+    image, text = towers(model, fused, dtype=torch.bfloat16)
     assert list(model.state_dict()) == names
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -245,13 +236,16 @@ def test_half_precision_programs_are_compared_too(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("format", ["torch_export", "onnx"])
-def test_nothing_is_said(format, tmp_path, capfd, recwarn):
-    before = logging.root.manager.disable
-    export_towers(plain_clip(), tmp_path, format, 32)
-    assert capfd.readouterr() == ("", "")
+def test_errors_are_heard_where_chatter_is_not(capfd, recwarn, caplog):
+    with module_under_test._quiet():
+        print("Step 1 of 3")
+        warnings.warn("This will change", stacklevel=1)
+        logging.getLogger("onnxscript").warning("Skipping constant folding")
+        logging.getLogger("onnxscript").error("Out of memory")
+    assert capfd.readouterr().out == ""
     assert not recwarn.list
-    assert logging.root.manager.disable == before
+    assert caplog.messages == ["Out of memory"]
+    assert logging.root.manager.disable == logging.NOTSET
 
 
 def test_a_full_folder_and_a_file_in_the_way_are_kept(tmp_path):
