@@ -17,7 +17,7 @@ from .decode import MAX_PIXELS
 from .image_text import PairSources, Sources, by_split
 from .pairs import PairDataModule
 from .records import IMAGE_SUFFIXES
-from .reinforced_rows import ReinforcedReader, ReinforcedSample, ReinforcedTable
+from .reinforced_rows import OtherSizes, ReinforcedReader, ReinforcedSample, ReinforcedTable
 from .replay import Interpolation
 from .samples import Collated, Outcome, account, stacked
 from .shards import BesideShards, Shards, find_shards
@@ -161,8 +161,8 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
     three. Which, is a function of (seed, epoch, sample).
 
     A picture may have another size than the one that its boxes were measured on, which the entries
-    ``original_height`` and ``original_width`` tell: of ``paug.json``, or, where a box does not fit into the picture, of
-    the ``json`` that downloaders write. Boxes are then rescaled, and their number is logged.
+    ``original_height`` and ``original_width`` tell: of ``paug.json``, else of the ``json`` that downloaders write.
+    Boxes are then rescaled, and their number is logged.
 
     Args:
         train: shards: a tar file, glob pattern or folder, or a list of these.
@@ -178,7 +178,9 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         image_id_column: column whose equal values mean the same picture.
         synthetic_keys: pattern that the entries of ``syn.json`` to draw from match as a whole; version 2 may hold
             captions of several captioners.
-        other_sizes: "rescale" adapts boxes to pictures of another size, "refuse" counts such samples as unusable.
+        other_sizes: "rescale" adapts boxes to pictures of another size than the recorded one, "refuse" counts such
+            samples as unusable, "ignore" takes boxes as pixels of the pictures at hand: for data that was reinforced
+            after the download.
         batch_size: training pairs per process and batch (released scripts: 65,536 in all).
         eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process.
@@ -212,7 +214,7 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         caption_column: str = "caption",
         image_id_column: str | None = None,
         synthetic_keys: str = "syn_text.*",
-        other_sizes: Literal["rescale", "refuse"] = "rescale",
+        other_sizes: OtherSizes = "rescale",
         batch_size: int = 256,
         eval_batch_size: int | None = None,
         num_workers: int = 2,
@@ -248,7 +250,7 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         self.shards = [train] if isinstance(train, str) else list(train or ())
         self.pictures = pictures
         self.synthetic_keys = synthetic_keys
-        self.other_sizes = other_sizes
+        self.other_sizes: OtherSizes = other_sizes
         self.max_pixels = max_pixels
         self.cache = index_cache(cache_dir)
         self.pairs = PairSources(
@@ -272,8 +274,8 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
             return self.pairs.rows(split, self.clean_captions, self.max_words)
         if not self.shards:
             return None
-        refuses = self.other_sizes == "refuse"
-        return self.check_training(ReinforcedTable(*self._open_shards(), self.synthetic_keys, refuses, self.max_pixels))
+        options = (self.synthetic_keys, self.other_sizes, self.max_pixels)
+        return self.check_training(ReinforcedTable(*self._open_shards(), *options))
 
     def _open_shards(self) -> tuple[Shards, BesideShards | None]:
         shards = Shards(find_shards(self.shards), self.cache)

@@ -12,9 +12,8 @@ import gzip
 import io
 import re
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from .text import usable_caption
 REINFORCEMENTS = ("paug.json", "syn.json")
 EMBEDDINGS = ("npz", "pth.gz")
 RESCALED = "box rescaled"
+OtherSizes = Literal["rescale", "refuse", "ignore"]
 
 
 class Embeddings:
@@ -134,8 +134,7 @@ class ReinforcedTable:
         shards: the tar files.
         beside: the pictures, where they are not in the shards.
         synthetic_keys: pattern that the names of the synthetic captions to use match as a whole.
-        refuse_other_sizes: whether a picture of another size than the recorded one is unusable; else its boxes are
-            rescaled.
+        other_sizes: what to do with pictures of another size than the recorded one.
         max_pixels: larger pictures are refused.
     """
 
@@ -144,13 +143,13 @@ class ReinforcedTable:
         shards: Shards,
         beside: BesideShards | None,
         synthetic_keys: str,
-        refuse_other_sizes: bool,
+        other_sizes: OtherSizes,
         max_pixels: int,
     ) -> None:
         self.shards = shards
         self.beside = beside
         self.synthetic_keys = re.compile(synthetic_keys)
-        self.refuse_other_sizes = refuse_other_sizes
+        self.other_sizes: OtherSizes = other_sizes
         self.max_pixels = max_pixels
         self.teacher_width = 0
 
@@ -185,15 +184,6 @@ class ReinforcedTable:
         """
         data = next((content for kind, content in members.items() if f".{kind}" in IMAGE_SUFFIXES), None)
         return decode_image(data, None, self.name(row), self.max_pixels, upright=False)
-
-    def captions(self, row: int) -> list[str]:
-        """The real caption of a row."""
-        return caption_of(self.members(row))
-
-    def texts(self) -> Iterator[str]:
-        """All real captions."""
-        for row in range(len(self)):
-            yield from self.captions(row)
 
     def check(self, split: str, read: ReinforcedReader) -> None:
         """Read some samples, fail where none can be used, and learn the width of the teachers' embeddings.
@@ -315,17 +305,17 @@ class ReinforcedReader:
             fit = all(box.fits(*actual) for box in boxes)
         except (TypeError, ValueError):
             raise BadSample("unreadable paug.json", name) from None
-        recorded = _size_in(record)
-        if recorded is None and not fit:
-            # Whoever downloaded the picture may have noted what it was before it was made smaller.
-            recorded = _size_in(json_of(members, "picture.json")) or _size_in(json_of(members, "json"))
-        if recorded in (None, actual):
+        recorded = None
+        if self.rows.other_sizes != "ignore":
+            # Else whoever downloaded the picture may have noted what it was before it was made smaller.
+            records = (record, json_of(members, "picture.json"), json_of(members, "json"))
+            recorded = next((size for size in map(_size_in, records) if size is not None), None)
+        if recorded is None or recorded == actual:
             if not fit:
                 raise BadSample("box outside the picture", name)
             return chosen, []
-        if self.rows.refuse_other_sizes:
+        if self.rows.other_sizes == "refuse":
             raise BadSample("another size than recorded", name)
-        assert recorded is not None
         return chosen._replace(box=chosen.box.rescaled(recorded, actual)), [Fault(RESCALED, name)]
 
 

@@ -213,7 +213,11 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
         try:
             for number, first in enumerate(range(0, self.length, SHARD_ROWS)):
                 write_shard(staged / f"{number:08d}.tar", self._records(first, min(first + SHARD_ROWS, self.length)))
-            os.replace(staged, self.folder)
+            try:
+                os.replace(staged, self.folder)
+            except OSError:  # another node was faster, on a file system that they share
+                if not self.folder.is_dir():
+                    raise
         finally:
             shutil.rmtree(staged, ignore_errors=True)
 
@@ -229,7 +233,7 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
         if split != "train":
             return self._table(split)
         shards = Shards(find_shards([str(self.folder)]), index_cache(str(self.folder)))
-        return self.check_training(ReinforcedTable(shards, None, "syn_text", False, MAX_PIXELS))
+        return self.check_training(ReinforcedTable(shards, None, "syn_text", "refuse", MAX_PIXELS))
 
     def _table(self, split: Split) -> ShapesTable:
         return ShapesTable(split, self.length, self.eval_length, self.image_size, self.data_seed)

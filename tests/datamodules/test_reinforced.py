@@ -193,27 +193,47 @@ def test_boxes_are_rescaled_to_a_picture_of_another_size_and_counted(tmp_path, r
         assert (small["image"] - large["image"]).abs().mean() < 0.02
 
 
-def test_boxes_that_fit_are_not_rescaled_by_what_a_downloader_noted(tmp_path):
+def test_what_a_downloader_noted_can_be_ignored(tmp_path):
     """A generator that ran on the downloaded copies measured on those, whatever they were before."""
 
     def noted(number, members):
         members["json"] = json.dumps({"original_height": 320, "original_width": 400}).encode()
 
-    data = module(tmp_path, shards(tmp_path / "data", change=noted))
+    data = module(tmp_path, shards(tmp_path / "data", change=noted), other_sizes="ignore")
     plain = module(tmp_path, shards(tmp_path / "plain"))
     for one, other in zip(batches(data), batches(plain), strict=True):
         assert torch.equal(one["image"], other["image"])
     assert not data.account("train").remarks
+    rescaled = module(tmp_path, str(tmp_path / "data"))
+    batches(rescaled)
+    assert rescaled.account("train").remarks == {"box rescaled": COUNT}
 
 
 @pytest.mark.parametrize(
     ("record", "options", "cause"),
-    [(None, {}, "box outside the picture: 12"), ("own", {"other_sizes": "refuse"}, "another size than recorded: 12")],
+    [
+        (None, {}, "box outside the picture: 12"),
+        ("own", {"other_sizes": "ignore"}, "box outside the picture: 12"),
+        ("own", {"other_sizes": "refuse"}, "another size than recorded: 12"),
+        ("downloader", {"other_sizes": "refuse"}, "another size than recorded: 12"),
+    ],
 )
 def test_pictures_of_another_size_can_be_refused(tmp_path, record, options, cause):
     folder = shards(tmp_path / "data", change=lambda number, members: smaller(number, members, record))
     with pytest.raises(ValueError, match=cause):
         module(tmp_path, folder, **options)
+
+
+def test_boxes_are_pixels_of_the_picture_before_anybody_turns_it(tmp_path):
+    def tagged(number, members):
+        exif = Image.Exif()
+        exif[0x0112] = 6  # lies on its side
+        members["jpg"] = encoded(picture(number, made.SIZE), "JPEG", quality=90, exif=exif)
+
+    turned = module(tmp_path, shards(tmp_path / "turned", change=tagged))
+    plain = module(tmp_path, shards(tmp_path / "plain"))
+    for one, other in zip(batches(turned), batches(plain), strict=True):
+        assert torch.equal(one["image"], other["image"])
 
 
 def remove(kind):
