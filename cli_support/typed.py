@@ -106,7 +106,7 @@ def did_you_mean(name: str, valid: Sequence[str]) -> str:
     match = nearest(name, valid)
     if match is not None:
         return f"did you mean {match!r}?"
-    if 0 < len(valid) <= 12:
+    if 0 < len(valid) <= 30:
         return f"valid are {', '.join(sorted(valid))}."
     return "see --help."
 

@@ -74,4 +74,4 @@ def test_yaml_text_in_place_of_a_file_is_no_file():
 def test_nearest_names():
     assert did_you_mean("ALBEFModul", ["ALBEFModule", "Other"]) == "did you mean 'ALBEFModule'?"
     assert did_you_mean("zzz", ["fit", "test"]) == "valid are fit, test."
-    assert did_you_mean("zzz", [f"name{n}" for n in range(20)]) == "see --help."
+    assert did_you_mean("zzz", [f"name{n}" for n in range(40)]) == "see --help."
