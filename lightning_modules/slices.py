@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recomputed(
-    function: Callable[..., Any], *inputs: Any, again: Callable[[], AbstractContextManager[Any]] = nullcontext
+    function: Callable[..., Any], *inputs: Any, again: Callable[[], AbstractContextManager[Any]] | None = None
 ) -> Any:
     """Call `function`; its activations are dropped and computed again in the backward pass.
 
@@ -23,6 +23,8 @@ def recomputed(
     """
     if not torch.is_grad_enabled():
         return function(*inputs)
+    if again is None:  # torch.compile knows no contexts here
+        return checkpoint(function, *inputs, use_reentrant=False)
     return checkpoint(function, *inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), again()))
 
 
@@ -30,7 +32,7 @@ def in_slices(
     function: Callable[..., tuple[Tensor, ...]],
     size: int | list[int] | None,
     *inputs: Tensor,
-    again: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    again: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> tuple[Tensor, ...]:
     """Call `function` on slices of its inputs' rows and join what it returns.
 
