@@ -274,8 +274,10 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
             return self.pairs.rows(split, self.clean_captions, self.max_words)
         if not self.shards:
             return None
-        options = (self.synthetic_keys, self.other_sizes, self.max_pixels)
-        return self.check_training(ReinforcedTable(*self._open_shards(), *options))
+        shards, beside = self._open_shards()
+        return self.check_training(
+            ReinforcedTable(shards, beside, self.synthetic_keys, self.other_sizes, self.max_pixels)
+        )
 
     def _open_shards(self) -> tuple[Shards, BesideShards | None]:
         shards = Shards(find_shards(self.shards), self.cache)
