@@ -6,6 +6,7 @@ is one read, in any order: no copy of the data, and no stream whose position wou
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import io
@@ -96,6 +97,8 @@ def _cached(file: str, cache: Path, what: str, make: Callable[[], dict[str, np.n
         os.replace(staged, kept)
     except OSError as error:  # the next run makes them again
         log.warning("the %s of %s was not kept (%s)", what, file, error)
+        with contextlib.suppress(OSError):
+            staged.unlink(missing_ok=True)
     return made
 
 
@@ -124,7 +127,7 @@ def _members(file: str) -> Iterator[tuple[bytes, int, int]]:
                     raise tarfile.ReadError("it ends too early")
                 stem = split_name(member.name)
                 if member.isfile() and stem is not None:
-                    yield stem[0].encode(), member.offset, stop
+                    yield os.fsencode(stem[0]), member.offset, stop  # names need not be UTF-8
             end = tar.offset
         with open(file, "rb") as content:
             # The library takes a damaged header for the end of the archive.
@@ -186,7 +189,7 @@ def _plain_members(block: bytes) -> dict[str, bytes] | None:
             return None
         if header[156:157] not in (b"0", b"\0") or total != sum(header) - sum(header[148:156]) + 8 * 32:
             return None
-        stem = split_name(header[:100].rstrip(b"\0").decode())
+        stem = split_name(os.fsdecode(header[:100].rstrip(b"\0")))
         start = place + _BLOCK
         place = start + -(-size // _BLOCK) * _BLOCK
         if stem is None or place > len(block):
@@ -219,7 +222,7 @@ class Shards:
     def key(self, sample: int) -> str:
         """What the names of a sample's members begin with."""
         shard, place = self.locate(sample)
-        return bytes(self.indexes[shard].keys[place]).decode()
+        return os.fsdecode(bytes(self.indexes[shard].keys[place]))
 
     def name(self, sample: int) -> str:
         """What messages call a sample."""

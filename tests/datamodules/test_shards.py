@@ -1,6 +1,7 @@
 """Random access to tar files: places, a cache, and damage that is found."""
 
 import io
+import os
 import tarfile
 
 import numpy as np
@@ -109,6 +110,13 @@ def test_archives_of_all_kinds_of_headers(tmp_path):
                     tar.addfile(info, io.BytesIO(data))
         opened = Shards([str(path)], tmp_path / "cache")
         assert [opened.members(number) for number in range(3)] == [content(number) for number in range(3)]
+
+
+def test_names_need_not_be_utf_8(tmp_path):
+    name = os.fsdecode("Stra\xdfe".encode("latin-1"))
+    opened = Shards([str(write_tar(tmp_path / "1.tar", {name: content(1), "b": content(2)}))], tmp_path / "cache")
+    assert [opened.members(number) for number in range(2)] == [content(1), content(2)]
+    assert opened.key(0) == name
 
 
 def test_missing_shards_are_one_sentence(tmp_path):
