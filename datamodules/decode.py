@@ -22,6 +22,19 @@ Image.init()
 FORMATS = tuple(
     name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000") if name in Image.OPEN
 )
+SUFFIXES = {
+    "JPEG": "jpg",
+    "MPO": "jpg",
+    "PNG": "png",
+    "WEBP": "webp",
+    "GIF": "gif",
+    "BMP": "bmp",
+    "TIFF": "tif",
+    "PPM": "ppm",
+    "AVIF": "avif",
+    "JPEG2000": "jp2",
+}
+"""What files of each format are called; of cameras' multi-picture files the first picture is used."""
 MAX_PIXELS = 89_478_485  # Pillow's own warning threshold: a quarter of a gibibyte at 3 bytes a pixel
 NAMED_PER_CAUSE = 5
 EMPTY_CAPTION = "empty caption"
@@ -66,16 +79,7 @@ def decode_image(
         BadSample: with the cause "no picture", "missing file", "not a picture", "too large", "truncated" or
             "unreadable".
     """
-    if data is None:
-        if not path:
-            raise BadSample("no picture", name)
-        try:
-            data = Path(path).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            raise BadSample("missing file", name) from None
-        except OSError:
-            raise BadSample("unreadable", name) from None
-    image = _open(data, name)
+    image = _open(read_picture(data, path, name), name)
     if image.width * image.height > max_pixels:
         raise BadSample("too large", name)
     try:
@@ -90,6 +94,29 @@ def decode_image(
         return _to_rgb(_upright(image) if upright else image)
     except Exception:
         raise BadSample("unreadable", name) from None
+
+
+def read_picture(data: bytes | None, path: str | None, name: str) -> bytes:
+    """The encoded picture; arguments as in :func:`decode_image`.
+
+    Raises:
+        BadSample: with the cause "no picture", "missing file" or "unreadable".
+    """
+    if data is not None:
+        return data
+    if not path:
+        raise BadSample("no picture", name)
+    try:
+        return Path(path).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadSample("missing file", name) from None
+    except OSError:
+        raise BadSample("unreadable", name) from None
+
+
+def picture_suffix(data: bytes) -> str:
+    """What the name of an encoded picture ends with by its content, such as "jpg"; it is one that can be decoded."""
+    return SUFFIXES[str(_open(data, "").format)]
 
 
 def _open(data: bytes, name: str) -> Image.Image:

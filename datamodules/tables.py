@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from .decode import EMPTY_CAPTION, BadSample, Fault, decode_image
+from .decode import EMPTY_CAPTION, BadSample, Fault, decode_image, read_picture
 from .text import text_id, usable_caption
 
 PROBED_ROWS = 64
@@ -139,6 +139,11 @@ class PictureTable:
     def __getstate__(self) -> dict[str, Any]:
         # For a spawned worker: the data sets travel as the names of their files, these columns would as their content.
         return {name: value for name, value in self.__dict__.items() if name != "_columns"}
+
+    def encoded(self, row: int) -> bytes:
+        """The picture's file; raises :class:`BadSample`."""
+        data, path = self._encoded(row)
+        return read_picture(data, path, path if data is None and path else self.name(row))
 
     def _encoded(self, row: int) -> tuple[bytes | None, str | None]:
         part, local = self._locate(row)
