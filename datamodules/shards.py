@@ -57,7 +57,7 @@ def find_shards(sources: Sequence[str]) -> list[str]:
 
 
 def tar_index(file: str, cache: Path) -> TarIndex:
-    """The index of a shard: from the cache if the file has not changed since, else made and put there.
+    """The index of a shard: the one beside it, or from the cache if the file has not changed, else made and put there.
 
     Args:
         file: absolute path.
@@ -66,7 +66,25 @@ def tar_index(file: str, cache: Path) -> TarIndex:
     Raises:
         ValueError: the file is no tar file, ends too early, or is damaged in the middle.
     """
-    return TarIndex(**_cached(file, cache, "index", lambda: _read_index(file)._asdict()))
+    beside = _index_beside(file)
+    return beside or TarIndex(**_cached(file, cache, "index", lambda: _read_index(file)._asdict()))
+
+
+def index_beside(path: Path) -> Path:
+    """Where the writer of a shard puts its index."""
+    return path.with_name(f"{path.stem}.index.json")
+
+
+def _index_beside(file: str) -> TarIndex | None:
+    """The index that the writer of a shard has put beside it; None if there is none, or it is of another file."""
+    try:
+        kept = json.loads(index_beside(Path(file)).read_bytes())
+        if kept["bytes"] != os.path.getsize(file):
+            return None
+        start, stop = (np.array(kept[name], np.int64) for name in ("start", "stop"))
+        return TarIndex(start, stop, np.array([os.fsencode(key) for key in kept["keys"]], np.bytes_))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def tar_uids(file: str, index: TarIndex, cache: Path) -> np.ndarray:
