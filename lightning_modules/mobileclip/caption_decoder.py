@@ -1,0 +1,104 @@
+"""The text side of open_clip's CoCa, one token at a time, with the keys and values of earlier tokens kept.
+
+Shapes: N pictures, n captions of each, R = N * n rows, T image tokens, D width, H heads, L positions, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from open_clip.transformer import ResidualAttentionBlock
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class CachedDecoder:
+    """Logits of a CoCa's next tokens, for n captions of each picture that grow by one token at a time.
+
+    The keys and values of earlier tokens are kept, and those of the image tokens are shared by a picture's captions.
+
+    Args:
+        network: a CoCa, in eval mode.
+        image_tokens: of its image tower, [N, T, D].
+    """
+
+    def __init__(self, network: Any, image_tokens: Tensor) -> None:
+        self._text = network.text
+        self._decoder = network.text_decoder
+        self._position = 0
+        self._text_blocks = [_CausalBlock(block) for block in network.text.transformer.resblocks]
+        self._decoder_blocks = [_CausalBlock(block) for block in network.text_decoder.resblocks]
+        self._cross_blocks = [_CrossBlock(block, image_tokens) for block in network.text_decoder.cross_attn]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Add a token to every caption.
+
+        The class token that CoCa appends to a text is left out: no other token attends to it.
+
+        Args:
+            tokens: ids [N, n].
+
+        Returns:
+            Logits of the tokens after them, [N, n, V], in the precision of the weights also under autocast.
+        """
+        text, decoder = self._text, self._decoder
+        x = text.token_embedding(tokens) + text.positional_embedding[self._position]
+        self._position += 1
+        for block in self._text_blocks:
+            x = block(x)
+        if text.cls_emb is None:
+            x = text.ln_final(x)
+        for block, cross_block in zip(self._decoder_blocks, self._cross_blocks, strict=True):
+            x = cross_block(block(x))
+        # Logits in half precision would be rounded by several percent of a probability.
+        with torch.autocast(x.device.type, enabled=False):
+            return decoder.ln_final(x).to(decoder.text_projection.dtype) @ decoder.text_projection
+
+
+class _CausalBlock:
+    """A block that attends to the earlier positions of a caption, whose keys and values [R, H, L, D / H] it keeps."""
+
+    def __init__(self, block: ResidualAttentionBlock) -> None:
+        self._block = block
+        self._past: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, n, D] to [N, n, D]."""
+        block = self._block
+        query, keys, values = _project(block.attn, block.ln_1(x).flatten(0, 1)[:, None], 0, 3)
+        if self._past is not None:
+            keys, values = torch.cat((self._past[0], keys), 2), torch.cat((self._past[1], values), 2)
+        self._past = keys, values
+        return _rest(block, x, _attend(block.attn, query, keys, values).view_as(x))
+
+
+class _CrossBlock:
+    """A block whose queries are the n captions of a picture, and whose keys and values are of its image tokens."""
+
+    def __init__(self, block: ResidualAttentionBlock, image_tokens: Tensor) -> None:
+        self._block = block
+        self._keys, self._values = _project(block.attn, block.ln_1_kv(image_tokens), 1, 3)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[N, n, D] to [N, n, D]."""
+        block = self._block
+        (query,) = _project(block.attn, block.ln_1(x), 0, 1)
+        return _rest(block, x, _attend(block.attn, query, self._keys, self._values))
+
+
+def _project(attention: nn.MultiheadAttention, x: Tensor, first: int, stop: int) -> list[Tensor]:
+    """Some of query, key and value, which are 0, 1, 2, of [B, L, D]: each [B, H, L, D / H]."""
+    rows = slice(first * attention.embed_dim, stop * attention.embed_dim)
+    projected = F.linear(x, attention.in_proj_weight[rows], attention.in_proj_bias[rows])
+    parts = projected.unflatten(-1, (stop - first, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    return list(parts.unbind())
+
+
+def _attend(attention: nn.MultiheadAttention, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Output [B, L, D] of queries [B, H, L, D / H], each to all keys."""
+    return attention.out_proj(F.scaled_dot_product_attention(query, keys, values).transpose(1, 2).flatten(2))
+
+
+def _rest(block: ResidualAttentionBlock, x: Tensor, attended: Tensor) -> Tensor:
+    """What a block does after its attention."""
+    x = x + block.ls_1(attended)
+    return x + block.ls_2(block.mlp(block.ln_2(x)))

@@ -1,0 +1,114 @@
+"""Captioners of the transformers library."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+from ..frozen import FrozenTeacher
+from .captioner import Captioner, check_seeds, post_processed
+
+
+class TransformersCaptioner(Captioner):
+    """An image-to-text model that needs no prompt: BLIP, GIT, an encoder with a decoder.
+
+    The draws of a picture are fixed by the seeds of all pictures that are passed together with it.
+
+    Args:
+        model: a name on the hub, or a folder with the network, its tokenizer and its image processor.
+        captions: as in `Captioner`.
+        top_p: as in `Captioner`.
+        temperature: as in `Captioner`.
+        max_new_tokens: tokens of a caption at most.
+        min_new_tokens: tokens of a caption at least.
+        first_sentence: as in `Captioner`.
+
+    Raises:
+        ValueError: if a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        captions: int = 5,
+        top_p: float = 0.9,
+        temperature: float = 1.0,
+        max_new_tokens: int = 30,
+        min_new_tokens: int = 0,
+        first_sentence: bool = True,
+    ) -> None:
+        super().__init__(captions, top_p, temperature, first_sentence)
+        if max_new_tokens < 1:
+            raise ValueError(f"Found max_new_tokens={max_new_tokens}, expected a number from 1 on.")
+        if not 0 <= min_new_tokens <= max_new_tokens:
+            raise ValueError(
+                f"Found min_new_tokens={min_new_tokens}, expected a number from 0 to max_new_tokens={max_new_tokens}."
+            )
+        self.model = model
+        self.max_new_tokens = max_new_tokens
+        self.min_new_tokens = min_new_tokens
+
+    def load(self) -> None:
+        """As in `Captioner`."""
+        if self.network is not None:
+            return
+        try:
+            network = AutoModelForImageTextToText.from_pretrained(self.model, dtype=torch.float32)
+            self._tokenizer = AutoTokenizer.from_pretrained(self.model)
+            self._processor = AutoImageProcessor.from_pretrained(self.model)
+        except OSError as error:
+            raise FileNotFoundError(
+                f"Found no captioner {self.model!r}, expected a name on the hub, or a folder with a network, its "
+                "tokenizer and its image processor: correct the name, or download it."
+            ) from error
+        except ValueError as error:
+            raise ValueError(
+                f"Found something else than a captioner in {self.model!r}, expected an image-to-text model of the "
+                "transformers library with its tokenizer and its image processor: give another one."
+            ) from error
+        self.origin = {"model": self.model, "weights": self.model, "sha256": FrozenTeacher(network).fingerprint()}
+        self.network = network
+
+    @property
+    def transform(self) -> Callable[[Image.Image], Tensor]:
+        """As in `Captioner`."""
+        self.loaded()
+        return partial(_pixels, self._processor)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, seeds: Sequence[int]) -> list[list[str]]:
+        """As in `Captioner`."""
+        network: Any = self.loaded()
+        check_seeds(images, seeds)
+        digest = hashlib.sha256(",".join(map(str, seeds)).encode()).digest()
+        with torch.random.fork_rng([images.device] if images.is_cuda else []):
+            torch.manual_seed(int.from_bytes(digest[:8], "little"))
+            ids = network.generate(
+                pixel_values=images,
+                do_sample=True,
+                num_beams=1,
+                top_k=0,  # off; its default keeps 50 tokens
+                top_p=self.top_p,
+                temperature=self.temperature,
+                num_return_sequences=self.captions,
+                max_new_tokens=self.max_new_tokens,
+                min_new_tokens=self.min_new_tokens,
+            )
+        decoded = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
+        texts = [post_processed(text, self.first_sentence) for text in decoded]
+        return [texts[first : first + self.captions] for first in range(0, len(texts), self.captions)]
+
+    def description(self) -> dict[str, Any]:
+        """As in `Captioner`."""
+        lengths = {"max_new_tokens": self.max_new_tokens, "min_new_tokens": self.min_new_tokens}
+        return super().description() | lengths
+
+
+def _pixels(processor: Any, image: Image.Image) -> Tensor:
+    """A picture as an image processor gives it to its network, float [3, H, W]."""
+    return processor(images=image, return_tensors="pt")["pixel_values"][0]

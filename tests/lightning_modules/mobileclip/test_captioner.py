@@ -1,0 +1,562 @@
+"""Captions with cached attention are those of open_clip's generation, and a function of picture and seed alone."""
+
+import json
+import pickle
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+import transformers
+from open_clip import CoCa, coca_model
+from PIL import Image
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+
+from vlightning.lightning_modules.mobileclip.captioner import (
+    CachedDecoder,
+    CoCaCaptioner,
+    draw,
+    post_processed,
+    top_p_filtered,
+)
+from vlightning.lightning_modules.mobileclip.transformers_captioner import TransformersCaptioner
+
+START, END, PADDING, STOP = 49406, 49407, 0, 269  # STOP is a "." at the end of a word
+VISION = {"image_size": 32, "patch_size": 16, "layers": 1, "width": 32, "head_width": 16, "output_tokens": True}
+TEXT = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2, "output_tokens": True}
+DECODER = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 2}
+POOLED = {"attentional_pool": True, "attn_pooler_heads": 2}
+SCALED = {"ls_init_value": 0.1}
+
+COCA = {
+    "embed_dim": 32,
+    "vision_cfg": VISION | POOLED,
+    "text_cfg": TEXT | {"embed_cls": True},
+    "multimodal_cfg": DECODER,
+}
+OTHER = {  # no class token, another activation, layer scales, depths and widths, no attentional pooling
+    "embed_dim": 16,
+    "quick_gelu": True,
+    "vision_cfg": VISION | {"width": 48} | SCALED,
+    "text_cfg": TEXT | {"width": 48, "heads": 3, "layers": 3} | SCALED,
+    "multimodal_cfg": DECODER | {"width": 48, "heads": 2, "layers": 1} | SCALED,
+}
+
+
+def randomize(network, seed=0):
+    """No parameter at its initial value; a few dozen likely tokens, among them those that end something."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            normal = torch.randn(parameter.shape, generator=generator)
+            around = 1 if parameter.dim() == 1 and name.endswith(("weight", "gamma")) else 0
+            parameter.copy_(around + normal * (0.2 if parameter.dim() != 1 else 0.3))
+        decoder = network.text_decoder
+        likely = [END, PADDING, STOP, START, *range(1000, 1030)]
+        bias = decoder.ln_final.bias
+        decoder.text_projection[:, likely] += (13 * bias / bias.square().sum())[:, None]
+    return network.eval()
+
+
+def write(folder, config, network):
+    folder.mkdir()
+    preprocess = {"size": 32, "mean": [0.5, 0.4, 0.3], "interpolation": "bicubic"}
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": config | {"custom_text": True}, "preprocess_cfg": preprocess})
+    )
+    save_file(
+        {key: value.contiguous() for key, value in network.state_dict().items()}, folder / "open_clip_model.safetensors"
+    )
+    return str(folder)
+
+
+def coca(config=COCA):
+    return randomize(CoCa(**config))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("coca") / "tiny", COCA, coca())
+
+
+def captioner(folder, **settings):
+    """Loaded, in double precision, so that rounding changes no token."""
+    loaded = CoCaCaptioner("tiny", folder, **({"captions": 3, "length": 12} | settings))
+    loaded.load()
+    return loaded.double()
+
+
+def images(number=4):
+    return torch.randn(number, 3, 32, 32, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def flat(captions):
+    return [text for texts in captions for text in texts]
+
+
+def whole_logits(network, pictures, text):
+    """What open_clip computes for a token after `text`, all of it."""
+    return network(pictures, text, output_labels=False)["logits"][:, -1]
+
+
+def sequence_first(network):
+    for part in (network.text, network.text_decoder):
+        for module in part.modules():
+            if hasattr(module, "batch_first"):
+                module.batch_first = False
+
+
+def correct_mask(network):
+    network.text.correct_cls_mask = True
+
+
+@pytest.mark.parametrize("config", [COCA, OTHER], ids=["coca", "other"])
+@pytest.mark.parametrize("change", [nn.Identity(), sequence_first, correct_mask])
+@torch.no_grad()
+def test_cached_logits_are_those_of_the_whole_text(config, change):
+    network = coca(config).double()
+    change(network)
+    pictures, captions = images(2), 3
+    text = torch.randint(1, START, (2, captions, 12), generator=torch.Generator().manual_seed(1))
+    decoder = CachedDecoder(network, network.visual(pictures)[1])
+    repeated = pictures.repeat_interleave(captions, 0)
+    for length in range(1, 13):
+        found = decoder.step(text[..., length - 1])
+        seen = text.flatten(0, 1)
+        if config is COCA:
+            expected = whole_logits(network, repeated, seen[:, :length])
+        else:  # without a class token, open_clip's mask fits full texts only; what comes later makes no difference
+            expected = network(repeated, seen, output_labels=False)["logits"][:, length - 1]
+        assert expected.std() > 0.5
+        assert torch.allclose(found, expected.view_as(found), rtol=0, atol=1e-10), length
+
+
+def slow_caption(network, picture, numbers, length, min_length, top_p, temperature):
+    """One caption, token by token, each from the whole text before it."""
+    ids = [START]
+    while len(ids) < length and ids[-1] not in (END, PADDING):
+        logits = whole_logits(network, picture[None], torch.tensor([ids]))[0].numpy()
+        if len(ids) + 1 == length:
+            ids.append(END)
+            break
+        if len(ids) < min_length:
+            logits[END] = -np.inf
+        likeliest = np.argsort(-logits)
+        weights = np.exp(logits - logits.max())
+        above = np.cumsum(weights[likeliest] / weights.sum()) - weights[likeliest] / weights.sum()
+        kept = likeliest[above < top_p]
+        weights = np.zeros_like(logits)
+        weights[kept] = np.exp((logits[kept] - logits.max()) / temperature)
+        mass = np.cumsum(weights / weights.sum())
+        ids.append(int(np.argmax(mass >= (1 - numbers[len(ids)]) * mass[-1])))
+    return ids
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_length": 0},
+        {"min_length": 8, "top_p": 0.6, "temperature": 2.5},
+        {"min_length": 5, "top_p": 1.0, "temperature": 0.7},
+    ],
+)
+@torch.no_grad()
+def test_captions_are_those_of_a_slow_sampler(folder, settings):
+    fast = captioner(folder, **settings)
+    found = fast.sample(images(), range(4)).tolist()
+    lengths = set()
+    for seed, (picture, captions) in enumerate(zip(images(), found, strict=True)):
+        numbers = np.random.default_rng(seed).random((3, 12))
+        for number, caption in enumerate(captions):
+            expected = slow_caption(
+                fast.network, picture, numbers[number], 12, fast.min_length, fast.top_p, fast.temperature
+            )
+            assert caption == expected + [PADDING] * (len(caption) - len(expected))
+            lengths.add(len(expected))
+            assert END not in caption[: fast.min_length]
+    assert len(lengths) > 2  # some ended early
+
+
+@torch.no_grad()
+def test_captions_are_those_of_open_clip(folder, monkeypatch):
+    """Its `generate` is refused under transformers 5 for a class that only beam search needs; its draws are ours."""
+    fast = captioner(folder, min_length=5, temperature=1.3)
+    numbers = torch.from_numpy(np.stack([np.random.default_rng(seed).random((3, 12)) for seed in range(4)])).flatten(
+        0, 1
+    )
+    last = torch.full((12,), START)
+    position = 0
+
+    def multinomial(probabilities, count):
+        nonlocal position
+        position += 1
+        going = (last != END) & (last != PADDING)
+        mass = probabilities.cumsum(-1)
+        drawn = (mass >= (1 - numbers[going, position])[:, None] * mass[:, -1:]).float().argmax(-1)
+        last[going] = drawn
+        return drawn[:, None]
+
+    monkeypatch.setattr(coca_model, "_has_transformers", True)
+    monkeypatch.setitem(coca_model.GENERATION_TYPES, "top_p", transformers.TopPLogitsWarper)
+    monkeypatch.setattr(torch, "multinomial", multinomial)
+    expected = fast.network.generate(
+        images().repeat_interleave(3, 0),
+        seq_len=12,
+        min_seq_len=5,
+        top_p=0.9,
+        temperature=1.3,
+        generation_type="top_p",
+        fixed_output_length=True,
+    )
+    found = fast.sample(images(), range(4)).flatten(0, 1)
+    assert position == 10
+    assert torch.equal(found, expected[:, : found.shape[1]])
+    assert (expected[:, found.shape[1] :] == PADDING).all()
+    # Theirs ends a text that ended by padding with exclamation marks.
+    texts = [
+        open_clip.decode(row).split("<end_of_text>")[0].split("<start_of_text>")[-1].rstrip("!").split(".")[0].strip()
+        for row in expected
+    ]
+    assert flat(fast(images(), range(4))) == texts
+    assert len(set(texts)) > 6
+
+
+def test_a_caption_depends_on_its_picture_and_seed_alone(folder):
+    fast = captioner(folder, length=10)
+    together = fast(images(), [7, 8, 9, 10])
+    assert all(len(captions) == 3 for captions in together)
+    for number, order in enumerate(([2], [3, 2, 0], [1, 2, 2, 2, 2, 0])):
+        mates = fast(images()[order], [7 + index for index in order])
+        assert mates == [together[index] for index in order], number
+    assert fast(images(), [7, 8, 9, 11])[:3] == together[:3]
+    assert fast(images(), [7, 8, 9, 11])[3] != together[3]
+    assert fast(images()[[1, 0, 2, 3]], [7, 8, 9, 10])[:2] != together[:2]
+    assert len(set(together[0])) > 1
+
+
+def test_each_picture_is_encoded_once(folder):
+    fast = captioner(folder, captions=4)
+    seen, keys = [], []
+    fast.network.visual.register_forward_hook(lambda module, arguments, output: seen.append(len(arguments[0])))
+    for block in fast.network.text_decoder.cross_attn:
+        block.ln_1_kv.register_forward_hook(lambda module, arguments, output: keys.append(len(arguments[0])))
+    fast(images(3), [1, 2, 3])
+    assert seen == [3]
+    assert keys == [3, 3]  # a row of each picture, in each of two blocks
+
+
+def test_generation_ends_when_all_captions_have(folder):
+    fast = captioner(folder, min_length=0)
+    with torch.no_grad():
+        fast.network.text_decoder.text_projection[:, END] *= 10
+        fast.network.text_decoder.ln_final.weight.zero_()
+    assert fast.sample(images(), range(4)).tolist() == [[[START, END, PADDING]] * 3] * 4
+    assert fast(images(), range(4)) == [[""] * 3] * 4
+
+
+@torch.no_grad()
+def test_half_precision(folder):
+    half, exact = captioner(folder).float(), captioner(folder)
+    pictures, tokens = images().float(), torch.full((4, 3), START)
+    expected = CachedDecoder(exact.network, exact.network.visual(images())[1]).step(tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = CachedDecoder(half.network, half.network.visual(pictures)[1]).step(tokens)
+        captions = half(pictures, range(4))
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, found.bfloat16().float())  # not rounded at the end
+    assert (found - expected).abs().max() < 0.3 < expected.std()
+    assert [len(texts) for texts in captions] == [3] * 4
+    assert any(flat(captions))
+
+
+def test_the_network_is_frozen(folder):
+    fast = captioner(folder)
+    assert not any(parameter.requires_grad for parameter in fast.parameters())
+    assert not any(module.training for module in fast.train().modules())
+
+
+@pytest.mark.parametrize("top_p", [1e-17, 1e-6, 0.2, 0.5, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("scale", [0.01, 0.1, 3.0, 30.0])
+def test_the_filter_is_that_of_transformers(top_p, scale):
+    logits = scale * torch.randn(20, 500, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    logits[3, 7] = 100.0  # dominates
+    logits[4, 8:] = -torch.inf
+    expected = transformers.TopPLogitsWarper(top_p)(None, logits)
+    found = top_p_filtered(logits.view(4, 5, 500), top_p).view(20, 500)
+    assert torch.equal(found, expected)
+    assert (found > -torch.inf).any(-1).all()
+
+
+def test_the_filter_keeps_the_smallest_set_that_is_enough():
+    logits = torch.tensor([0.05, 0.5, 0.15, 0.3]).log()
+    kept = {
+        top_p: (top_p_filtered(logits, top_p) > -torch.inf).nonzero()[:, 0].tolist() for top_p in (0.4, 0.6, 0.9, 1)
+    }
+    assert kept == {0.4: [1], 0.6: [1, 3], 0.9: [1, 2, 3], 1: [0, 1, 2, 3]}
+
+
+def test_of_equal_logits_no_more_are_kept_than_needed():
+    assert [int((top_p_filtered(torch.zeros(8), top_p) == 0).sum()) for top_p in (0.01, 0.25, 0.5, 1)] == [1, 2, 4, 8]
+
+
+def test_draws_have_the_filtered_distribution():
+    logits = torch.tensor([0.05, 0.4, 0.0, 0.3, 0.25]).log()
+    uniform = (torch.arange(100_000, dtype=torch.float64) / 100_000).view(10, 10_000)
+    drawn = draw(logits.expand(10, 10_000, 5), uniform, top_p=0.9, temperature=2.0)
+    weights = torch.tensor([0, 0.4, 0, 0.3, 0.25]).sqrt()  # after the filter, temperature 2 takes the square root
+    expected = weights / weights.sum()
+    assert drawn.shape == (10, 10_000)
+    assert torch.allclose(drawn.flatten().bincount(minlength=5) / 100_000, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1e-300, 2**-53, 0.5, 1 - 2**-53])
+def test_no_number_draws_what_the_filter_left_out(uniform):
+    logits = 3 * torch.randn(300, 500, generator=torch.Generator().manual_seed(6))  # sums on both sides of 1
+    tokens = draw(logits, torch.full((300,), uniform, dtype=torch.float64), top_p=0.5, temperature=1.0)
+    assert (top_p_filtered(logits, 0.5).gather(1, tokens[:, None]) > -torch.inf).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "sentence"),
+    [
+        ("<start_of_text>a cat on a mat . <end_of_text>!!!!", "a cat on a mat .", "a cat on a mat"),
+        ("<start_of_text>a cat <start_of_text>two dogs . three . ", "two dogs . three .", "two dogs"),
+        ("<start_of_text>a cat <end_of_text>then <end_of_text><start_of_text>a dog", "a cat", "a cat"),
+        ("<start_of_text><end_of_text>", "", ""),
+        ("<start_of_text>. a cat", ". a cat", ""),
+        ("  no marks at 3.5 m  ", "no marks at 3.5 m", "no marks at 3"),
+        ("", "", ""),
+    ],
+)
+def test_post_processing(text, whole, sentence):
+    assert post_processed(text) == post_processed(text, first_sentence=True) == sentence
+    assert post_processed(text, first_sentence=False) == whole
+
+
+def test_whole_texts(folder):
+    cut, whole = captioner(folder), captioner(folder, first_sentence=False)
+    ids = whole.sample(images(), range(4))
+    assert (ids == STOP).any()
+    assert (ids[..., 1:] == START).any()
+    for caption, full, row in zip(
+        flat(cut(images(), range(4))), flat(whole(images(), range(4))), ids.flatten(0, 1).tolist(), strict=True
+    ):
+        assert caption == full.split(".")[0].strip()
+        assert ("." in full) == (STOP in row[max(place for place, token in enumerate(row) if token == START) :])
+
+
+def test_transform_description_and_loading_once(folder):
+    fast = CoCaCaptioner("tiny", folder, captions=2, length=9, min_length=3, top_p=0.8, temperature=1.5)
+    with pytest.raises(RuntimeError, match=r"call its load\(\) first"):
+        _ = fast.transform
+    fast.load()
+    network = fast.network
+    fast.load()
+    assert fast.network is network
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8))
+    found = pickle.loads(pickle.dumps(fast.transform))(picture)
+    expected = open_clip.create_model_from_pretrained(f"local-dir:{folder}")[1](picture)
+    assert found.shape == (3, 32, 32)
+    assert torch.allclose(found, expected, atol=2e-2)
+    description = fast.description()
+    assert json.loads(json.dumps(description)) == description
+    sha256 = description.pop("sha256")
+    assert len(sha256) == 64
+    preprocessing = description.pop("preprocessing")
+    assert (preprocessing["mean"], preprocessing["image_size"]) == ([0.5, 0.4, 0.3], 32)
+    assert description == {
+        "class": "CoCaCaptioner",
+        "model": "tiny",
+        "weights": folder,
+        "captions": 2,
+        "top_p": 0.8,
+        "temperature": 1.5,
+        "first_sentence": True,
+        "length": 9,
+        "min_length": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"captions": 0}, "captions=0"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"top_p": 1.1}, "top_p=1.1"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"temperature": float("inf")}, "temperature=inf"),
+        ({"length": 2, "min_length": 0}, "length=2"),
+        ({"length": 8, "min_length": 8}, "min_length=8"),
+        ({"min_length": -1}, "min_length=-1"),
+    ],
+)
+def test_settings_out_of_range(settings, said):
+    with pytest.raises(ValueError, match=f"Found {said}, expected"):
+        CoCaCaptioner(**settings)
+
+
+def test_too_long_for_the_network(folder):
+    with pytest.raises(ValueError, match="expected 12 or less"):
+        captioner(folder, length=13)
+
+
+def test_seeds_for_other_pictures(folder):
+    with pytest.raises(ValueError, match="Found 3 seeds for 4 pictures"):
+        captioner(folder)(images(), [1, 2, 3])
+
+
+BLOCKS = COCA | {"text_cfg": COCA["text_cfg"] | {"qk_norm": True}}
+BIDIRECTIONAL = COCA | {"text_cfg": TEXT | {"no_causal_mask": True}}
+CLIP = {"embed_dim": 32, "vision_cfg": VISION | {"output_tokens": False}, "text_cfg": TEXT | {"output_tokens": False}}
+
+
+@pytest.mark.parametrize("config", [BLOCKS, BIDIRECTIONAL, CLIP], ids=["blocks", "bidirectional", "clip"])
+def test_networks_that_it_cannot_use(tmp_path, config):
+    make = CoCa if "multimodal_cfg" in config else open_clip.model.CLIP
+    source = write(tmp_path / "other", config, make(**config))
+    with pytest.raises(ValueError, match="expected a CoCa whose text tower is open_clip's plain causal transformer"):
+        CoCaCaptioner("other", source).load()
+
+
+def test_missing_folders(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        CoCaCaptioner("coca_ViT-B-32", str(tmp_path / "none" / "weights.bin")).load()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="Found no captioner"):
+        TransformersCaptioner(str(tmp_path / "none")).load()
+    with pytest.raises(ValueError, match="Found something else than a captioner"):
+        TransformersCaptioner(str(tmp_path / "empty")).load()
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(90)), "."]
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "initializer_range": 0.4,
+}
+VIT = {"image_size": 32, "patch_size": 16}
+LANGUAGE = {"vocab_size": len(WORDS), "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+
+
+def encoder_decoder():
+    decoder = transformers.BertConfig(**TINY, **LANGUAGE, is_decoder=True, add_cross_attention=True)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.ViTConfig(**TINY, **VIT), decoder
+    )
+    config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 2, 0, 3
+    return transformers.VisionEncoderDecoderModel(config)
+
+
+def blip():
+    text = TINY | LANGUAGE | {"sep_token_id": 3, "encoder_hidden_size": 32}
+    return transformers.BlipForConditionalGeneration(
+        transformers.BlipConfig(text_config=text, vision_config=TINY | VIT)
+    )
+
+
+def git():
+    return transformers.GitForCausalLM(transformers.GitConfig(vision_config=TINY | VIT, **TINY, **LANGUAGE))
+
+
+@pytest.fixture(scope="module", params=[encoder_decoder, blip, git])
+def saved(request, tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("transformers"))
+    torch.manual_seed(0)
+    request.param().save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **{f"{name}_token": token for name, token in special.items()}
+    ).save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return folder
+
+
+def test_models_of_transformers(saved):
+    settings = {"captions": 3, "max_new_tokens": 8, "top_p": 0.95}
+    model = TransformersCaptioner(saved, **settings, first_sentence=False)
+    model.load()
+    network = model.network
+    model.load()
+    assert model.network is network
+    rng = np.random.default_rng(0)
+    pictures = [Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)) for _ in range(2)]
+    batch = torch.stack([pickle.loads(pickle.dumps(model.transform))(picture) for picture in pictures])
+    assert batch.shape == (2, 3, 32, 32)
+    assert -1.01 < batch.min() < -0.5 < 0.5 < batch.max() < 1.01  # normalised
+
+    torch.manual_seed(3)
+    found = model(batch, [1, 2])
+    after = torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(3), after)  # others' draws go on as if nothing had been
+    assert [len(texts) for texts in found] == [3, 3]
+    assert len(set(flat(found))) > 3
+    for text in flat(found):
+        assert set(text.split()) <= set(WORDS[5:])  # no marks
+        assert len(text.split()) <= 8
+    torch.manual_seed(4)
+    assert model(batch, [1, 2]) == found
+    assert model(batch, [1, 3]) != found
+    cut = TransformersCaptioner(saved, **settings)
+    cut.load()
+    assert cut(batch, [1, 2]) == [[text.split(".")[0].strip() for text in texts] for texts in found]
+    with pytest.raises(ValueError, match="Found 1 seeds for 2 pictures"):
+        model(batch, [1])
+
+    description = model.description()
+    assert json.loads(json.dumps(description)) == description
+    assert len(description.pop("sha256")) == 64
+    assert description == settings | {
+        "class": "TransformersCaptioner",
+        "model": saved,
+        "weights": saved,
+        "temperature": 1.0,
+        "first_sentence": False,
+        "min_new_tokens": 0,
+    }
+
+
+def test_all_words_are_drawn_from_that_top_p_leaves(saved):
+    model = TransformersCaptioner(saved, captions=400, max_new_tokens=1, top_p=1.0, temperature=100.0)
+    model.load()
+    assert len(set(model(torch.zeros(1, 3, 32, 32), [1])[0])) > 80  # transformers' default keeps 50
+
+
+def test_shortest_captions_of_transformers(saved):
+    """Only the end is likely, and comes as soon as it may; `top_p` that small leaves no choice."""
+    model = TransformersCaptioner(saved, captions=2, max_new_tokens=6, min_new_tokens=4, top_p=1e-6)
+    model.load()
+    with torch.no_grad():
+        head = model.network.get_output_embeddings() or model.network.text_decoder.cls.predictions.decoder
+        head.bias = nn.Parameter(torch.zeros(len(WORDS)).index_fill(0, torch.tensor([3]), 1000.0))
+    texts = flat(model(torch.zeros(1, 3, 32, 32), [1]))
+    assert texts[0] == texts[1]
+    ids = []
+    model._tokenizer.batch_decode = lambda rows, **_: ids.extend(rows.tolist()) or [""] * len(rows)
+    model(torch.zeros(1, 3, 32, 32), [1])
+    assert ids[0].index(3) == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"min_new_tokens": 31}, "min_new_tokens=31"),
+        ({"top_p": -0.1}, "top_p=-0.1"),
+    ],
+)
+def test_settings_of_transformers_out_of_range(settings, said):
+    with pytest.raises(ValueError, match=f"Found {said}, expected"):
+        TransformersCaptioner("any", **settings)
+
+
+def test_a_model_of_transformers_that_does_not_describe(tmp_path):
+    transformers.BertModel(transformers.BertConfig(**TINY, vocab_size=10)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="Found something else than a captioner"):
+        TransformersCaptioner(str(tmp_path)).load()
