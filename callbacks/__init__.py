@@ -10,6 +10,7 @@ from .missing import missing_callbacks
 from .optimizer_step import OptimizerStepCallback
 from .predictions import RetrievalPredictionWriter
 from .queue import FeatureQueue, QueueCallback
+from .reinforcement_writer import LeftOut, Reinforced, ReinforcementWriter
 from .sharded_strategy import ShardedStrategy
 from .step_seed import StepSeedCallback
 from .zero_shot import ZeroShotClassification
@@ -21,8 +22,11 @@ __all__ = [
     "EMAPair",
     "FeatureQueue",
     "FinalExport",
+    "LeftOut",
     "OptimizerStepCallback",
     "QueueCallback",
+    "Reinforced",
+    "ReinforcementWriter",
     "RetrievalFigures",
     "RetrievalPredictionWriter",
     "ShardedStrategy",

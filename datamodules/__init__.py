@@ -8,6 +8,7 @@ from .image_text import ImageTextDataModule
 from .pairs import PairDataModule
 from .reinforced import ReinforcedDataModule, ReinforcedImageTextDataModule
 from .reinforced_shapes import ReinforcedShapesDataModule
+from .reinforcement import ReinforcementDataModule
 from .shape_classes import ShapeClassesDataModule
 from .shapes import ShapesDataModule
 from .sources import Source
@@ -30,6 +31,7 @@ __all__ = [
     "ReinforcedDataModule",
     "ReinforcedImageTextDataModule",
     "ReinforcedShapesDataModule",
+    "ReinforcementDataModule",
     "ShapeClassesDataModule",
     "ShapesDataModule",
     "Source",

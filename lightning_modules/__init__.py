@@ -2,6 +2,14 @@
 
 from .albef import ALBEFModule
 from .cocord import CoCoRDModule, LinearProbeModule
-from .mobileclip import MobileCLIPModule
+from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
 
-__all__ = ["ALBEFModule", "CoCoRDModule", "LinearProbeModule", "MobileCLIPModule"]
+__all__ = [
+    "ALBEFModule",
+    "CoCaCaptioner",
+    "CoCoRDModule",
+    "LinearProbeModule",
+    "MobileCLIPModule",
+    "ReinforcementModule",
+    "TransformersCaptioner",
+]

@@ -8,10 +8,14 @@ import pytest
 import torch
 import yaml
 
+from support.clip import add_tiny_clip
 from support.cocord import PAIRS
 from support.command_line import run
 from support.pictures import picture
+from support.reinforcement import write_pairs
 from vlightning.datamodules import ImageTextDataModule
+from vlightning.lightning_modules.mobileclip.models import build_model
+from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of, save_open_clip
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -35,15 +39,19 @@ def test_the_command_in_a_configs_first_lines_composes(config, tmp_path, monkeyp
     own = yaml.safe_load(config.read_text())
     for section in ("model", "data"):
         for name, value in own.get(section, {}).get("init_args", {}).items():
-            if isinstance(value, dict) and "class_path" in value:
-                given = value["init_args"]
-                found = composed[section]["init_args"][name]
-                assert found["class_path"].endswith(f".{value['class_path']}"), name
-                assert {key: found["init_args"][key] for key in given} == given, name
-            elif isinstance(value, dict):  # a Source, whose other fields are filled in
-                assert {key: composed[section]["init_args"][name][key] for key in value} == value, name
-            else:
-                assert composed[section]["init_args"][name] == value, name
+            assert _says(composed[section]["init_args"][name], value), name
+
+
+def _says(found, given):
+    """Whether all that was given is there; classes get their whole path, and what was not given is filled in."""
+    if isinstance(given, dict):
+        return all(
+            found[key].endswith(f".{value}") if key == "class_path" else _says(found[key], value)
+            for key, value in given.items()
+        )
+    if isinstance(given, list):
+        return len(found) == len(given) and all(map(_says, found, given))
+    return found == given
 
 
 def test_official_sets_every_switch_of_the_authors():
@@ -251,6 +259,72 @@ def test_cocord_quickstart_distils_the_teacher_that_it_names(tmp_path, monkeypat
         assert "nan" not in ran.out
     assert "test/top1" in run("test", "--ckpt_path", str(last)).out
     assert list(Path("runs").rglob("predictions.parquet"))
+
+
+def test_reinforcement_presets_are_the_released_data_sets_and_the_reduced_ones():
+    base = ROOT / "configs/mobileclip/reinforce.yaml"
+    found = {"": _composed(base)} | {
+        name: _composed(base, ROOT / f"configs/mobileclip/reinforce_{name}.yaml") for name in ("10_5", "5_5", "2_2")
+    }
+    counts = {
+        name: (config["data"]["init_args"]["augmentations"], config["model"]["init_args"]["captioner"]["init_args"])
+        for name, config in found.items()
+    }
+    assert {name: (count, captioner["captions"]) for name, (count, captioner) in counts.items()} == {
+        "": (30, 5),
+        "10_5": (10, 5),
+        "5_5": (5, 5),
+        "2_2": (2, 2),
+    }
+    for _, captioner in counts.values():
+        assert captioner["model"] == "coca_ViT-L-14"
+        assert captioner["weights"] == "mscoco_finetuned_laion2b_s13b_b90k"
+        assert (captioner["top_p"], captioner["length"], captioner["min_length"]) == (0.9, 30, 5)
+        assert captioner["temperature"] == 1.0
+    teachers = found["5_5"]["model"]["init_args"]["teachers"]
+    assert [(one["model"], one["weights"]) for one in teachers] == [
+        ("ViT-L-14", "openai"),
+        ("ViT-L-14", "datacomp_xl_s13b_b90k"),
+    ]
+
+
+@pytest.mark.slow
+def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pairs = write_pairs(tmp_path / "pairs.parquet", 20)
+    for number in (0, 1):
+        torch.manual_seed(number)
+        teacher = build_model(add_tiny_clip(), context_length=None)
+        save_open_clip(teacher, add_tiny_clip(), preprocessing_of(add_tiny_clip()), f"teacher{number}")
+    teachers = json.dumps([{"weights": "teacher0"}, {"weights": "teacher1", "scale": 50.0}])
+    own = ("--model.teachers", teachers, "--model.captioner", "null", "--data.synthetic_column", "made")
+    where = ("--data.pairs", pairs, "--data.num_workers", "1", "--data.cache_dir", "cache")
+    config = ("--config", str(ROOT / "configs/mobileclip/reinforce.yaml"))
+    ran = run("predict", *config, *where, *own, "--data.folder", "reinforced", "--data.augmentations", "2")
+    assert ran.status == 0, ran.err
+    manifest = json.loads(Path("reinforced/manifest.json").read_text())
+    assert (manifest["complete"], manifest["samples"]) == (True, 20)
+    assert manifest["self_check"]["least_cosine"] >= 0.999
+    assert [teacher["scale"] for teacher in manifest["teachers"]] == [pytest.approx(1 / 0.07, rel=1e-5), 50.0]
+    assert [teacher["model"] for teacher in manifest["teachers"]] == ["teacher0", "teacher1"]
+    student = ("--model", "MobileCLIPModule", "--model.model", "MobileCLIP-tiny", "--model.warmup_steps", "1")
+    dims = ("--model.teacher_dims", "[8,8]", "--model.teacher_scales", "[14,50]", "--trainer.max_epochs", "1")
+    data = ("--data", "ReinforcedImageTextDataModule", "--data.train", "reinforced", "--data.batch_size", "10")
+    more = (
+        "--data.num_workers",
+        "0",
+        "--data.image_size",
+        "32",
+        "--data.cache_dir",
+        "cache",
+        "--data.max_tokens",
+        "16",
+    )
+    ran = run("fit", *student, *dims, *data, *more, "--trainer.accelerator", "cpu")
+    assert ran.status == 0, ran.err
+    ran = run("predict", *config, *where, *own, "--data.folder", "reinforced", "--data.augmentations", "3")
+    assert ran.status == 1
+    assert "augmentation.per_picture 2, now it is 3" in ran.sentence
 
 
 def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():

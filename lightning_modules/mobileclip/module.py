@@ -63,6 +63,7 @@ class MobileCLIPModule(InitialWeights, RetrievalModule):
         image_interpolation: how they are resized, for exports; the model's own by default.
         max_tokens: length of the token sequences (CLIP: 77).
         weights: file of a trained model of that name, the vendor's, open_clip's or a checkpoint of ours, to start from.
+        captions: which captions of reinforced data to train on: "both", as in the paper, or one kind, for ablations.
         distillation_weight: lambda, the share of the distillation in the loss (paper: 1 for the S models and
             MobileCLIP2, 0.75 for B).
         teacher_dims: width of each teacher's part of the embeddings.
@@ -97,6 +98,7 @@ class MobileCLIPModule(InitialWeights, RetrievalModule):
         image_interpolation: Literal["bilinear", "bicubic"] | None = None,
         max_tokens: int = 77,
         weights: str | None = None,
+        captions: Literal["both", "real", "synthetic"] = "both",
         distillation_weight: float = 1.0,
         teacher_dims: list[int] = [768, 768],  # noqa: B006  (jsonargparse shows it as the default)
         teacher_scales: list[float] = [100.0, 100.0],  # noqa: B006
@@ -191,7 +193,13 @@ class MobileCLIPModule(InitialWeights, RetrievalModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Sum over both captions of (1 - lambda) contrast + lambda distillation."""
-        captions = [kind for kind, name in _CAPTIONS.items() if name in batch]
+        wanted = self.hparams["captions"]
+        captions = [kind for kind, name in _CAPTIONS.items() if name in batch and wanted in (kind, "both")]
+        if not captions:
+            raise ValueError(
+                f"The training batch has {', '.join(batch)}, but no {_CAPTIONS[SYNTHETIC]}: train on reinforced data, "
+                "or leave model.captions out."
+            )
         own = self._encode(batch, captions)
         everyone = dict(zip(own, gather(torch.cat(list(own.values()), 1), True).chunk(len(own), 1), strict=True))
         teachers = self._teachers(batch, captions)

@@ -69,6 +69,20 @@ def test_a_step_is_the_papers(share, synthetic):
             torch.testing.assert_close(logged[name], value.detach(), rtol=1e-10, atol=0)
 
 
+def test_one_kind_of_captions_is_one_half_of_the_loss():
+    batch = reinforced_batch(ROWS)
+    losses = {
+        kind: tiny_module(distillation_weight=0.75, captions=kind).double().training_step(batch, 0)
+        for kind in ("real", "synthetic", "both")
+    }
+    expected, _ = plain_loss(tiny_module().double(), batch, 0.75, synthetic=False)
+    torch.testing.assert_close(losses["real"], expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(losses["real"] + losses["synthetic"], losses["both"], rtol=1e-12, atol=0)
+    plain = {name: column for name, column in batch.items() if "synthetic" not in name}
+    with pytest.raises(ValueError, match="no synthetic_input_ids: train on reinforced data"):
+        tiny_module(captions="synthetic").double().training_step(plain, 0)
+
+
 def test_teachers_and_the_average_get_no_gradient_and_stay_as_they_are():
     module = tiny_module().double()
     batch = reinforced_batch(ROWS)
