@@ -13,14 +13,12 @@ the best one: the second is chosen on the pictures that it is measured on.
 """
 
 import argparse
-import csv
-import os
 import statistics
-import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tables import Curve, fit, spread
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "cocord"
 ROWS = {
@@ -29,47 +27,13 @@ ROWS = {
     "CoCoRD": [],
     "CoCoRD+KD": ["cocord_kd.yaml"],
 }
-Curve = dict[int, dict[str, float]]
 
 
-def read_curve(folder: Path) -> Curve:
-    """Metrics by epoch, over all parts of a run that was continued; later parts count."""
-    curve: Curve = {}
-    for file in sorted(folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1])):
-        with file.open(newline="") as lines:
-            for line in csv.DictReader(lines):
-                if not line.get("epoch"):  # the learning rates stand in lines of their own
-                    continue
-                values = {name: float(value) for name, value in line.items() if value and name != "epoch"}
-                curve.setdefault(int(line["epoch"]), {}).update(values)
-    return {epoch: values for epoch, values in sorted(curve.items()) if "val/top1" in values}
-
-
-def fit(folder: Path, words: Sequence[str], options: argparse.Namespace) -> Curve:
-    """Train unless that is done, from the last checkpoint if there is one; the metrics by epoch."""
-    curve = read_curve(folder)
-    if len(curve) >= options.epochs:
-        return curve
-    folder.mkdir(parents=True, exist_ok=True)
+def train(folder: Path, words: list[str], options: argparse.Namespace) -> Curve:
+    """Train a run of the table unless that is done."""
     milestones = [round(options.epochs * share) for share in (0.625, 0.75, 0.875)]
-    command = [sys.executable, "-m", "vlightning.cli", "fit", "--model", "CoCoRDModule", *words]
-    command += [f"--model.lr_milestones={milestones}", f"--trainer.max_epochs={options.epochs}"]
-    command += ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={folder}", "--trainer.logger.name="]
-    command += ["--trainer.enable_progress_bar=false", "--checkpoint.monitor=val/top1", *options.words]
-    checkpoints = sorted(folder.glob("version_*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime)
-    if checkpoints:
-        command.append(f"--ckpt_path={checkpoints[-1]}")
-    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
-    with (folder / "output.txt").open("a") as output:
-        if subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment).returncode:
-            raise SystemExit(f"A run failed: see {folder / 'output.txt'}")
-    return read_curve(folder)
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):6.2f} ± {deviation:4.2f}"
+    command = ["--model", "CoCoRDModule", *words, f"--model.lr_milestones={milestones}", *options.words]
+    return fit(folder, command, options.epochs, "val/top1", options.threads)
 
 
 def main() -> None:
@@ -92,7 +56,7 @@ def main() -> None:
     if weights is None:
         place = options.folder / "teacher"
         words = ["--config", str(CONFIGS / "vanilla.yaml"), "--model.student", options.teacher, "--seed_everything=0"]
-        last = list(fit(place, words, options).values())[-1]
+        last = list(train(place, words, options).values())[-1]
         print(f"teacher {options.teacher}: top-1 {last['val/top1']:.2f}, top-5 {last['val/top5']:.2f}", flush=True)
         weights = str(place)
 
@@ -102,7 +66,7 @@ def main() -> None:
         words += ["--model.student", options.student, f"--seed_everything={seed}"]
         if row != "vanilla":
             words += ["--model.teacher", options.teacher, "--model.teacher_weights", weights]
-        return fit(options.folder / f"{row}_seed{seed}", words, options)
+        return train(options.folder / f"{row}_seed{seed}", words, options)
 
     jobs = [(seed, row) for seed in options.seeds for row in options.rows]
     with ThreadPoolExecutor(options.jobs) as pool:

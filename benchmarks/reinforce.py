@@ -1,0 +1,206 @@
+r"""Dataset reinforcement by stage, and the share of the teachers' own forward passes in its time.
+
+    python benchmarks/reinforce.py --samples 48 --augmentations 5
+
+The whole runs as `vlightning predict` does: pictures are decoded and augmented in workers, embedded by the teachers,
+encoded and written in a thread. The floor is what the same teachers take for the same numbers of pictures and texts
+that are ready in memory. Networks have random weights, pictures are made up (500 x 375, JPEG); captions stand in a
+column, so that the captioner's rate is a line of its own.
+"""
+
+import argparse
+import io
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import torch
+from datasets import Dataset, Features, List, Value
+from lightning.pytorch import Callback, Trainer
+from PIL import Image
+from safetensors.torch import save_file
+from timing import PRECISIONS, autocast, medians, seconds
+from typing_extensions import override
+
+from vlightning.callbacks import ReinforcementWriter
+from vlightning.datamodules import ReinforcementDataModule
+from vlightning.lightning_modules import CoCaCaptioner, ReinforcementModule
+from vlightning.lightning_modules.mobileclip import Teacher
+
+COLUMNS = Features(
+    {
+        "image": {"bytes": Value("binary"), "path": Value("string")},
+        "caption": Value("string"),
+        "made": List(Value("string")),
+    }
+)
+
+
+def write_pairs(path: Path, samples: int, captions: int) -> None:
+    """Pictures with some detail in each, and captions."""
+    rows = []
+    for number in range(samples):
+        draws = np.random.default_rng(number)
+        small = Image.fromarray(draws.integers(0, 256, (24, 32, 3), dtype=np.uint8))
+        content = io.BytesIO()
+        small.resize((500, 375), Image.Resampling.BICUBIC).save(content, "JPEG", quality=90)
+        made = [f"caption {place} of picture number {number}" for place in range(captions)]
+        image = {"bytes": content.getvalue(), "path": None}
+        rows.append({"image": image, "caption": f"a picture of number {number}", "made": made})
+    Dataset.from_list(rows, features=COLUMNS).to_parquet(path)
+
+
+def write_model(name: str, folder: Path, seed: int) -> None:
+    """A folder that open_clip loads, with random weights."""
+    torch.manual_seed(seed)
+    folder.mkdir()
+    network = open_clip.create_model(name)
+    # What is left as it was in memory may be anything.
+    state = {
+        key: torch.randn_like(value) * 0.02 if "text_projection" in key else value
+        for key, value in network.state_dict().items()
+    }
+    save_file({key: value.contiguous().clone() for key, value in state.items()}, folder / "open_clip_model.safetensors")
+    config = {
+        "model_cfg": open_clip.get_model_config(name),
+        "preprocess_cfg": open_clip.get_model_preprocess_cfg(network),
+    }
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+
+
+class Clock(Callback):
+    """Wall time between the first batch and the last shard, without loading models."""
+
+    @override
+    def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self.start = time.perf_counter()
+
+    @override
+    def on_predict_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self.taken = time.perf_counter() - self.start
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teachers", nargs="+", default=["ViT-L-14-quickgelu", "ViT-L-14"])
+    parser.add_argument("--captioner", default="coca_ViT-B-32")
+    parser.add_argument("--samples", type=int, default=48)
+    parser.add_argument("--augmentations", type=int, default=5)
+    parser.add_argument("--captions", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--precision", choices=PRECISIONS, default="bf16-mixed")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        write_pairs(folder / "pairs.parquet", options.samples, options.captions)
+        for number, name in enumerate(options.teachers):
+            write_model(name, folder / f"teacher{number}", number)
+        write_model(options.captioner, folder / "captioner", 99)
+        measure(folder, options)
+
+
+def measure(folder: Path, options: argparse.Namespace) -> None:
+    """Time the stages and the whole, and print them."""
+    teachers = [Teacher(str(folder / f"teacher{number}")) for number in range(len(options.teachers))]
+
+    def data(name: str, captioned: bool = False) -> ReinforcementDataModule:
+        return ReinforcementDataModule(
+            str(folder / "pairs.parquet"),
+            str(folder / name),
+            synthetic_column=None if captioned else "made",
+            augmentations=options.augmentations,
+            embeddings="pth.gz",
+            batch_size=options.batch_size,
+            num_workers=options.workers,
+            shard_size=max(options.samples // 2, 1),
+            cache_dir=str(folder / "cache"),
+        )
+
+    def reinforce(name: str) -> float:
+        module, clock = ReinforcementModule(teachers), Clock()
+        trainer = Trainer(
+            accelerator="cpu",
+            precision=options.precision,
+            logger=False,
+            enable_progress_bar=False,
+            callbacks=[ReinforcementWriter(0), clock],  # in this order, so that the clock sees the thread's end
+        )
+        trainer.predict(module, data(name))
+        return clock.taken
+
+    module = ReinforcementModule(teachers)
+    module.load()
+    source = data("none")
+    source.prepare_data()
+    source.setup("predict")
+    source.num_workers = 0
+    start = time.perf_counter()
+    batches = list(source.predict_dataloader())
+    loading = time.perf_counter() - start
+
+    pairs = [pair for batch in batches for pair in batch["originals"].pairs]
+    texts = [text for pair in pairs for text in (pair.caption, *pair.synthetic)]
+    size = module.loaded[0].preprocessing.image_size
+    ready = torch.randn(options.batch_size * options.augmentations, 3, size, size)
+    tokens = [
+        outside.tokenizer(texts[: len(texts) * options.batch_size // options.samples]) for outside in module.loaded
+    ]
+
+    @torch.inference_mode()
+    def floor() -> None:
+        with autocast(options.precision):
+            for outside, ids in zip(module.loaded, tokens, strict=True):
+                for part in ready.split(module.forward_batch):
+                    outside.network.encode_image(part)
+                outside.network.encode_text(ids)
+
+    each = options.samples / options.batch_size
+    wall: list[float] = []
+    floors: list[float] = []
+    reinforce("warm-up")
+    for repeat in range(options.repeats):  # taking turns
+        floors.append(seconds(floor) * each)
+        wall.append(reinforce(f"run{repeat}"))
+    whole, least = float(np.median(wall)), float(np.median(floors))
+
+    width = sum(module.widths)
+    image, text = torch.randn(options.augmentations, width), torch.randn(1 + options.captions, width)
+
+    def write() -> None:
+        with source.open_shard(0) as shard:
+            for pair in pairs:
+                record = pair.reinforced(pair.synthetic, image, text[:1], text[1:])
+                shard.add(record.key, record.members(source.version, source.embeddings))
+
+    captioner = CoCaCaptioner(weights=str(folder / "captioner"), captions=options.captions)
+    captioner.load()
+    pictures = torch.randn(options.batch_size, 3, 224, 224)
+
+    @torch.inference_mode()
+    def caption() -> None:
+        with autocast(options.precision):
+            captioner(pictures, list(range(len(pictures))))
+
+    other = medians({"write": write, "caption": caption}, 1)
+    print(
+        f"{' + '.join(options.teachers)}, {options.augmentations} augmentations, {options.captions} captions, ", end=""
+    )
+    print(f"{options.precision}, {torch.get_num_threads()} threads, {options.workers} worker(s); samples/s")
+    print(f"  decode and augment, one process   {options.samples / loading:8.2f}")
+    print(f"  captioner {options.captioner:24}{options.batch_size / other['caption']:8.2f}")
+    print(f"  encode and write, one thread      {options.samples / other['write']:8.2f}")
+    print(f"  teachers alone                    {options.samples / least:8.2f}")
+    print(f"  the whole, captions from a column {options.samples / whole:8.2f}")
+    print(f"share of the teachers' own passes in the time of the whole: {least / whole:.2f}")
+
+
+if __name__ == "__main__":
+    main()

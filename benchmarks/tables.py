@@ -1,0 +1,87 @@
+"""What the tables of trainings share: runs of the command line that go on where they stopped, curves, spread."""
+
+import csv
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+Curve = dict[int, dict[str, float]]
+CLI = ["-m", "vlightning.cli"]
+
+
+def read_curve(folder: Path, needed: str) -> Curve:
+    """Metrics by epoch, over all parts of a run that was continued; later parts count.
+
+    Args:
+        folder: of the run.
+        needed: what an epoch must have been measured by.
+    """
+    curve: Curve = {}
+    for file in sorted(folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1])):
+        with file.open(newline="") as lines:
+            for line in csv.DictReader(lines):
+                if not line.get("epoch"):  # the learning rates stand in lines of their own
+                    continue
+                values = {name: float(value) for name, value in line.items() if value and name != "epoch"}
+                curve.setdefault(int(line["epoch"]), {}).update(values)
+    return {epoch: values for epoch, values in sorted(curve.items()) if needed in values}
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest last checkpoint of a run, if there is one."""
+    checkpoints = folder.glob("version_*/checkpoints/last.ckpt")
+    return max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def fit(
+    folder: Path, words: Sequence[str], epochs: int, monitor: str, threads: int, program: Sequence[str] = CLI
+) -> Curve:
+    """Train unless that is done, from the last checkpoint if there is one; the metrics by epoch.
+
+    Args:
+        folder: of the run.
+        words: of `vlightning fit`.
+        epochs: how many.
+        monitor: what epochs are measured by.
+        threads: of the run.
+        program: what Python runs, the command line by default.
+    """
+    curve = read_curve(folder, monitor)
+    if len(curve) >= epochs:
+        return curve
+    command = ["fit", *words, f"--trainer.max_epochs={epochs}", "--trainer.logger=CSVLogger"]
+    command += [f"--trainer.logger.save_dir={folder}", "--trainer.logger.name=", "--trainer.enable_progress_bar=false"]
+    command.append(f"--checkpoint.monitor={monitor}")
+    if checkpoint := last_checkpoint(folder):
+        command.append(f"--ckpt_path={checkpoint}")
+    run(command, folder / "output.txt", threads, program)
+    return read_curve(folder, monitor)
+
+
+def run(words: Sequence[str], output: Path, threads: int, program: Sequence[str] = CLI) -> None:
+    """Run a command of the command line; what it prints is appended to a file.
+
+    Args:
+        words: of the command.
+        output: the file.
+        threads: of the run.
+        program: what Python runs, the command line by default.
+
+    Raises:
+        SystemExit: if it fails.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    with output.open("a") as file:
+        command = [sys.executable, *program, *words]
+        if subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment).returncode:
+            raise SystemExit(f"A run failed: see {output}")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):6.2f} ± {deviation:4.2f}"
