@@ -59,11 +59,11 @@ def write_model(name: str, folder: Path, seed: int) -> None:
     torch.manual_seed(seed)
     folder.mkdir()
     network = open_clip.create_model(name)
-    # What is left as it was in memory may be anything.
-    state = {
-        key: torch.randn_like(value) * 0.02 if "text_projection" in key else value
-        for key, value in network.state_dict().items()
-    }
+    # A captioner's last projection is left as the memory was. Next tokens are to be as uneven as a trained one's.
+    state = network.state_dict()
+    if "text_decoder.text_projection" in state:
+        last = state["text_decoder.text_projection"]
+        last.copy_(6 * len(last) ** -0.5 * torch.randn(last.shape))
     save_file({key: value.contiguous().clone() for key, value in state.items()}, folder / "open_clip_model.safetensors")
     config = {
         "model_cfg": open_clip.get_model_config(name),

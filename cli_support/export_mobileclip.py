@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..lightning_modules.mobileclip.pretrained import Pretrained, rebuild, save_open_clip, save_vendor
+from ..lightning_modules.mobileclip.pretrained import of_training, save_open_clip, save_vendor
 from ..lightning_modules.mobileclip.towers import export_towers
 
 LAYOUTS = {
@@ -34,7 +34,7 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         RuntimeError: if what was written gives other features than the network.
         OSError: if it cannot be written.
     """
-    trained, kind = _trained(content, source)
+    trained, kind = of_training(content, source)
     name = content["hyper_parameters"]["model"]
     if layout == "vendor":
         if Path(target).is_dir():
@@ -46,18 +46,3 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         size, look = trained.preprocessing.image_size, vars(trained.preprocessing)
         export_towers(trained.model, target, layout, size, preprocessing=look)  # type: ignore[arg-type]
     return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}."
-
-
-def _trained(content: Mapping[str, Any], source: str) -> tuple[Pretrained, str]:
-    """The network, and whether it is the average or the student."""
-    state = content["state_dict"]
-    kind = "average" if any(key.startswith("average.") for key in state) else "student"
-    network = {key.removeprefix(f"{kind}."): value for key, value in state.items() if key.startswith(f"{kind}.")}
-    arguments = content["hyper_parameters"]
-    missing = [name for name in ("model", "image_size", "max_tokens", "image_mean") if name not in arguments]
-    if missing:
-        raise ValueError(
-            f"Found no {' and no '.join(missing)} among the hyper_parameters of {source}, expected those of "
-            "MobileCLIPModule: it is of another class, or of another version of vlightning."
-        )
-    return rebuild(arguments, network, source), kind

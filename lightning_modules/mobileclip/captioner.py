@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from .caption_decoder import CachedDecoder
 from .outside import load_outside
 
+_LIKELY = 1024
+"""Tokens among which those to draw from are looked for first: to sort all 49,408 would take most of the time."""
+
 
 class Captioner(nn.Module, ABC):
     """A trained network that describes pictures, always in eval mode.
@@ -255,6 +258,13 @@ def draw(logits: Tensor, uniform: Tensor, top_p: float, temperature: float) -> T
 
 def top_p_filtered(logits: Tensor, top_p: float) -> Tensor:
     """Logits [..., V] with -inf for all tokens but the likeliest that together have the probability `top_p`."""
+    if logits.shape[-1] > _LIKELY:
+        largest, places = logits.topk(_LIKELY)
+        probabilities = (largest.double() - logits.double().logsumexp(-1, keepdim=True)).exp()
+        likelier = probabilities.cumsum(-1) - probabilities
+        if bool((likelier[..., -1] >= top_p).all()):  # so that nothing beyond these is kept
+            kept = largest.masked_fill(likelier >= top_p, -torch.inf)
+            return torch.full_like(logits, -torch.inf).scatter(-1, places, kept)
     ascending, order = logits.sort(dim=-1, stable=True)
     dropped = ascending.softmax(-1, dtype=torch.float64).cumsum(-1) <= 1 - top_p
     dropped[..., -1] = False

@@ -10,10 +10,11 @@ import open_clip
 from open_clip.pretrained import get_pretrained_cfg
 from torch import Tensor, nn
 
+from ...callbacks import AtomicCheckpointIO
 from ...callbacks.sharded_checkpoint import METADATA
 from ..frozen import FrozenTeacher
 from .models import PRESETS
-from .pretrained import Preprocessing, load_pretrained
+from .pretrained import Preprocessing, Pretrained, load_pretrained, of_training
 
 _CONFIG = "open_clip_config.json"
 
@@ -104,10 +105,23 @@ def _from_file(model: str, path: Path) -> _Loaded:
                 "model."
             ) from error
         return network, _preprocessing(network), open_clip.get_tokenizer(model)
-    trained = load_pretrained(model, path)
+    trained = _of_training(model, path) or load_pretrained(model, path)
     # Of MobileCLIP's names open_clip does not know all, and these have its plain tokenizer.
     tokenizer = open_clip.get_tokenizer("" if model in PRESETS else model, trained.model.context_length)
     return trained.model, trained.preprocessing, tokenizer
+
+
+def _of_training(model: str, path: Path) -> Pretrained | None:
+    """The network of a training here, with what its pictures were; None where the file is something else."""
+    if not path.is_dir() and path.suffix != ".ckpt":
+        return None
+    content = AtomicCheckpointIO().load_checkpoint(path)
+    arguments = content.get("hyper_parameters", {})
+    if "model" not in arguments:
+        return None
+    if arguments["model"] != model:
+        raise ValueError(f"Found a training of {arguments['model']} in {str(path)!r}, expected {model}: correct it.")
+    return of_training(content, str(path))[0]
 
 
 def _from_tag(model: str, tag: str) -> _Loaded:

@@ -147,6 +147,31 @@ def rebuild(arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: s
     return Pretrained(model.eval(), dataclasses.replace(preprocessing_of(name, image_size), **changes))
 
 
+def of_training(content: Mapping[str, Any], source: str) -> tuple[Pretrained, str]:
+    """The network of a training's checkpoint: the moving average where there is one, else the student.
+
+    Args:
+        content: the checkpoint.
+        source: where it is from, for messages.
+
+    Returns:
+        The network, and which of the two it is.
+
+    Raises:
+        ValueError: if it is of no training of this package, or does not fit its own arguments.
+    """
+    state = content["state_dict"]
+    kind = "average" if any(key.startswith(_AVERAGE) for key in state) else "student"
+    arguments = content["hyper_parameters"]
+    missing = [name for name in ("model", "image_size", "max_tokens", "image_mean") if name not in arguments]
+    if missing:
+        raise ValueError(
+            f"Found no {' and no '.join(missing)} among the hyper_parameters of {source}, expected those of "
+            "MobileCLIPModule: it is of another class, or of another version of vlightning."
+        )
+    return rebuild(arguments, _below(f"{kind}.", state), source), kind
+
+
 def load_weights(model: CustomTextCLIP, name: str, path: str | Path) -> str:
     """Give a model trained weights, all of them or none.
 

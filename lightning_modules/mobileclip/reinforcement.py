@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
+from open_clip.transformer import QuickGELU
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -143,6 +144,7 @@ class ReinforcementModule(LightningModule):
                     "model": outside.model,
                     "weights": outside.weights,
                     "sha256": outside.sha256,
+                    "quick_gelu": any(isinstance(part, QuickGELU) for part in outside.network.modules()),
                     "width": width,
                     "scale": scale,
                     "temperature": 1 / scale,

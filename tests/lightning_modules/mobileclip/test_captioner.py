@@ -279,12 +279,13 @@ def test_the_network_is_frozen(folder):
 
 @pytest.mark.parametrize("top_p", [1e-17, 1e-6, 0.2, 0.5, 0.9, 0.999, 1.0])
 @pytest.mark.parametrize("scale", [0.01, 0.1, 3.0, 30.0])
-def test_the_filter_is_that_of_transformers(top_p, scale):
-    logits = scale * torch.randn(20, 500, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+@pytest.mark.parametrize("size", [500, 3000])  # the second is looked through in two ways, by how many are kept
+def test_the_filter_is_that_of_transformers(top_p, scale, size):
+    logits = scale * torch.randn(20, size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     logits[3, 7] = 100.0  # dominates
     logits[4, 8:] = -torch.inf
     expected = transformers.TopPLogitsWarper(top_p)(None, logits)
-    found = top_p_filtered(logits.view(4, 5, 500), top_p).view(20, 500)
+    found = top_p_filtered(logits.view(4, 5, size), top_p).view(20, size)
     assert torch.equal(found, expected)
     assert (found > -torch.inf).any(-1).all()
 

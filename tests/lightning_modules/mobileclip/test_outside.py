@@ -180,17 +180,20 @@ def prefixed(prefix, model):
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_a_checkpoint_of_a_training_here(tmp_path, averaged):
+def test_a_checkpoint_of_a_training_here_has_the_look_of_its_pictures(tmp_path, averaged):
     torch.manual_seed(0)
-    name = "MobileCLIP-tiny"
-    student, average = settle(build_model(name), 1), settle(build_model(name), 2)
+    look = {"image_size": 32, "image_mean": (0.5, 0.4, 0.3), "image_std": None, "image_interpolation": "bicubic"}
+    arguments = {"model": "MobileCLIP-tiny", "max_tokens": 9, **look}
+    student, average = (settle(build_model("MobileCLIP-tiny", 32, 9), seed) for seed in (1, 2))
     state = prefixed("student", student) | (prefixed("average", average) if averaged else {})
-    torch.save({"state_dict": state, "hyper_parameters": {"model": name}, "global_step": 3}, tmp_path / "last.ckpt")
-    outside = load_outside(name, str(tmp_path / "last.ckpt"))
-    assert_same(outside.network, average if averaged else student, (pictures(2, 64), texts(2)))
-    assert outside.preprocessing == preprocessing_of(name)
-    assert outside.tokenizer(["a dog"]).shape == (1, 77)
+    torch.save({"state_dict": state, "hyper_parameters": arguments, "global_step": 3}, tmp_path / "last.ckpt")
+    outside = load_outside("MobileCLIP-tiny", str(tmp_path / "last.ckpt"))
+    assert_same(outside.network, average if averaged else student, (pictures(2, 32), outside.tokenizer(["a", "b"])))
+    assert outside.preprocessing == Preprocessing(32, (0.5, 0.4, 0.3), (1.0, 1.0, 1.0), "bicubic")
+    assert outside.tokenizer(["a dog"]).shape == (1, 9)
     assert_frozen(outside)
+    with pytest.raises(ValueError, match=r"training of MobileCLIP-tiny .* expected MobileCLIP-S0"):
+        load_outside("MobileCLIP-S0", str(tmp_path / "last.ckpt"))
 
 
 def test_a_checkpoint_in_pieces_is_no_folder_of_open_clips(tmp_path):
