@@ -5,10 +5,11 @@ The ladder: plain CLIP, + synthetic captions, + distillation from one teacher, +
     python benchmarks/mobileclip_ladder.py runs/ladder --train train.parquet --validation validation.parquet \
         --test test.parquet --attributes colour label gender
 
-Two small teachers of different sizes are trained first on the training pairs, each with a title or a made caption at a
+Two small teachers of different sizes are trained first on all training pairs, each with a title or a made caption at a
 time, and written as folders that open_clip loads. Synthetic captions are made of the attribute columns by templates:
-thing, colour and for whom; no captioner is trained. `vlightning predict` then reinforces the training pairs three times
-(weak crops with one teacher; strong augmentation with one, and with two), and the student trains on these.
+thing, colour and for whom; no captioner is trained. Some of the training pairs, drawn at random, are the student's: as
+in the paper, teachers have seen more than students will. `vlightning predict` reinforces these three times (weak crops
+with one teacher; strong augmentation with one, and with two), and the student trains on them.
 
 Every run writes its results as they come, under the folder that is named; called again, the command continues what was
 stopped, and only prints what is done. Recall and zero-shot accuracy are those of the test split at the last epoch. The
@@ -97,7 +98,10 @@ def prepare(options: argparse.Namespace) -> None:
             return {"synthetic": made, "captions": [row["caption"], row["caption"], *made]}
 
         target.parent.mkdir(parents=True, exist_ok=True)
-        rows.map(captions).to_parquet(target)
+        rows = rows.map(captions)
+        rows.to_parquet(target)
+        if split == "train":
+            rows.shuffle(seed=0).select(range(min(options.pairs, len(rows)))).to_parquet(target.with_stem("student"))
 
 
 def train_teacher(name: str, options: argparse.Namespace) -> None:
@@ -111,21 +115,21 @@ def train_teacher(name: str, options: argparse.Namespace) -> None:
     words += ["--model.learning_rate=1e-3", "--model.min_learning_rate=0"]
     words += ["--data=ImageTextDataModule", "--data.caption_column=captions", "--data.tokenizer=clip"]
     words += ["--data.vocab_size=49408", f"--data.image_size={TEACHERS[name][1]}", *shared(options)]
-    words += ["--data.train", str(options.folder / "train.parquet"), "--trainer.check_val_every_n_epoch=5"]
-    fit(place, words, options.teacher_epochs // 5, "val/recall_mean", options.threads, PROGRAM)
+    words += ["--data.train", str(options.folder / "train.parquet")]
+    fit(place, words, options.teacher_epochs, "val/recall_mean", options.threads, PROGRAM, every=5)
     checkpoint = last_checkpoint(place)
     run(["export", str(checkpoint), str(folder), "--layout=open_clip"], place / "output.txt", 1, PROGRAM)
 
 
 def reinforce(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Reinforce the training pairs unless that is done; the manifest."""
+    """Reinforce the student's pairs unless that is done; the manifest."""
     folder = options.folder / "reinforced" / name
     augmentation, teachers = SETS[name]
     manifest = folder / "manifest.json"
     if not manifest.is_file() or not json.loads(manifest.read_text())["complete"]:
         weights = [{"weights": str(options.folder / "teachers" / teacher)} for teacher in teachers]
         words = ["predict", "--model=ReinforcementModule", f"--model.teachers={json.dumps(weights)}"]
-        words += ["--data=ReinforcementDataModule", f"--data.pairs={options.folder / 'train.parquet'}"]
+        words += ["--data=ReinforcementDataModule", f"--data.pairs={options.folder / 'student.parquet'}"]
         words += [f"--data.folder={folder}", "--data.synthetic_column=synthetic", "--data.augmentations=5"]
         words += [f"--data.image_size={SIZE}", "--data.batch_size=64", "--data.num_workers=1", *augmentation]
         words += ["--data.embeddings=pth.gz", "--trainer.logger=false", "--trainer.precision=bf16-mixed"]
@@ -151,7 +155,7 @@ def climb(rung: str, seed: int, manifest: dict[str, Any], options: argparse.Name
     words += ["--model.learning_rate=2e-3", "--model.warmup_steps=60", *settings, f"--seed_everything={seed}"]
     words += ["--data=ReinforcedImageTextDataModule", f"--data.train={options.folder / 'reinforced' / reinforced}"]
     words += [f"--data.image_size={SIZE}", *shared(options)]
-    curve = fit(place, words, options.epochs, REACHED, options.threads, PROGRAM)
+    curve = fit(place, words, options.epochs, REACHED, options.threads, PROGRAM, every=2)
     results = place / "test.json"
     if not results.is_file():
         labels = {"test": str(options.folder / "test.parquet"), "label_column": options.attributes[1]}
@@ -190,7 +194,8 @@ def main() -> None:
     for split in ("train", "validation", "test"):
         parser.add_argument(f"--{split}", type=Path, required=True, help="parquet with image and caption")
     parser.add_argument("--attributes", nargs=3, default=["colour", "label", "gender"], help="colour, thing, for whom")
-    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--pairs", type=int, default=2000, help="of the student")
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--teacher-epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rungs", nargs="+", choices=RUNGS, default=list(RUNGS))

@@ -1,6 +1,6 @@
 r"""Dataset reinforcement by stage, and the share of the teachers' own forward passes in its time.
 
-    python benchmarks/reinforce.py --samples 48 --augmentations 5
+    python benchmarks/reinforce.py --samples 32 --augmentations 5
 
 The whole runs as `vlightning predict` does: pictures are decoded and augmented in workers, embedded by the teachers,
 encoded and written in a thread. The floor is what the same teachers take for the same numbers of pictures and texts
@@ -23,7 +23,7 @@ from datasets import Dataset, Features, List, Value
 from lightning.pytorch import Callback, Trainer
 from PIL import Image
 from safetensors.torch import save_file
-from timing import PRECISIONS, autocast, medians, seconds
+from timing import autocast, medians, seconds
 from typing_extensions import override
 
 from vlightning.callbacks import ReinforcementWriter
@@ -31,6 +31,7 @@ from vlightning.datamodules import ReinforcementDataModule
 from vlightning.lightning_modules import CoCaCaptioner, ReinforcementModule
 from vlightning.lightning_modules.mobileclip import Teacher
 
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 COLUMNS = Features(
     {
         "image": {"bytes": Value("binary"), "path": Value("string")},
@@ -87,14 +88,14 @@ class Clock(Callback):
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--teachers", nargs="+", default=["ViT-L-14-quickgelu", "ViT-L-14"])
+    parser.add_argument("--teachers", nargs="+", default=["ViT-B-16-quickgelu", "ViT-B-16"])
     parser.add_argument("--captioner", default="coca_ViT-B-32")
-    parser.add_argument("--samples", type=int, default=48)
+    parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--augmentations", type=int, default=5)
     parser.add_argument("--captions", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--precision", choices=PRECISIONS, default="bf16-mixed")
+    parser.add_argument("--precision", choices=PRECISIONS, default="bf16-true")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
 
@@ -138,6 +139,8 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 
     module = ReinforcementModule(teachers)
     module.load()
+    dtype = torch.bfloat16 if options.precision == "bf16-true" else torch.float32
+    module.networks.to(dtype)
     source = data("none")
     source.prepare_data()
     source.setup("predict")
@@ -149,7 +152,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     pairs = [pair for batch in batches for pair in batch["originals"].pairs]
     texts = [text for pair in pairs for text in (pair.caption, *pair.synthetic)]
     size = module.loaded[0].preprocessing.image_size
-    ready = torch.randn(options.batch_size * options.augmentations, 3, size, size)
+    ready = torch.randn(options.batch_size * options.augmentations, 3, size, size, dtype=dtype)
     tokens = [
         outside.tokenizer(texts[: len(texts) * options.batch_size // options.samples]) for outside in module.loaded
     ]
@@ -182,7 +185,8 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 
     captioner = CoCaCaptioner(weights=str(folder / "captioner"), captions=options.captions)
     captioner.load()
-    pictures = torch.randn(options.batch_size, 3, 224, 224)
+    captioner.to(dtype)
+    pictures = torch.randn(options.batch_size, 3, 224, 224, dtype=dtype)
 
     @torch.inference_mode()
     def caption() -> None:

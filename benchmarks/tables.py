@@ -37,7 +37,13 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def fit(
-    folder: Path, words: Sequence[str], epochs: int, monitor: str, threads: int, program: Sequence[str] = CLI
+    folder: Path,
+    words: Sequence[str],
+    epochs: int,
+    monitor: str,
+    threads: int,
+    program: Sequence[str] = CLI,
+    every: int = 1,
 ) -> Curve:
     """Train unless that is done, from the last checkpoint if there is one; the metrics by epoch.
 
@@ -48,13 +54,14 @@ def fit(
         monitor: what epochs are measured by.
         threads: of the run.
         program: what Python runs, the command line by default.
+        every: how many epochs lie between two measurements.
     """
     curve = read_curve(folder, monitor)
-    if len(curve) >= epochs:
+    if len(curve) >= epochs // every:
         return curve
     command = ["fit", *words, f"--trainer.max_epochs={epochs}", "--trainer.logger=CSVLogger"]
     command += [f"--trainer.logger.save_dir={folder}", "--trainer.logger.name=", "--trainer.enable_progress_bar=false"]
-    command.append(f"--checkpoint.monitor={monitor}")
+    command += [f"--checkpoint.monitor={monitor}", f"--trainer.check_val_every_n_epoch={every}"]
     if checkpoint := last_checkpoint(folder):
         command.append(f"--ckpt_path={checkpoint}")
     run(command, folder / "output.txt", threads, program)

@@ -224,7 +224,8 @@ class ReinforcementWriter(BasePredictionWriter):
         rows = data.missing_rows
         needed = rows * each
         free = shutil.disk_usage(data.folder).free
-        said = f"{rows:,} samples, about {_size(needed)} in {str(data.folder)!r}"
+        total = data.shard_rows(data.shards - 1).stop
+        said = f"{rows:,} of {total:,} samples, about {_size(needed)} in {str(data.folder)!r}"
         if needed > free:
             raise OSError(
                 f"The shards would take {said}, where {_size(free)} are free: make room, or store less "

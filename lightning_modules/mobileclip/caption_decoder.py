@@ -10,6 +10,8 @@ from open_clip.transformer import ResidualAttentionBlock
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..precision import at_least_float32
+
 
 class CachedDecoder:
     """Logits of a CoCa's next tokens, for n captions of each picture that grow by one token at a time.
@@ -24,6 +26,7 @@ class CachedDecoder:
     def __init__(self, network: Any, image_tokens: Tensor) -> None:
         self._text = network.text
         self._decoder = network.text_decoder
+        self._projection = at_least_float32(network.text_decoder.text_projection)
         self._position = 0
         self._text_blocks = [_CausalBlock(block) for block in network.text.transformer.resblocks]
         self._decoder_blocks = [_CausalBlock(block) for block in network.text_decoder.resblocks]
@@ -38,7 +41,7 @@ class CachedDecoder:
             tokens: ids [N, n].
 
         Returns:
-            Logits of the tokens after them, [N, n, V], in the precision of the weights also under autocast.
+            Logits of the tokens after them, [N, n, V], in float32 at least.
         """
         text, decoder = self._text, self._decoder
         x = text.token_embedding(tokens) + text.positional_embedding[self._position]
@@ -51,7 +54,7 @@ class CachedDecoder:
             x = cross_block(block(x))
         # Logits in half precision would be rounded by several percent of a probability.
         with torch.autocast(x.device.type, enabled=False):
-            return decoder.ln_final(x).to(decoder.text_projection.dtype) @ decoder.text_projection
+            return decoder.ln_final(x).to(self._projection.dtype) @ self._projection
 
 
 class _CausalBlock:

@@ -214,7 +214,7 @@ def test_shards_of_something_else_are_refused(pairs, tmp_path):
 def test_a_disk_that_is_too_small_is_told_before(pairs, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 20_000))
-    with pytest.raises(OSError, match=r"would take 10 samples, about [\d.]+ KB .* where 20 KB are free"):
+    with pytest.raises(OSError, match=r"would take 10 of 10 samples, about [\d.]+ KB .* where 20 KB are free"):
         predict(pairs, tmp_path / "out")
     assert names(tmp_path / "out") == []
 

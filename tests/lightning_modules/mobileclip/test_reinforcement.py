@@ -216,11 +216,18 @@ def test_teachers_that_see_the_same_share_a_view(folders):
     close(embeddings(record), torch.cat([images, words]))
 
 
-def test_bfloat16_hardly_matters(module):
+@pytest.mark.parametrize("whole", [False, True])  # the weights too, as the trainer's "bf16-true" has it
+def test_bfloat16_hardly_matters(module, folders, whole):
     batch = batch_for(module, originals())
     exact = predicted(module, batch).records
-    with torch.autocast("cpu", torch.bfloat16):
-        half = predicted(module, batch).records
+    if whole:
+        rounded = made(folders[:2]).bfloat16()
+        rounded._trainer = SimpleNamespace(datamodule=None)
+        half = predicted(rounded, batch).records
+        assert rounded.settings() == module.settings()
+    else:
+        with torch.autocast("cpu", torch.bfloat16):
+            half = predicted(module, batch).records
     for row, record in half.items():
         found, expected = embeddings(record), embeddings(exact[row])
         assert (found.dtype, found.device.type) == (torch.float32, "cpu")
