@@ -9,6 +9,7 @@ import collections.abc
 import importlib
 import inspect
 import types
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -99,7 +100,10 @@ class _Walk:
         if isinstance(value, list) and any(isinstance(item, dict) and "class_path" in item for item in value):
             return next(filter(None, (self.argument(key, hint, item, owner, source) for item in value)), None)
         names_class = isinstance(value, dict) and ("class_path" in value or "init_args" in value or key in self.classes)
-        if _bases(hint) and (names_class or (isinstance(value, str) and str not in _members(hint))):
+        bases = _bases(hint)
+        # A dataclass is written as its fields, never by its name.
+        by_name = isinstance(value, str) and str not in _members(hint) and not all(map(is_dataclass, bases))
+        if bases and (names_class or by_name):
             return self.instance(key, hint, value, source)
         return self.plain(key, hint, value, owner, source)
 

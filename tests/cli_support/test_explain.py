@@ -33,6 +33,10 @@ OPTIONS = {
     "number": ("--data.batch_size many", ["data.init_args.batch_size", "'many'", "a whole number"]),
     "trainer number": ("--trainer.max_epochs many", ["trainer.max_epochs", "'many'", "a whole number or null"]),
     "choice": ("--model.kind fanc", ["plain, fancy", "'fancy'"]),
+    "text for dataclasses": (
+        "--model ReinforcementModule --model.teachers ViT-B-32",
+        ["model.init_args.teachers is 'ViT-B-32'", "a list of Teacher"],
+    ),
     "stray word": ("stray", ["'stray'", "two dashes"]),
     "config file": ("--config tinny.yaml", ["'tinny.yaml'", "'tiny.yaml'"]),
     "checkpoint file": ("--ckpt_path nothing/last.ckpt", ["'nothing/last.ckpt'", "does not exist"]),
