@@ -6,6 +6,7 @@ python reinforcement.py FOLDER PAIRS [--kill batch|index|rename]
 import argparse
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -97,10 +98,13 @@ def predict(pairs, folder, module=None, writer=None, trainer=None, callbacks=(),
 
 
 class KillsInBatch(Callback):
-    """Ends the process at the third batch, in the middle of a shard."""
+    """Ends the process before the fourth batch, once the first shard is written and the second begun."""
 
     def on_predict_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         if batch_idx == 3:
+            folder = trainer.datamodule.folder
+            while not (folder / "00000000.tar").is_file() or not list(folder.glob(".incomplete-*")):
+                time.sleep(0.01)  # for the writing thread
             os.kill(os.getpid(), signal.SIGKILL)
 
 
