@@ -29,6 +29,23 @@ def add_tiny_clip():
     return NAME
 
 
+def randomized(model, seed=0, scale=3.0):
+    """A CLIP with no weight at its initial value, large enough for activations to matter, in eval mode.
+
+    Args:
+        model: any of open_clip's.
+        seed: of the weights.
+        scale: logarithm of its logit scale.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            norm = "ln_" in name and name.endswith("weight")
+            parameter.copy_(norm + 0.3 * torch.randn(parameter.shape, generator=generator))
+        model.logit_scale.fill_(scale)
+    return model.eval()
+
+
 def tiny_module(seed=0, **options):
     torch.manual_seed(seed)
     defaults = {"max_tokens": LENGTH, "teacher_dims": DIMS, "teacher_scales": SCALES}

@@ -13,7 +13,7 @@ from open_clip import CLIP, CoCa
 from open_clip.push_to_hf_hub import save_for_hf
 from safetensors.torch import load_file, save_file
 
-from support.clip import LENGTH, NAME, SIZE, add_tiny_clip, tiny_module
+from support.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
 from support.mobileclip import features, pictures, settle, texts
 from vlightning.lightning_modules.frozen import FrozenTeacher
 from vlightning.lightning_modules.mobileclip.models import build_model
@@ -49,17 +49,6 @@ def _models():
                 path = Path(folder) / f"{name}.json"
                 path.write_text(json.dumps(config))
                 open_clip.add_model_config(path)
-
-
-def randomized(model, seed=0):
-    """No weight at its initial value; large enough for activations to matter."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            norm = "ln_" in name and name.endswith("weight")
-            parameter.copy_(norm + 0.3 * torch.randn(parameter.shape, generator=generator))
-        model.logit_scale.fill_(3.0)
-    return model.eval()
 
 
 @pytest.fixture(scope="module")

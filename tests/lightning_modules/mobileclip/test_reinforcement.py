@@ -16,7 +16,7 @@ from open_clip import CLIP
 from PIL import Image
 from safetensors.torch import save_file
 
-from support.clip import NAME, SIZE, add_tiny_clip
+from support.clip import NAME, SIZE, add_tiny_clip, randomized
 from support.command_line import run
 from support.pictures import encoded, picture
 from vlightning.datamodules.decode import Account, Fault
@@ -40,30 +40,20 @@ CAPTIONS = ["a red bus in the rain", "two dogs that sleep on the old sofa of my 
 SYNTHETIC = [["a bus.", "rain on a street"], ["dogs"], ["white hills", "snow on hills", "a cold day"]]
 
 
-def randomized(model, scale, seed):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            norm = "ln_" in name and name.endswith("weight")
-            parameter.copy_(norm + 0.3 * torch.randn(parameter.shape, generator=generator))
-        model.logit_scale.fill_(scale)
-    return model.eval()
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Of two teachers that differ in everything, and of one that sees pictures as the first does."""
     add_tiny_clip()
     root = tmp_path_factory.mktemp("teachers")
     for number, seed in ((0, 0), (2, 2)):
-        model = randomized(build_model(NAME, context_length=None), 3.0 + number, seed)
+        model = randomized(build_model(NAME, context_length=None), seed, 3.0 + number)
         look = Preprocessing(SIZE, (0.5, 0.4, 0.3), (0.2, 0.3 + 0.1 * number, 0.25), "bicubic")
         save_open_clip(model, NAME, look, root / str(number))
     larger = root / "1"
     larger.mkdir()
     look = {"mean": [0.1, 0.2, 0.6], "std": [1.0, 0.9, 0.5], "interpolation": "bilinear"}
     (larger / "open_clip_config.json").write_text(json.dumps({"model_cfg": LARGER, "preprocess_cfg": look}))
-    save_file(randomized(CLIP(**LARGER), 4.0, 1).state_dict(), larger / "open_clip_model.safetensors")
+    save_file(randomized(CLIP(**LARGER), 1, 4.0).state_dict(), larger / "open_clip_model.safetensors")
     return [str(root / str(number)) for number in range(3)]
 
 
