@@ -67,7 +67,6 @@ class ReinforcementData(Protocol):
     missing_rows: int
     version: int
     embeddings: str
-    augmentations: int
 
     def shard_rows(self, number: int) -> range:
         """The rows of a shard."""
@@ -186,7 +185,7 @@ class ReinforcementWriter(BasePredictionWriter):
 
     def _problem(self, data: ReinforcementData, pl_module: LightningModule) -> Exception | None:
         """What keeps the shards from being written; writes the manifest if nothing does."""
-        settings = data.settings() | pl_module.settings()  # type: ignore[operator]
+        settings = _settings(data, pl_module)
         path = data.folder / MANIFEST
         try:
             data.folder.mkdir(parents=True, exist_ok=True)
@@ -261,7 +260,7 @@ class ReinforcementWriter(BasePredictionWriter):
             samples += len(index["keys"])
             causes.update(index["left_out"])
         check = self._check(trainer) if self.checked_samples else {}
-        settings = data.settings() | pl_module.settings()  # type: ignore[operator]
+        settings = _settings(data, pl_module)
         counts = {"shards": data.shards, "samples": samples, "left_out": dict(causes)}
         self._write_manifest(data.folder / MANIFEST, settings, complete=True, **counts, self_check=check)
         left = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
@@ -282,14 +281,15 @@ class ReinforcementWriter(BasePredictionWriter):
             text = torch.cat([record.text_embeddings, *record.synthetic_embeddings.values()])
             for kind, new, old in (("image", record.image_embeddings, written.image), ("text", text, written.text)):
                 cosines = _cosines(new, old, widths)  # [rows, teachers]
-                least = min(least, float(cosines.min()))
-                if not least >= self.least_cosine:
+                worst = float(cosines.min())
+                if not worst >= self.least_cosine:  # NaN is no cosine either
                     row, teacher = divmod(int(cosines.argmin()), len(widths))
                     raise RuntimeError(
                         f"The check failed: embedding {row} of {kind} by teacher {teacher} in the sample "
-                        f"{written.place} has the cosine {least:.4f} with what the teacher says of it now, expected at "
+                        f"{written.place} has the cosine {worst:.4f} with what the teacher says of it now, expected at "
                         f"least {self.least_cosine}: do not train on these shards."
                     )
+                least = min(least, worst)
             checked += 1
         rank_zero_info(f"{checked} written samples were embedded again, the least cosine is {least:.6f}.")
         return {"samples": checked, "least_cosine": least}
@@ -339,6 +339,12 @@ def _data(trainer: Trainer) -> ReinforcementData:
             "ReinforcementDataModule."
         )
     return cast(ReinforcementData, data)
+
+
+def _settings(data: ReinforcementData, pl_module: LightningModule) -> dict[str, Any]:
+    """What decides the content of the shards, of the data and of the module."""
+    own: dict[str, Any] = cast(Any, pl_module).settings()
+    return data.settings() | own
 
 
 def _cosines(new: Tensor, old: Tensor, widths: list[int]) -> Tensor:

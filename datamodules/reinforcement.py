@@ -148,12 +148,12 @@ class ReinforcementDataModule(PictureDataModule):
         """The pairs, checked."""
         if split != "predict":
             return None
-        tables = [sources.rows("train", False, 0) for sources in (self.pairs, *self.synthetic)]
-        rows, *synthetic = tables
-        if not isinstance(rows, PairTable):
+        opened = [sources.rows("train", False, 0) for sources in (self.pairs, *self.synthetic)]
+        tables = [table for table in opened if isinstance(table, PairTable)]
+        if not tables:
             raise ValueError("found no source in data.pairs, expected pictures with captions: name some")
-        self._synthetic_rows = synthetic[0] if synthetic else None  # type: ignore[assignment]
-        return rows
+        self._synthetic_rows = tables[1] if self.synthetic else None
+        return tables[0]
 
     def predict_dataloader(self) -> BatchLoader:
         """The rows of the missing shards; no batch has rows of two."""

@@ -143,14 +143,14 @@ def test_a_shard_of_which_nothing_can_be_used_is_done(tmp_path):
     assert predict(pairs, tmp_path / "out").steps == 1 + 4
 
 
-@pytest.mark.parametrize("row", [0, 7])
-def test_the_check_names_what_differs(pairs, tmp_path, row):
+@pytest.mark.parametrize(("row", "turned"), [(0, 0.4), (7, 0.4), (7, float("nan"))])
+def test_the_check_names_what_differs(pairs, tmp_path, row, turned):
     class Drifts(Embeds):
         """Says something else of a row the second time."""
 
         def predict_step(self, batch, batch_idx):
             again = len(batch["sample_index"]) == 1 and f" {row:010d}" in batch["originals"].pairs[0].name
-            self.turned = 0.4 if again else 0.0
+            self.turned = turned if again else 0.0
             return super().predict_step(batch, batch_idx)
 
     with pytest.raises(RuntimeError, match=rf"check failed: embedding \d of text by teacher \d .* {row:010d} has the"):
