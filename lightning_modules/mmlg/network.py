@@ -1,0 +1,180 @@
+"""The auxiliary CLIP, whose layers are weighted sums of a few blocks (section 3.2 of the paper).
+
+Shapes: B pairs, L tokens, V values of a token, E of a feature.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...callbacks.learngene_file import LearngeneSizes
+from ...callbacks.learngene_layers import GROUPS, KINDS, TOWERS, Tower, layer_weights
+from ..attention import attend
+from ..slices import in_slices
+
+Layer = dict[str, Tensor]
+
+
+class Block(nn.Module):
+    """The linear maps of a transformer layer, weights and biases; it is a term of sums, and never runs by itself.
+
+    Args:
+        width: V.
+        layers: of a tower, which the initial weights of `proj` depend on.
+    """
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.fc1 = nn.Linear(width, 4 * width)
+        self.fc2 = nn.Linear(4 * width, width)
+        # As CLIP starts its text tower.
+        inner = width**-0.5
+        stds = {"qkv": inner, "proj": inner * (2 * layers) ** -0.5, "fc1": (2 * width) ** -0.5}
+        stds["fc2"] = stds["proj"]
+        for name, std in stds.items():
+            linear = self.get_submodule(name)
+            nn.init.normal_(linear.weight, std=std)
+            nn.init.zeros_(linear.bias)
+
+
+class VisionEnds(nn.Module):
+    """What the vision tower has before and after its layers."""
+
+    def __init__(self, sizes: LearngeneSizes) -> None:
+        super().__init__()
+        width, scale = sizes.width, sizes.width**-0.5
+        patches = (sizes.image_size // sizes.patch_size) ** 2
+        self.conv1 = nn.Conv2d(3, width, sizes.patch_size, sizes.patch_size, bias=False)
+        self.class_embedding = nn.Parameter(scale * torch.randn(width))
+        self.positional_embedding = nn.Parameter(scale * torch.randn(patches + 1, width))
+        self.ln_pre = nn.LayerNorm(width)
+        self.ln_post = nn.LayerNorm(width)
+        self.proj = nn.Parameter(scale * torch.randn(width, sizes.embed_dim))
+
+    def embed(self, image: Tensor) -> Tensor:
+        """[B, 3, S, S] to tokens [B, 1 + patches, V]."""
+        patches = self.conv1(image).flatten(2).transpose(1, 2)
+        first = self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1)
+        tokens: Tensor = self.ln_pre(torch.cat([first, patches], 1) + self.positional_embedding.to(patches.dtype))
+        return tokens
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """[B, 1 + patches, V] to features [B, E] of the class token."""
+        features: Tensor = self.ln_post(tokens[:, 0]) @ self.proj
+        return features
+
+
+class TextEnds(nn.Module):
+    """What the text tower has before and after its layers."""
+
+    def __init__(self, sizes: LearngeneSizes) -> None:
+        super().__init__()
+        width = sizes.width
+        self.token_embedding = nn.Embedding(sizes.vocab_size, width)
+        self.positional_embedding = nn.Parameter(0.01 * torch.randn(sizes.max_tokens, width))
+        self.ln_final = nn.LayerNorm(width)
+        self.text_projection = nn.Parameter(width**-0.5 * torch.randn(width, sizes.embed_dim))
+        nn.init.normal_(self.token_embedding.weight, std=0.02)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Long [B, L] to tokens [B, L, V]."""
+        tokens: Tensor = self.token_embedding(input_ids) + self.positional_embedding
+        return tokens
+
+    def pool(self, tokens: Tensor, input_ids: Tensor) -> Tensor:
+        """[B, L, V] to features [B, E] of the end of the text, whose id is the largest."""
+        last = tokens[torch.arange(len(tokens), device=tokens.device), input_ids.argmax(-1)]
+        features: Tensor = self.ln_final(last) @ self.text_projection
+        return features
+
+
+class LearngeneCLIP(nn.Module):
+    """A CLIP of two towers that is stored as a learngene: its parameters have the names and shapes of the file's.
+
+    Of each tower there are half as many distinct layers as layers. They are summed once a call and used twice each, so
+    that autograd keeps each of them once, in the precision that they are multiplied in.
+
+    FSDP2 makes one group of all parameters, since every layer needs blocks of both groups: there is no list of blocks.
+
+    Args:
+        sizes: of both towers.
+    """
+
+    def __init__(self, sizes: LearngeneSizes | None = None) -> None:
+        super().__init__()
+        self.sizes = sizes = sizes or LearngeneSizes()
+        width, layers = sizes.width, sizes.layers
+        self.blocks = nn.ModuleDict(
+            {kind: nn.ModuleDict({str(group): Block(width, layers) for group in GROUPS}) for kind in KINDS}
+        )
+        names = [name for tower in TOWERS for name in (tower, f"{tower}_multimodal")]
+        # The sum of two independent blocks then has the variance of each.
+        self.coefficients = nn.ParameterDict(
+            {name: nn.Parameter(torch.full((sizes.pairs,), 0.5**0.5)) for name in names}
+        )
+        self.norms = nn.ModuleDict(
+            {tower: nn.ModuleDict({name: nn.LayerNorm(width) for name in ("norm1", "norm2")}) for tower in TOWERS}
+        )
+        self.vision = VisionEnds(sizes)
+        self.text = TextEnds(sizes)
+        self.logit_scale = nn.Parameter(torch.full((1,), math.log(1 / 0.07)))
+
+    def encode_image(self, image: Tensor) -> Tensor:
+        """Features [B, E], not normalised, of pictures [B, 3, S, S]."""
+        return self._image_features(image, self._layers("vision"))
+
+    def encode_text(self, input_ids: Tensor) -> Tensor:
+        """Features [B, E], not normalised, of texts [B, L]."""
+        return self._text_features(input_ids, self._layers("text"))
+
+    def encode_pairs(self, image: Tensor, input_ids: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
+        """Both at once, from the same sums.
+
+        Args:
+            image: [B, 3, S, S].
+            input_ids: long [B, L].
+            size: pairs that go through the towers at a time, as in `in_slices`.
+        """
+        vision, text = self._layers("vision"), self._layers("text")
+
+        def encode(image: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
+            return self._image_features(image, vision), self._text_features(input_ids, text)
+
+        images, texts = in_slices(encode, size, image, input_ids)
+        return images, texts
+
+    def _layers(self, tower: Tower) -> list[Layer]:
+        """The weights of the distinct layers, from first to last."""
+        tensors: dict[str, Tensor] = dict(self.named_parameters())
+        layers = [layer_weights(tensors, tower, pair) for pair in range(self.sizes.pairs)]
+        device = self.logit_scale.device.type
+        if torch.is_autocast_enabled(device):  # else each use would make its own copy
+            kind = torch.get_autocast_dtype(device)
+            layers = [{name: weight.to(kind) for name, weight in layer.items()} for layer in layers]
+        return layers
+
+    def _image_features(self, image: Tensor, layers: list[Layer]) -> Tensor:
+        return self.vision.pool(self._run("vision", self.vision.embed(image), layers))
+
+    def _text_features(self, input_ids: Tensor, layers: list[Layer]) -> Tensor:
+        length = input_ids.shape[1]
+        earlier = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()
+        return self.text.pool(self._run("text", self.text.embed(input_ids), layers, earlier), input_ids)
+
+    def _run(self, tower: Tower, tokens: Tensor, layers: list[Layer], mask: Tensor | None = None) -> Tensor:
+        norm1, norm2 = (self.get_submodule(f"norms.{tower}.{name}") for name in ("norm1", "norm2"))
+        for layer in (layer for layer in layers for _ in range(2)):
+            tokens = tokens + self._attention(norm1(tokens), layer, mask)
+            hidden = F.gelu(F.linear(norm2(tokens), layer["fc1.weight"], layer["fc1.bias"]))
+            tokens = tokens + F.linear(hidden, layer["fc2.weight"], layer["fc2.bias"])
+        return tokens
+
+    def _attention(self, tokens: Tensor, layer: Layer, mask: Tensor | None) -> Tensor:
+        qkv = F.linear(tokens, layer["qkv.weight"], layer["qkv.bias"])
+        query, key, value = qkv.unflatten(-1, (3, self.sizes.heads, -1)).permute(2, 0, 3, 1, 4)  # [B, heads, L, D]
+        found = attend(query, key, value, mask).transpose(1, 2).flatten(2)
+        return F.linear(found, layer["proj.weight"], layer["proj.bias"])

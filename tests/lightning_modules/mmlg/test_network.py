@@ -1,0 +1,153 @@
+"""The auxiliary against an ordinary CLIP whose layers were filled in by hand, and what autograd keeps of it."""
+
+import pytest
+import torch
+
+from support.learngene import LENGTH, SIZES, WIDTH, auxiliary, clip, pictures, texts
+from vlightning.callbacks.learngene_file import LearngeneSizes
+from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
+
+# Which group and coefficients layers 0 to 11 have (section 3 of the paper; the example there is layer 6).
+LAYERS = [(1, 0), (1, 0), (2, 1), (2, 1), (1, 2), (1, 2), (2, 3), (2, 3), (1, 4), (1, 4), (2, 5), (2, 5)]
+DIRECT = {
+    "vision": (
+        *("class_embedding", "positional_embedding", "conv1.weight", "proj"),
+        *("ln_pre.weight", "ln_pre.bias", "ln_post.weight", "ln_post.bias"),
+    ),
+    "text": ("token_embedding.weight", "positional_embedding", "ln_final.weight", "ln_final.bias", "text_projection"),
+}
+
+
+def filled(network):
+    """open_clip's CLIP of 12 layers, written without the package's own rules."""
+    own, plain = dict(network.named_parameters()), clip().double()
+    state = plain.state_dict()
+    for tower, prefix in (("vision", "visual."), ("text", "")):
+        for name in DIRECT[tower]:
+            state[prefix + name] = own[f"{tower}.{name}"]
+        for layer, (group, index) in enumerate(LAYERS):
+            block = f"{prefix}transformer.resblocks.{layer}."
+
+            def total(part, tower=tower, group=group, index=index):
+                one = own[f"coefficients.{tower}"][index] * own[f"blocks.{tower}.{group}.{part}"]
+                return one + own[f"coefficients.{tower}_multimodal"][index] * own[f"blocks.multimodal.{group}.{part}"]
+
+            for end in ("weight", "bias"):
+                state[f"{block}attn.in_proj_{end}"] = total(f"qkv.{end}")
+                state[f"{block}attn.out_proj.{end}"] = total(f"proj.{end}")
+                state[f"{block}mlp.c_fc.{end}"] = total(f"fc1.{end}")
+                state[f"{block}mlp.c_proj.{end}"] = total(f"fc2.{end}")
+                state[f"{block}ln_1.{end}"] = own[f"norms.{tower}.norm1.{end}"]
+                state[f"{block}ln_2.{end}"] = own[f"norms.{tower}.norm2.{end}"]
+    state["logit_scale"] = own["logit_scale"].reshape(())
+    return plain, state
+
+
+def outputs(plain, state, image, ids):
+    both = torch.func.functional_call(plain, state, (image, ids))
+    return both[0], both[1]
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_it_is_an_ordinary_clip_in_features_and_gradients(size):
+    network = auxiliary().double()
+    plain, state = filled(network)
+    image, ids = pictures(), texts()
+    expected = outputs(plain, state, image, ids)
+    found = network.encode_pairs(image, ids, size)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.nn.functional.normalize(one, dim=-1), other, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(network.encode_image(image), found[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(network.encode_text(ids), found[1], rtol=1e-12, atol=1e-12)
+
+    def total(features):
+        image, text = (torch.nn.functional.normalize(part, dim=-1) for part in features)
+        return (network.logit_scale.exp() * image @ text.T).softmax(-1).diagonal().log().sum()
+
+    names, parameters = zip(*network.named_parameters(), strict=True)
+    wanted = torch.autograd.grad(total(expected), parameters)
+    for name, one, other in zip(names, torch.autograd.grad(total(found), parameters), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12, msg=name)
+        assert one.any(), name
+
+
+def test_its_parameters_are_counted_to_the_unit():
+    with torch.device("meta"):
+        network = LearngeneCLIP()
+    counts = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    assert sum(counts.values()) == 30_311_065
+    below = {
+        part: sum(count for name, count in counts.items() if name.startswith(part))
+        for part in ("blocks.vision.1.", "blocks.", "coefficients.", "norms.", "vision.", "text.")
+    }
+    expected = [1_772_928, 6 * 1_772_928, 24, 2 * 1_536, 519_936, 19_150_464]
+    assert list(below.values()) == expected
+
+
+@pytest.mark.parametrize("sizes", [LearngeneSizes(), SIZES, LearngeneSizes(layers=4, width=64, heads=4)])
+def test_a_file_has_the_names_and_shapes_of_the_parameters(sizes):
+    with torch.device("meta"):
+        network = LearngeneCLIP(sizes)
+    assert {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()} == sizes.shapes()
+
+
+def test_sums_start_with_the_variance_of_a_clip():
+    torch.manual_seed(0)
+    network = LearngeneCLIP(LearngeneSizes(width=64, heads=1, vocab_size=30))
+    inner = 64**-0.5
+    stds = {"qkv": inner, "proj": inner * 24**-0.5, "fc1": 128**-0.5, "fc2": inner * 24**-0.5}
+    for tower in ("vision", "text"):
+        for layer in network._layers(tower):
+            for name, std in stds.items():
+                assert layer[f"{name}.weight"].std().item() == pytest.approx(std, rel=0.05)
+                assert not layer[f"{name}.bias"].any()
+    assert all(bool((value == 0.5**0.5).all()) for value in network.coefficients.values())
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("tower", ["vision", "text"])
+def test_autograd_keeps_six_sums_of_twelve_layers(tower, half):
+    network, kept = auxiliary(), set()
+    stored = {parameter.data_ptr() for parameter in network.parameters()}
+
+    def note(tensor):
+        if tensor.dim() == 2 and sorted(tensor.shape) == [WIDTH, 4 * WIDTH] and tensor.data_ptr() not in stored:
+            held.append(tensor)  # or another could get its address
+            kept.add((tensor.data_ptr(), tensor.dtype))
+        return tensor
+
+    held = []
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=half),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
+        features = network.encode_image(pictures(dtype=torch.float32)) if tower == "vision" else None
+        features = network.encode_text(texts()) if features is None else features
+    assert features.requires_grad
+    assert len(kept) == 12  # fc1 and fc2, of six layers
+    assert {kind for _, kind in kept} == {torch.bfloat16 if half else torch.float32}
+
+
+def test_texts_may_be_shorter_and_do_not_look_ahead():
+    network = auxiliary().double()
+    ids = texts(2)
+    ids[:, 3:] = 0
+    ids[:, 3] = ids.max() + 1
+    longer = network.encode_text(ids)
+    ids[:, 4:] = 1
+    torch.testing.assert_close(network.encode_text(ids), longer, rtol=1e-12, atol=1e-12)
+    assert ids.shape[1] == LENGTH
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"layers": 11}, "layers is 11, but layers come in pairs"),
+        ({"width": 100}, "A width of 100 does not divide into 6 heads"),
+        ({"patch_size": 15}, "Pictures of 224 pixels do not divide into patches of 15"),
+        ({"heads": 0}, "heads is 0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_one_sentence(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        LearngeneSizes(**sizes)
