@@ -6,6 +6,9 @@ from .distributed import all_reduce_sum, gather, gather_uneven, rank, world_size
 from .ema import EMACallback, EMAPair, ema_momentum
 from .figures import RetrievalFigures, WordMapFigures
 from .final_export import FinalExport
+from .learngene import LearngeneExpansionCallback, LearngeneWriter
+from .learngene_expansion import expand_learngene
+from .learngene_file import Learngene, LearngeneSizes, load_learngene, save_learngene
 from .missing import missing_callbacks
 from .optimizer_step import OptimizerStepCallback
 from .predictions import RetrievalPredictionWriter
@@ -22,6 +25,10 @@ __all__ = [
     "EMAPair",
     "FeatureQueue",
     "FinalExport",
+    "Learngene",
+    "LearngeneExpansionCallback",
+    "LearngeneSizes",
+    "LearngeneWriter",
     "LeftOut",
     "OptimizerStepCallback",
     "QueueCallback",
@@ -36,9 +43,12 @@ __all__ = [
     "all_reduce_sum",
     "consolidate_checkpoint",
     "ema_momentum",
+    "expand_learngene",
     "gather",
     "gather_uneven",
+    "load_learngene",
     "missing_callbacks",
     "rank",
+    "save_learngene",
     "world_size",
 ]

@@ -1,0 +1,172 @@
+"""A module that knows nothing of learngenes starts from one, once and never over a checkpoint; and who writes it."""
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader
+
+from support.distributed import run_sharded_fit
+from support.learngene import clip, learngene, pictures, timm_vit
+from support.tiny_modules import trainer
+from vlightning.callbacks import LearngeneExpansionCallback, LearngeneWriter, load_learngene, save_learngene
+from vlightning.callbacks.learngene_expansion import expand_learngene
+from vlightning.lightning_modules.sharding import shard
+
+
+class Classifier(LightningModule):
+    """Anybody's; with a rate of 0 it stays where it starts."""
+
+    def __init__(self, network, rate=0.0):
+        super().__init__()
+        self.inside = torch.nn.ModuleDict({"backbone": network})
+        self.rate = rate
+
+    def configure_model(self):
+        shard(self, [self.inside["backbone"]])
+
+    def training_step(self, batch, batch_idx):
+        network = self.inside["backbone"]
+        return (network(batch) if not hasattr(network, "text_projection") else network.encode_image(batch)).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.rate)
+
+
+def images():
+    return DataLoader(pictures(2, torch.float32), batch_size=2)
+
+
+@pytest.fixture
+def file(tmp_path):
+    save_learngene(learngene(), tmp_path / "learngene.safetensors")
+    return str(tmp_path / "learngene.safetensors")
+
+
+def expanded(network, **options):
+    expand_learngene(learngene(), network, **options)
+    return network.state_dict()
+
+
+def assert_equal(found, expected, but=()):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if not name.startswith(but):
+            assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(timm_vit, {}), (lambda: clip(8), {}), (lambda: clip(8), {"tower": "vision", "components": "multimodal"})],
+)
+def test_a_fit_starts_from_the_learngene(file, make, options):
+    module = Classifier(make())
+    before = {name: tensor.clone() for name, tensor in module.inside["backbone"].state_dict().items()}
+    trainer(LearngeneExpansionCallback(file, "inside.backbone", **options), max_steps=1).fit(module, images())
+    found, other = module.inside["backbone"].state_dict(), make()
+    other.load_state_dict(before)
+    assert_equal(found, expanded(other, **options))
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in found.items())
+
+
+def test_several_networks_start_alike(file):
+    module = Classifier(timm_vit(8))
+    module.average = timm_vit(8)
+    module.average.requires_grad_(False)
+    callback = LearngeneExpansionCallback(file, ["inside.backbone", "average"])
+    trainer(callback, max_steps=1).fit(module, images())
+    assert_equal(module.average.state_dict(), module.inside["backbone"].state_dict(), but="head.")
+
+
+def sharded(file):
+    torch.manual_seed(0)
+    return Classifier(timm_vit(8)), images()
+
+
+def test_a_sharded_fit_starts_from_it(file):
+    callback = LearngeneExpansionCallback(file, "inside.backbone")
+    results = run_sharded_fit(sharded, {"max_steps": 1, "callbacks": [callback]}, make_args=(file,))
+    expected = expanded(timm_vit(8))
+    for result in results:
+        found = {name.removeprefix("inside.backbone."): tensor for name, tensor in result["state_dict"].items()}
+        assert_equal(found, expected, but="head.")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_resumed_run_goes_on_from_its_checkpoint_and_without_the_file(file, tmp_path, kept):
+    first = trainer(LearngeneExpansionCallback(file, "inside.backbone"), max_steps=1)
+    trained = Classifier(timm_vit(), rate=0.1)
+    first.fit(trained, images())
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    assert not torch.equal(trained.inside["backbone"].cls_token, expanded(timm_vit())["cls_token"])
+    name = file if kept else str(tmp_path / "gone")
+    resumed = Classifier(timm_vit(), rate=0.1)
+    second = trainer(LearngeneExpansionCallback(name, "inside.backbone"), max_steps=1)
+    second.fit(resumed, images(), ckpt_path=tmp_path / "a.ckpt")
+    assert_equal(resumed.state_dict(), trained.state_dict())
+
+
+def test_a_second_fit_goes_on_from_the_first(file):
+    module, callback = Classifier(timm_vit(), rate=0.1), LearngeneExpansionCallback(file, "inside.backbone")
+    trainer(callback, max_steps=1).fit(module, images())
+    trained = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    module.rate = 0.0
+    trainer(callback, max_steps=1).fit(module, images())
+    assert_equal(module.state_dict(), trained)
+    other = Classifier(timm_vit())
+    trainer(callback, max_steps=1).fit(other, images())
+    assert_equal(other.inside["backbone"].state_dict(), expanded(timm_vit()), but="head.")
+
+
+def test_what_does_not_fit_is_one_sentence_before_training(file, tmp_path):
+    def fit(module, *arguments):
+        trainer(LearngeneExpansionCallback(*arguments), max_steps=1).fit(module, images())
+
+    with pytest.raises(FileNotFoundError, match="Found no learngene file"):
+        fit(Classifier(timm_vit()), str(tmp_path / "gone"), "inside.backbone")
+    with pytest.raises(ValueError, match="Found a tower of 5 layers, expected 6 to 12"):
+        fit(Classifier(timm_vit(5)), file, "inside.backbone")
+    with pytest.raises(AttributeError, match=r"target of the learngene is given as 'student', .* no submodule"):
+        fit(Classifier(timm_vit()), file, "student")
+
+
+class Extraction(BoringModel):
+    def learngene(self):
+        return learngene()
+
+
+class Data(LightningDataModule):
+    def __init__(self, rows=4):
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self):
+        return DataLoader(torch.randn(self.hparams["rows"], 32), batch_size=2)
+
+
+def fit(callback, module=None, **options):
+    defaults = {"limit_val_batches": 0, "max_epochs": 3}
+    return trainer(callback, **{**defaults, **options}).fit(module or Extraction(), datamodule=Data())
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_learngene_is_written_at_the_end(tmp_path, named):
+    target = tmp_path / ("new/l.safetensors" if named else "learngene.safetensors")
+    fit(LearngeneWriter(str(target) if named else None, "float16"), default_root_dir=tmp_path)
+    read, written = load_learngene(target), learngene()
+    assert (read.step, read.data, read.teacher) == (6, {"class": "Data", "rows": 4}, written.teacher)
+    name = "blocks.text.1.qkv.weight"
+    assert torch.equal(read.tensors[name], written.tensors[name].half().float())
+
+
+def test_a_fit_that_cannot_end_with_a_file_does_not_start(tmp_path):
+    (tmp_path / "a").touch()
+    with pytest.raises(FileExistsError, match="expected a new name"):
+        fit(LearngeneWriter(str(tmp_path / "a")))
+    with pytest.raises(AttributeError, match=r"found no method learngene\(\) in BoringModel"):
+        fit(LearngeneWriter(str(tmp_path / "b")), BoringModel())
+
+
+def test_a_trial_run_writes_nothing(tmp_path):
+    fit(LearngeneWriter(str(tmp_path / "a")), fast_dev_run=True)
+    assert not list(tmp_path.iterdir())
