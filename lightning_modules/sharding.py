@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 NETWORK_METHODS = (
     "encode_image",
     "encode_text",
+    "encode_pairs",
     "fuse",
     "predict_words",
     "project_image",

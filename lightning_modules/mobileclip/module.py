@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
 from ...callbacks.distributed import gather, rank
 from ..batch_norm import kept_statistics, one_update
+from ..contrast import Side, Terms, contrast_terms
 from ..evaluation import Batch, RetrievalEvaluation, RetrievalModule
 from ..initial_weights import InitialWeights
 from ..layout import channels_last
@@ -34,7 +35,7 @@ from ..precision import at_least_float32
 from ..schedules import warmup_cosine
 from ..sharding import shard
 from ..slices import in_slices
-from .losses import Side, Terms, reinforced_loss, reinforced_terms
+from .losses import reinforced_loss
 from .models import Three, build_model
 from .pretrained import load_weights, rebuild
 from .towers import Format, export_towers
@@ -208,7 +209,7 @@ class MobileCLIPModule(InitialWeights, RetrievalModule):
         for kind in captions:
             student = Side(own["image"], own[kind], everyone["image"], everyone[kind], scale)
             first = rank() * len(own["image"])
-            terms = reinforced_terms(student, teachers[kind], first, self.hparams["loss_rows"])
+            terms = contrast_terms(student, teachers[kind], first, self.hparams["loss_rows"])
             losses.append(reinforced_loss(terms, self.hparams["distillation_weight"]))
             logged[kind] = terms
         loss = torch.stack(losses).sum()

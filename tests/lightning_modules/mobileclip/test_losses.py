@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from support.distributed import run_distributed
 from vlightning.callbacks import gather, rank
-from vlightning.lightning_modules.mobileclip.losses import Side, reinforced_loss, reinforced_terms
+from vlightning.lightning_modules.contrast import Side, contrast_terms
+from vlightning.lightning_modules.mobileclip.losses import reinforced_loss
 
 PAIRS, WIDTH = 6, 8
 
@@ -53,7 +54,7 @@ def test_loss_is_the_papers_sum_in_value_and_gradient(teachers, weight, chunk):
     image, text, scale, taught = features(teachers=teachers)
     expected_inputs, found_inputs = leaves(image, text, scale), leaves(image, text, scale)
     expected = plain(*expected_inputs, taught, weight)
-    terms = reinforced_terms(whole(*found_inputs), [whole(*teacher) for teacher in taught], chunk=chunk)
+    terms = contrast_terms(whole(*found_inputs), [whole(*teacher) for teacher in taught], chunk=chunk)
     found = reinforced_loss(terms, weight)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
     gradients = [
@@ -65,7 +66,7 @@ def test_loss_is_the_papers_sum_in_value_and_gradient(teachers, weight, chunk):
 
 def test_contrast_is_open_clips_loss():
     image, text, scale, _ = features()
-    terms = reinforced_terms(whole(image, text, scale), [])
+    terms = contrast_terms(whole(image, text, scale), [])
     torch.testing.assert_close(terms.contrast, open_clip.ClipLoss()(image, text, scale))
     assert float(terms.distillation) == 0
 
@@ -73,15 +74,15 @@ def test_contrast_is_open_clips_loss():
 def test_distillation_is_zero_where_the_student_is_the_teacher():
     image, text, _, _ = features()
     same = whole(image, text, 20.0)
-    assert float(reinforced_terms(same, [same, same]).distillation) == pytest.approx(0, abs=1e-12)
+    assert float(contrast_terms(same, [same, same]).distillation) == pytest.approx(0, abs=1e-12)
 
 
 def test_half_precision_is_raised_before_the_softmax():
     image, text, _, taught = features()
     teachers = [whole(*teacher) for teacher in taught]
-    expected = reinforced_terms(whole(image.bfloat16().float(), text.bfloat16().float(), 100.0), teachers)
+    expected = contrast_terms(whole(image.bfloat16().float(), text.bfloat16().float(), 100.0), teachers)
     with torch.autocast("cpu", torch.bfloat16):
-        found = reinforced_terms(whole(image.bfloat16(), text.bfloat16(), 100.0), teachers)
+        found = contrast_terms(whole(image.bfloat16(), text.bfloat16(), 100.0), teachers)
     torch.testing.assert_close(found, expected)
     assert found.contrast.dtype == torch.float32
 
@@ -92,7 +93,7 @@ def on_rank(chunk):
     inputs = leaves(image[own], text[own], scale)
     student = Side(inputs[0], inputs[1], gather(inputs[0], gradient=True), gather(inputs[1], gradient=True), inputs[2])
     teachers = [Side(i[own], t[own], gather(i[own]), gather(t[own]), s) for i, t, s in taught]
-    loss = reinforced_loss(reinforced_terms(student, teachers, first=rank() * PAIRS // 2, chunk=chunk), 0.7)
+    loss = reinforced_loss(contrast_terms(student, teachers, first=rank() * PAIRS // 2, chunk=chunk), 0.7)
     loss.backward()
     return loss.detach(), [value.grad for value in inputs]
 
@@ -101,7 +102,7 @@ def on_rank(chunk):
 def test_two_processes_are_one(chunk):
     image, text, scale, taught = features()
     inputs = leaves(image, text, scale)
-    loss = reinforced_loss(reinforced_terms(whole(*inputs), [whole(*teacher) for teacher in taught]), 0.7)
+    loss = reinforced_loss(contrast_terms(whole(*inputs), [whole(*teacher) for teacher in taught]), 0.7)
     loss.backward()
     halves = run_distributed(on_rank, chunk)
     torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss.detach(), rtol=1e-12, atol=0)

@@ -1,0 +1,101 @@
+"""Contrast of pairs, and distillation of how teachers relate pictures and texts (MobileCLIP, MM-LG).
+
+Shapes: b rows of this process, n columns of all processes, d values of a unit feature, K teachers.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from .precision import at_least_float32
+
+
+class Side(NamedTuple):
+    """Unit features of one network, of this process's pairs and of all processes'."""
+
+    image: Tensor  # [b, d]
+    text: Tensor  # [b, d]
+    all_image: Tensor  # [n, d]
+    all_text: Tensor  # [n, d]
+    scale: Tensor | float  # what cosines are multiplied by, 1 / temperature
+
+
+class Terms(NamedTuple):
+    """Means over this process's rows and both directions."""
+
+    contrast: Tensor  # cross entropy with the pairs
+    distillation: Tensor  # mean over the teachers of KL(teacher || student); 0 without teachers
+    entropy: Tensor  # of the teachers; with the divergence it is the cross entropy of student and teacher
+
+
+def contrast_terms(student: Side, teachers: Sequence[Side], first: int = 0, chunk: int | None = None) -> Terms:
+    """Contrast and distillation of one batch of pairs.
+
+    With the columns gathered and gradients averaged over processes, N processes with b pairs give what one gives with
+    N b. All softmaxes are in float32 at least.
+
+    Args:
+        student: its features, with gradient.
+        teachers: theirs, without; widths and scales may differ.
+        first: column of this process's first pair.
+        chunk: rows at a time, whose logits are computed again in the backward pass; None keeps all logits at once.
+    """
+    directions = [
+        _direction(student.image, student.all_text, student.scale, [(t.image, t.all_text, t.scale) for t in teachers]),
+        _direction(student.text, student.all_image, student.scale, [(t.text, t.all_image, t.scale) for t in teachers]),
+    ]
+    found = zip(*(_rows(direction, first, chunk) for direction in directions), strict=True)
+    return Terms(*(torch.stack(both).mean() for both in found))
+
+
+class _Direction(NamedTuple):
+    """From rows of one modality to columns of the other: tensors in a row, as `checkpoint` wants them."""
+
+    row: Tensor
+    column: Tensor
+    scale: Tensor | float
+    teachers: list[tuple[Tensor, Tensor, Tensor | float]]
+
+
+def _direction(
+    row: Tensor, column: Tensor, scale: Tensor | float, teachers: list[tuple[Tensor, Tensor, Tensor | float]]
+) -> _Direction:
+    wide = [(at_least_float32(row), at_least_float32(column), scale) for row, column, scale in teachers]
+    return _Direction(at_least_float32(row), at_least_float32(column), scale, wide)
+
+
+def _rows(direction: _Direction, first: int, chunk: int | None) -> list[Tensor]:
+    """Means over the rows, in the order of `Terms`."""
+    rows = len(direction.row)
+    sums = []
+    for start in range(0, rows, chunk or rows):
+        part = slice(start, start + (chunk or rows))
+        teachers = [(row[part], column, scale) for row, column, scale in direction.teachers]
+        piece = direction._replace(row=direction.row[part], teachers=teachers)
+        if chunk is None:
+            sums.append(_sums(piece, first + start))
+        else:
+            sums.append(checkpoint(_sums, piece, first + start, use_reentrant=False))
+    return [torch.stack(parts).sum() / rows for parts in zip(*sums, strict=True)]
+
+
+def _sums(direction: _Direction, first: int) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.autocast(direction.row.device.type, enabled=False):
+        log_student = F.log_softmax(direction.scale * direction.row @ direction.column.T, -1)
+        pairs = torch.arange(len(direction.row), device=direction.row.device)
+        contrast = -log_student[pairs, pairs + first].sum()
+        if not direction.teachers:
+            return contrast, contrast.new_zeros(()), contrast.new_zeros(())
+        with torch.no_grad():
+            mean, negative_entropy = torch.zeros_like(log_student), contrast.new_zeros(())
+            for row, column, scale in direction.teachers:
+                log_teacher = F.log_softmax(scale * row @ column.T, -1)
+                teacher = log_teacher.exp()
+                negative_entropy = negative_entropy + (teacher * log_teacher).sum() / len(direction.teachers)
+                mean += teacher / len(direction.teachers)
+        # Mean of the K divergences: only the cross entropy with their mean has a gradient.
+        return contrast, negative_entropy - (mean * log_student).sum(), -negative_entropy
