@@ -126,10 +126,10 @@ class LearngeneWriter(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.interrupted or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        home = trainer.log_dir or trainer.default_root_dir  # which the processes agree on
         found: Learngene = pl_module.learngene()  # type: ignore[operator]
         if not trainer.is_global_zero:
             return
-        home = trainer.log_dir or trainer.default_root_dir
         file = Path(home) / "learngene.safetensors" if self.file is None else Path(self.file).expanduser()
         whole = dataclasses.replace(found, data=_described(trainer), step=trainer.global_step)
         save_learngene(whole, file, self.storage)

@@ -2,6 +2,7 @@
 
 from .albef import ALBEFModule
 from .cocord import CoCoRDModule, LinearProbeModule
+from .mmlg import MMLGModule
 from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "CoCaCaptioner",
     "CoCoRDModule",
     "LinearProbeModule",
+    "MMLGModule",
     "MobileCLIPModule",
     "ReinforcementModule",
     "TransformersCaptioner",

@@ -36,3 +36,16 @@ def after_milestones(epoch: int, milestones: Iterable[int], decay: float) -> flo
         The factor for that epoch.
     """
     return float(decay ** sum(epoch >= milestone for milestone in milestones))
+
+
+def capped_warmup(warmup_steps: int, total: int) -> int:
+    """Length of a warm-up that ends before the run does.
+
+    Args:
+        warmup_steps: as asked for.
+        total: steps of the whole run.
+
+    Returns:
+        The same, or a tenth of the run where the run is no longer than that.
+    """
+    return warmup_steps if warmup_steps < total else total // 10

@@ -1,11 +1,11 @@
 """A training run that can kill itself, as a script: the process really ends, as on a cluster.
 
     python killed_run.py FOLDER SEED EVERY_N_STEPS ACCUMULATE [--kill HOOK BATCH] [--resume CHECKPOINT] [--fine-tuning]
-        [--cocord TEACHER] [--mobileclip SHARDS]
+        [--cocord TEACHER] [--mobileclip SHARDS] [--mmlg TEACHER]
 
 Every batch's sample indices go to FOLDER/samples.jsonl, the final state to FOLDER/final.ckpt. Fine-tuning for retrieval
 goes without masked words, in micro-batches, and re-ranks in validation. With a teacher's file it is CoCoRD that trains,
-on labelled shapes; with a folder for shards MobileCLIP, in slices, on reinforced shapes.
+on labelled shapes, or MM-LG, in slices; with a folder for shards MobileCLIP, in slices, on reinforced shapes.
 """
 
 import argparse
@@ -19,7 +19,9 @@ from lightning import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from support.albef import SIZES, tiny_albef
+from support.clip import LENGTH, SIZE, WORDS
 from support.cocord import HEADS
+from support.mmlg import tiny_extraction
 from vlightning.datamodules import ReinforcedShapesDataModule, ShapeClassesDataModule, ShapesDataModule
 from vlightning.lightning_modules import CoCoRDModule, MobileCLIPModule
 
@@ -104,6 +106,20 @@ def mobileclip_run(args):
     return module, data
 
 
+def mmlg_run(args):
+    data = ShapesDataModule(
+        length=BATCHES_AN_EPOCH * BATCH,
+        eval_length=10,
+        batch_size=BATCH,
+        num_workers=2,
+        image_size=SIZE,
+        tokenizer="clip",
+        vocab_size=WORDS,
+        max_tokens=LENGTH,
+    )
+    return tiny_extraction(args.mmlg, args.seed, warmup_steps=3, micro_batch_size=4), data
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -115,10 +131,12 @@ def main():
     parser.add_argument("--fine-tuning", action="store_true")
     parser.add_argument("--cocord")
     parser.add_argument("--mobileclip")
+    parser.add_argument("--mmlg")
     args = parser.parse_args()
 
     seed_everything(args.seed, verbose=False)
-    module, data = (cocord_run if args.cocord else mobileclip_run if args.mobileclip else albef_run)(args)
+    runs = {"cocord": cocord_run, "mobileclip": mobileclip_run, "mmlg": mmlg_run}
+    module, data = next((run for name, run in runs.items() if getattr(args, name)), albef_run)(args)
     checkpoints = {"every_n_train_steps": args.every_n_steps} if args.every_n_steps else {"every_n_epochs": 1}
     callbacks = [
         Recorder(args.folder / "samples.jsonl"),

@@ -6,6 +6,7 @@ import torch
 from support.learngene import LENGTH, SIZES, WIDTH, auxiliary, clip, pictures, texts
 from vlightning.callbacks.learngene_file import LearngeneSizes
 from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
+from vlightning.lightning_modules.sharding import _blocks
 
 # Which group and coefficients layers 0 to 11 have (section 3 of the paper; the example there is layer 6).
 LAYERS = [(1, 0), (1, 0), (2, 1), (2, 1), (1, 2), (1, 2), (2, 3), (2, 3), (1, 4), (1, 4), (2, 5), (2, 5)]
@@ -126,6 +127,12 @@ def test_autograd_keeps_six_sums_of_twelve_layers(tower, half):
     assert features.requires_grad
     assert len(kept) == 12  # fc1 and fc2, of six layers
     assert {kind for _, kind in kept} == {torch.bfloat16 if half else torch.float32}
+
+
+def test_sharding_makes_one_group_of_everything():
+    """A layer needs blocks of two groups, and none of them runs by itself, so that none could be gathered for it."""
+    assert not list(_blocks(auxiliary()))
+    assert len(list(_blocks(clip()))) == 24
 
 
 def test_texts_may_be_shorter_and_do_not_look_ahead():

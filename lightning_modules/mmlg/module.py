@@ -1,0 +1,296 @@
+"""MM-LG: a multimodal learngene out of CLIP (Chen et al., "Extracting Multimodal Learngene in CLIP", arXiv 2506.16673).
+
+Extraction trains an auxiliary CLIP whose every layer is a weighted sum of two stored blocks, one of its tower and one
+that both towers share, with CLIP's loss and a teacher's. What is stored then, a third of the model, is the learngene:
+`LearngeneWriter` puts it into a file, and `LearngeneExpansionCallback` starts CLIPs of 6 to 12 layers from that.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
+from ...callbacks.distributed import gather, rank
+from ...callbacks.learngene_file import Learngene, LearngeneSizes
+from ..contrast import Side, Terms, contrast_terms
+from ..evaluation import Batch, RetrievalEvaluation, RetrievalModule
+from ..frozen import FrozenTeacher
+from ..mobileclip.outside import Outside, load_outside
+from ..optimizer_groups import weight_decay_groups
+from ..precision import at_least_float32
+from ..schedules import capped_warmup, warmup_cosine
+from ..sharding import shard
+from ..slices import in_slices
+from .losses import extraction_loss, soft_cross_entropy
+from .network import LearngeneCLIP
+
+Three = tuple[float, float, float]
+
+
+class MMLGModule(RetrievalModule):
+    """Extraction: the auxiliary CLIP, distilled from a larger one.
+
+    Sizes default to the paper's: a ViT-S/16 and a text tower of the same width, 30,311,065 parameters instead of the
+    62,257,537 of the ordinary CLIP that it computes. The teacher is not in the checkpoint, which names it and holds a
+    fingerprint of its weights.
+
+    Args:
+        width: values of a token in both towers, which share blocks (open_clip's ViT-S-16).
+        heads: of the attention, in both towers (open_clip's ViT-S-16).
+        layers: of each tower, an even number (paper).
+        embed_dim: values of a feature; the teacher's may have another number (open_clip's ViT-S-16).
+        patch_size: side of a patch, pixels (paper).
+        image_size: side of the square pictures, pixels (paper). The command line sets it, and the four that follow,
+            from the data's.
+        image_mean: what the pictures are normalised with, to be compared with what the teacher expects; None is not.
+        image_std: the same.
+        max_tokens: length of the token sequences (CLIP).
+        vocab_size: number of tokens (CLIP).
+        teacher: name of one of open_clip's models (paper: OpenAI's ViT-B/16).
+        teacher_weights: a tag of open_clip's, which decides about QuickGELU too; a folder or a file. As in
+            `load_outside`.
+        distillation_weight: lambda (paper: 1); 0 leaves the teacher out.
+        max_logit_scale: the scale of the logits is clamped to at most this after each optimizer step (CLIP).
+        learning_rate: peak (paper).
+        warmup_steps: optimizer steps of warm-up (paper); a tenth of the run where that is not longer.
+        weight_decay: of AdamW (paper); norms, biases, coefficients and the scale are spared.
+        betas: of AdamW (open_clip's for ViTs; the paper does not say).
+        eps: of AdamW (the same).
+        micro_batch_size: pairs that go through the towers at a time, activations computed again in the backward pass:
+            the memory of a small batch for the loss of the whole one. None: all at once.
+        loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None holds all.
+        match_equal_texts: whether retrieval evaluation counts equal captions of other pictures as matches.
+
+    Raises:
+        ValueError: for sizes that do not fit together, or a number that is too small.
+    """
+
+    def __init__(
+        self,
+        width: int = 384,
+        heads: int = 6,
+        layers: int = 12,
+        embed_dim: int = 384,
+        patch_size: int = 16,
+        image_size: int = 224,
+        image_mean: Three | None = None,
+        image_std: Three | None = None,
+        max_tokens: int = 77,
+        vocab_size: int = 49408,
+        teacher: str = "ViT-B-16",
+        teacher_weights: str = "openai",
+        distillation_weight: float = 1.0,
+        max_logit_scale: float = 100.0,
+        learning_rate: float = 1e-3,
+        warmup_steps: int = 10_000,
+        weight_decay: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-6,
+        micro_batch_size: int | None = None,
+        loss_rows: int | None = None,
+        match_equal_texts: bool = False,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        if distillation_weight < 0:
+            raise ValueError(f"distillation_weight is {distillation_weight}: give a weight of at least 0.")
+        for name, value in (("micro_batch_size", micro_batch_size), ("loss_rows", loss_rows)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: give a number of at least 1, or leave it out.")
+        self.student = LearngeneCLIP(
+            LearngeneSizes(width, heads, layers, embed_dim, image_size, patch_size, max_tokens, vocab_size)
+        )
+        self.teacher: FrozenTeacher[Any] = FrozenTeacher(nn.Identity())  # until a fit needs it
+        self.teacher_scale = 0.0
+        self.evaluation = RetrievalEvaluation(match_equal_texts)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Supply what the method cannot run without, and what writes predictions, unless the user's own is there."""
+        needed = (StepSeedCallback(), RetrievalPredictionWriter())
+        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
+
+    def setup(self, stage: str) -> None:
+        """Load the teacher, which only training needs."""
+        if stage == "fit" and self.hparams["distillation_weight"] and self.teacher.origin is None:
+            outside = load_outside(self.hparams["teacher"], self.hparams["teacher_weights"])
+            self._check_teacher(outside)
+            network = outside.network
+            self.teacher_scale = float(network.logit_scale.exp())
+            # FSDP2 shards along the first dimension, and a number has none.
+            network.logit_scale = nn.Parameter(network.logit_scale.detach().reshape(1))
+            network.logit_bias = None
+            self.teacher.network = network.requires_grad_(False)
+            self.teacher.record(outside.model, outside.weights)
+
+    def _check_teacher(self, outside: Outside) -> None:
+        """The teacher sees the student's pictures and tokens."""
+        look, network = outside.preprocessing, outside.network
+        compared = {
+            "image_size": look.image_size,
+            "image_mean": look.mean,
+            "image_std": look.std,
+            "max_tokens": network.context_length,
+            "vocab_size": network.vocab_size,
+        }
+        for name, expected in compared.items():
+            found = self.hparams[name]
+            same = found is None or torch.allclose(torch.tensor(found).double(), torch.tensor(expected).double())
+            if not same:
+                raise ValueError(
+                    f"{name} is {found}, but the teacher {outside.model} of {outside.weights!r} expects {expected}: "
+                    f"set data.{name} to that, or choose another teacher."
+                )
+
+    def configure_model(self) -> None:
+        """Shard the networks where the strategy shards."""
+        taught = self.teacher.origin is not None
+        shard(self, [self.student, *[self.teacher.network] * taught])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Name the teacher, and what its weights were."""
+        self.teacher.save_record(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Compare the teacher with that of the checkpoint.
+
+        Raises:
+            ValueError: if its weights are others.
+        """
+        self.teacher.compare(checkpoint)
+
+    def on_train_start(self) -> None:
+        """Say where the warm-up had to be cut."""
+        found, total = self.hparams["warmup_steps"], int(self.trainer.estimated_stepping_batches)
+        used = capped_warmup(found, total)
+        if used != found:
+            rank_zero_warn(
+                f"warmup_steps is {found}, but the run has {total} optimizer steps: it warms up for {used}; set "
+                "model.warmup_steps."
+            )
+        if self.teacher.origin is not None:
+            rank_zero_info(f"The teacher is {self.teacher.origin['name']} of {self.teacher.origin['weights']!r}.")
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Contrast of the pairs, and cross entropy of student and teacher."""
+        self._check_tokens(batch["input_ids"])
+        teachers = self._teachers(batch)  # its memory is free again when the student's is taken
+        found = self.student.encode_pairs(batch["image"], batch["input_ids"], self.hparams["micro_batch_size"])
+        student = _side(*found, self.student.logit_scale.exp(), gradient=True)
+        terms = contrast_terms(student, teachers, rank() * len(student.image), self.hparams["loss_rows"])
+        loss = extraction_loss(terms, self.hparams["distillation_weight"])
+        self._log_step(loss, terms)
+        return loss
+
+    @torch.no_grad()
+    def _teachers(self, batch: Batch) -> list[Side]:
+        if not self.hparams["distillation_weight"]:
+            return []
+
+        def encode(image: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
+            return self.teacher.network.encode_image(image), self.teacher.network.encode_text(input_ids)
+
+        image, text = in_slices(encode, self.hparams["micro_batch_size"], batch["image"], batch["input_ids"])
+        return [_side(image, text, self.teacher_scale)]
+
+    def _check_tokens(self, input_ids: Tensor) -> None:
+        length = self.hparams["max_tokens"]
+        if input_ids.shape[1] != length:
+            raise ValueError(
+                f"The captions come as {input_ids.shape[1]} tokens, but the text tower takes {length}: let the data "
+                f"have tokenizer clip, vocab_size {self.hparams['vocab_size']} and max_tokens {length}."
+            )
+
+    def _log_step(self, loss: Tensor, terms: Terms) -> None:
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log("train/contrast", terms.contrast.detach())
+        if self.hparams["distillation_weight"]:
+            self.log("train/distillation", soft_cross_entropy(terms).detach())
+        self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
+
+    def on_train_epoch_end(self) -> None:
+        """Log the sizes of blocks and coefficients, of which only the products matter."""
+        student = self.student
+        found = {f"coefficient_{name}": value.detach().mean() for name, value in student.coefficients.items()}
+        for kind, groups in student.blocks.items():
+            for group, block in groups.items():  # type: ignore[operator]
+                found[f"block_norm_{kind}_{group}"] = block.fc1.weight.detach().norm()
+        # Every process has the same numbers; the mean over them only keeps Lightning from warning.
+        self.log_dict({f"train/{name}": _whole(value) for name, value in found.items()}, sync_dist=True)
+
+    def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
+        """Unit-length features [B, E] of pictures [B, 3, S, S]."""
+        return _unit(self.student.encode_image(image)), None
+
+    def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Unit-length features [B, E] of texts [B, L]; a text's feature is that of its end, so the mask is not used."""
+        self._check_tokens(input_ids)
+        return _unit(self.student.encode_text(input_ids))
+
+    def contrastive_temperature(self) -> float:
+        """One over the learned scale."""
+        return math.exp(-float(_whole(self.student.logit_scale.detach())))
+
+    def learngene(self) -> Learngene:
+        """What was extracted so far. Every process must call it, and the first one gets the tensors."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state: Any = get_model_state_dict(self.student, options=options)
+        tensors = {name: tensor.detach().float() for name, tensor in state.items()}
+        return Learngene(tensors, self.student.sizes, self.teacher.origin)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW, fused, with the schedule moved once per optimizer step."""
+        groups = weight_decay_groups(self, self.hparams["weight_decay"])
+        rates = {name: self.hparams[name] for name in ("betas", "eps")}
+        optimizer = AdamW(groups, lr=self.hparams["learning_rate"], fused=True, **rates)
+        # A factor of the peak, so that changing the peak on resume takes effect.
+        schedule = LambdaLR(optimizer, lambda step: self.scheduled_lr(step) / self.hparams["learning_rate"])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def scheduled_lr(self, step: int) -> float:
+        """Learning rate at an optimizer step: open_clip's, down to 0."""
+        peak, warmup = self.hparams["learning_rate"], self.hparams["warmup_steps"]
+        if step == 0:  # the length of the run would build the loaders before a checkpoint is restored
+            return float(peak / max(warmup, 1))
+        total = int(self.trainer.estimated_stepping_batches)
+        warmup = capped_warmup(warmup, total)
+        if step < warmup:
+            return float(peak * (step + 1) / warmup)
+        return warmup_cosine(step - warmup, total - warmup, peak, 0.0, 0, peak)
+
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Optimizer | LightningOptimizer,
+        optimizer_closure: Any = None,
+    ) -> None:
+        """Step, then clamp the scale."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        with torch.no_grad():
+            self.student.logit_scale.clamp_(0, math.log(self.hparams["max_logit_scale"]))
+
+
+def _side(image: Tensor, text: Tensor, scale: Tensor | float, gradient: bool = False) -> Side:
+    """Unit features of this process's pairs and everybody's, of features [B, E]."""
+    image, text = _unit(image), _unit(text)
+    all_image, all_text = gather(torch.cat([image, text], 1), gradient).chunk(2, 1)
+    return Side(image, text, all_image, all_text, scale)
+
+
+def _unit(features: Tensor) -> Tensor:
+    return F.normalize(at_least_float32(features), dim=-1)
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value

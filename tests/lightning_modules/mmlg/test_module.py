@@ -1,0 +1,257 @@
+"""Extraction: the step against plain formulas, slices, teacher, schedule, groups, and a file at the end."""
+
+import inspect
+import math
+
+import lightning.pytorch as pl
+import open_clip
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+from support.clip import LENGTH, SIZE, reinforced_batch
+from support.mmlg import ready, tiny_extraction, write_teacher
+from vlightning.callbacks import LearngeneWriter, expand_learngene, load_learngene
+from vlightning.datamodules import ShapesDataModule
+from vlightning.lightning_modules import MMLGModule
+
+ROWS = 6
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    return write_teacher(tmp_path_factory.mktemp("teacher") / "teacher.safetensors")
+
+
+def batch():
+    columns = reinforced_batch(ROWS)
+    return {name: columns[name] for name in ("image", "input_ids")}
+
+
+def plain_loss(module, batch, weight):
+    """Section 3.3, with whole matrices of logits."""
+    image, text = (normalize(part, dim=-1) for part in module.student.encode_pairs(batch["image"], batch["input_ids"]))
+    logits = module.student.logit_scale.exp() * image @ text.T
+    labels = torch.arange(ROWS)
+    contrast = (cross_entropy(logits, labels) + cross_entropy(logits.T, labels)) / 2
+    if not weight:
+        return contrast, None
+    network = module.teacher.network
+    with torch.no_grad():
+        theirs = normalize(network.encode_image(batch["image"]), dim=-1)
+        theirs = module.teacher_scale * theirs @ normalize(network.encode_text(batch["input_ids"]), dim=-1).T
+    distillation = (cross_entropy(logits, theirs.softmax(1)) + cross_entropy(logits.T, theirs.T.softmax(1))) / 2
+    return contrast + weight * distillation, distillation
+
+
+def gradients(module, loss):
+    names, parameters = zip(*((n, p) for n, p in module.named_parameters() if p.requires_grad), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("weight", "options"),
+    [
+        (1.0, {}),
+        (0.5, {"micro_batch_size": 4, "loss_rows": 4}),
+        (0.0, {"micro_batch_size": 1}),
+        (2.0, {"loss_rows": 1}),
+    ],
+)
+def test_a_step_is_the_papers_whole_and_in_slices(teacher, weight, options):
+    module = ready(tiny_extraction(teacher if weight else None, distillation_weight=weight, **options))
+    logged = {}
+    module.log = lambda name, value, **_: logged.update({name: value})
+    loss = module.training_step(batch(), 0)
+    expected, distillation = plain_loss(module, batch(), weight)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    found, wanted = gradients(module, loss), gradients(module, expected)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-13, msg=name)
+        assert found[name].any(), name
+    if weight:
+        torch.testing.assert_close(logged["train/distillation"], distillation, rtol=1e-12, atol=0)
+        assert module.teacher_scale == pytest.approx(20.0, rel=1e-6)
+    else:
+        assert "train/distillation" not in logged
+
+
+def test_slices_give_the_gradients_of_the_whole_to_the_last_digit(teacher):
+    whole, sliced = (ready(tiny_extraction(teacher, **options)) for options in ({}, {"micro_batch_size": 4}))
+    losses = [module.training_step(batch(), 0) for module in (whole, sliced)]
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+    found, wanted = gradients(sliced, losses[1]), gradients(whole, losses[0])
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-13, msg=name)
+
+
+def test_the_teacher_gets_no_gradient_stays_in_eval_mode_and_out_of_optimizer_and_checkpoint(teacher):
+    module = ready(tiny_extraction(teacher)).train()
+    assert module.training
+    assert not any(part.training for part in module.teacher.modules())
+    module.training_step(batch(), 0).backward()
+    theirs = {id(parameter) for parameter in module.teacher.parameters()}
+    assert len(theirs) > 20
+    assert all(parameter.grad is None for parameter in module.teacher.parameters())
+    module._trainer = None
+    groups = module.configure_optimizers()["optimizer"].param_groups
+    assert not theirs & {id(parameter) for group in groups for parameter in group["params"]}
+    assert all(name.startswith("student.") for name in module.state_dict())
+
+
+def test_weight_decay_spares_norms_biases_coefficients_and_the_scale():
+    module = tiny_extraction(None)
+    module._trainer = None
+    decayed, spared = (
+        {id(parameter) for parameter in group["params"]}
+        for group in module.configure_optimizers()["optimizer"].param_groups
+    )
+    names = {id(parameter): name for name, parameter in module.student.named_parameters()}
+    assert decayed | spared == names.keys()
+    found = {names[key] for key in spared}
+    assert {name for name in names.values() if name.startswith(("coefficients.", "norms."))} < found
+    assert {"logit_scale", "vision.ln_pre.weight", "blocks.text.1.fc1.bias", "vision.class_embedding"} < found
+    assert all("weight" not in name or "norm" in name or ".ln_" in name for name in found)
+
+
+@pytest.mark.parametrize(("warmup", "used"), [(0, 0), (4, 4), (19, 19), (20, 2), (500, 2)])
+def test_the_schedule_is_open_clips_with_a_warm_up_that_fits(warmup, used):
+    module = tiny_extraction(None, learning_rate=2.0, warmup_steps=warmup)
+    module._trainer = type("Trainer", (), {"estimated_stepping_batches": 20})()
+    assert module.scheduled_lr(0) == pytest.approx(2.0 / max(warmup, 1))
+    for step in range(1, 20):
+        if step < used:
+            expected = 2.0 * (step + 1) / used
+        else:
+            expected = 0.5 * (1 + math.cos(math.pi * (step - used) / (20 - used))) * 2.0
+        assert module.scheduled_lr(step) == pytest.approx(expected), step
+
+
+def shapes(**options):
+    defaults = {"batch_size": 8, "length": 32, "eval_length": 8, "image_size": SIZE, "max_tokens": LENGTH}
+    return ShapesDataModule(tokenizer="clip", vocab_size=49408, num_workers=0, **{**defaults, **options})
+
+
+def quiet_trainer(folder, *callbacks, **options):
+    silent = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    return pl.Trainer(
+        accelerator="cpu", default_root_dir=folder, enable_checkpointing=False, callbacks=list(callbacks),
+        **silent, **options,
+    )  # fmt: skip
+
+
+def test_a_warm_up_longer_than_the_run_is_cut_and_said(tmp_path):
+    with pytest.warns(UserWarning, match="warmup_steps is 10000, but the run has 4 optimizer steps: it warms up for 0"):
+        quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0).fit(
+            tiny_extraction(None, warmup_steps=10_000), shapes()
+        )
+
+
+class RaisesScale(pl.Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        with torch.no_grad():
+            module.student.logit_scale.fill_(7.0)
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        assert module.student.logit_scale.item() <= math.log(50.0) + 1e-6
+
+
+def test_an_extraction_ends_in_a_file_that_becomes_the_network_that_was_evaluated(tmp_path, teacher):
+    module, file = tiny_extraction(teacher, max_logit_scale=50.0), tmp_path / "learngene.safetensors"
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    trainer = quiet_trainer(tmp_path, LearngeneWriter(str(file)), RaisesScale(), max_epochs=1)
+    trainer.fit(module, shapes())
+    assert {"train/loss", "train/contrast", "train/distillation", "val/recall_mean"} < trainer.callback_metrics.keys()
+    assert trainer.callback_metrics["train/coefficient_vision"] > 0
+    assert trainer.callback_metrics["train/block_norm_multimodal_2"] > 0
+    for name, tensor in module.state_dict().items():
+        assert not torch.equal(tensor, before[name]), name
+    learngene = load_learngene(file)
+    assert (learngene.step, learngene.teacher) == (4, module.teacher.origin)
+    assert learngene.data["class"] == "ShapesDataModule"
+    sizes = {"layers": 4, "width": 16}
+    descendant = open_clip.CLIP(
+        12,
+        {**sizes, "image_size": SIZE, "head_width": 8, "patch_size": 8},
+        {**sizes, "context_length": LENGTH, "vocab_size": 49408, "heads": 2},
+    ).eval()
+    expand_learngene(learngene, descendant)
+    columns = reinforced_batch(ROWS, dtype=torch.float32)
+    module.eval()
+    with torch.no_grad():
+        image, text, scale = descendant(columns["image"], columns["input_ids"])
+        torch.testing.assert_close(module.encode_images(columns["image"])[0], image, rtol=1e-5, atol=1e-5)
+        found = module.encode_texts(columns["input_ids"], columns["input_ids"])
+    torch.testing.assert_close(found, text, rtol=1e-5, atol=1e-5)
+    assert module.contrastive_temperature() == pytest.approx(1 / scale.item())
+
+
+def test_a_checkpoint_names_its_teacher_and_refuses_another(tmp_path, teacher):
+    trainer = quiet_trainer(tmp_path, max_steps=2, limit_val_batches=0)
+    module = tiny_extraction(teacher)
+    trainer.fit(module, shapes())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    content = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert content["teacher"] == module.teacher.origin
+    assert content["teacher"]["weights"] == teacher
+    assert not any("teacher" in name for name in content["state_dict"])
+    read = MMLGModule.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert all(torch.equal(read.state_dict()[name], tensor) for name, tensor in content["state_dict"].items())
+    other = write_teacher(tmp_path / "other.safetensors", seed=8)
+    with pytest.raises(ValueError, match="The checkpoint was trained with the teacher"):
+        quiet_trainer(tmp_path, max_steps=3, limit_val_batches=0).fit(
+            tiny_extraction(other), shapes(), ckpt_path=tmp_path / "a.ckpt"
+        )
+
+
+def test_half_precision_trains(tmp_path, teacher):
+    trainer = quiet_trainer(tmp_path, max_steps=2, precision="bf16-mixed", limit_val_batches=0)
+    trainer.fit(tiny_extraction(teacher, micro_batch_size=4), shapes())
+    assert trainer.callback_metrics["train/loss"].isfinite()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_size": 24}, "image_size is 24, but the teacher tiny-clip-of-the-tests of '.*' expects 16: set data"),
+        ({"max_tokens": 7}, "max_tokens is 7, but the teacher .* expects 6"),
+        ({"vocab_size": 30}, "vocab_size is 30, but the teacher .* expects 49408"),
+        ({"image_mean": [0.0, 0.0, 0.0]}, r"image_mean is \[0.0, 0.0, 0.0\], but the teacher .* expects \(0.48"),
+        ({"teacher_weights": "gone.safetensors"}, "Found no file 'gone.safetensors'"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_one_sentence(teacher, options, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        tiny_extraction(teacher, **options).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": 3}, "layers is 3, but layers come in pairs"),
+        ({"distillation_weight": -1.0}, "distillation_weight is -1.0"),
+        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
+        ({"loss_rows": 0}, "loss_rows is 0"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_one_sentence(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_extraction(None, **options)
+
+
+def test_captions_of_another_length_are_one_sentence():
+    columns = batch()
+    columns["input_ids"] = columns["input_ids"][:, 1:]
+    with pytest.raises(ValueError, match="come as 5 tokens, but the text tower takes 6"):
+        ready(tiny_extraction(None)).training_step(columns, 0)
+
+
+def test_the_papers_teacher_has_the_papers_size():
+    config = open_clip.get_model_config("ViT-B-16")
+    with torch.device("meta"):
+        network = open_clip.CLIP(**config)
+    assert sum(parameter.numel() for parameter in network.parameters()) == 149_620_737
+    arguments = inspect.signature(MMLGModule).parameters
+    chosen = arguments["teacher"].default, arguments["teacher_weights"].default
+    assert chosen == ("ViT-B-16", "openai")
+    assert open_clip.get_pretrained_cfg(*chosen)["quick_gelu"]  # which `load_outside` switches on then

@@ -1,0 +1,38 @@
+"""An extraction small enough for float64, and a teacher for it in a file."""
+
+import open_clip
+import torch
+from safetensors.torch import save_file
+
+from support.clip import LENGTH, SIZE, WORDS, add_tiny_clip
+from vlightning.lightning_modules import MMLGModule
+
+SIZES = {"width": 16, "heads": 2, "layers": 4, "embed_dim": 12, "patch_size": 8, "image_size": SIZE}
+
+
+def write_teacher(path, seed=7):
+    """A trained model's file; its features are 8 wide, its scale is 20."""
+    torch.manual_seed(seed)
+    model = open_clip.create_model(add_tiny_clip())
+    with torch.no_grad():
+        model.logit_scale.fill_(torch.tensor(20.0).log())
+    save_file(model.state_dict(), path)
+    return str(path)
+
+
+def tiny_extraction(teacher, seed=0, **options):
+    add_tiny_clip()
+    torch.manual_seed(seed)
+    defaults = {"max_tokens": LENGTH, "vocab_size": WORDS, "warmup_steps": 2}
+    if teacher is None:
+        defaults["distillation_weight"] = 0.0
+    else:
+        defaults |= {"teacher": add_tiny_clip(), "teacher_weights": teacher}
+    return MMLGModule(**{**SIZES, **defaults, **options})
+
+
+def ready(module):
+    """With its teacher, in float64, and without a Trainer to log to."""
+    module.setup("fit")
+    module.log = module.log_dict = lambda *_, **__: None
+    return module.double()
