@@ -139,4 +139,8 @@ class LearngeneWriter(Callback):
 def _described(trainer: Trainer) -> dict[str, Any] | None:
     """What is known of the data that a run trains on."""
     data: Any = getattr(trainer, "datamodule", None)
-    return None if data is None else {"class": type(data).__name__, **dict(data.hparams)}
+    if data is None:
+        return None
+    # Under the command line Lightning adds names of its own.
+    arguments = {name: value for name, value in data.hparams.items() if not name.startswith("_")}
+    return {"class": type(data).__name__, **arguments}

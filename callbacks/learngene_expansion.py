@@ -20,7 +20,7 @@ What a descendant's parameters are called, by what they start from; `i` is a lay
     logit_scale                            logit_scale, where both towers are set  -
 
 A tower of timm's is made with `pre_norm=True` and `global_pool="token"`. Norms keep the epsilon that they have, which
-is 1e-5 in the auxiliary.
+is 1e-5 in the auxiliary; masks and pooling are the network's own matter too.
 """
 
 from collections.abc import Iterator
@@ -198,7 +198,7 @@ def _checked(
 def _belongs(part: _Part, name: str) -> bool:
     """Whether a name of the network's state dict is a parameter of the tower."""
     if part.timm:
-        return not name.removeprefix(part.prefix).startswith(_HEAD) and name.startswith(part.prefix)
+        return not name.startswith(_HEAD)
     if isinstance(part.network, open_clip.CLIP):  # the text tower's names are not below one of their own
         return not name.startswith("visual.") and name not in ("logit_scale", "logit_bias")
     return name.startswith(part.prefix)

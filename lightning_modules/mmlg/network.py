@@ -32,11 +32,9 @@ class Block(nn.Module):
         self.fc1 = nn.Linear(width, 4 * width)
         self.fc2 = nn.Linear(4 * width, width)
         # As CLIP starts its text tower.
-        inner = width**-0.5
-        stds = {"qkv": inner, "proj": inner * (2 * layers) ** -0.5, "fc1": (2 * width) ** -0.5}
-        stds["fc2"] = stds["proj"]
-        for name, std in stds.items():
-            linear = self.get_submodule(name)
+        inwards, outwards = width**-0.5, (width * 2 * layers) ** -0.5
+        stds = {self.qkv: inwards, self.proj: outwards, self.fc1: (2 * width) ** -0.5, self.fc2: outwards}
+        for linear, std in stds.items():
             nn.init.normal_(linear.weight, std=std)
             nn.init.zeros_(linear.bias)
 

@@ -139,6 +139,7 @@ class Data(LightningDataModule):
     def __init__(self, rows=4):
         super().__init__()
         self.save_hyperparameters()
+        self.hparams["_class_path"] = "as the command line writes it"
 
     def train_dataloader(self):
         return DataLoader(torch.randn(self.hparams["rows"], 32), batch_size=2)
