@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
@@ -92,18 +92,24 @@ def test_a_sharded_fit_starts_from_it(file):
         assert_equal(found, expected, but="head.")
 
 
+class Start(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_resumed_run_goes_on_from_its_checkpoint_and_without_the_file(file, tmp_path, kept):
-    first = trainer(LearngeneExpansionCallback(file, "inside.backbone"), max_steps=1)
+    first = trainer(LearngeneExpansionCallback(file, "inside.backbone"), max_epochs=1)
     trained = Classifier(timm_vit(), rate=0.1)
     first.fit(trained, images())
     first.save_checkpoint(tmp_path / "a.ckpt")
     assert not torch.equal(trained.inside["backbone"].cls_token, expanded(timm_vit())["cls_token"])
     name = file if kept else str(tmp_path / "gone")
-    resumed = Classifier(timm_vit(), rate=0.1)
-    second = trainer(LearngeneExpansionCallback(name, "inside.backbone"), max_steps=1)
+    resumed, start = Classifier(timm_vit(), rate=0.1), Start()
+    second = trainer(LearngeneExpansionCallback(name, "inside.backbone"), start, max_epochs=2)
     second.fit(resumed, images(), ckpt_path=tmp_path / "a.ckpt")
-    assert_equal(resumed.state_dict(), trained.state_dict())
+    assert second.global_step == 2
+    assert_equal(start.state, trained.state_dict())
 
 
 def test_a_second_fit_goes_on_from_the_first(file):
