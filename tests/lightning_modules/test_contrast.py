@@ -1,0 +1,127 @@
+"""Contrast and distillation against the formulas written out, open_clip's loss, and themselves in chunks."""
+
+import open_clip
+import pytest
+import torch
+import torch.nn.functional as F
+
+from support.distributed import run_distributed
+from vlightning.callbacks import gather, rank
+from vlightning.lightning_modules.contrast import Side, contrast_terms
+
+PAIRS, WIDTH = 6, 8
+
+
+def unit(rows, width, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(rows, width, generator=generator, dtype=torch.float64), dim=1)
+
+
+def features(teachers=2):
+    scale, widths, scales = torch.tensor(9.0, dtype=torch.float64), (5, 7, 4), (70.0, 60.0, 3.0)
+    image, text = unit(PAIRS, WIDTH, 0), unit(PAIRS, WIDTH, 1)
+    taught = [(unit(PAIRS, widths[k], 10 + k), unit(PAIRS, widths[k], 20 + k), scales[k]) for k in range(teachers)]
+    return image, text, scale, taught
+
+
+def whole(image, text, scale):
+    return Side(image, text, image, text, scale)
+
+
+def plain(image, text, scale, taught, weight):
+    """The paper's sum, row by row."""
+    contrast = distillation = 0.0
+    for rows, columns, side in ((image, text, 0), (text, image, 1)):
+        for i in range(PAIRS):
+            student = (scale * columns @ rows[i]).softmax(0)
+            contrast = contrast - student[i].log() / PAIRS / 2
+            for pair in taught:
+                teacher = (pair[2] * pair[1 - side] @ pair[side][i]).softmax(0)
+                divergence = (teacher * (teacher.log() - student.log())).sum()
+                distillation = distillation + divergence / PAIRS / 2 / len(taught)
+    return (1 - weight) * contrast + weight * distillation
+
+
+def weighted(terms, weight):
+    return (1 - weight) * terms.contrast + weight * terms.distillation
+
+
+def leaves(*tensors):
+    return [tensor.clone().requires_grad_() for tensor in tensors]
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 4])
+@pytest.mark.parametrize("weight", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("teachers", [1, 2, 3])
+def test_loss_is_the_papers_sum_in_value_and_gradient(teachers, weight, chunk):
+    image, text, scale, taught = features(teachers=teachers)
+    expected_inputs, found_inputs = leaves(image, text, scale), leaves(image, text, scale)
+    expected = plain(*expected_inputs, taught, weight)
+    terms = contrast_terms(whole(*found_inputs), [whole(*teacher) for teacher in taught], chunk=chunk)
+    found = weighted(terms, weight)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    gradients = [
+        torch.autograd.grad(value, inputs) for value, inputs in ((expected, expected_inputs), (found, found_inputs))
+    ]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
+
+
+def test_contrast_is_open_clips_loss():
+    image, text, scale, _ = features()
+    terms = contrast_terms(whole(image, text, scale), [])
+    torch.testing.assert_close(terms.contrast, open_clip.ClipLoss()(image, text, scale))
+    assert float(terms.distillation) == float(terms.entropy) == 0
+
+
+def test_distillation_is_zero_where_the_student_is_the_teacher():
+    image, text, _, _ = features()
+    same = whole(image, text, 20.0)
+    assert float(contrast_terms(same, [same, same]).distillation) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_entropy_is_the_mean_over_teachers_rows_and_directions(chunk):
+    image, text, scale, taught = features()
+    terms = contrast_terms(whole(image, text, scale), [whole(*teacher) for teacher in taught], chunk=chunk)
+    expected = 0.0
+    for one, other, theirs in taught:
+        logits = theirs * one @ other.T
+        for row in (*logits, *logits.T):
+            expected = expected - (row.softmax(0) * row.log_softmax(0)).sum() / PAIRS / 2 / len(taught)
+    torch.testing.assert_close(terms.entropy, expected, rtol=1e-12, atol=0)
+
+
+def test_half_precision_is_raised_before_the_softmax():
+    image, text, _, taught = features()
+    teachers = [whole(*teacher) for teacher in taught]
+    expected = contrast_terms(whole(image.bfloat16().float(), text.bfloat16().float(), 100.0), teachers)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = contrast_terms(whole(image.bfloat16(), text.bfloat16(), 100.0), teachers)
+    torch.testing.assert_close(found, expected)
+    assert found.contrast.dtype == torch.float32
+
+
+def on_rank(chunk):
+    image, text, scale, taught = features()
+    own = slice(rank() * PAIRS // 2, (rank() + 1) * PAIRS // 2)
+    inputs = leaves(image[own], text[own], scale)
+    student = Side(inputs[0], inputs[1], gather(inputs[0], gradient=True), gather(inputs[1], gradient=True), inputs[2])
+    teachers = [Side(i[own], t[own], gather(i[own]), gather(t[own]), s) for i, t, s in taught]
+    loss = weighted(contrast_terms(student, teachers, first=rank() * PAIRS // 2, chunk=chunk), 0.7)
+    loss.backward()
+    return loss.detach(), [value.grad for value in inputs]
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_two_processes_are_one(chunk):
+    image, text, scale, taught = features()
+    inputs = leaves(image, text, scale)
+    loss = weighted(contrast_terms(whole(*inputs), [whole(*teacher) for teacher in taught]), 0.7)
+    loss.backward()
+    halves = run_distributed(on_rank, chunk)
+    torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss.detach(), rtol=1e-12, atol=0)
+    for place in range(2):  # gradients of the own rows; averaged over processes they are halved
+        found = torch.cat([half[1][place] for half in halves]) / 2
+        torch.testing.assert_close(found, inputs[place].grad, rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(sum(half[1][2] for half in halves) / 2, inputs[2].grad, rtol=1e-10, atol=0)
