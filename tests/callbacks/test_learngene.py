@@ -1,5 +1,8 @@
 """A module that knows nothing of learngenes starts from one, once and never over a checkpoint; and who writes it."""
 
+import json
+
+import open_clip
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -7,10 +10,11 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
 from support.distributed import run_sharded_fit
-from support.learngene import clip, learngene, pictures, timm_vit
+from support.learngene import EMBED, LENGTH, PATCH, SIZE, WIDTH, WORDS, clip, learngene, pictures, timm_vit
 from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneExpansionCallback, LearngeneWriter, load_learngene, save_learngene
 from vlightning.callbacks.learngene_expansion import expand_learngene
+from vlightning.lightning_modules import MobileCLIPModule
 from vlightning.lightning_modules.sharding import shard
 
 
@@ -76,6 +80,24 @@ def test_several_networks_start_alike(file):
     callback = LearngeneExpansionCallback(file, ["inside.backbone", "average"])
     trainer(callback, max_steps=1).fit(module, images())
     assert_equal(module.average.state_dict(), module.inside["backbone"].state_dict(), but="head.")
+
+
+def test_a_module_of_this_package_and_its_average_start_from_it(file, tmp_path):
+    sizes = {"width": WIDTH, "layers": 8}
+    config = {
+        "embed_dim": EMBED,
+        "vision_cfg": {"image_size": SIZE, "head_width": WIDTH // 2, "patch_size": PATCH, **sizes},
+        "text_cfg": {"context_length": LENGTH, "vocab_size": WORDS, "heads": 2, **sizes},
+    }
+    (tmp_path / "descendant-of-the-tests.json").write_text(json.dumps(config))
+    open_clip.add_model_config(tmp_path / "descendant-of-the-tests.json")
+    module = MobileCLIPModule("descendant-of-the-tests", max_tokens=LENGTH, distillation_weight=0.0)
+    callback = LearngeneExpansionCallback(file, ["student", "average"])
+    callback.setup(trainer(), module, "fit")
+    expected = expanded(clip(8, custom=True))
+    for network in (module.student, module.average):
+        assert_equal(network.state_dict(), expected, but="logit_scale")
+        assert network.logit_scale.item() == 2.5
 
 
 def sharded(file):
