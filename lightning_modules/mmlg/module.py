@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -53,7 +54,7 @@ class MMLGModule(RetrievalModule):
         patch_size: side of a patch, pixels (paper).
         image_size: side of the square pictures, pixels (paper). The command line sets it, and the four that follow,
             from the data's.
-        image_mean: what the pictures are normalised with, to be compared with what the teacher expects; None is not.
+        image_mean: what the pictures are normalised with (CLIP), which has to be what the teacher expects.
         image_std: the same.
         max_tokens: length of the token sequences (CLIP).
         vocab_size: number of tokens (CLIP).
@@ -84,8 +85,8 @@ class MMLGModule(RetrievalModule):
         embed_dim: int = 384,
         patch_size: int = 16,
         image_size: int = 224,
-        image_mean: Three | None = None,
-        image_std: Three | None = None,
+        image_mean: Three = OPENAI_DATASET_MEAN,
+        image_std: Three = OPENAI_DATASET_STD,
         max_tokens: int = 77,
         vocab_size: int = 49408,
         teacher: str = "ViT-B-16",
@@ -135,18 +136,17 @@ class MMLGModule(RetrievalModule):
 
     def _check_teacher(self, outside: Outside) -> None:
         """The teacher sees the student's pictures and tokens."""
-        look, network = outside.preprocessing, outside.network
+        look, text = outside.preprocessing, getattr(outside.network, "text", outside.network)
         compared = {
             "image_size": look.image_size,
             "image_mean": look.mean,
             "image_std": look.std,
-            "max_tokens": network.context_length,
-            "vocab_size": network.vocab_size,
+            "max_tokens": text.context_length,
+            "vocab_size": text.vocab_size,
         }
         for name, expected in compared.items():
             found = self.hparams[name]
-            same = found is None or torch.allclose(torch.tensor(found).double(), torch.tensor(expected).double())
-            if not same:
+            if not torch.allclose(torch.tensor(found).double(), torch.tensor(expected).double()):
                 raise ValueError(
                     f"{name} is {found}, but the teacher {outside.model} of {outside.weights!r} expects {expected}: "
                     f"set data.{name} to that, or choose another teacher."

@@ -14,6 +14,8 @@ from support.mmlg import ready, tiny_extraction, write_teacher
 from vlightning.callbacks import LearngeneWriter, expand_learngene, load_learngene
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MMLGModule
+from vlightning.lightning_modules.mobileclip.outside import Outside
+from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of
 
 ROWS = 6
 
@@ -223,6 +225,15 @@ def test_half_precision_trains(tmp_path, teacher):
 def test_a_teacher_that_does_not_fit_is_one_sentence(teacher, options, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         tiny_extraction(teacher, **options).setup("fit")
+
+
+def test_a_captioner_that_takes_other_texts_is_one_sentence():
+    config = open_clip.get_model_config("coca_ViT-B-32")
+    with torch.device("meta"):
+        network = open_clip.CoCa(**{name: part for name, part in config.items() if name != "custom_text"})
+    outside = Outside(network, preprocessing_of("ViT-B-32"), list, "coca_ViT-B-32", "tag", "0")
+    with pytest.raises(ValueError, match="max_tokens is 77, but the teacher coca_ViT-B-32 of 'tag' expects 76"):
+        MMLGModule(layers=2)._check_teacher(outside)
 
 
 @pytest.mark.parametrize(
