@@ -1,8 +1,9 @@
 """MM-LG: a multimodal learngene out of CLIP (Chen et al., "Extracting Multimodal Learngene in CLIP", arXiv 2506.16673).
 
 Extraction trains an auxiliary CLIP whose every layer is a weighted sum of two stored blocks, one of its tower and one
-that both towers share, with CLIP's loss and a teacher's. What is stored then, a third of the model, is the learngene:
-`LearngeneWriter` puts it into a file, and `LearngeneExpansionCallback` starts CLIPs of 6 to 12 layers from that.
+that both towers share, with CLIP's loss and a teacher's. What is stored, half as many numbers as that CLIP has, is the
+learngene: `LearngeneWriter` puts it into a file, and `LearngeneExpansionCallback` starts CLIPs of 6 to 12 layers from
+that.
 """
 
 import math
