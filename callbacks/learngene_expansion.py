@@ -19,6 +19,9 @@ What a descendant's parameters are called, by what they start from; `i` is a lay
     text.*                                 the same names                          -
     logit_scale                            logit_scale, where both towers are set  -
 
+The first six lines are those of a layer, whichever method's learngene it is from; that of He-LG has no other, and of
+its descendants only the last layers are set.
+
 A tower of timm's is made with `pre_norm=True` and `global_pool="token"`. Norms keep the epsilon that they have, which
 is 1e-5 in the auxiliary; masks and pooling are the network's own matter too.
 """
@@ -34,7 +37,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmVisionTransf
 from torch import Tensor, nn
 
 from .learngene_file import Learngene
-from .learngene_layers import TOWERS, Components, Tower, descendant_pairs, layer_weights
+from .learngene_layers import TOWERS, Components, Layer, Tower, descendant_layers
 
 _OPEN_CLIP_LAYER = {
     "norm1.weight": "ln_1.weight",
@@ -101,14 +104,14 @@ def expand_learngene(
     made: dict[str, Tensor] = {}
     for part in parts:
         made |= _checked(part, _tower(learngene, part, components), learngene, state)
-    if len(parts) == len(TOWERS):
+    if len(parts) == len(TOWERS) and "logit_scale" in learngene.tensors:
         made["logit_scale"] = learngene.tensors["logit_scale"].reshape(state["logit_scale"].shape)
     with torch.no_grad():
         for name, tensor in made.items():
             state[name].copy_(tensor)
     towers = " and ".join(f"{len(part.blocks)} {part.tower} layers" for part in parts)
     left_out = "" if components == "both" else f", {components} blocks only"
-    return f"{towers} start from {learngene.sizes.pairs} summed blocks each{left_out}."
+    return f"{towers} start from the learngene of {learngene.method}{left_out}."
 
 
 def _parts(network: nn.Module, tower: Tower | None) -> list[_Part]:
@@ -145,15 +148,27 @@ def _tower(learngene: Learngene, part: _Part, components: Components) -> Iterato
                 yield part.prefix + _TIMM_ENDS[own], _shaped(own, tensor)
             elif not part.timm and not (own == "proj" and part.network.proj is None):
                 yield part.prefix + own, tensor
-    norms = f"norms.{tower}."
-    shared = {name.removeprefix(norms): tensor for name, tensor in tensors.items() if name.startswith(norms)}
-    for layer, pair in enumerate(descendant_pairs(len(part.blocks), learngene.sizes.pairs)):
-        for name, tensor in {**shared, **layer_weights(tensors, tower, pair, components)}.items():
+    depth = len(part.blocks)
+    layers = descendant_layers(learngene.method, tensors, tower, depth, learngene.sizes.layers // 2, components)
+    for layer, weights in enumerate(layers):
+        for name, tensor in weights.items():
             if part.timm:
                 inner = name if name.startswith("norm") else _timm_linear(name)
                 yield f"{part.prefix}blocks.{layer}.{inner}", tensor
             else:
                 yield f"{part.prefix}transformer.resblocks.{layer}.{_OPEN_CLIP_LAYER[name]}", tensor
+
+
+def open_clip_layer(state: dict[str, Tensor], tower: Tower, layer: int) -> Layer:
+    """A layer of open_clip's CLIP by the names that it has in a learngene; the other way round than expansion.
+
+    Args:
+        state: The CLIP's state dict.
+        tower: Which.
+        layer: From 0.
+    """
+    prefix = f"{'visual.' if tower == 'vision' else ''}transformer.resblocks.{layer}."
+    return {name: state[prefix + theirs] for name, theirs in _OPEN_CLIP_LAYER.items()}
 
 
 def _timm_linear(name: str) -> str:
@@ -177,7 +192,8 @@ def _checked(
         f"{sizes.width} wide, with {sizes.heads} heads, GELU, pictures of {sizes.image_size} pixels in patches of "
         f"{sizes.patch_size}, {sizes.max_tokens} tokens and features of {sizes.embed_dim} values"
     )
-    expected = {name for name in state if _belongs(part, name)}
+    # He-LG sets some layers only.
+    expected = {name for name in state if _belongs(part, name)} if learngene.method != "He-LG" else made.keys() & state
     differing = [
         f"{name} of shape {list(state[name].shape)} instead of {list(tensor.shape)}"
         for name, tensor in made.items()

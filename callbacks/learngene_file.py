@@ -1,11 +1,14 @@
 """A learngene in one file: what every descendant of a CLIP starts from, and what it is of.
 
-The file is safetensors. Its tensors have the names of the auxiliary's parameters:
+The file is safetensors. Its tensors have the names of the auxiliary's parameters, for MM-LG:
 
     blocks.{vision, text, multimodal}.{1, 2}.{qkv, proj, fc1, fc2}.{weight, bias}    what layers are summed of
     coefficients.{vision, vision_multimodal, text, text_multimodal}                  [pairs] each
     norms.{vision, text}.{norm1, norm2}.{weight, bias}                               shared by a tower's layers
     vision.*, text.*, logit_scale                                                    loaded directly; open_clip's names
+
+TLEG has `blocks.{vision, text}.{base, slope}.*` with the norms among them, and the last line. He-LG has only
+`layers.{vision, text}.{0, 1, 2}.*`.
 
 Its metadata has one entry, `learngene`, a manifest in JSON.
 """
@@ -23,11 +26,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .checkpoint_io import STAGED, swap_in, writing
-from .learngene_layers import GROUPS, KINDS, TOWERS
+from .learngene_layers import GROUPS, KINDS, LAST, NORMS, TERMS, TOWERS, Method
 
 Storage = Literal["float32", "float16"]
 
 _ENTRY, _VERSION = "learngene", 1
+_Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +41,7 @@ class LearngeneSizes:
     Attributes:
         width: Values of a token, in both towers, which share blocks.
         heads: Of the attention, in both towers.
-        layers: Of each tower, an even number.
+        layers: Of each tower.
         embed_dim: Values of a feature.
         image_size: Side of the square pictures, pixels.
         patch_size: Side of their patches, pixels.
@@ -63,8 +67,6 @@ class LearngeneSizes:
         for name, value in vars(self).items():
             if value < 1:
                 raise ValueError(f"{name} is {value}: give a number of at least 1.")
-        if self.layers % 2:
-            raise ValueError(f"layers is {self.layers}, but layers come in pairs: give an even number.")
         if self.width % self.heads:
             raise ValueError(f"A width of {self.width} does not divide into {self.heads} heads: change one of them.")
         if self.image_size % self.patch_size:
@@ -74,23 +76,44 @@ class LearngeneSizes:
 
     @property
     def pairs(self) -> int:
-        """Distinct layers of each tower."""
+        """Distinct layers of each tower, in MM-LG.
+
+        Raises:
+            ValueError: If there is an odd one.
+        """
+        if self.layers % 2:
+            raise ValueError(f"layers is {self.layers}, but layers come in pairs: give an even number.")
         return self.layers // 2
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor in the file, by name."""
-        width, embed = self.width, self.embed_dim
-        linears = {"qkv": (3 * width, width), "proj": (width, width), "fc1": (4 * width, width)}
-        linears["fc2"] = (width, 4 * width)
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, (rows, columns) in linears.items():
-            for block in (f"blocks.{kind}.{group}.{name}" for kind in KINDS for group in GROUPS):
-                shapes |= {f"{block}.weight": (rows, columns), f"{block}.bias": (rows,)}
+    def shapes(self, method: Method = "MM-LG") -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor in the file of a method, by name."""
+        whole = {**self._linears(), **self._norms()}
+        if method == "He-LG":
+            return _named(whole, [f"layers.{tower}.{layer}" for tower in TOWERS for layer in range(LAST)])
+        if method == "TLEG":
+            return _named(whole, [f"blocks.{tower}.{term}" for tower in TOWERS for term in TERMS]) | self._ends()
+        shapes = _named(self._linears(), [f"blocks.{kind}.{group}" for kind in KINDS for group in GROUPS])
+        shapes |= _named(self._norms(), [f"norms.{tower}" for tower in TOWERS])
         for tower in TOWERS:
             shapes |= {f"coefficients.{tower}": (self.pairs,), f"coefficients.{tower}_multimodal": (self.pairs,)}
-            shapes |= _norm(f"norms.{tower}.norm1", width) | _norm(f"norms.{tower}.norm2", width)
+        return shapes | self._ends()
+
+    def _linears(self) -> _Shapes:
+        width = self.width
+        rows = {"qkv": (3 * width, width), "proj": (width, width), "fc1": (4 * width, width), "fc2": (width, 4 * width)}
+        found: _Shapes = {}
+        for name, shape in rows.items():
+            found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+        return found
+
+    def _norms(self) -> _Shapes:
+        return {f"{name}.{end}": (self.width,) for name in NORMS for end in ("weight", "bias")}
+
+    def _ends(self) -> _Shapes:
+        """What a tower has before and after its layers, and the scale."""
+        width, embed = self.width, self.embed_dim
         patches = (self.image_size // self.patch_size) ** 2
-        shapes |= {
+        return {
             "vision.class_embedding": (width,),
             "vision.positional_embedding": (patches + 1, width),
             "vision.conv1.weight": (width, 3, self.patch_size, self.patch_size),
@@ -103,10 +126,13 @@ class LearngeneSizes:
             "text.text_projection": (width, embed),
             "logit_scale": (1,),
         }
-        return shapes
 
 
-def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
+def _named(shapes: _Shapes, prefixes: list[str]) -> _Shapes:
+    return {f"{prefix}.{name}": shape for prefix in prefixes for name, shape in shapes.items()}
+
+
+def _norm(name: str, width: int) -> _Shapes:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
@@ -120,6 +146,7 @@ class Learngene:
         teacher: Name, weights and sha256 of what it was distilled from; None for a plain training.
         data: What it was trained on, plain data.
         step: Optimizer steps of its training.
+        method: Whose rules expand it.
     """
 
     tensors: dict[str, Tensor]
@@ -127,6 +154,7 @@ class Learngene:
     teacher: dict[str, str] | None = None
     data: dict[str, Any] | None = None
     step: int | None = None
+    method: Method = "MM-LG"
 
 
 def save_learngene(learngene: Learngene, path: str | Path, storage: Storage = "float32") -> None:
@@ -145,13 +173,14 @@ def save_learngene(learngene: Learngene, path: str | Path, storage: Storage = "f
     target = Path(path).expanduser().absolute()
     if target.is_dir():
         raise IsADirectoryError(f"Found a folder {str(path)!r}, expected the name of a file: name one in it.")
-    _check(learngene.tensors, learngene.sizes, "the learngene to be written")
+    _check(learngene.tensors, learngene.sizes.shapes(learngene.method), "the learngene to be written")
     kept = {name: _stored(tensor, storage) for name, tensor in learngene.tensors.items()}
     infinite = [name for name, tensor in kept.items() if not bool(torch.isfinite(tensor).all())]
     if infinite:
         raise ValueError(f"Found values of {infinite[0]} that are not finite in {storage}: nothing was written.")
     manifest = {
         "version": _VERSION,
+        "method": learngene.method,
         "sizes": dataclasses.asdict(learngene.sizes),
         "teacher": learngene.teacher,
         "data": learngene.data,
@@ -207,9 +236,9 @@ def load_learngene(path: str | Path) -> Learngene:
             f"Found version {manifest['version']} of the learngene format in {str(path)!r}, expected {_VERSION}: read "
             "it with the version of this package that wrote it."
         )
-    sizes = LearngeneSizes(**manifest["sizes"])
-    _check(tensors, sizes, repr(str(path)))
-    return Learngene(tensors, sizes, manifest["teacher"], manifest["data"], manifest["step"])
+    sizes, method = LearngeneSizes(**manifest["sizes"]), manifest["method"]
+    _check(tensors, sizes.shapes(method), repr(str(path)))
+    return Learngene(tensors, sizes, manifest["teacher"], manifest["data"], manifest["step"], method)
 
 
 def _stored(tensor: Tensor, storage: Storage) -> Tensor:
@@ -217,8 +246,7 @@ def _stored(tensor: Tensor, storage: Storage) -> Tensor:
     return tensor.detach().cpu().to(torch.float16 if storage == "float16" and matrix else torch.float32).contiguous()
 
 
-def _check(tensors: Mapping[str, Tensor], sizes: LearngeneSizes, source: str) -> None:
-    expected = sizes.shapes()
+def _check(tensors: Mapping[str, Tensor], expected: _Shapes, source: str) -> None:
     missing, left = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     wrong = [
         f"{name} {list(tensors[name].shape)} instead of {list(shape)}"

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from support.learngene import auxiliary, clip, learngene, pictures, texts, timm_vit
+from support.learngene import SIZES, auxiliary, clip, learngene, pictures, texts, timm_vit
 from vlightning.callbacks.learngene_expansion import expand_learngene
 from vlightning.callbacks.learngene_file import Learngene, LearngeneSizes
-from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
+from vlightning.lightning_modules.mmlg.network import LearngeneCLIP, LinearCLIP
 
 PAIRS = {6: [0, 1, 2, 3, 4, 5], 8: [0, 0, 1, 1, 2, 3, 4, 5], 11: [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]}
 
@@ -24,7 +24,7 @@ def features():
 def test_the_descendant_of_full_depth_is_the_auxiliary(custom):
     descendant = clip(custom=custom)
     said = expand_learngene(learngene(), descendant)
-    assert said == "12 vision layers and 12 text layers start from 6 summed blocks each."
+    assert said == "12 vision layers and 12 text layers start from the learngene of MM-LG."
     image, text = features()
     with torch.no_grad():
         torch.testing.assert_close(descendant.encode_image(pictures(dtype=torch.float32)), image, rtol=1e-5, atol=1e-5)
@@ -181,3 +181,67 @@ def test_what_is_no_such_network_is_one_sentence():
         expand_learngene(learngene(), nn.Linear(1, 1))
     with pytest.raises(ValueError, match="Found no text tower in the VisionTransformer"):
         expand_learngene(learngene(), timm_vit(), "text")
+
+
+def tleg():
+    network = auxiliary(kind=LinearCLIP).eval()
+    state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    return network, Learngene(state, SIZES, method="TLEG")
+
+
+def test_tlegs_descendant_of_full_depth_is_its_auxiliary():
+    network, found = tleg()
+    for descendant in (clip(), clip(custom=True)):
+        assert expand_learngene(found, descendant).endswith("the learngene of TLEG.")
+        with torch.no_grad():
+            image, text = pictures(dtype=torch.float32), texts()
+            expected = network.encode_image(image), network.encode_text(text)
+            for one, other in zip(
+                (descendant.encode_image(image), descendant.encode_text(text)), expected, strict=True
+            ):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_tlegs_descendants_of_other_depths_lie_on_the_same_line():
+    network, found = tleg()
+    descendant, image = clip(7), timm_vit(3)
+    expand_learngene(found, descendant)
+    expand_learngene(found, image)
+    own = dict(network.named_parameters())
+    for layer in range(7):
+        block = descendant.transformer.resblocks[layer]
+        for linear, name in ((block.mlp.c_fc, "fc1"), (block.ln_2, "norm2"), (block.attn.out_proj, "proj")):
+            for end in ("weight", "bias"):
+                base, slope = (own[f"blocks.text.{term}.{name}.{end}"] for term in ("base", "slope"))
+                torch.testing.assert_close(getattr(linear, end), base + layer / 7 * slope)
+    base, slope = (own[f"blocks.vision.{term}.qkv.weight"] for term in ("base", "slope"))
+    torch.testing.assert_close(image.blocks[2].attn.qkv.weight, base + 2 / 3 * slope)
+
+
+@pytest.mark.parametrize("kind", [clip, timm_vit])
+def test_he_lg_sets_the_last_layers_and_leaves_the_rest(kind):
+    tensors = {name: torch.full(shape, 7.0) for name, shape in SIZES.shapes("He-LG").items()}
+    network = kind(5)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    expand_learngene(Learngene(tensors, SIZES, method="He-LG"), network)
+    for name, tensor in network.state_dict().items():
+        if any(f"blocks.{layer}." in name for layer in (2, 3, 4)):
+            assert bool((tensor == 7).all()), name
+        else:
+            assert torch.equal(tensor, before[name]), name
+
+
+def test_what_a_method_lacks_is_one_sentence_and_changes_nothing():
+    _, found = tleg()
+    descendant = clip(6)
+    before = {name: tensor.clone() for name, tensor in descendant.state_dict().items()}
+    with pytest.raises(ValueError, match="Found components 'unimodal', but the layers of TLEG"):
+        expand_learngene(found, descendant, components="unimodal")
+    with pytest.raises(ValueError, match="Found a tower of 2 layers, expected at least the 3"):
+        expand_learngene(
+            Learngene(
+                {name: torch.zeros(shape) for name, shape in SIZES.shapes("He-LG").items()}, SIZES, method="He-LG"
+            ),
+            clip(2),
+        )
+    assert all(torch.equal(tensor, before[name]) for name, tensor in descendant.state_dict().items())

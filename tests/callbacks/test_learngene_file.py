@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from support.learngene import SIZES, learngene
-from vlightning.callbacks.learngene_file import load_learngene, save_learngene
+from vlightning.callbacks.learngene_file import LearngeneSizes, load_learngene, save_learngene
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -28,12 +29,33 @@ def test_the_manifest_says_what_it_is_of(tmp_path):
         manifest = json.loads(file.metadata()["learngene"])
     assert manifest == {
         "version": 1,
+        "method": "MM-LG",
         "sizes": vars(SIZES),
         "teacher": {"name": "T", "weights": "w", "sha256": "0"},
         "data": {"class": "Data"},
         "step": 7,
         "storage": "float16",
     }
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    # Section 4: the auxiliary; with two blocks a tower, norms included; three layers a tower.
+    [("MM-LG", 30_311_065), ("TLEG", 26_768_257), ("He-LG", 10_646_784)],
+)
+def test_a_file_of_each_method_has_as_many_numbers_as_it_says(method, count):
+    assert sum(math.prod(shape) for shape in LearngeneSizes().shapes(method).values()) == count
+
+
+@pytest.mark.parametrize("method", ["TLEG", "He-LG"])
+def test_other_methods_files_are_read_as_written(tmp_path, method):
+    tensors = {name: torch.randn(shape) for name, shape in SIZES.shapes(method).items()}
+    save_learngene(dataclasses.replace(learngene(), tensors=tensors, method=method), tmp_path / "a")
+    read = load_learngene(tmp_path / "a")
+    assert read.method == method
+    assert all(torch.equal(read.tensors[name], tensor) for name, tensor in tensors.items())
+    with pytest.raises(ValueError, match="missing"):
+        save_learngene(dataclasses.replace(read, method="MM-LG"), tmp_path / "b")
 
 
 def test_half_storage_rounds_matrices_only(tmp_path):

@@ -16,9 +16,9 @@ SIZES = LearngeneSizes(
 )
 
 
-def auxiliary(seed=0, sizes=SIZES):
+def auxiliary(seed=0, sizes=SIZES, kind=LearngeneCLIP):
     """All parameters random, so that none can be left out unseen."""
-    network = LearngeneCLIP(sizes)
+    network = kind(sizes)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
