@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from open_clip.transformer import ResidualAttentionBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -43,6 +44,36 @@ def set_vit_attention(encoder: VisionTransformer, image: Tensor) -> None:
     fused = _fused(image.device, computed_in, encoder.pos_embed.shape[1])
     for block in encoder.blocks:
         block.attn.fused_attn = fused
+
+
+class SelfAttention(nn.MultiheadAttention):
+    """torch's attention by `attend`, for queries that are keys and values too; parameters are the same.
+
+    Under autocast on a CPU torch's own takes twice as long for a training step (its projections are cast and expanded
+    anew for every call).
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+    ) -> tuple[Tensor, None]:
+        """As torch's, of [B, L, V] with an additive mask [L, L] of 0 and -inf; there are no weights to be had."""
+        qkv = F.linear(query, self.in_proj_weight, self.in_proj_bias)
+        query, key, value = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # [B, heads, L, D]
+        found = attend(query, key, value, None if attn_mask is None else attn_mask == 0)
+        return self.out_proj(found.transpose(1, 2).flatten(2)), None
+
+
+def set_clip_attention(network: nn.Module) -> None:
+    """Let the self-attention of open_clip's towers go through `attend`; state dicts stay as they are."""
+    for block in network.modules():
+        # Blocks with layer scale or cross-attention included; pooling attends with one query, and is left alone.
+        if isinstance(block, ResidualAttentionBlock) and not hasattr(block, "ln_1_kv") and block.attn.batch_first:
+            block.attn.__class__ = SelfAttention
 
 
 def _fused(device: torch.device, dtype: torch.dtype, keys: int) -> bool:

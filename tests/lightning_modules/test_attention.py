@@ -1,8 +1,9 @@
+import open_clip
 import pytest
 import timm
 import torch
 
-from vlightning.lightning_modules.attention import attend, set_vit_attention
+from vlightning.lightning_modules.attention import SelfAttention, attend, set_clip_attention, set_vit_attention
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -47,3 +48,36 @@ def test_the_length_up_to_which_two_products_are_faster_depends_on_the_precision
     with torch.autocast("cpu", torch.bfloat16):
         set_vit_attention(encoder, picture)
     assert not encoder.blocks[0].attn.fused_attn
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_self_attention_is_torchs_in_value_and_gradient(masked):
+    torch.manual_seed(0)
+    theirs = torch.nn.MultiheadAttention(12, 3, batch_first=True).double()
+    own = SelfAttention(12, 3, batch_first=True).double()
+    own.load_state_dict(theirs.state_dict())
+    tokens = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
+    mask = torch.full((5, 5), -torch.inf, dtype=torch.float64).triu(1) if masked else None
+    results = []
+    for module in (theirs, own):
+        found = module(tokens, tokens, tokens, need_weights=False, attn_mask=mask)[0]
+        results.append([found, *torch.autograd.grad(found.square().sum(), [tokens, *module.parameters()])])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_of_open_clips_attention_only_that_of_tokens_with_themselves_is_replaced():
+    with torch.device("meta"):
+        network = open_clip.CoCa(
+            **{k: v for k, v in open_clip.get_model_config("coca_ViT-B-32").items() if k != "custom_text"}
+        )
+    names = list(network.state_dict())
+    set_clip_attention(network)
+    assert list(network.state_dict()) == names
+    kinds = {name: type(part) is SelfAttention for name, part in network.named_modules() if name.endswith("attn")}
+    assert all(
+        kinds[f"{place}.{i}.attn"]
+        for i in range(12)
+        for place in ("visual.transformer.resblocks", "text.transformer.resblocks")
+    )
+    assert not any(kind for name, kind in kinds.items() if "cross_attn" in name or "attn_pool" in name)
