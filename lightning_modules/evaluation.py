@@ -16,6 +16,7 @@ from .retrieval import RECALLS, Candidates, Matches, nearest_candidates, recalls
 Batch = dict[str, Tensor]
 _UNKNOWN = torch.iinfo(torch.long).min  # an id that no data has
 RerankScore = Literal["itm", "itm+itc", "itm+itc_logits"]
+Protocol = Literal["karpathy5", "paper"]
 
 
 @dataclass
@@ -62,6 +63,12 @@ class RetrievalEvaluation:
             logit, which is the cosine over the temperature.
         rerank_rows: texts that go through the matching head at a time.
         memory: bytes of main memory that a process may hold in image tokens, and again in text states.
+        protocols: which texts are ranked, each result named `<protocol>/<recall>`: "karpathy5" all, as is usual on
+            Karpathy's splits of five captions a picture; "paper" the first one of each picture, as MM-LG and CLIP-KD do
+            it. They are not comparable. None: all, and the names are plain.
+
+    Raises:
+        ValueError: if `rerank_k` is too small or stands beside protocols, or these are none.
     """
 
     def __init__(
@@ -71,12 +78,20 @@ class RetrievalEvaluation:
         rerank_score: RerankScore = "itm",
         rerank_rows: int = 256,
         memory: float = 8 * 2**30,
+        protocols: Sequence[Protocol] | None = None,
     ) -> None:
         if 0 < rerank_k < max(RECALLS):
             raise ValueError(
                 f"rerank_k={rerank_k} is below {max(RECALLS)}, so recall at {max(RECALLS)} would mix two orders: "
                 "raise it, or set 0 to leave re-ranking out."
             )
+        if protocols is not None and rerank_k:
+            raise ValueError(
+                f"Found protocols beside rerank_k={rerank_k}, but re-ranking takes all texts: leave one out."
+            )
+        if protocols is not None and not protocols:
+            raise ValueError("Found no name in protocols, expected karpathy5, paper or both: name what to measure.")
+        self.protocols = protocols
         self.match_equal_texts = match_equal_texts
         self.rerank_k = rerank_k
         self.rerank_score = rerank_score
@@ -146,6 +161,17 @@ class RetrievalEvaluation:
         if matches is not None:
             ranks = retrieval_ranks(image_features, text_features, matches)
             in_percent = recalls(*ranks)
+            if self.protocols is not None:
+                first = matches.first_texts()
+                by_protocol = {"karpathy5": in_percent}
+                if "paper" in self.protocols:
+                    ranks = retrieval_ranks(image_features, text_features[first], matches.of_texts(first))
+                    by_protocol["paper"] = recalls(*ranks)
+                in_percent = {
+                    f"{protocol}/{name}": value
+                    for protocol in self.protocols
+                    for name, value in by_protocol[protocol].items()
+                }
         if scorer is not None and len(image_features) and len(text_features):
             with precision():
                 scores = match_candidates(
@@ -297,12 +323,12 @@ class RetrievalModule(LightningModule):
         return result
 
     def _log_recalls(self, prefix: str, stage: str) -> None:
-        found = dict(self._compute(stage).recalls)
+        found = self._compute(stage).recalls
         if not found:
             raise RuntimeError("Retrieval recall was asked for, but no picture with a caption was evaluated.")
-        # Every process has computed the same numbers; the mean over them only keeps Lightning from warning.
-        self.log(f"{prefix}/recall_mean", found.pop("recall_mean"), prog_bar=True, sync_dist=True)
-        self.log_dict({f"{prefix}/{name}": value for name, value in found.items()}, sync_dist=True)
+        for name, value in found.items():
+            # Every process has computed the same numbers; the mean over them only keeps Lightning from warning.
+            self.log(f"{prefix}/{name}", value, prog_bar=name.endswith("recall_mean"), sync_dist=True)
 
 
 def _as_computed(tokens: Tensor) -> Tensor:

@@ -42,6 +42,17 @@ class Matches:
             return self.image_id[images] == self.text_image_id[texts]
         return torch.isin(self._codes(self.image_id[images], texts), self._own_codes)
 
+    def first_texts(self) -> Tensor:
+        """Numbers of the first text of each picture, long; of a picture without texts there is none."""
+        texts = len(self.text_image_id)
+        ids, owner = self.text_image_id.unique(return_inverse=True)
+        first = torch.full((len(ids),), texts).scatter_reduce(0, owner, torch.arange(texts), "amin")
+        return first.sort().values
+
+    def of_texts(self, texts: Tensor) -> "Matches":
+        """The same for some of the texts, long [t]."""
+        return Matches(self.image_id, self.text_image_id[texts], None if self.text_id is None else self.text_id[texts])
+
     @cached_property
     def _groups(self) -> Tensor | None:
         return None if self.text_id is None else self.text_id.unique(return_inverse=True)[1]

@@ -86,3 +86,40 @@ def test_pictures_alone_and_texts_alone_have_features_and_no_recall():
 def test_fewer_candidates_than_the_recalls_are_refused():
     with pytest.raises(ValueError, match="rerank_k=5 is below 10"):
         RetrievalEvaluation(rerank_k=5)
+
+
+def test_protocols_rank_all_captions_or_the_first_of_each_picture():
+    """Three pictures, captions 0 and 1, 2 and 3, 4; similarities by hand."""
+    evaluation = RetrievalEvaluation(protocols=["karpathy5", "paper"])
+    scores = torch.tensor(
+        [
+            [0.5, 0.9, 0.6, 0.1, 0.2],  # the second caption is first, the first one third, of first captions second
+            [0.7, 0.0, 0.7, 0.8, 0.3],  # the first caption ties with a wrong one, which counts as before it
+            [0.1, 0.2, 0.3, 0.0, 0.4],
+        ]
+    )
+    evaluation.add_images(torch.eye(3), torch.tensor([7, 3, 5]), torch.arange(3))
+    ids = torch.ones(5, 2).long()
+    evaluation.add_texts(scores.T, ids, ids, torch.tensor([7, 7, 3, 3, 5]), torch.arange(5))
+    found = evaluation.compute().recalls
+    third = 100 / 3
+    assert found["karpathy5/image_to_text_r1"] == pytest.approx(100)
+    # Captions 1, 2, 3 and 4 have their own picture first; caption 0 has picture 1 before it.
+    assert found["karpathy5/text_to_image_r1"] == pytest.approx(80)
+    assert found["paper/image_to_text_r1"] == pytest.approx(third)
+    assert found["paper/text_to_image_r1"] == pytest.approx(2 * third)
+    assert found["paper/image_to_text_r5"] == pytest.approx(100)
+    assert len(found) == 14
+    assert set(RetrievalEvaluation(protocols=["paper"]).compute().recalls) == set()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"protocols": []}, "Found no name in protocols"),
+        ({"protocols": ["paper"], "rerank_k": 10}, "beside rerank_k=10"),
+    ],
+)
+def test_protocols_that_cannot_be_are_one_sentence(options, message):
+    with pytest.raises(ValueError, match=message):
+        RetrievalEvaluation(**options)
