@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tables import Curve, fit, last_checkpoint, run, spread
+from tables import Curve, evaluate, fit, last_checkpoint, run, spread
 
 TEMPLATES = (
     "{colour} {thing} for {whom}",
@@ -156,21 +156,11 @@ def climb(rung: str, seed: int, manifest: dict[str, Any], options: argparse.Name
     words += ["--data=ReinforcedImageTextDataModule", f"--data.train={options.folder / 'reinforced' / reinforced}"]
     words += [f"--data.image_size={SIZE}", *shared(options)]
     curve = fit(place, words, options.epochs, REACHED, options.threads, PROGRAM, every=2)
-    results = place / "test.json"
-    if not results.is_file():
-        labels = {"test": str(options.folder / "test.parquet"), "label_column": options.attributes[1]}
-        data = {"class_path": "ImageClassificationDataModule", "init_args": labels | {"num_workers": 0}}
-        zero_shot = {"data": data, "templates": PROMPTS}
-        words = ["test", f"--ckpt_path={last_checkpoint(place)}", "--trainer.logger=CSVLogger"]
-        words += [f"--trainer.logger.save_dir={place}", "--trainer.logger.name=test"]
-        words += [f"--data.test={options.folder / 'test.parquet'}", "--trainer.enable_progress_bar=false"]
-        callback = json.dumps([{"class_path": "ZeroShotClassification", "init_args": zero_shot}])
-        run([*words, f"--trainer.callbacks={callback}"], place / "output.txt", options.threads, PROGRAM)
-        newest = max(place.glob("test/version_*/metrics.csv"), key=lambda path: path.stat().st_mtime)
-        names, values = (line.split(",") for line in newest.read_text().strip().splitlines()[:2])
-        measured = {name: float(value) for name, value in zip(names, values, strict=True) if value}
-        results.write_text(json.dumps(measured))
-    found: dict[str, Any] = json.loads(results.read_text())
+    labels = {"test": str(options.folder / "test.parquet"), "label_column": options.attributes[1]}
+    data = {"class_path": "ImageClassificationDataModule", "init_args": labels | {"num_workers": 0}}
+    callback = {"class_path": "ZeroShotClassification", "init_args": {"data": data, "templates": PROMPTS}}
+    words = [f"--data.test={options.folder / 'test.parquet'}", f"--trainer.callbacks={json.dumps([callback])}"]
+    found = evaluate(place, words, options.threads, PROGRAM)
     return curve, found
 
 

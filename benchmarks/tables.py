@@ -1,6 +1,7 @@
 """What the tables of trainings share: runs of the command line that go on where they stopped, curves, spread."""
 
 import csv
+import json
 import os
 import statistics
 import subprocess
@@ -66,6 +67,28 @@ def fit(
         command.append(f"--ckpt_path={checkpoint}")
     run(command, folder / "output.txt", threads, program)
     return read_curve(folder, monitor)
+
+
+def evaluate(folder: Path, words: Sequence[str], threads: int, program: Sequence[str] = CLI) -> dict[str, float]:
+    """Test a run's last checkpoint unless that is done; the results.
+
+    Args:
+        folder: of the run.
+        words: of `vlightning test`.
+        threads: of the run.
+        program: what Python runs, the command line by default.
+    """
+    results = folder / "test.json"
+    if not results.is_file():
+        command = ["test", f"--ckpt_path={last_checkpoint(folder)}", "--trainer.logger=CSVLogger", *words]
+        command += [f"--trainer.logger.save_dir={folder}", "--trainer.logger.name=test"]
+        run([*command, "--trainer.enable_progress_bar=false"], folder / "output.txt", threads, program)
+        newest = max(folder.glob("test/version_*/metrics.csv"), key=lambda path: path.stat().st_mtime)
+        names, values = (line.split(",") for line in newest.read_text().strip().splitlines()[:2])
+        measured = {name: float(value) for name, value in zip(names, values, strict=True) if value}
+        results.write_text(json.dumps(measured))
+    found: dict[str, float] = json.loads(results.read_text())
+    return found
 
 
 def run(words: Sequence[str], output: Path, threads: int, program: Sequence[str] = CLI) -> None:
