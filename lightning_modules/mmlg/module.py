@@ -3,11 +3,12 @@
 Extraction trains an auxiliary CLIP whose every layer is a weighted sum of two stored blocks, one of its tower and one
 that both towers share, with CLIP's loss and a teacher's. What is stored, half as many numbers as that CLIP has, is the
 learngene: `LearngeneWriter` puts it into a file, and `LearngeneExpansionCallback` starts CLIPs of 6 to 12 layers from
-that.
+that. Such a descendant is activated on a tenth of the pairs, and fine-tuned; both are trainings of this module too,
+with an ordinary CLIP as the student.
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,35 +23,48 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
+from ...callbacks import (
+    LearngeneExpansionCallback,
+    RetrievalPredictionWriter,
+    StepSeedCallback,
+    missing_callbacks,
+)
 from ...callbacks.distributed import gather, rank
 from ...callbacks.learngene_file import Learngene, LearngeneSizes
 from ..contrast import Side, Terms, contrast_terms
-from ..evaluation import Batch, RetrievalEvaluation, RetrievalModule
+from ..evaluation import Batch, Protocol, RetrievalEvaluation, RetrievalModule
 from ..frozen import FrozenTeacher
+from ..initial_weights import InitialWeights
 from ..mobileclip.outside import Outside, load_outside
 from ..optimizer_groups import weight_decay_groups
 from ..precision import at_least_float32
 from ..schedules import capped_warmup, warmup_cosine
 from ..sharding import shard
 from ..slices import in_slices
+from .descendant import PlainCLIP
 from .losses import extraction_loss, soft_cross_entropy
-from .network import LearngeneCLIP
+from .network import LearngeneCLIP, LinearCLIP
+from .pretrained import load_student
 
 Three = tuple[float, float, float]
+Student = Literal["MM-LG", "TLEG", "plain"]
+_NETWORKS = {"MM-LG": LearngeneCLIP, "TLEG": LinearCLIP, "plain": PlainCLIP}
 
 
-class MMLGModule(RetrievalModule):
-    """Extraction: the auxiliary CLIP, distilled from a larger one.
+class MMLGModule(InitialWeights, RetrievalModule):
+    """CLIP training with a teacher: extraction, of the auxiliary, and whatever its descendants go through.
 
     Sizes default to the paper's: a ViT-S/16 and a text tower of the same width, 30,311,065 parameters instead of the
     62,257,537 of the ordinary CLIP that it computes. The teacher is not in the checkpoint, which names it and holds a
     fingerprint of its weights.
 
     Args:
+        student: "MM-LG" extracts, "TLEG" does so in the way of the method that the paper compares with. "plain" is an
+            ordinary CLIP: a descendant, if a `LearngeneExpansionCallback` sets it, or else the paper's "PT-FT" or
+            "scratch", and what He-LG's learngene is cut out of.
         width: values of a token in both towers, which share blocks (open_clip's ViT-S-16).
         heads: of the attention, in both towers (open_clip's ViT-S-16).
-        layers: of each tower, an even number (paper).
+        layers: of each tower (paper), an even number for "MM-LG".
         embed_dim: values of a feature; the teacher's may have another number (open_clip's ViT-S-16).
         patch_size: side of a patch, pixels (paper).
         image_size: side of the square pictures, pixels (paper). The command line sets it, and the four that follow,
@@ -63,6 +77,7 @@ class MMLGModule(RetrievalModule):
         teacher_weights: a tag of open_clip's, which decides about QuickGELU too; a folder or a file. As in
             `load_outside`.
         distillation_weight: lambda (paper: 1); 0 leaves the teacher out.
+        weights: checkpoint of an earlier training here whose student this one starts from; of the same sizes.
         max_logit_scale: the scale of the logits is clamped to at most this after each optimizer step (CLIP).
         learning_rate: peak (paper).
         warmup_steps: optimizer steps of warm-up (paper); a tenth of the run where that is not longer.
@@ -73,6 +88,8 @@ class MMLGModule(RetrievalModule):
             the memory of a small batch for the loss of the whole one. None: all at once.
         loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None holds all.
         match_equal_texts: whether retrieval evaluation counts equal captions of other pictures as matches.
+        protocols: what retrieval is measured by: "karpathy5" ranks all captions of all pictures (five each in
+            Karpathy's splits), "paper" the first one of each. Every number is logged under the name of its protocol.
 
     Raises:
         ValueError: for sizes that do not fit together, or a number that is too small.
@@ -80,6 +97,7 @@ class MMLGModule(RetrievalModule):
 
     def __init__(
         self,
+        student: Student = "MM-LG",
         width: int = 384,
         heads: int = 6,
         layers: int = 12,
@@ -93,6 +111,7 @@ class MMLGModule(RetrievalModule):
         teacher: str = "ViT-B-16",
         teacher_weights: str = "openai",
         distillation_weight: float = 1.0,
+        weights: str | None = None,
         max_logit_scale: float = 100.0,
         learning_rate: float = 1e-3,
         warmup_steps: int = 10_000,
@@ -102,6 +121,7 @@ class MMLGModule(RetrievalModule):
         micro_batch_size: int | None = None,
         loss_rows: int | None = None,
         match_equal_texts: bool = False,
+        protocols: list[Protocol] = ["karpathy5", "paper"],  # noqa: B006  (jsonargparse shows it as the default)
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -110,12 +130,11 @@ class MMLGModule(RetrievalModule):
         for name, value in (("micro_batch_size", micro_batch_size), ("loss_rows", loss_rows)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}: give a number of at least 1, or leave it out.")
-        self.student = LearngeneCLIP(
-            LearngeneSizes(width, heads, layers, embed_dim, image_size, patch_size, max_tokens, vocab_size)
-        )
+        sizes = LearngeneSizes(width, heads, layers, embed_dim, image_size, patch_size, max_tokens, vocab_size)
+        self.student = _NETWORKS[student](sizes)
         self.teacher: FrozenTeacher[Any] = FrozenTeacher(nn.Identity())  # until a fit needs it
         self.teacher_scale = 0.0
-        self.evaluation = RetrievalEvaluation(match_equal_texts)
+        self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=protocols)
 
     def configure_callbacks(self) -> list[Callback]:
         """Supply what the method cannot run without, and what writes predictions, unless the user's own is there."""
@@ -123,7 +142,19 @@ class MMLGModule(RetrievalModule):
         return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
-        """Load the teacher, which only training needs."""
+        """Load the teacher, which only training needs.
+
+        Raises:
+            ValueError: if the student is to start both from weights and from a learngene.
+        """
+        callbacks = [] if self._trainer is None else self._trainer.callbacks  # type: ignore[attr-defined]
+        expanded = any(isinstance(callback, LearngeneExpansionCallback) for callback in callbacks)
+        if expanded and self.hparams["weights"] is not None:
+            raise ValueError(
+                f"Found weights {self.hparams['weights']!r} beside a LearngeneExpansionCallback, expected one of them: "
+                "the weights would take the learngene's place."
+            )
+        super().setup(stage)
         if stage == "fit" and self.hparams["distillation_weight"] and self.teacher.origin is None:
             outside = load_outside(self.hparams["teacher"], self.hparams["teacher_weights"])
             self._check_teacher(outside)
@@ -152,6 +183,15 @@ class MMLGModule(RetrievalModule):
                     f"{name} is {found}, but the teacher {outside.model} of {outside.weights!r} expects {expected}: "
                     f"set data.{name} to that, or choose another teacher."
                 )
+
+    def evaluates_initial_weights(self) -> bool:
+        """Whether there are some."""
+        return self.hparams["weights"] is not None
+
+    def load_initial_weights(self) -> None:
+        """Start from `weights`, where they are given; what was done is logged."""
+        if self.hparams["weights"] is not None:
+            rank_zero_info(load_student(self.student, self.hparams["weights"]))
 
     def configure_model(self) -> None:
         """Shard the networks where the strategy shards."""
@@ -186,8 +226,8 @@ class MMLGModule(RetrievalModule):
         """Contrast of the pairs, and cross entropy of student and teacher."""
         self._check_tokens(batch["input_ids"])
         teachers = self._teachers(batch)  # its memory is free again when the student's is taken
-        found = self.student.encode_pairs(batch["image"], batch["input_ids"], self.hparams["micro_batch_size"])
-        student = _side(*found, self.student.logit_scale.exp(), gradient=True)
+        image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], self.hparams["micro_batch_size"])
+        student = _side(image, text, self.student.logit_scale.exp(), gradient=True)
         terms = contrast_terms(student, teachers, rank() * len(student.image), self.hparams["loss_rows"])
         loss = extraction_loss(terms, self.hparams["distillation_weight"])
         self._log_step(loss, terms)
@@ -220,8 +260,10 @@ class MMLGModule(RetrievalModule):
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
 
     def on_train_epoch_end(self) -> None:
-        """Log the sizes of blocks and coefficients, of which only the products matter."""
+        """Log the sizes of an auxiliary's blocks and coefficients, of which only the products matter."""
         student = self.student
+        if not isinstance(student, LearngeneCLIP):
+            return
         found = {f"coefficient_{name}": value.detach().mean() for name, value in student.coefficients.items()}
         for kind, groups in student.blocks.items():
             for group, block in groups.items():  # type: ignore[operator]
@@ -243,11 +285,15 @@ class MMLGModule(RetrievalModule):
         return math.exp(-float(_whole(self.student.logit_scale.detach())))
 
     def learngene(self) -> Learngene:
-        """What was extracted so far. Every process must call it, and the first one gets the tensors."""
+        """What was extracted so far: an ordinary CLIP's is that of He-LG.
+
+        Every process must call it, and the first one gets the tensors.
+        """
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state: Any = get_model_state_dict(self.student, options=options)
-        tensors = {name: tensor.detach().float() for name, tensor in state.items()}
-        return Learngene(tensors, self.student.sizes, self.teacher.origin)
+        state = {name: tensor.detach().float() for name, tensor in state.items()}
+        tensors = self.student.learngene_tensors(state) if state else state  # the other processes get nothing
+        return Learngene(tensors, self.student.sizes, self.teacher.origin, method=self.student.method)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW, fused, with the schedule moved once per optimizer step."""

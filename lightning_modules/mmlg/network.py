@@ -1,4 +1,6 @@
-"""The auxiliary CLIP, whose layers are weighted sums of a few blocks (section 3.2 of the paper).
+"""The networks that learngenes are extracted from, whose layers are sums of a few blocks.
+
+They are the auxiliary CLIP (section 3.2 of the paper), and what TLEG, with which it is compared, has in its place.
 
 Shapes: B pairs, L tokens, V values of a token, E of a feature.
 """
@@ -10,11 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...callbacks.learngene_file import LearngeneSizes
-from ...callbacks.learngene_layers import GROUPS, KINDS, TOWERS, Tower, layer_weights
+from ...callbacks.learngene_layers import (
+    GROUPS,
+    KINDS,
+    NORMS,
+    TERMS,
+    TOWERS,
+    Layer,
+    Method,
+    Tower,
+    layer_weights,
+    linear_layer,
+)
 from ..attention import attend
 from ..slices import in_slices
-
-Layer = dict[str, Tensor]
 
 
 class Block(nn.Module):
@@ -90,44 +101,40 @@ class TextEnds(nn.Module):
         return features
 
 
-class LearngeneCLIP(nn.Module):
-    """A CLIP of two towers that is stored as a learngene: its parameters have the names and shapes of the file's.
+class SummedCLIP(nn.Module):
+    """A CLIP of two towers whose layers are sums of stored blocks: its parameters are named as in the learngene's file.
 
-    Of each tower there are half as many distinct layers as layers. They are summed once a call and used twice each, so
-    that autograd keeps each of them once, in the precision that they are multiplied in.
-
-    FSDP2 makes one group of all parameters, since every layer needs blocks of both groups: there is no list of blocks.
+    The sums are made once a call. FSDP2 makes one group of all parameters, since every layer needs several blocks:
+    there is no list of blocks. A subclass registers them and supplies `layers_of`.
 
     Args:
         sizes: of both towers.
     """
 
-    def __init__(self, sizes: LearngeneSizes | None = None) -> None:
+    method: Method
+
+    def __init__(self, sizes: LearngeneSizes) -> None:
         super().__init__()
-        self.sizes = sizes = sizes or LearngeneSizes()
-        width, layers = sizes.width, sizes.layers
-        self.blocks = nn.ModuleDict(
-            {kind: nn.ModuleDict({str(group): Block(width, layers) for group in GROUPS}) for kind in KINDS}
-        )
-        names = [name for tower in TOWERS for name in (tower, f"{tower}_multimodal")]
-        # The sum of two independent blocks then has the variance of each.
-        self.coefficients = nn.ParameterDict(
-            {name: nn.Parameter(torch.full((sizes.pairs,), 0.5**0.5)) for name in names}
-        )
-        self.norms = nn.ModuleDict(
-            {tower: nn.ModuleDict({name: nn.LayerNorm(width) for name in ("norm1", "norm2")}) for tower in TOWERS}
-        )
+        self.sizes = sizes
         self.vision = VisionEnds(sizes)
         self.text = TextEnds(sizes)
         self.logit_scale = nn.Parameter(torch.full((1,), math.log(1 / 0.07)))
 
+    def layers_of(self, tower: Tower) -> list[Layer]:
+        """The weights of a tower's layers, from first to last; equal layers are the same object."""
+        raise NotImplementedError
+
+    def learngene_tensors(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What of the state dict belongs into a learngene's file: all."""
+        return state
+
     def encode_image(self, image: Tensor) -> Tensor:
         """Features [B, E], not normalised, of pictures [B, 3, S, S]."""
-        return self._image_features(image, self._layers("vision"))
+        return self._image_features(image, self._computed_in("vision"))
 
     def encode_text(self, input_ids: Tensor) -> Tensor:
         """Features [B, E], not normalised, of texts [B, L]."""
-        return self._text_features(input_ids, self._layers("text"))
+        return self._text_features(input_ids, self._computed_in("text"))
 
     def encode_pairs(self, image: Tensor, input_ids: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
         """Both at once, from the same sums.
@@ -137,7 +144,7 @@ class LearngeneCLIP(nn.Module):
             input_ids: long [B, L].
             size: pairs that go through the towers at a time, as in `in_slices`.
         """
-        vision, text = self._layers("vision"), self._layers("text")
+        vision, text = self._computed_in("vision"), self._computed_in("text")
 
         def encode(image: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
             return self._image_features(image, vision), self._text_features(input_ids, text)
@@ -145,29 +152,30 @@ class LearngeneCLIP(nn.Module):
         images, texts = in_slices(encode, size, image, input_ids)
         return images, texts
 
-    def _layers(self, tower: Tower) -> list[Layer]:
-        """The weights of the distinct layers, from first to last."""
-        tensors: dict[str, Tensor] = dict(self.named_parameters())
-        layers = [layer_weights(tensors, tower, pair) for pair in range(self.sizes.pairs)]
-        device = self.logit_scale.device.type
-        if torch.is_autocast_enabled(device):  # else each use would make its own copy
-            kind = torch.get_autocast_dtype(device)
-            layers = [{name: weight.to(kind) for name, weight in layer.items()} for layer in layers]
-        return layers
+    def _computed_in(self, tower: Tower) -> list[Layer]:
+        """A tower's layers in the precision that they are multiplied in: else each use would make its own copy."""
+        layers, device = self.layers_of(tower), self.logit_scale.device.type
+        if not torch.is_autocast_enabled(device):
+            return layers
+        kind = torch.get_autocast_dtype(device)
+        cast = {
+            id(layer): {name: weight if name.startswith("norm") else weight.to(kind) for name, weight in layer.items()}
+            for layer in layers
+        }
+        return [cast[id(layer)] for layer in layers]
 
     def _image_features(self, image: Tensor, layers: list[Layer]) -> Tensor:
-        return self.vision.pool(self._run("vision", self.vision.embed(image), layers))
+        return self.vision.pool(self._run(self.vision.embed(image), layers))
 
     def _text_features(self, input_ids: Tensor, layers: list[Layer]) -> Tensor:
         length = input_ids.shape[1]
         earlier = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).tril()
-        return self.text.pool(self._run("text", self.text.embed(input_ids), layers, earlier), input_ids)
+        return self.text.pool(self._run(self.text.embed(input_ids), layers, earlier), input_ids)
 
-    def _run(self, tower: Tower, tokens: Tensor, layers: list[Layer], mask: Tensor | None = None) -> Tensor:
-        norm1, norm2 = (self.get_submodule(f"norms.{tower}.{name}") for name in ("norm1", "norm2"))
-        for layer in (layer for layer in layers for _ in range(2)):
-            tokens = tokens + self._attention(norm1(tokens), layer, mask)
-            hidden = F.gelu(F.linear(norm2(tokens), layer["fc1.weight"], layer["fc1.bias"]))
+    def _run(self, tokens: Tensor, layers: list[Layer], mask: Tensor | None = None) -> Tensor:
+        for layer in layers:
+            tokens = tokens + self._attention(_normed(tokens, layer, "norm1"), layer, mask)
+            hidden = F.gelu(F.linear(_normed(tokens, layer, "norm2"), layer["fc1.weight"], layer["fc1.bias"]))
             tokens = tokens + F.linear(hidden, layer["fc2.weight"], layer["fc2.bias"])
         return tokens
 
@@ -176,3 +184,85 @@ class LearngeneCLIP(nn.Module):
         query, key, value = qkv.unflatten(-1, (3, self.sizes.heads, -1)).permute(2, 0, 3, 1, 4)  # [B, heads, L, D]
         found = attend(query, key, value, mask).transpose(1, 2).flatten(2)
         return F.linear(found, layer["proj.weight"], layer["proj.bias"])
+
+
+def _normed(tokens: Tensor, layer: Layer, name: str) -> Tensor:
+    return F.layer_norm(tokens, tokens.shape[-1:], layer[f"{name}.weight"], layer[f"{name}.bias"])
+
+
+class LearngeneCLIP(SummedCLIP):
+    """MM-LG's auxiliary: two consecutive layers are one sum of a block of their tower and one that both towers share.
+
+    Of each tower there are half as many distinct layers as layers. They are summed once and used twice each, so that
+    autograd keeps each of them once.
+
+    Args:
+        sizes: of both towers.
+
+    Raises:
+        ValueError: if the number of layers is odd.
+    """
+
+    method = "MM-LG"
+
+    def __init__(self, sizes: LearngeneSizes | None = None) -> None:
+        super().__init__(sizes or LearngeneSizes())
+        width, layers, pairs = self.sizes.width, self.sizes.layers, self.sizes.pairs
+        self.blocks = nn.ModuleDict(
+            {kind: nn.ModuleDict({str(group): Block(width, layers) for group in GROUPS}) for kind in KINDS}
+        )
+        names = [name for tower in TOWERS for name in (tower, f"{tower}_multimodal")]
+        # The sum of two independent blocks then has the variance of each.
+        self.coefficients = nn.ParameterDict({name: nn.Parameter(torch.full((pairs,), 0.5**0.5)) for name in names})
+        self.norms = nn.ModuleDict(
+            {tower: nn.ModuleDict({name: nn.LayerNorm(width) for name in NORMS}) for tower in TOWERS}
+        )
+
+    def layers_of(self, tower: Tower) -> list[Layer]:
+        """As in `SummedCLIP`: each sum twice."""
+        tensors: Layer = dict(self.named_parameters())
+        norms = dict(self.norms.get_submodule(tower).named_parameters())
+        sums = [norms | layer_weights(tensors, tower, pair) for pair in range(self.sizes.pairs)]
+        return [layer for layer in sums for _ in range(2)]
+
+
+class LinearBlock(Block):
+    """A term of TLEG's sums, which the norms are part of.
+
+    Args:
+        width: V.
+        slope: whether it is the slope, whose norms start at zero.
+    """
+
+    def __init__(self, width: int, slope: bool) -> None:
+        super().__init__(width, 1)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        for linear in (self.qkv, self.proj, self.fc1, self.fc2):
+            nn.init.trunc_normal_(linear.weight, std=0.02)  # TLEG's code, base and slope alike
+        if slope:
+            nn.init.zeros_(self.norm1.weight)
+            nn.init.zeros_(self.norm2.weight)
+
+
+class LinearCLIP(SummedCLIP):
+    """TLEG, for comparison: layer i of n is base + i/n * slope, with two blocks in each tower.
+
+    Args:
+        sizes: of both towers.
+    """
+
+    method = "TLEG"
+
+    def __init__(self, sizes: LearngeneSizes | None = None) -> None:
+        super().__init__(sizes or LearngeneSizes())
+        self.blocks = nn.ModuleDict(
+            {
+                tower: nn.ModuleDict({term: LinearBlock(self.sizes.width, term == "slope") for term in TERMS})
+                for tower in TOWERS
+            }
+        )
+
+    def layers_of(self, tower: Tower) -> list[Layer]:
+        """As in `SummedCLIP`: all different."""
+        tensors: Layer = dict(self.named_parameters())
+        return [linear_layer(tensors, tower, layer, self.sizes.layers) for layer in range(self.sizes.layers)]

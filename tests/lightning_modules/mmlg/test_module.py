@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from support.clip import LENGTH, SIZE, reinforced_batch
 from support.mmlg import ready, tiny_extraction, write_teacher
-from vlightning.callbacks import LearngeneWriter, expand_learngene, load_learngene
+from vlightning.callbacks import LearngeneExpansionCallback, LearngeneWriter, expand_learngene, load_learngene
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MMLGModule
 from vlightning.lightning_modules.mobileclip.outside import Outside
@@ -55,6 +55,8 @@ def gradients(module, loss):
     ("weight", "options"),
     [
         (1.0, {}),
+        (1.0, {"student": "TLEG"}),
+        (1.0, {"student": "plain", "micro_batch_size": 4, "layers": 3}),
         (0.5, {"micro_batch_size": 4, "loss_rows": 4}),
         (0.0, {"micro_batch_size": 1}),
         (2.0, {"loss_rows": 1}),
@@ -163,7 +165,13 @@ def test_an_extraction_ends_in_a_file_that_becomes_the_network_that_was_evaluate
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     trainer = quiet_trainer(tmp_path, LearngeneWriter(str(file)), RaisesScale(), max_epochs=1)
     trainer.fit(module, shapes())
-    assert {"train/loss", "train/contrast", "train/distillation", "val/recall_mean"} < trainer.callback_metrics.keys()
+    assert {
+        "train/loss",
+        "train/contrast",
+        "train/distillation",
+        "val/karpathy5/recall_mean",
+        "val/paper/image_to_text_r1",
+    } < trainer.callback_metrics.keys()
     assert trainer.callback_metrics["train/coefficient_vision"] > 0
     assert trainer.callback_metrics["train/block_norm_multimodal_2"] > 0
     for name, tensor in module.state_dict().items():
@@ -266,3 +274,86 @@ def test_the_papers_teacher_has_the_papers_size():
     chosen = arguments["teacher"].default, arguments["teacher_weights"].default
     assert chosen == ("ViT-B-16", "openai")
     assert open_clip.get_pretrained_cfg(*chosen)["quick_gelu"]  # which `load_outside` switches on then
+
+
+def checkpoint(folder, **options):
+    trainer = quiet_trainer(folder, max_steps=1, limit_val_batches=0)
+    module = tiny_extraction(None, **options)
+    trainer.fit(module, shapes())
+    trainer.save_checkpoint(folder / "first.ckpt")
+    return str(folder / "first.ckpt"), {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+class Notes(pl.Callback):
+    """What a run starts from."""
+
+    def on_train_start(self, trainer, module):
+        self.state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"student": "plain", "layers": 3}, {"student": "TLEG"}])
+def test_a_student_starts_from_an_earlier_one_and_a_resumed_run_from_its_checkpoint(tmp_path, options):
+    file, state = checkpoint(tmp_path, **options)
+    notes, data = Notes(), shapes()
+    trainer = quiet_trainer(tmp_path, notes, max_steps=2, limit_val_batches=0)
+    trainer.fit(tiny_extraction(None, seed=5, weights=file, **options), data)
+    assert notes.state.keys() == state.keys()
+    assert all(torch.equal(notes.state[name], tensor) for name, tensor in state.items())
+    trainer.save_checkpoint(tmp_path / "second.ckpt")
+    second = torch.load(tmp_path / "second.ckpt", weights_only=True)["state_dict"]
+    resumed = quiet_trainer(tmp_path, notes, max_steps=3, limit_val_batches=0)
+    resumed.fit(tiny_extraction(None, weights="gone.ckpt", **options), data, ckpt_path=tmp_path / "second.ckpt")
+    assert all(torch.equal(notes.state[name], tensor) for name, tensor in second.items())
+
+
+def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
+    file, _ = checkpoint(tmp_path, student="plain", layers=3)
+    torch.save({"state_dict": {"other.weight": torch.ones(1)}}, tmp_path / "other.ckpt")
+    for weights, options, message in (
+        (
+            file,
+            {"student": "plain", "layers": 4},
+            "Cannot initialise the student from '.*first.ckpt': missing .* set the",
+        ),
+        (file, {}, "Cannot initialise the student"),
+        (str(tmp_path / "other.ckpt"), {}, "Found no student in '.*other.ckpt', expected a checkpoint of MMLGModule"),
+        ("gone.ckpt", {}, "Found no checkpoint 'gone.ckpt' to start from"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            quiet_trainer(tmp_path, max_steps=1).fit(tiny_extraction(None, weights=weights, **options), shapes())
+    both = tiny_extraction(None, weights=file, student="plain", layers=3)
+    with pytest.raises(ValueError, match=r"Found weights '.*first.ckpt' beside a LearngeneExpansionCallback"):
+        quiet_trainer(tmp_path, LearngeneExpansionCallback("any", "student"), max_steps=1).fit(both, shapes())
+
+
+@pytest.mark.parametrize("student", ["TLEG", "plain"])
+def test_what_mm_lg_is_compared_with_ends_in_a_file_too(tmp_path, student):
+    module, file = tiny_extraction(None, student=student), tmp_path / "learngene.safetensors"
+    quiet_trainer(tmp_path, LearngeneWriter(str(file)), max_steps=2, limit_val_batches=0).fit(module, shapes())
+    found, state = load_learngene(file), module.student.state_dict()
+    if student == "TLEG":
+        assert found.method == "TLEG"
+        assert all(torch.equal(found.tensors[name], tensor) for name, tensor in state.items())
+    else:
+        assert found.method == "He-LG"
+        assert torch.equal(found.tensors["layers.text.2.fc1.weight"], state["transformer.resblocks.3.mlp.c_fc.weight"])
+        vision = state["visual.transformer.resblocks.1.attn.in_proj_weight"]
+        assert torch.equal(found.tensors["layers.vision.0.qkv.weight"], vision)
+
+
+def test_a_descendant_is_activated_from_its_file(tmp_path, teacher):
+    """Extraction, expansion by the callback, and a step with the same teacher."""
+    module, file = tiny_extraction(teacher), tmp_path / "learngene.safetensors"
+    quiet_trainer(tmp_path, LearngeneWriter(str(file)), max_steps=2, limit_val_batches=0).fit(module, shapes())
+    notes, descendant = Notes(), tiny_extraction(teacher, seed=3, student="plain")
+    callback = LearngeneExpansionCallback(str(file), "student")
+    quiet_trainer(tmp_path, callback, notes, max_steps=1, limit_val_batches=0).fit(descendant, shapes())
+    state = {name.removeprefix("student."): tensor for name, tensor in notes.state.items()}
+    start = tiny_extraction(None, student="plain").student
+    start.load_state_dict(state)
+    columns = reinforced_batch(ROWS, dtype=torch.float32)
+    with torch.no_grad():
+        expected = module.student.eval().encode_pairs(columns["image"], columns["input_ids"])
+        for one, other in zip(start.eval().encode_pairs(columns["image"], columns["input_ids"]), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(descendant.student.visual.proj, start.visual.proj)

@@ -5,7 +5,7 @@ import torch
 
 from support.learngene import LENGTH, SIZES, WIDTH, auxiliary, clip, pictures, texts
 from vlightning.callbacks.learngene_file import LearngeneSizes
-from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
+from vlightning.lightning_modules.mmlg.network import LearngeneCLIP, LinearCLIP
 from vlightning.lightning_modules.sharding import _blocks
 
 # Which group and coefficients layers 0 to 11 have (section 3 of the paper; the example there is layer 6).
@@ -90,6 +90,44 @@ def test_a_file_has_the_names_and_shapes_of_the_parameters(sizes):
     with torch.device("meta"):
         network = LearngeneCLIP(sizes)
     assert {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()} == sizes.shapes()
+    with torch.device("meta"):
+        network = LinearCLIP(sizes)
+    assert {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()} == sizes.shapes("TLEG")
+
+
+def test_tleg_is_an_ordinary_clip_whose_layers_lie_on_a_line():
+    network = auxiliary(kind=LinearCLIP).double()
+    own, plain = dict(network.named_parameters()), clip().double()
+    state = plain.state_dict()
+    names = {"qkv": "attn.in_proj_", "proj": "attn.out_proj.", "fc1": "mlp.c_fc.", "fc2": "mlp.c_proj."}
+    names |= {"norm1": "ln_1.", "norm2": "ln_2."}
+    for tower, prefix in (("vision", "visual."), ("text", "")):
+        state |= {prefix + name: own[f"{tower}.{name}"] for name in DIRECT[tower]}
+        for layer in range(12):
+            for name, theirs in names.items():
+                for end in ("weight", "bias"):
+                    base, slope = (own[f"blocks.{tower}.{term}.{name}.{end}"] for term in ("base", "slope"))
+                    state[f"{prefix}transformer.resblocks.{layer}.{theirs}{end}"] = base + layer / 12 * slope
+    image, ids = pictures(), texts()
+    found = [torch.nn.functional.normalize(part, dim=-1) for part in network.encode_pairs(image, ids)]
+    for one, other in zip(found, outputs(plain, state, image, ids), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    for gradient in torch.autograd.grad(
+        (found[0] @ found[1].T).diagonal().sum(), [own[name] for name in own if "blocks" in name]
+    ):
+        assert gradient.any()
+
+
+def test_tleg_starts_as_its_authors_do():
+    torch.manual_seed(0)
+    network = LinearCLIP(LearngeneSizes(width=64, heads=1, vocab_size=30))
+    for tower in ("vision", "text"):
+        base, slope = (network.blocks.get_submodule(f"{tower}.{term}") for term in ("base", "slope"))
+        for linear in (base.qkv, base.proj, slope.fc1, slope.fc2):
+            assert linear.weight.std().item() == pytest.approx(0.02, rel=0.05)
+            assert not linear.bias.any()
+        assert bool((base.norm1.weight == 1).all())
+        assert not slope.norm1.weight.any() | slope.norm2.weight.any() | slope.norm2.bias.any()
 
 
 def test_sums_start_with_the_variance_of_a_clip():
@@ -98,7 +136,7 @@ def test_sums_start_with_the_variance_of_a_clip():
     inner = 64**-0.5
     stds = {"qkv": inner, "proj": inner * 24**-0.5, "fc1": 128**-0.5, "fc2": inner * 24**-0.5}
     for tower in ("vision", "text"):
-        for layer in network._layers(tower):
+        for layer in network.layers_of(tower):
             for name, std in stds.items():
                 assert layer[f"{name}.weight"].std().item() == pytest.approx(std, rel=0.05)
                 assert not layer[f"{name}.bias"].any()
@@ -157,4 +195,4 @@ def test_texts_may_be_shorter_and_do_not_look_ahead():
 )
 def test_sizes_that_do_not_fit_are_one_sentence(sizes, message):
     with pytest.raises(ValueError, match=message):
-        LearngeneSizes(**sizes)
+        LearngeneCLIP(LearngeneSizes(**sizes))

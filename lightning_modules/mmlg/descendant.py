@@ -1,0 +1,68 @@
+"""What a learngene is expanded into: open_clip's CLIP.
+
+From scratch, or trained in full, it is what MM-LG is compared with, and its last layers are the learngene of He-LG.
+"""
+
+import open_clip
+from open_clip.model import CLIPTextCfg, CLIPVisionCfg
+from torch import Tensor
+
+from ...callbacks.learngene_expansion import open_clip_layer
+from ...callbacks.learngene_file import LearngeneSizes
+from ...callbacks.learngene_layers import LAST, TOWERS, Method
+from ..attention import set_clip_attention
+from ..slices import in_slices
+
+
+class PlainCLIP(open_clip.CLIP):
+    """open_clip's CLIP of an auxiliary's sizes, with layers of its own.
+
+    Args:
+        sizes: of both towers; any number of layers.
+    """
+
+    method: Method = "He-LG"
+
+    def __init__(self, sizes: LearngeneSizes) -> None:
+        width, layers = sizes.width, sizes.layers
+        vision = CLIPVisionCfg(
+            layers, width, width // sizes.heads, patch_size=sizes.patch_size, image_size=sizes.image_size
+        )
+        text = CLIPTextCfg(sizes.max_tokens, sizes.vocab_size, width=width, heads=sizes.heads, layers=layers)
+        # FSDP2 shards along the first dimension, and a number has none.
+        super().__init__(sizes.embed_dim, vision, text, nonscalar_logit_scale=True)
+        self.sizes = sizes
+        set_clip_attention(self)
+
+    def encode_pairs(self, image: Tensor, input_ids: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
+        """Features [B, E], not normalised, of pictures [B, 3, S, S] and of texts [B, L].
+
+        Args:
+            image: of all pairs.
+            input_ids: long, of all pairs.
+            size: pairs that go through the towers at a time, as in `in_slices`.
+        """
+
+        def encode(image: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
+            return self.encode_image(image), self.encode_text(input_ids)
+
+        images, texts = in_slices(encode, size, image, input_ids)
+        return images, texts
+
+    def learngene_tensors(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What of the state dict belongs into a file of He-LG: the last layers.
+
+        Raises:
+            ValueError: if it has fewer.
+        """
+        depth = self.sizes.layers
+        if depth < LAST:
+            raise ValueError(
+                f"Found towers of {depth} layers, expected at least the {LAST} of He-LG: train a deeper one."
+            )
+        return {
+            f"layers.{tower}.{layer}.{name}": tensor
+            for tower in TOWERS
+            for layer in range(LAST)
+            for name, tensor in open_clip_layer(state, tower, depth - LAST + layer).items()
+        }
