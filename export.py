@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.callbacks.checkpoint_io import check_free
-from vlightning.cli_support import export_albef, export_cocord, export_mobileclip
+from vlightning.cli_support import export_albef, export_cocord, export_mmlg, export_mobileclip
 from vlightning.cli_support.report import DEBUG_VARIABLE, spoken
-from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
+from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule
 
 DESCRIPTION = (
     "Take the model out of a training's checkpoint: to use it without a Trainer, to start another training from it, or "
@@ -35,6 +35,7 @@ EXPORTERS = {
     for exporter in (
         Exporter(ALBEFModule, export_albef.LAYOUTS, export_albef.export),
         Exporter(CoCoRDModule, export_cocord.LAYOUTS, export_cocord.export),
+        Exporter(MMLGModule, export_mmlg.LAYOUTS, export_mmlg.export),
         Exporter(MobileCLIPModule, export_mobileclip.LAYOUTS, export_mobileclip.export),
     )
 }

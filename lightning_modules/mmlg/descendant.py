@@ -3,8 +3,9 @@
 From scratch, or trained in full, it is what MM-LG is compared with, and its last layers are the learngene of He-LG.
 """
 
+from typing import Any
+
 import open_clip
-from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 from torch import Tensor
 
 from ...callbacks.learngene_expansion import open_clip_layer
@@ -12,6 +13,18 @@ from ...callbacks.learngene_file import LearngeneSizes
 from ...callbacks.learngene_layers import LAST, TOWERS, Method
 from ..attention import set_clip_attention
 from ..slices import in_slices
+
+
+def clip_config(sizes: LearngeneSizes) -> dict[str, Any]:
+    """What open_clip makes a CLIP of these sizes of."""
+    width, layers = sizes.width, sizes.layers
+    vision = {"image_size": sizes.image_size, "layers": layers, "width": width, "head_width": width // sizes.heads}
+    text = {"context_length": sizes.max_tokens, "vocab_size": sizes.vocab_size, "width": width, "heads": sizes.heads}
+    return {
+        "embed_dim": sizes.embed_dim,
+        "vision_cfg": vision | {"patch_size": sizes.patch_size},
+        "text_cfg": text | {"layers": layers},
+    }
 
 
 class PlainCLIP(open_clip.CLIP):
@@ -24,13 +37,8 @@ class PlainCLIP(open_clip.CLIP):
     method: Method = "He-LG"
 
     def __init__(self, sizes: LearngeneSizes) -> None:
-        width, layers = sizes.width, sizes.layers
-        vision = CLIPVisionCfg(
-            layers, width, width // sizes.heads, patch_size=sizes.patch_size, image_size=sizes.image_size
-        )
-        text = CLIPTextCfg(sizes.max_tokens, sizes.vocab_size, width=width, heads=sizes.heads, layers=layers)
         # FSDP2 shards along the first dimension, and a number has none.
-        super().__init__(sizes.embed_dim, vision, text, nonscalar_logit_scale=True)
+        super().__init__(**clip_config(sizes), nonscalar_logit_scale=True)
         self.sizes = sizes
         set_clip_attention(self)
 

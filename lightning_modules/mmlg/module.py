@@ -8,7 +8,7 @@ with an ordinary CLIP as the student.
 """
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,14 +41,11 @@ from ..precision import at_least_float32
 from ..schedules import capped_warmup, warmup_cosine
 from ..sharding import shard
 from ..slices import in_slices
-from .descendant import PlainCLIP
 from .losses import extraction_loss, soft_cross_entropy
-from .network import LearngeneCLIP, LinearCLIP
-from .pretrained import load_student
+from .network import LearngeneCLIP
+from .pretrained import NETWORKS, Student, load_student
 
 Three = tuple[float, float, float]
-Student = Literal["MM-LG", "TLEG", "plain"]
-_NETWORKS = {"MM-LG": LearngeneCLIP, "TLEG": LinearCLIP, "plain": PlainCLIP}
 
 
 class MMLGModule(InitialWeights, RetrievalModule):
@@ -131,7 +128,7 @@ class MMLGModule(InitialWeights, RetrievalModule):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}: give a number of at least 1, or leave it out.")
         sizes = LearngeneSizes(width, heads, layers, embed_dim, image_size, patch_size, max_tokens, vocab_size)
-        self.student = _NETWORKS[student](sizes)
+        self.student = NETWORKS[student](sizes)
         self.teacher: FrozenTeacher[Any] = FrozenTeacher(nn.Identity())  # until a fit needs it
         self.teacher_scale = 0.0
         self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=protocols)

@@ -1,12 +1,25 @@
-"""The student of an earlier training, for another one to start from."""
+"""The student of an earlier training: for another one to start from, and for other code."""
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
-from ...callbacks import AtomicCheckpointIO
+from ...callbacks import AtomicCheckpointIO, Learngene, LearngeneSizes, expand_learngene
 from ..fitting import load_fitting
+from ..mobileclip.pretrained import Preprocessing, write_open_clip
+from .descendant import PlainCLIP, clip_config
+from .network import LearngeneCLIP, LinearCLIP, SummedCLIP
 
+Student = Literal["MM-LG", "TLEG", "plain"]
+NETWORKS: dict[str, type[SummedCLIP] | type[PlainCLIP]] = {
+    "MM-LG": LearngeneCLIP,
+    "TLEG": LinearCLIP,
+    "plain": PlainCLIP,
+}
+"""What each kind of student is."""
 _STUDENT = "student."
 
 
@@ -27,9 +40,57 @@ def load_student(student: nn.Module, source: str) -> str:
     path = Path(source).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"Found no checkpoint {source!r} to start from: correct model.weights.")
-    state = AtomicCheckpointIO().load_checkpoint(path).get("state_dict", {})
-    own = {name.removeprefix(_STUDENT): tensor for name, tensor in state.items() if name.startswith(_STUDENT)}
+    own = _students(AtomicCheckpointIO().load_checkpoint(path))
     if not own:
         raise ValueError(f"Found no student in {source!r}, expected a checkpoint of MMLGModule: correct model.weights.")
     load_fitting(student, own, f"the student from {source!r}")
     return f"The student starts from {source!r}."
+
+
+def rebuild_student(content: Mapping[str, Any], source: str) -> tuple[SummedCLIP | PlainCLIP, Mapping[str, Any]]:
+    """The student of a checkpoint, in eval mode, and the arguments of its module.
+
+    Args:
+        content: the checkpoint.
+        source: where it is from, for messages.
+
+    Raises:
+        ValueError: if it is of another class or version, or does not fit its own arguments.
+    """
+    arguments = content["hyper_parameters"]
+    names = [field.name for field in dataclasses.fields(LearngeneSizes)]
+    missing = [name for name in (*names, "student", "image_mean", "image_std") if name not in arguments]
+    if missing:
+        raise ValueError(
+            f"Found no {' and no '.join(missing)} among the hyper_parameters of {source}, expected those of "
+            "MMLGModule: it is of another class, or of another version of vlightning."
+        )
+    student = NETWORKS[arguments["student"]](LearngeneSizes(**{name: arguments[name] for name in names}))
+    load_fitting(student, _students(content), f"the student from {source}")
+    return student.eval(), arguments
+
+
+def save_student(student: SummedCLIP | PlainCLIP, arguments: Mapping[str, Any], folder: str | Path) -> None:
+    """Write a folder that open_clip loads, of an auxiliary as the CLIP of full depth that it computes.
+
+    Args:
+        student: what to write.
+        arguments: of its module.
+        folder: a new or an empty one.
+
+    Raises:
+        FileExistsError: if there is something of that name already.
+        OSError: if it cannot be written.
+    """
+    network = student
+    if isinstance(student, SummedCLIP):
+        network = PlainCLIP(student.sizes)
+        state = {name: tensor.detach() for name, tensor in student.state_dict().items()}
+        expand_learngene(Learngene(state, student.sizes, method=student.method), network)
+    look = Preprocessing(student.sizes.image_size, arguments["image_mean"], arguments["image_std"], "bicubic")
+    write_open_clip(network, clip_config(student.sizes), look, folder)
+
+
+def _students(content: Mapping[str, Any]) -> dict[str, Tensor]:
+    state = content.get("state_dict", {})
+    return {name.removeprefix(_STUDENT): tensor for name, tensor in state.items() if name.startswith(_STUDENT)}

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from timm.layers import resample_abs_pos_embed
 from timm.models import VisionTransformer as TimmViT
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from ...callbacks import AtomicCheckpointIO
@@ -238,9 +238,27 @@ def save_open_clip(model: CustomTextCLIP, name: str, preprocessing: Preprocessin
         FileExistsError: if there is something of that name already.
         OSError: if it cannot be written.
     """
+    check_free(Path(folder).expanduser().absolute())
+    write_open_clip(model, _checked_config(model, name, preprocessing.image_size), preprocessing, folder)
+
+
+def write_open_clip(
+    model: nn.Module, config: Mapping[str, Any], preprocessing: Preprocessing, folder: str | Path
+) -> None:
+    """Write a folder that open_clip loads; all of it or nothing.
+
+    Args:
+        model: what to write.
+        config: what open_clip makes it of.
+        preprocessing: what it expects.
+        folder: a new or an empty one.
+
+    Raises:
+        FileExistsError: if there is something of that name already.
+        OSError: if it cannot be written.
+    """
     target = Path(folder).expanduser().absolute()
     check_free(target)
-    config = _checked_config(model, name, preprocessing.image_size)
     preprocess = dataclasses.asdict(preprocessing)
     preprocess["size"] = preprocess.pop("image_size")
     # A number has no dimension there.
@@ -253,7 +271,7 @@ def save_open_clip(model: CustomTextCLIP, name: str, preprocessing: Preprocessin
         with writing(target):
             staged.mkdir(parents=True)
             save_file(state, staged / _WEIGHTS, {"format": "pt"})
-            text = json.dumps({"model_cfg": config, "preprocess_cfg": preprocess}, indent=2)
+            text = json.dumps({"model_cfg": dict(config), "preprocess_cfg": preprocess}, indent=2)
             (staged / _CONFIG).write_text(text + "\n", encoding="utf-8")
             swap_in(staged, target)
     finally:

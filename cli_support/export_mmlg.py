@@ -1,0 +1,46 @@
+"""What `python -m vlightning.export` writes of a checkpoint of MM-LG's: an ordinary CLIP, or a learngene."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..callbacks import Learngene, save_learngene
+from ..lightning_modules.mmlg.pretrained import rebuild_student, save_student
+
+LAYOUTS = {
+    "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads, and MMLGModule",
+    "learngene": "a file that LearngeneExpansionCallback takes; of an ordinary CLIP that of He-LG",
+}
+"""What each layout is; the first is the default."""
+
+
+def export(content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+    """Write the student of a checkpoint; an auxiliary as the CLIP of full depth that it computes.
+
+    Args:
+        content: the checkpoint.
+        source: where it is from, for messages.
+        target: what to write; there is nothing of that name, or an empty folder.
+        layout: one of `LAYOUTS`.
+
+    Returns:
+        What was written.
+
+    Raises:
+        FileExistsError: if the target is a folder where a file is to be.
+        ValueError: if the checkpoint does not fit its own arguments.
+        OSError: if it cannot be written.
+    """
+    student, arguments = rebuild_student(content, source)
+    if layout == "open_clip":
+        save_student(student, arguments, target)
+        return f"Wrote {target} with the CLIP of {student.sizes.layers} layers a tower, for open_clip."
+    if Path(target).is_dir():
+        raise FileExistsError(
+            f"Found a folder {target!r}, expected the name of a new file, such as learngene.safetensors."
+        )
+    tensors = student.learngene_tensors(dict(student.state_dict()))
+    step = content.get("global_step")
+    learngene = Learngene(tensors, student.sizes, content.get("teacher"), step=step, method=student.method)
+    save_learngene(learngene, target)
+    return f"Wrote {target} with the learngene of {student.method}."
