@@ -7,6 +7,7 @@ that.
 """
 
 import math
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,12 +20,15 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
 from ...callbacks.distributed import gather, rank
+from ...callbacks.learngene_figures import LearngeneTerms
 from ...callbacks.learngene_file import Learngene, LearngeneSizes
+from ...callbacks.learngene_layers import group_of
 from ..contrast import Side, Terms, contrast_terms
 from ..evaluation import Batch, RetrievalEvaluation, RetrievalModule
 from ..frozen import FrozenTeacher
@@ -220,14 +224,28 @@ class MMLGModule(RetrievalModule):
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
 
     def on_train_epoch_end(self) -> None:
-        """Log the sizes of blocks and coefficients, of which only the products matter."""
-        student = self.student
-        found = {f"coefficient_{name}": value.detach().mean() for name, value in student.coefficients.items()}
-        for kind, groups in student.blocks.items():
-            for group, block in groups.items():  # type: ignore[operator]
-                found[f"block_norm_{kind}_{group}"] = block.fc1.weight.detach().norm()
+        """Log means over the layers of what `LearngeneFigures` draws of each."""
+        terms = self.learngene_terms()
+        found = {f"coefficient_{name}": values for name, values in terms.coefficients.items()}
+        found |= {f"summand_norm_{name}": values for name, values in terms.norms.items()}
         # Every process has the same numbers; the mean over them only keeps Lightning from warning.
-        self.log_dict({f"train/{name}": _whole(value) for name, value in found.items()}, sync_dist=True)
+        self.log_dict({f"train/{name}": fmean(values) for name, values in found.items()}, sync_dist=True)
+
+    @torch.no_grad()
+    def learngene_terms(self) -> LearngeneTerms:
+        """The coefficients and the norms of what they multiply, products; every process must call it."""
+        blocks, norms = self.student.blocks, {}
+        coefficients = {name: _whole(value.detach()).float() for name, value in self.student.coefficients.items()}
+        sizes = {
+            (kind, int(group)): _whole(get_total_norm([part.detach().float() for part in block.parameters()]))
+            for kind, groups in blocks.items()
+            for group, block in groups.items()  # type: ignore[operator]
+        }
+        for name, values in coefficients.items():
+            kind = "multimodal" if name.endswith("multimodal") else name
+            theirs = torch.stack([sizes[kind, group_of(pair)] for pair in range(len(values))])
+            norms[name] = (values.abs() * theirs).tolist()
+        return LearngeneTerms({name: values.tolist() for name, values in coefficients.items()}, norms)
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
         """Unit-length features [B, E] of pictures [B, 3, S, S]."""
