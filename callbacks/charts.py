@@ -1,7 +1,7 @@
 """Line and bar charts drawn with Pillow alone: several frames of the same scales, and one legend for all of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,7 +35,7 @@ class Chart:
     """
 
     title: str
-    series: dict[str, Sequence[float]]
+    series: Mapping[str, Sequence[float]]
 
 
 def draw_line_charts(charts: Sequence[Chart], x: Sequence[int], x_name: str, columns: int = 2) -> Image.Image:
@@ -101,8 +101,8 @@ class _Figure:
         finite = [value for value in values if math.isfinite(value)] + [0.0] * with_zero or [0.0]
         self.ticks = _ticks(min(finite), max(finite))
         rows = math.ceil(len(charts) / columns)
-        size = self.columns * (_LEFT + _WIDTH + _RIGHT), rows * (_ABOVE + _HEIGHT + _BELOW) + _LEGEND
-        self.image = Image.new("RGB", tuple(_OVERSAMPLING * side for side in size), PAPER)
+        width, height = self.columns * (_LEFT + _WIDTH + _RIGHT), rows * (_ABOVE + _HEIGHT + _BELOW) + _LEGEND
+        self.image = Image.new("RGB", (_OVERSAMPLING * width, _OVERSAMPLING * height), PAPER)
         self.canvas = ImageDraw.Draw(self.image)
 
     def frame(self, number: int, x_name: str) -> "_Frame":
@@ -174,7 +174,8 @@ class _Frame:
         self.canvas.line(_scaled(*start, *end), colour, _OVERSAMPLING * width)
 
     def _text(self, place: tuple[float, float], text: str, anchor: str, colour: Colour, size: int = _TEXT_SIZE) -> None:
-        self.canvas.text(_scaled(*place), text, colour, load_font(_OVERSAMPLING * size), anchor=anchor)
+        x, y = _scaled(*place)
+        self.canvas.text((x, y), text, colour, load_font(_OVERSAMPLING * size), anchor=anchor)
 
 
 def _scaled(*numbers: float) -> tuple[float, ...]:
