@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ...callbacks import AtomicCheckpointIO
-from .weights import load_fitting, resize_positions
+from ..fitting import load_fitting
+from .weights import resize_positions
 
 if TYPE_CHECKING:
     from .module import ALBEFModule

@@ -6,7 +6,6 @@ Shapes: B pictures, N image tokens (CLS first), L text tokens (CLS first), D tex
 width, H heads.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -325,9 +324,3 @@ def _init_bert(module: nn.Module, std: float) -> None:
     if isinstance(module, nn.Embedding) and module.padding_idx is not None:
         with torch.no_grad():
             module.weight[module.padding_idx].zero_()
-
-
-def missing_and_unexpected(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
-    """Names that `module` has and `state` lacks, and the reverse."""
-    own = module.state_dict().keys()
-    return sorted(own - state.keys()), sorted(state.keys() - own)

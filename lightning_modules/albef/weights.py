@@ -1,16 +1,15 @@
 """Initial weights of ALBEF's towers from public models: a timm ViT and a BERT (section 3.1 of the paper)."""
 
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import timm
-import torch
 from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from transformers import BertForMaskedLM
 
-from .network import FusionBert, missing_and_unexpected
+from ..fitting import load_fitting
+from .network import FusionBert
 
 
 def resize_positions(table: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -76,38 +75,3 @@ def load_text_weights(encoder: FusionBert, source: str) -> str:
 def _layer_of(key: str) -> int:
     parts = key.split(".")
     return int(parts[parts.index("layer") + 1]) if "layer" in parts else -1
-
-
-def load_fitting(
-    module: torch.nn.Module, state: Mapping[str, Tensor], what: str, say: Callable[[str], str] = str
-) -> None:
-    """Load a state dict of which every key and every shape fits.
-
-    Args:
-        module: what to fill.
-        state: its whole state.
-        what: what is filled and where it is from, for the message.
-        say: gives the name under which a key is reported.
-
-    Raises:
-        ValueError: if something does not fit; the sentence lists it. Nothing is loaded then.
-    """
-    missing, unexpected = missing_and_unexpected(module, state)
-    own = module.state_dict()
-    misshapen = [
-        f"{say(key)} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
-        for key in own.keys() & state.keys()
-        if own[key].shape != state[key].shape
-    ]
-    if missing or unexpected or misshapen:
-        raise ValueError(
-            f"Cannot initialise {what}: missing {_some(map(say, missing))}, unknown {_some(map(say, unexpected))}, "
-            f"of another shape {_some(misshapen)}; set the model's sizes to those of the source."
-        )
-    module.load_state_dict(state)
-
-
-def _some(items: Iterable[str]) -> str:
-    names = sorted(set(items))
-    shown = ", ".join(names[:3]) or "nothing"
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
