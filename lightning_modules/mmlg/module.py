@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from ..frozen import FrozenTeacher
 from ..mobileclip.outside import Outside, load_outside
 from ..optimizer_groups import weight_decay_groups
 from ..precision import at_least_float32
-from ..schedules import capped_warmup, warmup_cosine
+from ..schedules import capped_warmup_cosine, warn_of_capped_warmup
 from ..sharding import shard
 from ..slices import in_slices
 from .losses import extraction_loss, soft_cross_entropy
@@ -176,13 +176,7 @@ class MMLGModule(RetrievalModule):
 
     def on_train_start(self) -> None:
         """Say where the warm-up had to be cut."""
-        found, total = self.hparams["warmup_steps"], int(self.trainer.estimated_stepping_batches)
-        used = capped_warmup(found, total)
-        if used != found:
-            rank_zero_warn(
-                f"warmup_steps is {found}, but the run has {total} optimizer steps: it warms up for {used}; set "
-                "model.warmup_steps."
-            )
+        warn_of_capped_warmup(self.hparams["warmup_steps"], int(self.trainer.estimated_stepping_batches))
         if self.teacher.origin is not None:
             rank_zero_info(f"The teacher is {self.teacher.origin['name']} of {self.teacher.origin['weights']!r}.")
 
@@ -281,11 +275,7 @@ class MMLGModule(RetrievalModule):
         peak, warmup = self.hparams["learning_rate"], self.hparams["warmup_steps"]
         if step == 0:  # the length of the run would build the loaders before a checkpoint is restored
             return float(peak / max(warmup, 1))
-        total = int(self.trainer.estimated_stepping_batches)
-        warmup = capped_warmup(warmup, total)
-        if step < warmup:
-            return float(peak * (step + 1) / warmup)
-        return warmup_cosine(step - warmup, total - warmup, peak, 0.0, 0, peak)
+        return capped_warmup_cosine(step, int(self.trainer.estimated_stepping_batches), peak, warmup)
 
     def optimizer_step(
         self,
