@@ -1,8 +1,9 @@
-"""Attention, forward and backward: torch's fused kernel against two plain matrix products.
+"""Attention, forward and backward: torch's fused kernel against two plain matrix products; and torch's module.
 
     python benchmarks/attention.py
 
-It is the measurement behind the choice in `vlightning.lightning_modules.attention`. Medians, the two interleaved.
+It is the measurement behind the choices in `vlightning.lightning_modules.attention`. Medians, the two interleaved. The
+second table is of `SelfAttention` against the module of torch that it takes the place of, at the sizes of a ViT-B/16.
 """
 
 import statistics
@@ -11,7 +12,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from timing import autocast, medians
+from torch import Tensor, nn
+
+from vlightning.lightning_modules.attention import SelfAttention
 
 # (batch, heads, tokens, head width): a small ViT at 96 px, a caption batch, ViT-S at 224 px.
 SHAPES = ((128, 3, 37, 64), (256, 4, 16, 32), (16, 6, 197, 64))
@@ -44,6 +48,41 @@ def main() -> None:
             slow, fast = statistics.median(fused[2:]), statistics.median(explicit[2:])
             name = str(dtype).removeprefix("torch.")
             print(f"{shape!s:24} {name:10} {slow:8.1f} {fast:9.1f} {slow / fast:6.1f}")
+    modules()
+
+
+def modules() -> None:
+    """Print the table of modules."""
+    print(f"{'self-attention, [8, 197, 768]':34} {'torch':>8} {'ours':>9} {'ratio':>6}")
+    for precision in ("32-true", "bf16-mixed", "bf16-true"):
+        for trains in (False, True):
+            found = medians(
+                {
+                    kind.__name__: module_step(kind, precision, trains)
+                    for kind in (nn.MultiheadAttention, SelfAttention)
+                },
+                REPEATS,
+            )
+            slow, fast = (1000 * taken for taken in found.values())
+            name = f"{precision}, {'trained' if trains else 'frozen'}"
+            print(f"{name:34} {slow:8.1f} {fast:9.1f} {slow / fast:6.1f}")
+
+
+def module_step(kind: type[nn.MultiheadAttention], precision: str, trains: bool) -> Callable[[], None]:
+    """Forward, and where it trains backward, of self-attention at the sizes of a ViT-B/16."""
+    module, tokens = kind(768, 12, batch_first=True).train(trains).requires_grad_(trains), torch.randn(8, 197, 768)
+    if precision != "32-true":
+        tokens = tokens.bfloat16()  # as they come from the layer before
+    if precision == "bf16-true":
+        module = module.bfloat16()
+
+    def run() -> None:
+        with torch.set_grad_enabled(trains), autocast(precision):
+            found = module(tokens, tokens, tokens, need_weights=False)[0]
+        if trains:
+            found.sum().backward()
+
+    return run
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
     python benchmarks/mmlg_step.py                 # all three
     python benchmarks/mmlg_step.py --only step     # one of: step, memory, expansion
 
-**step** and **memory**: forward of the teacher (ViT-B/16 with QuickGELU, random weights), forward, backward and optimizer
-of a ViT-S/16 CLIP of 12 layers a tower, on a batch that is there already. "open_clip" is its own CLIP, "plain" the same
-with the attention that a plain student has here, "TLEG" what MM-LG is compared with. Times are medians of calls that take
-turns; memory is the peak of three steps over that of the bare process, each in a process of its own.
+**step** and **memory**: forward of the teacher (ViT-B/16 with QuickGELU, random weights, with the attention that
+teachers have here), forward, backward and optimizer of a ViT-S/16 CLIP of 12 layers a tower, on a batch that is there
+already. "open_clip" is its own CLIP, "plain" the same with our attention, "TLEG" what MM-LG is compared with. Times are
+medians of calls that take turns; memory is the peak of three steps over that of the bare process, each in a process of
+its own.
 
-**expansion**: numbers in the learngene's file against those of three plain models of 12, 8 and 6 layers, and the seconds
-that a file takes to become a model of each depth, building it included.
+**expansion**: numbers in the learngene's file against those of three plain models of 12, 8 and 6 layers, and the
+seconds that a file takes to become a model of each depth, building it included.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from vlightning.callbacks import Learngene, LearngeneSizes, expand_learngene, load_learngene, save_learngene
 from vlightning.lightning_modules import MMLGModule
-from vlightning.lightning_modules.attention import SelfAttention
+from vlightning.lightning_modules.attention import SelfAttention, set_clip_attention
 from vlightning.lightning_modules.mmlg.descendant import PlainCLIP
 from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
 
@@ -46,6 +47,7 @@ class Step:
                 if isinstance(part, SelfAttention):
                     part.__class__ = nn.MultiheadAttention
         self.module.teacher.network = open_clip.create_model("ViT-B-16-quickgelu").requires_grad_(False).eval()
+        set_clip_attention(self.module.teacher.network)
         self.module.teacher_scale = 100.0
         self.module.log = lambda *_, **__: None  # type: ignore[method-assign]
         self.module._trainer = None

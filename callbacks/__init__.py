@@ -8,6 +8,7 @@ from .figures import RetrievalFigures, WordMapFigures
 from .final_export import FinalExport
 from .learngene import LearngeneExpansionCallback, LearngeneWriter
 from .learngene_expansion import expand_learngene
+from .learngene_figures import LearngeneFigures, LearngeneTerms
 from .learngene_file import Learngene, LearngeneSizes, load_learngene, save_learngene
 from .missing import missing_callbacks
 from .optimizer_step import OptimizerStepCallback
@@ -27,7 +28,9 @@ __all__ = [
     "FinalExport",
     "Learngene",
     "LearngeneExpansionCallback",
+    "LearngeneFigures",
     "LearngeneSizes",
+    "LearngeneTerms",
     "LearngeneWriter",
     "LeftOut",
     "OptimizerStepCallback",

@@ -15,7 +15,7 @@ _FRAME = 6  # room for a frame around a picture
 _TEXT_SIZE, _TITLE_SIZE = 15, 13
 _LINES = 14  # longest text beside a row
 
-_INK, _FAINT, _RIGHT, _WRONG, _PAPER = (20, 20, 20), (110, 110, 110), (0, 150, 60), (190, 190, 190), (255, 255, 255)
+INK, FAINT, _RIGHT, _WRONG, PAPER = (20, 20, 20), (110, 110, 110), (0, 150, 60), (190, 190, 190), (255, 255, 255)
 # A heat map's colours from none to full: shares of the whole, and red, green and blue at each of them.
 _HEAT = (0.0, 0.35, 0.65, 1.0)
 _HEAT_RGB = ((60, 180, 250, 255), (0, 20, 100, 240), (110, 120, 30, 60))
@@ -53,7 +53,7 @@ class Row:
 
 def draw_rows(rows: Sequence[Row]) -> Image.Image:
     """Draw rows one below the other on white, as wide and high as they need."""
-    texts = [wrapped(row.text, _font(_TEXT_SIZE), _TEXT_WIDTH, _LINES) for row in rows]
+    texts = [wrapped(row.text, load_font(_TEXT_SIZE), _TEXT_WIDTH, _LINES) for row in rows]
     panel, line, small = SIDE + 2 * _FRAME, round(_TEXT_SIZE * 1.35), round(_TITLE_SIZE * 1.5)
     heights = [
         max(small + panel, small + _FRAME + len(text) * line + (small if row.note else 0))
@@ -61,15 +61,15 @@ def draw_rows(rows: Sequence[Row]) -> Image.Image:
     ]
     columns = max((len(row.panels) for row in rows), default=0)
     width = 2 * _MARGIN + _TEXT_WIDTH + columns * (_GAP + panel)
-    figure = Image.new("RGB", (width, _MARGIN + sum(height + _MARGIN for height in heights)), _PAPER)
+    figure = Image.new("RGB", (width, _MARGIN + sum(height + _MARGIN for height in heights)), PAPER)
     canvas = ImageDraw.Draw(figure)
     y = _MARGIN
     for row, text, height in zip(rows, texts, heights, strict=True):
         below = y + small + _FRAME
         for part in text:
-            canvas.text((_MARGIN, below), part, _INK, _font(_TEXT_SIZE))
+            canvas.text((_MARGIN, below), part, INK, load_font(_TEXT_SIZE))
             below += line
-        canvas.text((_MARGIN, below + 2), row.note, _FAINT, _font(_TITLE_SIZE))
+        canvas.text((_MARGIN, below + 2), row.note, FAINT, load_font(_TITLE_SIZE))
         for column, content in enumerate(row.panels):
             x = _MARGIN + _TEXT_WIDTH + _GAP + column * (_GAP + panel)
             _draw_panel(figure, canvas, content, x, y, small)
@@ -84,10 +84,10 @@ def _draw_panel(figure: Image.Image, canvas: ImageDraw.ImageDraw, panel: Panel, 
     room = _FRAME if panel.right else 1
     box = (left - room, top - room, left + picture.width + room - 1, top + picture.height + room - 1)
     canvas.rectangle(box, outline=_RIGHT if panel.right else _WRONG, width=room)
-    font = _font(_TITLE_SIZE)
+    font = load_font(_TITLE_SIZE)
     (text,) = wrapped(panel.title, font, SIDE + 2 * _FRAME, 1) or [""]
     centre = x + _FRAME + SIDE / 2
-    canvas.text((centre, y), text, _RIGHT if panel.right else _INK, font, anchor="ma")
+    canvas.text((centre, y), text, _RIGHT if panel.right else INK, font, anchor="ma")
 
 
 def fitted(picture: Image.Image) -> Image.Image:
@@ -139,5 +139,6 @@ def wrapped(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width
     return found
 
 
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def load_font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """The font of all figures, at a size in pixels."""
     return ImageFont.load_default(size)

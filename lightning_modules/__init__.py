@@ -2,7 +2,7 @@
 
 from .albef import ALBEFModule
 from .cocord import CoCoRDModule, LinearProbeModule
-from .mmlg import MMLGModule
+from .mmlg import MMLGModule, VisionClassifierModule
 from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "MobileCLIPModule",
     "ReinforcementModule",
     "TransformersCaptioner",
+    "VisionClassifierModule",
 ]

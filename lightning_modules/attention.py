@@ -49,8 +49,8 @@ def set_vit_attention(encoder: VisionTransformer, image: Tensor) -> None:
 class SelfAttention(nn.MultiheadAttention):
     """torch's attention by `attend`, for queries that are keys and values too; parameters are the same.
 
-    Under autocast on a CPU torch's own takes twice as long for a training step (its projections are cast and expanded
-    anew for every call).
+    On a CPU torch's own copies the projection once for each place in a sequence where a network is frozen and autocast
+    is on, which takes twenty times as long, and its fused kernel is slow backward (`benchmarks/attention.py`).
     """
 
     def forward(  # type: ignore[override]
@@ -61,10 +61,21 @@ class SelfAttention(nn.MultiheadAttention):
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """As torch's, of [B, L, V] with an additive mask [L, L] of 0 and -inf; there are no weights to be had."""
+        """As torch's, of [B, L, V]; there are no weights to be had.
+
+        Args:
+            query: tokens.
+            key: the same.
+            value: the same.
+            need_weights: not used.
+            attn_mask: of 0 and -inf, which is added: [L, L] or [B x heads, L, L].
+        """
+        visible = None if attn_mask is None else attn_mask == 0
+        if visible is not None and visible.dim() == 3:
+            visible = visible.unflatten(0, (-1, self.num_heads))
         qkv = F.linear(query, self.in_proj_weight, self.in_proj_bias)
         query, key, value = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # [B, heads, L, D]
-        found = attend(query, key, value, None if attn_mask is None else attn_mask == 0)
+        found = attend(query, key, value, visible)
         return self.out_proj(found.transpose(1, 2).flatten(2)), None
 
 

@@ -60,10 +60,24 @@ class ClassifierModule(LightningModule):
     """A LightningModule with the hooks of evaluation and prediction, and the optimizer of the CRD benchmark.
 
     A subclass supplies `forward`, from pictures [B, 3, H, W] to logits [B, C], sets `self.accuracy`, and saves the
-    hyperparameters `learning_rate`, `lr_milestones`, `lr_decay`, `momentum` and `weight_decay`.
+    hyperparameters `num_classes` and, for that optimizer, `learning_rate`, `lr_milestones`, `lr_decay`, `momentum` and
+    `weight_decay`.
     """
 
     accuracy: Accuracy
+
+    def check_classes(self) -> None:
+        """Compare the number of classes, the hyperparameter `num_classes`, with the data's, where that tells.
+
+        Raises:
+            ValueError: if they differ.
+        """
+        found = getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
+        if found is not None and found != self.hparams["num_classes"]:
+            raise ValueError(
+                f"The data has {found} classes, the model {self.hparams['num_classes']}: set model.num_classes, or "
+                "data.num_classes for both."
+            )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Classify."""

@@ -5,6 +5,8 @@ from typing import Any
 
 from lightning import LightningModule
 
+from ..callbacks import LearngeneExpansionCallback
+
 
 class InitialWeights(LightningModule):
     """The hooks of a LightningModule that starts from weights of its own unless a checkpoint is restored.
@@ -25,7 +27,18 @@ class InitialWeights(LightningModule):
         raise NotImplementedError
 
     def setup(self, stage: str) -> None:
-        """Load initial weights where what stands now is going to be sharded; such strategies restore later."""
+        """Load initial weights where what stands now is going to be sharded; such strategies restore later.
+
+        Raises:
+            ValueError: if there are two things to start from.
+        """
+        callbacks = [] if self._trainer is None else self._trainer.callbacks  # type: ignore[attr-defined]
+        source = self.hparams.get("weights")
+        if source is not None and any(isinstance(one, LearngeneExpansionCallback) for one in callbacks):
+            raise ValueError(
+                f"Found weights {source!r} beside a LearngeneExpansionCallback, expected one of them: the weights "
+                "would take the learngene's place."
+            )
         # Without a Trainer it was called by hand, and nothing is sharded.
         shards = self._trainer is not None and self._trainer.strategy.restore_checkpoint_after_setup
         if shards and (stage == "fit" or self.evaluates_initial_weights()):

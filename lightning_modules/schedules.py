@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 
 def warmup_cosine(step: int, total: int, peak: float, floor: float, warmup_steps: int, warmup_start: float) -> float:
     """Linear warm-up, then half a cosine.
@@ -49,3 +51,36 @@ def capped_warmup(warmup_steps: int, total: int) -> int:
         The same, or a tenth of the run where the run is no longer than that.
     """
     return warmup_steps if warmup_steps < total else total // 10
+
+
+def capped_warmup_cosine(step: int, total: int, peak: float, warmup_steps: int) -> float:
+    """Linear warm-up that ends before the run does, its first step above 0, then half a cosine to 0; as open_clip's.
+
+    Args:
+        step: optimizer step, from 0.
+        total: steps of the whole run.
+        peak: learning rate at the end of the warm-up.
+        warmup_steps: as asked for; see `capped_warmup`.
+
+    Returns:
+        The learning rate for that step.
+    """
+    warmup = capped_warmup(warmup_steps, total)
+    if step < warmup:
+        return float(peak * (step + 1) / warmup)
+    return warmup_cosine(step - warmup, total - warmup, peak, 0.0, 0, peak)
+
+
+def warn_of_capped_warmup(warmup_steps: int, total: int) -> None:
+    """Say where a warm-up had to be cut.
+
+    Args:
+        warmup_steps: as asked for.
+        total: steps of the whole run.
+    """
+    used = capped_warmup(warmup_steps, total)
+    if used != warmup_steps:
+        rank_zero_warn(
+            f"warmup_steps is {warmup_steps}, but the run has {total} optimizer steps: it warms up for {used}; set "
+            "model.warmup_steps."
+        )

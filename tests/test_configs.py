@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
 from support.clip import add_tiny_clip
 from support.cocord import PAIRS
@@ -237,6 +238,20 @@ def test_cifar_recipe_is_the_benchmarks():
         "learning_rate": None,  # by the student's family
     }
     assert {name: model[name] for name in expected} == expected
+
+
+def test_classification_with_a_descendant_is_the_papers_recipe():
+    composed = _composed(ROOT / "configs/mmlg/classify_cifar100.yaml")
+    model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
+    assert (data["batch_size"] * trainer["devices"], trainer["max_epochs"]) == (256, 500)
+    expected = {"learning_rate": 1e-4, "weight_decay": 0.01, "warmup_steps": 5000, "width": 384, "patch_size": 16}
+    assert {name: model[name] for name in expected} == expected
+    sizes = {model["image_size"], data["image_size"]}
+    for transform in (data["train_transform"]["init_args"], data["eval_transform"]["init_args"]):
+        assert (transform["mean"], transform["std"]) == (list(OPENAI_DATASET_MEAN), list(OPENAI_DATASET_STD))
+        sizes.add(transform["size"])
+    assert sizes == {224}
+    assert composed["checkpoint"]["monitor"] == "val/top1"
 
 
 @pytest.mark.slow

@@ -223,12 +223,7 @@ class CoCoRDModule(InitialWeights, ClassifierModule):
             ValueError: if the data has another number of classes.
         """
         super().on_fit_start()
-        found = getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
-        if found is not None and found != self.hparams["num_classes"]:
-            raise ValueError(
-                f"The data has {found} classes, the model {self.hparams['num_classes']}: set model.num_classes, or "
-                "data.num_classes for both."
-            )
+        self.check_classes()
         if self.teacher_head is not None and self.teacher is not None:
             widths = f"{self.teacher.network.feature_dim} and {self.student.feature_dim}"
             rank_zero_info(

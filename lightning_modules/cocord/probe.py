@@ -110,11 +110,7 @@ class LinearProbeModule(ClassifierModule):
                 "training picture once: use ImageClassificationDataModule, or another with `every_picture`."
             )
         assert data is not None
-        if data.num_classes != self.hparams["num_classes"]:
-            raise ValueError(
-                f"The data has {data.num_classes} classes, the model {self.hparams['num_classes']}: set "
-                "model.num_classes, or data.num_classes for both."
-            )
+        self.check_classes()
         self._encode_all(data)
 
     def on_fit_end(self) -> None:

@@ -8,37 +8,33 @@ with an ordinary CLIP as the student.
 """
 
 import math
+from statistics import fmean
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from lightning.pytorch.utilities import rank_zero_info
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
 
-from ...callbacks import (
-    LearngeneExpansionCallback,
-    RetrievalPredictionWriter,
-    StepSeedCallback,
-    missing_callbacks,
-)
+from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
 from ...callbacks.distributed import gather, rank
+from ...callbacks.learngene_figures import LearngeneTerms
 from ...callbacks.learngene_file import Learngene, LearngeneSizes
+from ...callbacks.learngene_layers import group_of
+from ..adamw import AdamWModule
 from ..contrast import Side, Terms, contrast_terms
 from ..evaluation import Batch, Protocol, RetrievalEvaluation, RetrievalModule
 from ..frozen import FrozenTeacher
 from ..initial_weights import InitialWeights
 from ..mobileclip.outside import Outside, load_outside
-from ..optimizer_groups import weight_decay_groups
 from ..precision import at_least_float32
-from ..schedules import capped_warmup, warmup_cosine
 from ..sharding import shard
 from ..slices import in_slices
 from .losses import extraction_loss, soft_cross_entropy
@@ -48,7 +44,7 @@ from .pretrained import NETWORKS, Student, load_student
 Three = tuple[float, float, float]
 
 
-class MMLGModule(InitialWeights, RetrievalModule):
+class MMLGModule(AdamWModule, InitialWeights, RetrievalModule):
     """CLIP training with a teacher: extraction, of the auxiliary, and whatever its descendants go through.
 
     Sizes default to the paper's: a ViT-S/16 and a text tower of the same width, 30,311,065 parameters instead of the
@@ -139,18 +135,7 @@ class MMLGModule(InitialWeights, RetrievalModule):
         return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
-        """Load the teacher, which only training needs.
-
-        Raises:
-            ValueError: if the student is to start both from weights and from a learngene.
-        """
-        callbacks = [] if self._trainer is None else self._trainer.callbacks  # type: ignore[attr-defined]
-        expanded = any(isinstance(callback, LearngeneExpansionCallback) for callback in callbacks)
-        if expanded and self.hparams["weights"] is not None:
-            raise ValueError(
-                f"Found weights {self.hparams['weights']!r} beside a LearngeneExpansionCallback, expected one of them: "
-                "the weights would take the learngene's place."
-            )
+        """Load the teacher, which only training needs."""
         super().setup(stage)
         if stage == "fit" and self.hparams["distillation_weight"] and self.teacher.origin is None:
             outside = load_outside(self.hparams["teacher"], self.hparams["teacher_weights"])
@@ -208,14 +193,8 @@ class MMLGModule(InitialWeights, RetrievalModule):
         self.teacher.compare(checkpoint)
 
     def on_train_start(self) -> None:
-        """Say where the warm-up had to be cut."""
-        found, total = self.hparams["warmup_steps"], int(self.trainer.estimated_stepping_batches)
-        used = capped_warmup(found, total)
-        if used != found:
-            rank_zero_warn(
-                f"warmup_steps is {found}, but the run has {total} optimizer steps: it warms up for {used}; set "
-                "model.warmup_steps."
-            )
+        """Say who teaches."""
+        super().on_train_start()
         if self.teacher.origin is not None:
             rank_zero_info(f"The teacher is {self.teacher.origin['name']} of {self.teacher.origin['weights']!r}.")
 
@@ -257,16 +236,35 @@ class MMLGModule(InitialWeights, RetrievalModule):
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
 
     def on_train_epoch_end(self) -> None:
-        """Log the sizes of an auxiliary's blocks and coefficients, of which only the products matter."""
-        student = self.student
-        if not isinstance(student, LearngeneCLIP):
+        """Log means over the layers of what `LearngeneFigures` draws of each, if the student has such sums."""
+        terms = self.learngene_terms()
+        if terms is None:
             return
-        found = {f"coefficient_{name}": value.detach().mean() for name, value in student.coefficients.items()}
-        for kind, groups in student.blocks.items():
-            for group, block in groups.items():  # type: ignore[operator]
-                found[f"block_norm_{kind}_{group}"] = block.fc1.weight.detach().norm()
+        found = {f"coefficient_{name}": values for name, values in terms.coefficients.items()}
+        found |= {f"summand_norm_{name}": values for name, values in terms.norms.items()}
         # Every process has the same numbers; the mean over them only keeps Lightning from warning.
-        self.log_dict({f"train/{name}": _whole(value) for name, value in found.items()}, sync_dist=True)
+        self.log_dict({f"train/{name}": fmean(values) for name, values in found.items()}, sync_dist=True)
+
+    @torch.no_grad()
+    def learngene_terms(self) -> LearngeneTerms | None:
+        """The coefficients and the norms of what they multiply, products; every process must call it.
+
+        None for a student whose layers are not weighted sums.
+        """
+        if not isinstance(self.student, LearngeneCLIP):
+            return None
+        blocks, norms = self.student.blocks, {}
+        coefficients = {name: _whole(value.detach()).float() for name, value in self.student.coefficients.items()}
+        sizes = {
+            (kind, int(group)): _whole(get_total_norm([part.detach().float() for part in block.parameters()]))
+            for kind, groups in blocks.items()
+            for group, block in groups.items()  # type: ignore[operator]
+        }
+        for name, values in coefficients.items():
+            kind = "multimodal" if name.endswith("multimodal") else name
+            theirs = torch.stack([sizes[kind, group_of(pair)] for pair in range(len(values))])
+            norms[name] = (values.abs() * theirs).tolist()
+        return LearngeneTerms({name: values.tolist() for name, values in coefficients.items()}, norms)
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
         """Unit-length features [B, E] of pictures [B, 3, S, S]."""
@@ -291,26 +289,6 @@ class MMLGModule(InitialWeights, RetrievalModule):
         state = {name: tensor.detach().float() for name, tensor in state.items()}
         tensors = self.student.learngene_tensors(state) if state else state  # the other processes get nothing
         return Learngene(tensors, self.student.sizes, self.teacher.origin, method=self.student.method)
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW, fused, with the schedule moved once per optimizer step."""
-        groups = weight_decay_groups(self, self.hparams["weight_decay"])
-        rates = {name: self.hparams[name] for name in ("betas", "eps")}
-        optimizer = AdamW(groups, lr=self.hparams["learning_rate"], fused=True, **rates)
-        # A factor of the peak, so that changing the peak on resume takes effect.
-        schedule = LambdaLR(optimizer, lambda step: self.scheduled_lr(step) / self.hparams["learning_rate"])
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def scheduled_lr(self, step: int) -> float:
-        """Learning rate at an optimizer step: open_clip's, down to 0."""
-        peak, warmup = self.hparams["learning_rate"], self.hparams["warmup_steps"]
-        if step == 0:  # the length of the run would build the loaders before a checkpoint is restored
-            return float(peak / max(warmup, 1))
-        total = int(self.trainer.estimated_stepping_batches)
-        warmup = capped_warmup(warmup, total)
-        if step < warmup:
-            return float(peak * (step + 1) / warmup)
-        return warmup_cosine(step - warmup, total - warmup, peak, 0.0, 0, peak)
 
     def optimizer_step(
         self,

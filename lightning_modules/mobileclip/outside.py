@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
 from ...callbacks.sharded_checkpoint import METADATA
+from ..attention import set_clip_attention
 from ..frozen import FrozenTeacher
 from .models import PRESETS
 from .pretrained import Preprocessing, Pretrained, load_pretrained, of_training
@@ -66,6 +67,7 @@ def load_outside(model: str | None, weights: str) -> Outside:
     else:
         network, preprocessing, tokenizer = _from_tag(model, weights)
     network.float()
+    set_clip_attention(network)
     fingerprint = FrozenTeacher(network).fingerprint()
     return Outside(network.eval(), preprocessing, tokenizer, model, weights, fingerprint)
 

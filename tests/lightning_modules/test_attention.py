@@ -50,7 +50,7 @@ def test_the_length_up_to_which_two_products_are_faster_depends_on_the_precision
     assert not encoder.blocks[0].attn.fused_attn
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [None, "alike", "each its own"])
 def test_self_attention_is_torchs_in_value_and_gradient(masked):
     torch.manual_seed(0)
     theirs = torch.nn.MultiheadAttention(12, 3, batch_first=True).double()
@@ -58,6 +58,9 @@ def test_self_attention_is_torchs_in_value_and_gradient(masked):
     own.load_state_dict(theirs.state_dict())
     tokens = torch.randn(2, 5, 12, dtype=torch.float64, requires_grad=True)
     mask = torch.full((5, 5), -torch.inf, dtype=torch.float64).triu(1) if masked else None
+    if masked == "each its own":  # of two sequences and three heads; every row sees something
+        hidden = (torch.rand(6, 5, 5) > 0.5) & ~torch.eye(5, dtype=torch.bool)
+        mask = torch.zeros(6, 5, 5, dtype=torch.float64).masked_fill(hidden, -torch.inf)
     results = []
     for module in (theirs, own):
         found = module(tokens, tokens, tokens, need_weights=False, attn_mask=mask)[0]

@@ -1,11 +1,12 @@
 """A training run that can kill itself, as a script: the process really ends, as on a cluster.
 
     python killed_run.py FOLDER SEED EVERY_N_STEPS ACCUMULATE [--kill HOOK BATCH] [--resume CHECKPOINT] [--fine-tuning]
-        [--cocord TEACHER] [--mobileclip SHARDS] [--mmlg TEACHER]
+        [--cocord TEACHER] [--mobileclip SHARDS] [--mmlg TEACHER] [--classifier]
 
 Every batch's sample indices go to FOLDER/samples.jsonl, the final state to FOLDER/final.ckpt. Fine-tuning for retrieval
 goes without masked words, in micro-batches, and re-ranks in validation. With a teacher's file it is CoCoRD that trains,
-on labelled shapes, or MM-LG, in slices; with a folder for shards MobileCLIP, in slices, on reinforced shapes.
+on labelled shapes, or MM-LG, in slices; with a folder for shards MobileCLIP, in slices, on reinforced shapes; or a
+vision classifier, on labelled shapes.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from lightning import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from support.albef import SIZES, tiny_albef
+from support.classifier import shape_classes, tiny_classifier
 from support.clip import LENGTH, SIZE, WORDS
 from support.cocord import HEADS
 from support.mmlg import tiny_extraction
@@ -120,6 +122,10 @@ def mmlg_run(args):
     return tiny_extraction(args.mmlg, args.seed, warmup_steps=3, micro_batch_size=4), data
 
 
+def classifier_run(args):
+    return tiny_classifier(args.seed), shape_classes(length=BATCHES_AN_EPOCH * BATCH, num_workers=2, seed=None)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -132,10 +138,11 @@ def main():
     parser.add_argument("--cocord")
     parser.add_argument("--mobileclip")
     parser.add_argument("--mmlg")
+    parser.add_argument("--classifier", action="store_true")
     args = parser.parse_args()
 
     seed_everything(args.seed, verbose=False)
-    runs = {"cocord": cocord_run, "mobileclip": mobileclip_run, "mmlg": mmlg_run}
+    runs = {"cocord": cocord_run, "mobileclip": mobileclip_run, "mmlg": mmlg_run, "classifier": classifier_run}
     module, data = next((run for name, run in runs.items() if getattr(args, name)), albef_run)(args)
     checkpoints = {"every_n_train_steps": args.every_n_steps} if args.every_n_steps else {"every_n_epochs": 1}
     callbacks = [

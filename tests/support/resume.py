@@ -17,9 +17,10 @@ PARTS = ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoc
 def run(folder, *args, killed=False):
     """Trains in a folder; arguments as in `killed_run.py`."""
     folder.mkdir(exist_ok=True)
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
     process = subprocess.run(
         [sys.executable, killed_run.__file__, str(folder), *map(str, args)],
-        env=os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,0 +1,37 @@
+"""AdamW with a warm-up that fits into the run and half a cosine, as open_clip trains."""
+
+from lightning import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from .optimizer_groups import weight_decay_groups
+from .schedules import capped_warmup_cosine, warn_of_capped_warmup
+
+
+class AdamWModule(LightningModule):
+    """A LightningModule with this optimizer and schedule.
+
+    A subclass saves the hyperparameters `learning_rate`, `warmup_steps`, `weight_decay`, `betas` and `eps`, and calls
+    `super()` where it overrides a hook.
+    """
+
+    def on_train_start(self) -> None:
+        """Say where the warm-up had to be cut."""
+        warn_of_capped_warmup(self.hparams["warmup_steps"], int(self.trainer.estimated_stepping_batches))
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW, fused, with the schedule moved once per optimizer step."""
+        groups = weight_decay_groups(self, self.hparams["weight_decay"])
+        rates = {name: self.hparams[name] for name in ("betas", "eps")}
+        optimizer = AdamW(groups, lr=self.hparams["learning_rate"], fused=True, **rates)
+        # A factor of the peak, so that changing the peak on resume takes effect.
+        schedule = LambdaLR(optimizer, lambda step: self.scheduled_lr(step) / self.hparams["learning_rate"])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def scheduled_lr(self, step: int) -> float:
+        """Learning rate at an optimizer step: linear warm-up, then half a cosine to 0."""
+        peak, warmup = self.hparams["learning_rate"], self.hparams["warmup_steps"]
+        if step == 0:  # the length of the run would build the loaders before a checkpoint is restored
+            return float(peak / max(warmup, 1))
+        return capped_warmup_cosine(step, int(self.trainer.estimated_stepping_batches), peak, warmup)
