@@ -1,5 +1,7 @@
 """MM-LG: a learngene out of CLIP, which CLIPs of other depths start from."""
 
+from .captioning import CaptioningModule
+from .embedding import ImageEmbeddingModule
 from .module import MMLGModule
 
-__all__ = ["MMLGModule"]
+__all__ = ["CaptioningModule", "ImageEmbeddingModule", "MMLGModule"]

@@ -1,0 +1,93 @@
+"""Frozen image towers that captioning looks through: of a training here, or of any model of open_clip."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+from open_clip.transformer import VisionTransformer
+from torch import Tensor, nn
+
+from ...callbacks import AtomicCheckpointIO
+from ..frozen import FrozenTeacher
+from ..mobileclip.outside import load_outside
+from ..mobileclip.pretrained import Preprocessing
+
+_VISUAL = "student.visual."
+
+
+class Tower(NamedTuple):
+    """An image tower: frozen, in eval mode, in float32.
+
+    Attributes:
+        network: pictures [B, 3, S, S] to features [B, D], projected and of any length.
+        preprocessing: what it expects to be done with a picture.
+        origin: its model, where its weights are from, and their sha256.
+    """
+
+    network: FrozenTeacher[Any]
+    preprocessing: Preprocessing
+    origin: dict[str, str]
+
+
+class _ImageSide(nn.Module):
+    """The image tower of one of open_clip's models."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[B, 3, S, S] to [B, D], not scaled to unit length."""
+        features: Tensor = self.model.encode_image(image, normalize=False)
+        return features
+
+
+def load_tower(model: str | None, weights: str) -> Tower:
+    """Load an image tower.
+
+    Args:
+        model: as in `load_outside`; not used where `weights` is a checkpoint of a CLIP that `MMLGModule` trained.
+        weights: such a checkpoint, or as in `load_outside`.
+
+    Raises:
+        FileNotFoundError: if there is no such file or folder.
+        ValueError: if there is no such model or tag, or the weights are of another model.
+        RuntimeError: if the weights cannot be read, downloaded or loaded.
+    """
+    trained = _of_training(Path(weights).expanduser())
+    if trained is not None:
+        frozen, preprocessing = FrozenTeacher(trained[0], "tower", "model.weights"), trained[1]
+        return Tower(frozen, preprocessing, {"model": "CLIP", "weights": weights, "sha256": frozen.fingerprint()})
+    outside = load_outside(model, weights)
+    origin = {"model": outside.model, "weights": outside.weights, "sha256": outside.sha256}
+    return Tower(FrozenTeacher(_ImageSide(outside.network)), outside.preprocessing, origin)
+
+
+def _of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
+    """The image tower of a CLIP that was trained here; None where the file is something else.
+
+    Sizes are those of the weights, but for the heads, which they do not show.
+    """
+    if path.suffix != ".ckpt" or not path.exists():
+        return None
+    content = AtomicCheckpointIO().load_checkpoint(path)
+    arguments, state = content.get("hyper_parameters", {}), content["state_dict"]
+    if "model" in arguments:  # what `load_outside` reads
+        return None
+    visual = {name.removeprefix(_VISUAL): value for name, value in state.items() if name.startswith(_VISUAL)}
+    if not {"conv1.weight", "positional_embedding", "proj"} <= visual.keys() or "heads" not in arguments:
+        raise ValueError(
+            f"Found no image tower of a CLIP in the checkpoint {str(path)!r}, expected a training of such a CLIP: give "
+            "the checkpoint of one, such as of a descendant that was fine-tuned."
+        )
+    width, _, patch_size, _ = visual["conv1.weight"].shape
+    side = round((len(visual["positional_embedding"]) - 1) ** 0.5) * patch_size
+    layers = len({name.split(".")[2] for name in visual if name.startswith("transformer.resblocks.")})
+    embed_dim = visual["proj"].shape[1]
+    network = VisionTransformer(side, patch_size, width, layers, arguments["heads"], 4.0, output_dim=embed_dim)
+    network.load_state_dict(visual)
+    mean, std = (
+        tuple(arguments.get(name, default))
+        for name, default in (("image_mean", OPENAI_DATASET_MEAN), ("image_std", OPENAI_DATASET_STD))
+    )
+    return network.float(), Preprocessing(side, mean, std, arguments.get("image_interpolation", "bicubic"))
