@@ -88,8 +88,7 @@ class CaptioningModule(LightningModule):
             embed_dim, width, prefix_length, clip_length, mapper_layers, mapper_heads, mlp_ratio
         )
         self.language_model: FrozenTeacher[Any] = FrozenTeacher(nn.Identity(), "language model", "model.language_model")
-        self.tower: dict[str, str] | None = None
-        self._expected_tower: dict[str, str] | None = None
+        self.tower: dict[str, str] | None = None  # what made the embeddings that the mapper knows
         self._written: list[str] = []
         self._references: list[list[str]] = []
 
@@ -98,10 +97,14 @@ class CaptioningModule(LightningModule):
         return missing_callbacks(self.trainer.callbacks, StepSeedCallback(), CaptionWriter())  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
-        """Load the language model, and see which tower made the embeddings."""
+        """Load the language model, and see which tower made the embeddings.
+
+        Raises:
+            ValueError: if the mapper knows those of another one.
+        """
         self.load()
-        self.tower = getattr(getattr(self.trainer, "datamodule", None), "tower", None) or self.tower
-        self._check_tower()
+        given = getattr(getattr(self.trainer, "datamodule", None), "tower", None)
+        self.tower = _same_tower(self.tower, given)
 
     def load(self) -> None:
         """Load the language model, unless that is done.
@@ -142,8 +145,8 @@ class CaptioningModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Name the language model and the tower, and what their weights were."""
         self.language_model.save_record(checkpoint)
-        if (tower := self.tower or self._expected_tower) is not None:
-            checkpoint["tower"] = dict(tower)
+        if self.tower is not None:
+            checkpoint["tower"] = dict(self.tower)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Compare the language model and the tower with those of the checkpoint.
@@ -152,17 +155,7 @@ class CaptioningModule(LightningModule):
             ValueError: if their weights are others.
         """
         self.language_model.compare(checkpoint)
-        self._expected_tower = checkpoint.get("tower")
-        self._check_tower()
-
-    def _check_tower(self) -> None:
-        saved, own = self._expected_tower, self.tower
-        if saved is not None and own is not None and saved["sha256"] != own["sha256"]:
-            raise ValueError(
-                f"The checkpoint was trained on embeddings by {saved['model']} of {saved['weights']!r} (sha256 "
-                f"{saved['sha256'][:12]}), found some by {own['model']} of {own['weights']!r} (sha256 "
-                f"{own['sha256'][:12]}): embed the pictures with that tower, and give the file as data.embeddings."
-            )
+        self.tower = _same_tower(checkpoint.get("tower"), self.tower)
 
     def on_train_start(self) -> None:
         """Say where the warm-up had to be cut."""
@@ -293,6 +286,16 @@ class CaptioningModule(LightningModule):
             return float(peak / max(warmup, 1))
         total = int(self.trainer.estimated_stepping_batches)
         return warmup_linear(step, total, peak, capped_warmup(warmup, total))
+
+
+def _same_tower(known: dict[str, str] | None, given: dict[str, str] | None) -> dict[str, str] | None:
+    if known is not None and given is not None and known["sha256"] != given["sha256"]:
+        raise ValueError(
+            f"The mapper was trained on embeddings by {known['model']} of {known['weights']!r} (sha256 "
+            f"{known['sha256'][:12]}), found some by {given['model']} of {given['weights']!r} (sha256 "
+            f"{given['sha256'][:12]}): embed the pictures with that tower, and give the file as data.embeddings."
+        )
+    return known or given
 
 
 def _from_hub(kind: Any, name: str, **options: Any) -> Any:

@@ -247,8 +247,20 @@ def test_checkpoint_names_language_model_and_tower_and_refuses_others(taught, tm
     names = pq.read_table(taught["embeddings"])["image"].to_pylist()
     tower = {"model": "ViT", "weights": "elsewhere", "sha256": "1" * 64}
     other = taught | {"embeddings": write_embeddings(tmp_path / "other.parquet", names, tower)}
-    with pytest.raises(ValueError, match=r"trained on embeddings by tiny of 'nowhere'.*found some by ViT"):
+    message = r"trained on embeddings by tiny of 'nowhere'.*found some by ViT"
+    with pytest.raises(ValueError, match=message):
         trainer().test(caption_module(other), caption_data(other), ckpt_path=path, verbose=False)
+    with pytest.raises(ValueError, match=message):
+        trainer().test(CaptioningModule.load_from_checkpoint(path), caption_data(other), verbose=False)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_half_precision_learns_and_writes(taught, precision):
+    module, data = caption_module(taught, learning_rate=3e-3), caption_data(taught)
+    ran = trainer(max_epochs=20, num_sanity_val_steps=0, check_val_every_n_epoch=20, precision=precision)
+    ran.fit(module, data)
+    assert ran.callback_metrics["train/loss"] < 2
+    assert ran.callback_metrics["val/bleu_1"] > 30
 
 
 def test_what_does_not_fit_is_refused(taught, tmp_path):
