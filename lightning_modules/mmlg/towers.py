@@ -68,8 +68,10 @@ def _of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
 
     Sizes are those of the weights, but for the heads, which they do not show.
     """
-    if path.suffix != ".ckpt" or not path.exists():
+    if path.suffix != ".ckpt":
         return None
+    if not path.exists():
+        raise FileNotFoundError(f"Found no checkpoint {str(path)!r}, expected that of a training: correct the path.")
     content = AtomicCheckpointIO().load_checkpoint(path)
     arguments, state = content.get("hyper_parameters", {}), content["state_dict"]
     if "model" in arguments:  # what `load_outside` reads

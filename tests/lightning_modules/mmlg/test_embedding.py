@@ -105,6 +105,8 @@ def test_a_checkpoint_without_an_image_tower_is_refused(tmp_path):
     path = checkpoint(tmp_path / "run.ckpt", extraction.state_dict(), **dict(extraction.hparams))
     with pytest.raises(ValueError, match="Found no image tower of a CLIP in the checkpoint"):
         load_tower(None, path)
+    with pytest.raises(FileNotFoundError, match=r"Found no checkpoint 'nothing\.ckpt'"):
+        load_tower(None, "nothing.ckpt")
     with pytest.raises(ValueError, match="without a model"):
         load_tower(None, "openai")
 
