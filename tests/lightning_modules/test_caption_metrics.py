@@ -88,6 +88,8 @@ SPLIT = {
     "5'10\" tall 20-year-old": "5 10 tall 20-year-old",
     "'tis 'twas o'clock": "'t is 't was o'clock",
     "A plate of food .": "a plate of food",
+    "Plan B. of Dr. J. Who on 5th Ave. in Sept.": "plan b. of dr. j. who on 5th ave. in sept.",
+    "a mmap'ed file": "a mmap ed file",
     "": "",
 }
 
