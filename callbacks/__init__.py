@@ -2,7 +2,7 @@
 
 from .checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint
 from .class_predictions import ClassPredictionWriter
-from .distributed import all_reduce_sum, gather, gather_uneven, rank, world_size
+from .distributed import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
 from .ema import EMACallback, EMAPair, ema_momentum
 from .figures import RetrievalFigures, WordMapFigures
 from .final_export import FinalExport
@@ -12,6 +12,7 @@ from .learngene_figures import LearngeneFigures, LearngeneTerms
 from .learngene_file import Learngene, LearngeneSizes, load_learngene, save_learngene
 from .missing import missing_callbacks
 from .optimizer_step import OptimizerStepCallback
+from .picture_predictions import CaptionWriter, ImageEmbeddingWriter
 from .predictions import RetrievalPredictionWriter
 from .queue import FeatureQueue, QueueCallback
 from .reinforcement_writer import LeftOut, Reinforced, ReinforcementWriter
@@ -21,11 +22,13 @@ from .zero_shot import ZeroShotClassification
 
 __all__ = [
     "AtomicCheckpointIO",
+    "CaptionWriter",
     "ClassPredictionWriter",
     "EMACallback",
     "EMAPair",
     "FeatureQueue",
     "FinalExport",
+    "ImageEmbeddingWriter",
     "Learngene",
     "LearngeneExpansionCallback",
     "LearngeneFigures",
@@ -48,6 +51,7 @@ __all__ = [
     "ema_momentum",
     "expand_learngene",
     "gather",
+    "gather_texts",
     "gather_uneven",
     "load_learngene",
     "missing_callbacks",

@@ -1,12 +1,9 @@
 """What `predict` says of pictures that are to be classified, as a Parquet file."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -14,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from .distributed import gather_uneven
+from .tables import prediction_folder, write_table
 
 
 class ClassPredictionWriter(Callback):
@@ -95,12 +93,6 @@ class ClassPredictionWriter(Callback):
                 "top_probabilities": pa.ListArray.from_arrays(starts, probabilities.numpy().reshape(-1)),
             }
         )
-        folder = Path(self.folder or Path(trainer.default_root_dir) / "predictions")
-        folder.mkdir(parents=True, exist_ok=True)
-        staged = folder / ".predictions.incomplete"
-        try:
-            pq.write_table(table, staged)
-            os.replace(staged, folder / "predictions.parquet")
-        finally:
-            staged.unlink(missing_ok=True)
-        rank_zero_info(f"{len(index)} pictures: their classes are in {folder / 'predictions.parquet'}.")
+        file = prediction_folder(trainer, self.folder) / "predictions.parquet"
+        write_table(table, file)
+        rank_zero_info(f"{len(index)} pictures: their classes are in {file}.")

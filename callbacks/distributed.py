@@ -3,6 +3,8 @@
 They talk to the default process group, whoever started it (Lightning, torchrun, a test).
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -83,6 +85,17 @@ def gather_uneven(tensor: Tensor) -> Tensor:
     padded[: tensor.shape[0]] = tensor
     blocks = _all_gather_rows(padded).split(longest)
     return torch.cat([block[:count] for block, count in zip(blocks, counts, strict=True)]).to(tensor.device)
+
+
+def gather_texts(texts: Sequence[str]) -> list[str]:
+    """Concatenates the texts of all processes, whose numbers may differ or be zero, those of rank 0 first."""
+    if world_size() == 1:
+        return list(texts)
+    encoded = [text.encode() for text in texts]
+    lengths = gather_uneven(torch.tensor([len(text) for text in encoded], dtype=torch.long))
+    content = bytes(gather_uneven(torch.tensor(list(b"".join(encoded)), dtype=torch.uint8)).tolist())
+    ends = list(accumulate(lengths.tolist()))
+    return [content[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ LINKED = (
     "image_interpolation",
     "max_tokens",
     "num_classes",
+    "language_model",
 )
 
 

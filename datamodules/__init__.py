@@ -3,6 +3,7 @@
 from .base import PictureDataModule
 from .class_transforms import CIFAREvalTransform, CIFARTrainTransform, ImageNetEvalTransform, ImageNetTrainTransform
 from .clip_transforms import CLIPEvalTransform
+from .embedded_captions import EmbeddedCaptionsDataModule
 from .image_classification import ImageClassificationDataModule, LabelDataModule
 from .image_text import ImageTextDataModule
 from .pairs import PairDataModule
@@ -21,6 +22,7 @@ __all__ = [
     "CIFAREvalTransform",
     "CIFARTrainTransform",
     "CLIPEvalTransform",
+    "EmbeddedCaptionsDataModule",
     "ImageClassificationDataModule",
     "ImageNetEvalTransform",
     "ImageNetTrainTransform",

@@ -26,6 +26,23 @@ def warmup_cosine(step: int, total: int, peak: float, floor: float, warmup_steps
     return floor + (peak - floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
+def warmup_linear(step: int, total: int, peak: float, warmup_steps: int) -> float:
+    """Linear warm-up, then linear decay to 0.
+
+    Args:
+        step: optimizer step, from 0.
+        total: steps of the whole run.
+        peak: learning rate at the end of the warm-up.
+        warmup_steps: length of the warm-up; the first of its steps has a rate above 0.
+
+    Returns:
+        The learning rate for that step.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    return peak * max(total - step, 0) / max(total - warmup_steps, 1)
+
+
 def after_milestones(epoch: int, milestones: Iterable[int], decay: float) -> float:
     """Share of the learning rate that is left after the milestones that have passed.
 

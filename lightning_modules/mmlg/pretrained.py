@@ -70,6 +70,21 @@ def rebuild_student(content: Mapping[str, Any], source: str) -> tuple[SummedCLIP
     return student.eval(), arguments
 
 
+def as_clip(student: SummedCLIP | PlainCLIP) -> PlainCLIP:
+    """An auxiliary as the ordinary CLIP of full depth that it computes; an ordinary one as it is."""
+    if isinstance(student, PlainCLIP):
+        return student
+    clip = PlainCLIP(student.sizes)
+    state = {name: tensor.detach() for name, tensor in student.state_dict().items()}
+    expand_learngene(Learngene(state, student.sizes, method=student.method), clip)
+    return clip.eval()
+
+
+def preprocessing_of(student: SummedCLIP | PlainCLIP, arguments: Mapping[str, Any]) -> Preprocessing:
+    """What a student expects to be done with a picture, by its sizes and the arguments of its module."""
+    return Preprocessing(student.sizes.image_size, arguments["image_mean"], arguments["image_std"], "bicubic")
+
+
 def save_student(student: SummedCLIP | PlainCLIP, arguments: Mapping[str, Any], folder: str | Path) -> None:
     """Write a folder that open_clip loads, of an auxiliary as the CLIP of full depth that it computes.
 
@@ -82,13 +97,7 @@ def save_student(student: SummedCLIP | PlainCLIP, arguments: Mapping[str, Any], 
         FileExistsError: if there is something of that name already.
         OSError: if it cannot be written.
     """
-    network = student
-    if isinstance(student, SummedCLIP):
-        network = PlainCLIP(student.sizes)
-        state = {name: tensor.detach() for name, tensor in student.state_dict().items()}
-        expand_learngene(Learngene(state, student.sizes, method=student.method), network)
-    look = Preprocessing(student.sizes.image_size, arguments["image_mean"], arguments["image_std"], "bicubic")
-    write_open_clip(network, clip_config(student.sizes), look, folder)
+    write_open_clip(as_clip(student), clip_config(student.sizes), preprocessing_of(student, arguments), folder)
 
 
 def _students(content: Mapping[str, Any]) -> dict[str, Tensor]:

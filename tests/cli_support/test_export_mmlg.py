@@ -3,31 +3,19 @@
 import open_clip
 import pytest
 import torch
-from lightning import Trainer
 
-from support.clip import LENGTH, WORDS, reinforced_batch
-from support.mmlg import tiny_extraction
+from support.clip import LENGTH, reinforced_batch
+from support.mmlg import trained_checkpoint
 from vlightning.callbacks import load_learngene
 from vlightning.export import main
 from vlightning.lightning_modules.mobileclip.outside import load_outside
-
-
-def trained(folder, **options):
-    module = tiny_extraction(None, max_tokens=LENGTH, vocab_size=WORDS, image_mean=[0.1, 0.2, 0.3], **options)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False, default_root_dir=folder)
-    trainer.strategy.connect(module)
-    trainer.save_checkpoint(folder / "last.ckpt", weights_only=True)
-    return module.eval(), str(folder / "last.ckpt")
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"student": "TLEG"}, {"student": "plain", "layers": 3}], ids=["MM-LG", "TLEG", "plain"]
 )
 def test_open_clip_loads_the_clip_that_was_trained_and_it_is_a_teacher(tmp_path, options, capsys):
-    module, checkpoint = trained(tmp_path, **options)
+    module, checkpoint = trained_checkpoint(tmp_path, image_mean=[0.1, 0.2, 0.3], **options)
     main([checkpoint, str(tmp_path / "out")])
     assert f"the CLIP of {options.get('layers', 4)} layers a tower" in capsys.readouterr().out
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'out'}")
@@ -46,7 +34,7 @@ def test_open_clip_loads_the_clip_that_was_trained_and_it_is_a_teacher(tmp_path,
 
 @pytest.mark.parametrize(("student", "method"), [("MM-LG", "MM-LG"), ("plain", "He-LG")])
 def test_a_learngene_is_written_of_a_checkpoint(tmp_path, student, method, capsys):
-    module, checkpoint = trained(tmp_path, student=student)
+    module, checkpoint = trained_checkpoint(tmp_path, student=student)
     main([checkpoint, str(tmp_path / "file"), "--layout", "learngene"])
     assert f"the learngene of {method}" in capsys.readouterr().out
     found = load_learngene(tmp_path / "file")
@@ -56,7 +44,7 @@ def test_a_learngene_is_written_of_a_checkpoint(tmp_path, student, method, capsy
 
 
 def test_what_cannot_be_written_is_one_line(tmp_path, capsys):
-    _, checkpoint = trained(tmp_path, student="plain")
+    _, checkpoint = trained_checkpoint(tmp_path, student="plain")
     (tmp_path / "empty").mkdir()
     content = torch.load(checkpoint, weights_only=True)
     torch.save(content | {"hyper_parameters": content["hyper_parameters"] | {"layers": 5}}, tmp_path / "other.ckpt")

@@ -1,11 +1,12 @@
 """A training run that can kill itself, as a script: the process really ends, as on a cluster.
 
     python killed_run.py FOLDER SEED EVERY_N_STEPS ACCUMULATE [--kill HOOK BATCH] [--resume CHECKPOINT] [--fine-tuning]
-        [--cocord TEACHER] [--mobileclip SHARDS] [--mmlg TEACHER] [--classifier]
+        [--cocord TEACHER] [--mobileclip SHARDS] [--mmlg TEACHER] [--classifier] [--captioning FOLDER]
 
 Every batch's sample indices go to FOLDER/samples.jsonl, the final state to FOLDER/final.ckpt. Fine-tuning for retrieval
 goes without masked words, in micro-batches, and re-ranks in validation. With a teacher's file it is CoCoRD that trains,
-on labelled shapes, or MM-LG, in slices; with a folder for shards MobileCLIP, in slices, on reinforced shapes; or a
+on labelled shapes, or MM-LG, in slices; with a folder for shards MobileCLIP, in slices, on reinforced shapes; with a
+folder that holds `captions.json`, the arguments of the data, captioning, which writes captions in validation; or a
 vision classifier, on labelled shapes.
 """
 
@@ -20,6 +21,7 @@ from lightning import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from support.albef import SIZES, tiny_albef
+from support.captioning import caption_data, caption_module
 from support.classifier import shape_classes, tiny_classifier
 from support.clip import LENGTH, SIZE, WORDS
 from support.cocord import HEADS
@@ -126,6 +128,12 @@ def classifier_run(args):
     return tiny_classifier(args.seed), shape_classes(length=BATCHES_AN_EPOCH * BATCH, num_workers=2, seed=None)
 
 
+def captioning_run(args):
+    arguments = json.loads((Path(args.captioning) / "captions.json").read_text())
+    data = caption_data(arguments, train=[arguments["train"]] * 2, batch_size=BATCH, num_workers=2, seed=None)
+    return caption_module(arguments, args.seed, warmup_steps=3), data
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -139,10 +147,17 @@ def main():
     parser.add_argument("--mobileclip")
     parser.add_argument("--mmlg")
     parser.add_argument("--classifier", action="store_true")
+    parser.add_argument("--captioning")
     args = parser.parse_args()
 
     seed_everything(args.seed, verbose=False)
-    runs = {"cocord": cocord_run, "mobileclip": mobileclip_run, "mmlg": mmlg_run, "classifier": classifier_run}
+    runs = {
+        "cocord": cocord_run,
+        "mobileclip": mobileclip_run,
+        "mmlg": mmlg_run,
+        "classifier": classifier_run,
+        "captioning": captioning_run,
+    }
     module, data = next((run for name, run in runs.items() if getattr(args, name)), albef_run)(args)
     checkpoints = {"every_n_train_steps": args.every_n_steps} if args.every_n_steps else {"every_n_epochs": 1}
     callbacks = [

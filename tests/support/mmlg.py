@@ -2,6 +2,7 @@
 
 import open_clip
 import torch
+from lightning import Trainer
 from safetensors.torch import save_file
 
 from support.clip import LENGTH, SIZE, WORDS, add_tiny_clip
@@ -36,3 +37,15 @@ def ready(module):
     module.setup("fit")
     module.log = module.log_dict = lambda *_, **__: None
     return module.double()
+
+
+def trained_checkpoint(folder, **options):
+    """A module with random weights, in eval mode, and its checkpoint as a training writes it."""
+    module = tiny_extraction(None, **options)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False, default_root_dir=folder)
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(folder / "last.ckpt", weights_only=True)
+    return module.eval(), str(folder / "last.ckpt")
