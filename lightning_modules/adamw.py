@@ -1,4 +1,4 @@
-"""AdamW with a warm-up that fits into the run and half a cosine, as open_clip trains."""
+"""AdamW with a warm-up that fits into the run, and half a cosine after it, as open_clip trains."""
 
 from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -30,8 +30,11 @@ class AdamWModule(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def scheduled_lr(self, step: int) -> float:
-        """Learning rate at an optimizer step: linear warm-up, then half a cosine to 0."""
-        peak, warmup = self.hparams["learning_rate"], self.hparams["warmup_steps"]
+        """Learning rate at an optimizer step."""
         if step == 0:  # the length of the run would build the loaders before a checkpoint is restored
-            return float(peak / max(warmup, 1))
-        return capped_warmup_cosine(step, int(self.trainer.estimated_stepping_batches), peak, warmup)
+            return float(self.hparams["learning_rate"] / max(self.hparams["warmup_steps"], 1))
+        return self.lr_of_run(step, int(self.trainer.estimated_stepping_batches))
+
+    def lr_of_run(self, step: int, total: int) -> float:
+        """Learning rate at a step of a run of so many: linear warm-up, then half a cosine to 0."""
+        return capped_warmup_cosine(step, total, self.hparams["learning_rate"], self.hparams["warmup_steps"])

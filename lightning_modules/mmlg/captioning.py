@@ -10,20 +10,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_warn
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
-from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ...callbacks import CaptionWriter, StepSeedCallback, all_reduce_sum, gather_texts, missing_callbacks, world_size
 from ...callbacks.distributed import gather_uneven
+from ..adamw import AdamWModule
 from ..caption_metrics import caption_scores
 from ..frozen import FrozenTeacher
-from ..optimizer_groups import weight_decay_groups
 from ..precision import at_least_float32
 from ..schedules import capped_warmup, warmup_linear
 from ..sharding import shard
@@ -32,7 +27,7 @@ from .caption_mapper import CaptionMapper
 Batch = dict[str, Any]
 
 
-class CaptioningModule(LightningModule):
+class CaptioningModule(AdamWModule):
     """A mapper between embeddings of pictures and a language model, over an :class:`EmbeddedCaptionsDataModule`.
 
     Defaults are MM-LG's, else ClipCap's. Neither the language model nor the image tower is in the checkpoint, which
@@ -157,16 +152,6 @@ class CaptioningModule(LightningModule):
         self.language_model.compare(checkpoint)
         self.tower = _same_tower(checkpoint.get("tower"), self.tower)
 
-    def on_train_start(self) -> None:
-        """Say where the warm-up had to be cut."""
-        found, total = self.hparams["warmup_steps"], int(self.trainer.estimated_stepping_batches)
-        used = capped_warmup(found, total)
-        if used != found:
-            rank_zero_warn(
-                f"warmup_steps is {found}, but the run has {total} optimizer steps: it warms up for {used}; set "
-                "model.warmup_steps."
-            )
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Cross entropy of the next token, over the tokens and ends of all captions of all processes."""
         losses = self.token_losses(batch["embedding"], batch["input_ids"], batch["attention_mask"])
@@ -270,22 +255,10 @@ class CaptioningModule(LightningModule):
         self.log(f"{split}/cider_d", scores.pop("cider_d"), prog_bar=True, sync_dist=True)
         self.log_dict({f"{split}/{name}": value for name, value in scores.items()}, sync_dist=True)
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW, fused, with the schedule moved once per optimizer step."""
-        groups = weight_decay_groups(self, self.hparams["weight_decay"])
-        rates = {name: self.hparams[name] for name in ("betas", "eps")}
-        optimizer = AdamW(groups, lr=self.hparams["learning_rate"], fused=True, **rates)
-        # A factor of the peak, so that changing the peak on resume takes effect.
-        schedule = LambdaLR(optimizer, lambda step: self.scheduled_lr(step) / self.hparams["learning_rate"])
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def scheduled_lr(self, step: int) -> float:
-        """Learning rate at an optimizer step."""
-        peak, warmup = self.hparams["learning_rate"], self.hparams["warmup_steps"]
-        if step == 0:  # the length of the run would build the loaders before a checkpoint is restored
-            return float(peak / max(warmup, 1))
-        total = int(self.trainer.estimated_stepping_batches)
-        return warmup_linear(step, total, peak, capped_warmup(warmup, total))
+    def lr_of_run(self, step: int, total: int) -> float:
+        """Learning rate at a step of a run of so many: linear warm-up, then linear decay to 0, as ClipCap's."""
+        warmup = capped_warmup(self.hparams["warmup_steps"], total)
+        return warmup_linear(step, total, self.hparams["learning_rate"], warmup)
 
 
 def _same_tower(known: dict[str, str] | None, given: dict[str, str] | None) -> dict[str, str] | None:
