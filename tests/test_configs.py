@@ -8,12 +8,14 @@ import pytest
 import torch
 import yaml
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from support.clip import add_tiny_clip
 from support.cocord import PAIRS
 from support.command_line import run
 from support.pictures import picture
 from support.reinforcement import write_pairs
+from vlightning.callbacks import load_learngene
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of, save_open_clip
@@ -193,7 +195,7 @@ def test_fine_tuning_runs_on_the_authors_lists_and_keeps_the_best_by_reranked_re
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["albef", "mobileclip"])
+@pytest.mark.parametrize("method", ["albef", "mmlg", "mobileclip"])
 def test_quickstart_runs_every_subcommand(method, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     quickstart = ("--config", str(ROOT / f"configs/{method}/quickstart.yaml"))
@@ -238,6 +240,68 @@ def test_cifar_recipe_is_the_benchmarks():
         "learning_rate": None,  # by the student's family
     }
     assert {name: model[name] for name in expected} == expected
+
+
+def test_extraction_and_activation_are_the_papers():
+    configs = [ROOT / f"configs/mmlg/{name}.yaml" for name in ("extract", "activate")]
+    extract, activate = _composed(configs[0]), _composed(*configs)
+    model, data, trainer = extract["model"]["init_args"], extract["data"]["init_args"], extract["trainer"]
+    expected = {"student": "MM-LG", "learning_rate": 1e-3, "warmup_steps": 10_000, "weight_decay": 0.1, "layers": 12}
+    expected |= {"teacher": "ViT-B-16", "teacher_weights": "openai", "distillation_weight": 1.0, "width": 384}
+    assert {name: model[name] for name in expected} == expected
+    assert (data["batch_size"] * trainer["devices"], trainer["max_epochs"]) == (512, 32)
+    crop = {"scale": [0.9, 1.0], "rand_augment": False, "horizontal_flip": 0.0}
+    assert {name: data["train_transform"]["init_args"][name] for name in crop} == crop
+    assert [callback["class_path"].split(".")[-1] for callback in trainer["callbacks"]][:1] == ["LearngeneWriter"]
+
+    (expansion,) = activate["trainer"]["callbacks"]
+    assert expansion["class_path"].endswith("LearngeneExpansionCallback")
+    place = trainer["logger"]["init_args"] if isinstance(trainer["logger"], dict) else trainer["logger"][0]["init_args"]
+    assert expansion["init_args"]["file"] == f"{place['save_dir']}/{place['name']}/version_0/learngene.safetensors"
+    assert (activate["model"]["init_args"]["student"], activate["trainer"]["max_epochs"]) == ("plain", 1)
+    assert activate["model"]["init_args"]["distillation_weight"] == 1.0
+    assert activate["data"]["init_args"]["samples_per_epoch"] * 10 == data["samples_per_epoch"]
+
+
+@pytest.mark.parametrize(("names", "pictures"), [(["flickr30k"], 29_000), (["flickr30k", "coco"], 113_287)])
+def test_retrieval_of_a_descendant_is_the_papers_recipe_with_a_warm_up_that_fits(names, pictures):
+    composed = _composed(*[ROOT / f"configs/mmlg/retrieval_{name}.yaml" for name in names])
+    model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
+    expected = {"student": "plain", "learning_rate": 5e-5, "weight_decay": 0.01, "distillation_weight": 0.0}
+    assert {name: model[name] for name in expected} == expected
+    assert (data["batch_size"], trainer["max_epochs"]) == (256, 50)
+    assert model["warmup_steps"] == pictures // 256 * 50 // 10
+    assert model["protocols"] == ["karpathy5", "paper"]
+    assert composed["checkpoint"]["monitor"] == "val/paper/recall_mean"
+
+
+def test_captioning_is_the_papers_recipe():
+    composed = _composed(ROOT / "configs/mmlg/caption_coco.yaml")
+    model = composed["model"]["init_args"]
+    expected = {"learning_rate": 2e-5, "warmup_steps": 5_000, "prefix_length": 10, "clip_length": 10, "num_beams": 5}
+    assert {name: model[name] for name in expected} == expected
+    assert (composed["data"]["init_args"]["batch_size"], composed["trainer"]["max_epochs"]) == (256, 10)
+
+
+@pytest.mark.slow
+def test_mmlg_quickstart_ends_in_a_learngene_and_a_descendant_of_it(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    configs = [("--config", str(ROOT / f"configs/mmlg/quickstart{name}.yaml")) for name in ("", "_descendant")]
+    small = ("--data.eval_length", "8", "--data.batch_size", "16", "--data.length", "32")
+    ran = run("fit", *configs[0], *configs[1], *small)
+    assert ran.status != 0
+    assert "Found no learngene file 'runs/mmlg_quickstart/version_0/learngene.safetensors'" in ran.err
+    ran = run("fit", *configs[0], *small, "--trainer.max_epochs", "1")
+    assert ran.status == 0, ran.err
+    learngene = load_learngene("runs/mmlg_quickstart/version_0/learngene.safetensors")
+    assert (learngene.step, learngene.data["class"]) == (2, "ShapesDataModule")
+    (events,) = Path("runs/mmlg_quickstart/version_0").glob("events*")
+    found = EventAccumulator(str(events)).Reload().Tags()
+    assert {"train/coefficients", "train/summand_norms"} <= set(found["images"])
+    assert {"val/karpathy5/recall_mean", "val/paper/recall_mean"} <= set(found["scalars"])
+    ran = run("fit", *configs[0], *configs[1], *small)
+    assert ran.status == 0, ran.err
+    assert "6 vision layers and 6 text layers start from the learngene of MM-LG." in caplog.text
 
 
 def test_classification_with_a_descendant_is_the_papers_recipe():

@@ -51,8 +51,11 @@ class PlainCLIP(open_clip.CLIP):
             size: pairs that go through the towers at a time, as in `in_slices`.
         """
 
+        # Not its own two, which FSDP2 wraps: one wrapper in another leaves the scale of the logits sharded.
+        towers = super()
+
         def encode(image: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
-            return self.encode_image(image), self.encode_text(input_ids)
+            return towers.encode_image(image), towers.encode_text(input_ids)
 
         images, texts = in_slices(encode, size, image, input_ids)
         return images, texts
