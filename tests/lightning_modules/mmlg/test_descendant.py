@@ -19,6 +19,17 @@ def test_it_has_the_papers_size_at_every_depth(depth):
     assert sum(parameter.numel() for parameter in network.parameters()) == COUNTS[depth]
 
 
+@pytest.mark.parametrize(
+    ("depth", "vision", "text"),
+    [(6, 11_166_720, 29_797_248), (8, 14_715_648, 33_346_176), (12, 21_813_504, 40_444_032)],
+)
+def test_its_towers_have_theirs(depth, vision, text):
+    with torch.device("meta"):
+        network = PlainCLIP(LearngeneSizes(layers=depth))
+    assert sum(parameter.numel() for parameter in network.visual.parameters()) == vision
+    assert vision + text + 1 == COUNTS[depth]
+
+
 @pytest.mark.parametrize("size", [None, 2])
 def test_it_is_open_clips_in_features_and_gradients(size):
     theirs = randomized(clip()).double()

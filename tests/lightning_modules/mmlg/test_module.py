@@ -293,11 +293,12 @@ class Notes(pl.Callback):
 
 
 @pytest.mark.parametrize("options", [{}, {"student": "plain", "layers": 3}, {"student": "TLEG"}])
-def test_a_student_starts_from_an_earlier_one_and_a_resumed_run_from_its_checkpoint(tmp_path, options):
+def test_a_student_starts_from_an_earlier_one_and_a_resumed_run_from_its_checkpoint(tmp_path, caplog, options):
     file, state = checkpoint(tmp_path, **options)
     notes, data = Notes(), shapes()
     trainer = quiet_trainer(tmp_path, notes, max_steps=2, limit_val_batches=0)
     trainer.fit(tiny_extraction(None, seed=5, weights=file, **options), data)
+    assert f"The student starts from {file!r}." in caplog.text
     assert notes.state.keys() == state.keys()
     assert all(torch.equal(notes.state[name], tensor) for name, tensor in state.items())
     trainer.save_checkpoint(tmp_path / "second.ckpt")
