@@ -50,7 +50,6 @@ class PlainCLIP(open_clip.CLIP):
             input_ids: long, of all pairs.
             size: pairs that go through the towers at a time, as in `in_slices`.
         """
-
         # Not its own two, which FSDP2 wraps: one wrapper in another leaves the scale of the logits sharded.
         towers = super()
 
