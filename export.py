@@ -55,7 +55,7 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("target", help="the folder or the file to write; must not exist")
     parser.add_argument(
         "--layout",
-        choices=[layout for exporter in EXPORTERS.values() for layout in exporter.layouts],
+        choices=list(dict.fromkeys(layout for exporter in EXPORTERS.values() for layout in exporter.layouts)),
         help=" ".join(
             f"Of {name}, by default {next(iter(exporter.layouts))}: "
             + "; ".join(f"{layout}: {what}" for layout, what in exporter.layouts.items())

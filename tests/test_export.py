@@ -139,5 +139,5 @@ def test_module_runs_as_a_command_and_describes_itself():
     words = [sys.executable, "-m", "vlightning.export", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    layouts = "vlightning,albef,student,torchvision,detectron2,torch_export,onnx,open_clip,vendor"
+    layouts = "vlightning,albef,student,torchvision,detectron2,open_clip,learngene,torch_export,onnx,vendor"
     assert f"--layout {{{layouts}}}" in done.stdout

@@ -51,10 +51,10 @@ class PlainCLIP(open_clip.CLIP):
             size: pairs that go through the towers at a time, as in `in_slices`.
         """
         # Not its own two, which FSDP2 wraps: one wrapper in another leaves the scale of the logits sharded.
-        towers = super()
+        encode_image, encode_text = super().encode_image, super().encode_text
 
         def encode(image: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
-            return towers.encode_image(image), towers.encode_text(input_ids)
+            return encode_image(image), encode_text(input_ids)
 
         images, texts = in_slices(encode, size, image, input_ids)
         return images, texts
