@@ -162,7 +162,7 @@ def main():
     checkpoints = {"every_n_train_steps": args.every_n_steps} if args.every_n_steps else {"every_n_epochs": 1}
     callbacks = [
         Recorder(args.folder / "samples.jsonl"),
-        ModelCheckpoint(args.folder, filename="{step}", save_top_k=-1, save_last=True, **checkpoints),
+        ModelCheckpoint(args.folder, filename="{step}", save_top_k=1, save_last=True, **checkpoints),
     ]
     if args.kill:
         callbacks.append(Killer(args.kill[0], int(args.kill[1])))

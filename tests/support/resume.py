@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -27,6 +28,23 @@ def run(folder, *args, killed=False):
         check=False,
     )
     assert process.returncode == (-9 if killed else 0), process.stderr[-3000:]
+
+
+def assert_resumed_run_is_whole(tmp_path, every_n_steps, accumulate, hook, batch, *words):
+    """Kills a run in a hook, resumes it, and compares it with one that nothing happened to.
+
+    Returns:
+        The leaves of the final checkpoint by path.
+    """
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    killed = (resumed, 1, every_n_steps, accumulate, "--kill", hook, batch, *words)
+    with ThreadPoolExecutor() as pool:  # they have nothing to do with each other
+        for done in [pool.submit(run, whole, 1, 0, accumulate, *words), pool.submit(run, *killed, killed=True)]:
+            done.result()
+    assert not (resumed / "final.ckpt").exists()
+    # Another seed: everything that matters has to come from the checkpoint.
+    run(resumed, 2, every_n_steps, accumulate, "--resume", resumed / "last.ckpt", *words)
+    return assert_same_end(whole, resumed)
 
 
 def samples(folder):

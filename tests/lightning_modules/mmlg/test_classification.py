@@ -20,8 +20,7 @@ from support.distributed import run_ddp_fit, run_distributed, run_sharded_fit, w
 from support.learngene import SIZE, auxiliary, learngene, pictures
 from support.mmlg import tiny_extraction
 from support.pictures import encoded, picture
-from support.resume import assert_same_end
-from support.resume import run as run_killed
+from support.resume import assert_resumed_run_is_whole
 from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneExpansionCallback, rank, save_learngene
 from vlightning.lightning_modules import VisionClassifierModule
@@ -370,11 +369,5 @@ def test_two_processes_train_as_one_whole_and_sharded_and_their_checkpoints_are_
     ("every_n_steps", "hook", "batch"), [(1, "on_before_optimizer_step", 7), (0, "on_train_epoch_start", 8)]
 )
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, every_n_steps, hook, batch):
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    run_killed(whole, 1, 1, 1, "--classifier")
-    run_killed(resumed, 1, every_n_steps, 1, "--kill", hook, batch, "--classifier", killed=True)
-    assert not (resumed / "final.ckpt").exists()
-    # Another seed: everything that matters has to come from the checkpoint.
-    run_killed(resumed, 2, every_n_steps, 1, "--resume", resumed / "last.ckpt", "--classifier")
-    leaves = assert_same_end(whole, resumed)
+    leaves = assert_resumed_run_is_whole(tmp_path, every_n_steps, 1, hook, batch, "--classifier")
     assert {"/state_dict/head.weight", "/state_dict/tower.conv1.weight"} < set(leaves)
