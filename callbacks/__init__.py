@@ -1,7 +1,6 @@
 """Callbacks that any Lightning project can use."""
 
 from .checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint
-from .class_predictions import ClassPredictionWriter
 from .distributed import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
 from .ema import EMACallback, EMAPair, ema_momentum
 from .figures import RetrievalFigures, WordMapFigures
@@ -12,7 +11,7 @@ from .learngene_figures import LearngeneFigures, LearngeneTerms
 from .learngene_file import Learngene, LearngeneSizes, load_learngene, save_learngene
 from .missing import missing_callbacks
 from .optimizer_step import OptimizerStepCallback
-from .picture_predictions import CaptionWriter, ImageEmbeddingWriter
+from .picture_predictions import CaptionWriter, ClassPredictionWriter, ImageEmbeddingWriter
 from .predictions import RetrievalPredictionWriter
 from .queue import FeatureQueue, QueueCallback
 from .reinforcement_writer import LeftOut, Reinforced, ReinforcementWriter

@@ -1,105 +1,26 @@
-"""What `predict` makes of each picture, a row for each in one Parquet file: its embedding, or its caption."""
+"""What `predict` makes of pictures, a row for each in one Parquet file: their embeddings, captions or classes."""
 
 import json
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from .distributed import gather_texts, gather_uneven
-from .tables import prediction_folder, write_table
+from .distributed import gather_texts
+from .picture_rows import PictureRowsWriter, gather_rows
 
 ORIGIN = b"tower"
 """Entry of the file's metadata that says what made its embeddings, in JSON."""
+_NO_IDS = torch.zeros(0, dtype=torch.long)
 
 
-class _PictureRowsWriter(Callback):
-    """Writes a column beside the columns sample_index, image_id and image, in the order of the data.
-
-    A subclass says what `predict_step` returns beside `sample_index` and `image_id`, long [B], and how that is gathered
-    and written.
-
-    Args:
-        folder: Where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
-    """
-
-    returned: str
-    file: str
-
-    def __init__(self, folder: str | None = None) -> None:
-        super().__init__()
-        self.folder = folder
-        self._index: list[Tensor] = []
-        self._ids: list[Tensor] = []
-        self._values: list[Any] = []
-
-    @abstractmethod
-    def gathered(self, batches: Sequence[Any]) -> Any:
-        """What all processes returned, in the order of their ranks; every process calls it."""
-
-    @abstractmethod
-    def column(self, values: Any, order: Tensor) -> Any:
-        """A column of pyarrow: the values at the places `order`."""
-
-    @override
-    def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._index, self._ids, self._values = [], [], []
-
-    @override
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if not isinstance(outputs, dict) or not {"sample_index", "image_id", self.returned} <= outputs.keys():
-            raise ValueError(
-                f"predict_step of {type(pl_module).__name__} returned no sample_index, image_id and {self.returned}, "
-                f"which {type(self).__name__} writes: leave the callback out, or return them."
-            )
-        self._index.append(outputs["sample_index"].cpu())
-        self._ids.append(outputs["image_id"].cpu())
-        self._values.append(outputs[self.returned])
-
-    @override
-    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        none = torch.zeros(0, dtype=torch.long)
-        index, ids = (gather_uneven(torch.cat([none, *part])) for part in (self._index, self._ids))
-        values = self.gathered(self._values)
-        self._index, self._ids, self._values = [], [], []
-        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        order = index.argsort()
-        data: Any = getattr(trainer, "datamodule", None)
-        named = hasattr(data, "picture_name")
-        names = [data.picture_name("predict", number) if named else None for number in index[order].tolist()]
-        table = pa.table(
-            {
-                "sample_index": index[order].numpy(),
-                "image_id": ids[order].numpy(),
-                "image": pa.array(names, "string"),
-                self.returned: self.column(values, order),
-            }
-        )
-        origin = getattr(pl_module, "origin", None)
-        if origin is not None:
-            table = table.replace_schema_metadata({ORIGIN: json.dumps(origin).encode()})
-        file = prediction_folder(trainer, self.folder) / self.file
-        write_table(table, file)
-        rank_zero_info(f"{len(index)} pictures: one {self.returned} of each is in {file}.")
-
-
-class ImageEmbeddingWriter(_PictureRowsWriter):
-    """Writes `embeddings.parquet` after `predict`: sample_index, image_id, image, embedding (D float32).
+class ImageEmbeddingWriter(PictureRowsWriter):
+    """Writes `embeddings.parquet` after `predict`: sample_index, image, image_id, embedding (D float32).
 
     Embeddings are written as they come, not scaled. `image` is the picture's path, or its source and row, from the
     datamodule's `picture_name`; null where there is none. What made them, the module's `origin` if it has one (plain
@@ -115,22 +36,32 @@ class ImageEmbeddingWriter(_PictureRowsWriter):
         ValueError: If `predict_step` returns something else.
     """
 
-    returned, file = "embedding", "embeddings.parquet"
+    returned, file, written = ("image_id", "embedding"), "embeddings.parquet", "one embedding of each is"
 
     @override
-    def gathered(self, batches: Sequence[Tensor]) -> Tensor:
-        # A process may have got no batch at all, and then knows the width from the others.
-        width = int(gather_uneven(torch.tensor([batches[0].shape[1] if batches else 0])).max())
-        return gather_uneven(torch.cat([torch.zeros(0, width), *(batch.float().cpu() for batch in batches)]))
+    def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        return outputs["image_id"].cpu(), outputs["embedding"].float().cpu()
 
     @override
-    def column(self, values: Tensor, order: Tensor) -> Any:
+    def gathered(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        ids, embeddings = gather_rows([ids for ids, _ in batches], _NO_IDS), [part for _, part in batches]
+        return ids, gather_rows(embeddings, torch.zeros(0, 1))
+
+    @override
+    def columns(self, gathered: tuple[Tensor, Tensor], order: Tensor, trainer: Trainer) -> dict[str, Any]:
+        ids, embeddings = gathered
         # Of one width, so that no offset can grow too large for its type.
-        return pa.FixedSizeListArray.from_arrays(values[order].numpy().reshape(-1), max(values.shape[1], 1))
+        rows = pa.FixedSizeListArray.from_arrays(embeddings[order].numpy().reshape(-1), embeddings.shape[1])
+        return {"image_id": ids[order].numpy(), "embedding": rows}
+
+    @override
+    def metadata(self, pl_module: LightningModule) -> dict[bytes, bytes] | None:
+        origin = getattr(pl_module, "origin", None)
+        return None if origin is None else {ORIGIN: json.dumps(origin).encode()}
 
 
-class CaptionWriter(_PictureRowsWriter):
-    """Writes `captions.parquet` after `predict`: sample_index, image_id, image, caption.
+class CaptionWriter(PictureRowsWriter):
+    """Writes `captions.parquet` after `predict`: sample_index, image, image_id, caption.
 
     `image` is the picture's path, or its source and row, from the datamodule's `picture_name`, or null.
     The file is written beside its place and then renamed.
@@ -144,12 +75,78 @@ class CaptionWriter(_PictureRowsWriter):
         ValueError: If `predict_step` returns something else.
     """
 
-    returned, file = "caption", "captions.parquet"
+    returned, file, written = ("image_id", "caption"), "captions.parquet", "one caption of each is"
 
     @override
-    def gathered(self, batches: Sequence[list[str]]) -> list[str]:
-        return gather_texts([text for batch in batches for text in batch])
+    def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, list[str]]:
+        return outputs["image_id"].cpu(), outputs["caption"]
 
     @override
-    def column(self, values: list[str], order: Tensor) -> Any:
-        return pa.array([values[place] for place in order.tolist()], "string")
+    def gathered(self, batches: Sequence[tuple[Tensor, list[str]]]) -> tuple[Tensor, list[str]]:
+        ids = gather_rows([ids for ids, _ in batches], _NO_IDS)
+        return ids, gather_texts([text for _, texts in batches for text in texts])
+
+    @override
+    def columns(self, gathered: tuple[Tensor, list[str]], order: Tensor, trainer: Trainer) -> dict[str, Any]:
+        ids, captions = gathered
+        texts = pa.array([captions[place] for place in order.tolist()], "string")
+        return {"image_id": ids[order].numpy(), "caption": texts}
+
+
+class _Best(NamedTuple):
+    """The most probable classes [N, k], and how probable they are."""
+
+    labels: Tensor
+    probabilities: Tensor
+
+
+class ClassPredictionWriter(PictureRowsWriter):
+    """Writes `predictions.parquet` after `predict`, a row for each picture in the order of the data.
+
+    Columns: sample_index; image, its path, or its source and row; label, the most probable class; name of that class;
+    probability; top_labels and top_probabilities, the `top_k` most probable, best first. Names come from the
+    datamodule's `picture_name` and `class_names`; what is not known is null. The file is written beside its place and
+    then renamed.
+
+    The module's `predict_step` returns `{"sample_index": long [B], "probabilities": [B, C]}`.
+
+    Args:
+        top_k: classes in the lists.
+        folder: where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
+
+    Raises:
+        ValueError: if `top_k` is below 1, or `predict_step` returns something else.
+    """
+
+    returned, file, written = ("probabilities",), "predictions.parquet", "their classes are"
+
+    def __init__(self, top_k: int = 5, folder: str | None = None) -> None:
+        super().__init__(folder)
+        if top_k < 1:
+            raise ValueError(f"top_k={top_k} of ClassPredictionWriter must be at least 1.")
+        self.top_k = top_k
+
+    @override
+    def kept(self, outputs: dict[str, Any]) -> _Best:
+        probabilities = outputs["probabilities"].float()
+        best = probabilities.topk(min(self.top_k, probabilities.shape[1]))
+        return _Best(best.indices.cpu(), best.values.cpu())
+
+    @override
+    def gathered(self, batches: Sequence[_Best]) -> _Best:
+        labels = gather_rows([best.labels for best in batches], torch.zeros(0, 1, dtype=torch.long))
+        return _Best(labels, gather_rows([best.probabilities for best in batches], torch.zeros(0, 1)))
+
+    @override
+    def columns(self, gathered: _Best, order: Tensor, trainer: Trainer) -> dict[str, Any]:
+        labels, probabilities = gathered.labels[order], gathered.probabilities[order]
+        names = getattr(getattr(trainer, "datamodule", None), "class_names", None)
+        first = labels[:, 0].tolist()
+        starts = np.arange(len(labels) + 1, dtype=np.int32) * labels.shape[1]
+        return {
+            "label": labels[:, 0].numpy(),
+            "name": pa.array([names[label] if names else None for label in first], "string"),
+            "probability": probabilities[:, 0].numpy(),
+            "top_labels": pa.ListArray.from_arrays(starts, labels.numpy().reshape(-1)),
+            "top_probabilities": pa.ListArray.from_arrays(starts, probabilities.numpy().reshape(-1)),
+        }

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
 
 from .decode import BadSample
-from .samples import Collated, Outcome, Rows, Transform, account, stacked
-from .sampling import kept_draws, sample_words, seeded, view_seed
+from .samples import Collated, Outcome, Rows, SeededSet, Transform, account, stacked
+from .sampling import sample_words, seeded, view_seed
 from .tables import PictureTable
 
 Label = int | str
@@ -157,7 +156,7 @@ def _copied(picture: Image.Image | None) -> Image.Image:
     return picture.copy()
 
 
-class LabelledEvaluationSet(Dataset[Outcome]):
+class LabelledEvaluationSet(SeededSet):
     """Pictures of an evaluation split; unusable ones are left out, never replaced.
 
     Args:
@@ -173,10 +172,6 @@ class LabelledEvaluationSet(Dataset[Outcome]):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __getitems__(self, rows: Sequence[int]) -> list[Outcome]:
-        with kept_draws():
-            return [self[row] for row in rows]
 
     def __getitem__(self, row: int) -> Outcome:
         try:

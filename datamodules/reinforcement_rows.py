@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
 
 from .decode import EMPTY_CAPTION, BadSample, Fault, decode_image, picture_suffix
 from .reinforced_rows import Embeddings, caption_of
 from .reinforced_writer import ReinforcedRecord
 from .replay import Augmentation, AugmentationDraw, Interpolation, augmentation_entries, parse_augmentation, replay
-from .samples import Collated, Outcome, account, stacked
-from .sampling import kept_draws, sample_words, seeded, view_seed
+from .samples import Collated, Outcome, SeededSet, account, stacked
+from .sampling import sample_words, seeded, view_seed
 from .shards import Shards, json_of
 from .tables import PairTable
 from .text import usable_caption
@@ -122,7 +121,7 @@ def _pixels(picture: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(picture))
 
 
-class ReinforcementSet(Dataset[Outcome]):
+class ReinforcementSet(SeededSet):
     """Pairs with freshly drawn augmentations, a function of (seed, row, number of the augmentation).
 
     Args:
@@ -152,10 +151,6 @@ class ReinforcementSet(Dataset[Outcome]):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __getitems__(self, rows: Sequence[int]) -> list[Outcome]:
-        with kept_draws():
-            return [self[row] for row in rows]
 
     def __getitem__(self, row: int) -> Outcome:
         try:

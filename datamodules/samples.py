@@ -139,7 +139,18 @@ class PairReader:
         return Sample(image, [caption], self.rows.image_id(row), row)
 
 
-class TrainingSet(Dataset[Outcome]):
+class SeededSet(Dataset[Outcome]):
+    """A data set whose draws for a batch leave those of the process where they were.
+
+    A subclass has `__len__` and `__getitem__`, which draws inside of :func:`~.sampling.seeded`.
+    """
+
+    def __getitems__(self, keys: Sequence[Any]) -> list[Outcome]:
+        with kept_draws():
+            return [self[key] for key in keys]
+
+
+class TrainingSet(SeededSet):
     """Training rows, each with draws of its own in every epoch; unusable rows are replaced.
 
     Args:
@@ -156,10 +167,6 @@ class TrainingSet(Dataset[Outcome]):
     def __len__(self) -> int:
         return self.length
 
-    def __getitems__(self, keys: Sequence[Key]) -> list[Outcome]:
-        with kept_draws():
-            return [self[key] for key in keys]
-
     def __getitem__(self, key: Key) -> Outcome:
         epoch, first = key
         faults: list[Fault] = []
@@ -174,7 +181,7 @@ class TrainingSet(Dataset[Outcome]):
         return Outcome(None, ATTEMPTS, faults)
 
 
-class EvaluationSet(Dataset[Outcome]):
+class EvaluationSet(SeededSet):
     """Pictures of an evaluation split, each with all of its captions; unusable ones are left out, never replaced.
 
     Args:
@@ -204,10 +211,6 @@ class EvaluationSet(Dataset[Outcome]):
 
     def __len__(self) -> int:
         return len(self.pictures)
-
-    def __getitems__(self, pictures: Sequence[int]) -> list[Outcome]:
-        with kept_draws():
-            return [self[picture] for picture in pictures]
 
     def __getitem__(self, picture: int) -> Outcome:
         rows = self.pictures[picture]

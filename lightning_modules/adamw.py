@@ -12,8 +12,8 @@ from .schedules import capped_warmup_cosine, warn_of_capped_warmup
 class AdamWModule(LightningModule):
     """A LightningModule with this optimizer and schedule.
 
-    A subclass saves the hyperparameters `learning_rate`, `warmup_steps`, `weight_decay`, `betas` and `eps`, and calls
-    `super()` where it overrides a hook.
+    A subclass saves the hyperparameters `learning_rate`, `warmup_steps`, `weight_decay`, `betas` and `eps`, and
+    `min_learning_rate` where the cosine does not end at 0; it calls `super()` where it overrides a hook.
     """
 
     def on_train_start(self) -> None:
@@ -22,12 +22,16 @@ class AdamWModule(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW, fused, with the schedule moved once per optimizer step."""
-        groups = weight_decay_groups(self, self.hparams["weight_decay"])
+        groups = weight_decay_groups(self, self.hparams["weight_decay"], spare=self.decay_spared())
         rates = {name: self.hparams[name] for name in ("betas", "eps")}
         optimizer = AdamW(groups, lr=self.hparams["learning_rate"], fused=True, **rates)
         # A factor of the peak, so that changing the peak on resume takes effect.
         schedule = LambdaLR(optimizer, lambda step: self.scheduled_lr(step) / self.hparams["learning_rate"])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def decay_spared(self) -> tuple[str, ...]:
+        """Names of matrices that do not decay."""
+        return ()
 
     def scheduled_lr(self, step: int) -> float:
         """Learning rate at an optimizer step."""
@@ -36,5 +40,6 @@ class AdamWModule(LightningModule):
         return self.lr_of_run(step, int(self.trainer.estimated_stepping_batches))
 
     def lr_of_run(self, step: int, total: int) -> float:
-        """Learning rate at a step of a run of so many: linear warm-up, then half a cosine to 0."""
-        return capped_warmup_cosine(step, total, self.hparams["learning_rate"], self.hparams["warmup_steps"])
+        """Learning rate at a step of a run of so many: linear warm-up, then half a cosine to 0 or the floor."""
+        peak, floor = self.hparams["learning_rate"], self.hparams.get("min_learning_rate", 0.0)
+        return capped_warmup_cosine(step, total, peak, self.hparams["warmup_steps"], floor)

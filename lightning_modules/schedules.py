@@ -70,14 +70,15 @@ def capped_warmup(warmup_steps: int, total: int) -> int:
     return warmup_steps if warmup_steps < total else total // 10
 
 
-def capped_warmup_cosine(step: int, total: int, peak: float, warmup_steps: int) -> float:
-    """Linear warm-up that ends before the run does, its first step above 0, then half a cosine to 0; as open_clip's.
+def capped_warmup_cosine(step: int, total: int, peak: float, warmup_steps: int, floor: float = 0.0) -> float:
+    """Linear warm-up that ends before the run does, its first step above 0, then half a cosine; as open_clip's.
 
     Args:
         step: optimizer step, from 0.
         total: steps of the whole run.
         peak: learning rate at the end of the warm-up.
         warmup_steps: as asked for; see `capped_warmup`.
+        floor: learning rate at the end of the run.
 
     Returns:
         The learning rate for that step.
@@ -85,7 +86,7 @@ def capped_warmup_cosine(step: int, total: int, peak: float, warmup_steps: int) 
     warmup = capped_warmup(warmup_steps, total)
     if step < warmup:
         return float(peak * (step + 1) / warmup)
-    return warmup_cosine(step - warmup, total - warmup, peak, 0.0, 0, peak)
+    return warmup_cosine(step - warmup, total - warmup, peak, floor, 0, peak)
 
 
 def warn_of_capped_warmup(warmup_steps: int, total: int) -> None:

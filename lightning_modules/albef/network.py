@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from transformers import BertConfig
@@ -26,7 +25,7 @@ from transformers.models.bert.modeling_bert import (
 
 from ..attention import BERT_ATTENTION, attend, set_vit_attention
 from ..mlp import LeanMlp
-from ..precision import at_least_float32
+from ..precision import at_least_float32, unit
 from ..slices import recomputed
 
 
@@ -279,11 +278,11 @@ class ALBEFNetwork(nn.Module):
 
     def project_image(self, image_tokens: Tensor) -> Tensor:
         """Unit-length contrastive features [B, E] of image tokens, in float32 at least."""
-        return F.normalize(at_least_float32(self.vision_proj(image_tokens[:, 0])), dim=-1)
+        return unit(self.vision_proj(image_tokens[:, 0]))
 
     def project_text(self, text_states: Tensor) -> Tensor:
         """Unit-length contrastive features [B, E] of text states, in float32 at least."""
-        return F.normalize(at_least_float32(self.text_proj(text_states[:, 0])), dim=-1)
+        return unit(self.text_proj(text_states[:, 0]))
 
 
 def bert_config(

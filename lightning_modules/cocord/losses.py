@@ -4,12 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..precision import at_least_float32
-
-
-def unit(vectors: Tensor) -> Tensor:
-    """Vectors [B, E] at unit length."""
-    return F.normalize(at_least_float32(vectors), dim=-1)
+from ..precision import at_least_float32, unit
 
 
 def contrastive_loss(query: Tensor, key: Tensor, dictionary: Tensor, valid: Tensor, temperature: float) -> Tensor:

@@ -26,11 +26,11 @@ from ...callbacks.distributed import world_size
 from ..classification import Accuracy, Batch, ClassifierModule
 from ..frozen import FrozenTeacher
 from ..initial_weights import InitialWeights
-from ..precision import at_least_float32
+from ..precision import at_least_float32, unit
 from ..sharding import shard
 from .checkpoint import load_classifier, public_state, read_classifier
 from .cifar import Classifier
-from .losses import contrastive_loss, distillation_loss, prediction_loss, unit
+from .losses import contrastive_loss, distillation_loss, prediction_loss
 from .network import Predictor, ProjectionHead, build_classifier, each_view, public_network
 from .teacher import load_frozen
 

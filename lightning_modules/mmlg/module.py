@@ -12,16 +12,13 @@ from statistics import fmean
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
-from torch.optim import Optimizer
 
 from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
 from ...callbacks.distributed import gather, rank
@@ -33,8 +30,9 @@ from ..contrast import Side, Terms, contrast_terms
 from ..evaluation import Batch, Protocol, RetrievalEvaluation, RetrievalModule
 from ..frozen import FrozenTeacher
 from ..initial_weights import InitialWeights
+from ..logit_scale import ClampedLogitScale
 from ..mobileclip.outside import Outside, load_outside
-from ..precision import at_least_float32
+from ..precision import unit
 from ..sharding import shard
 from ..slices import in_slices
 from .losses import extraction_loss, soft_cross_entropy
@@ -44,7 +42,7 @@ from .pretrained import NETWORKS, Student, load_student
 Three = tuple[float, float, float]
 
 
-class MMLGModule(AdamWModule, InitialWeights, RetrievalModule):
+class MMLGModule(ClampedLogitScale, AdamWModule, InitialWeights, RetrievalModule):
     """CLIP training with a teacher: extraction, of the auxiliary, and whatever its descendants go through.
 
     Sizes default to the paper's: a ViT-S/16 and a text tower of the same width, 30,311,065 parameters instead of the
@@ -268,12 +266,12 @@ class MMLGModule(AdamWModule, InitialWeights, RetrievalModule):
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
         """Unit-length features [B, E] of pictures [B, 3, S, S]."""
-        return _unit(self.student.encode_image(image)), None
+        return unit(self.student.encode_image(image)), None
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Unit-length features [B, E] of texts [B, L]; a text's feature is that of its end, so the mask is not used."""
         self._check_tokens(input_ids)
-        return _unit(self.student.encode_text(input_ids))
+        return unit(self.student.encode_text(input_ids))
 
     def contrastive_temperature(self) -> float:
         """One over the learned scale."""
@@ -290,28 +288,12 @@ class MMLGModule(AdamWModule, InitialWeights, RetrievalModule):
         tensors = self.student.learngene_tensors(state) if state else state  # the other processes get nothing
         return Learngene(tensors, self.student.sizes, self.teacher.origin, method=self.student.method)
 
-    def optimizer_step(
-        self,
-        epoch: int,
-        batch_idx: int,
-        optimizer: Optimizer | LightningOptimizer,
-        optimizer_closure: Any = None,
-    ) -> None:
-        """Step, then clamp the scale."""
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        with torch.no_grad():
-            self.student.logit_scale.clamp_(0, math.log(self.hparams["max_logit_scale"]))
-
 
 def _side(image: Tensor, text: Tensor, scale: Tensor | float, gradient: bool = False) -> Side:
     """Unit features of this process's pairs and everybody's, of features [B, E]."""
-    image, text = _unit(image), _unit(text)
+    image, text = unit(image), unit(text)
     all_image, all_text = gather(torch.cat([image, text], 1), gradient).chunk(2, 1)
     return Side(image, text, all_image, all_text, scale)
-
-
-def _unit(features: Tensor) -> Tensor:
-    return F.normalize(at_least_float32(features), dim=-1)
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -12,27 +12,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
 from ...callbacks.distributed import gather, rank
+from ..adamw import AdamWModule
 from ..batch_norm import kept_statistics, one_update
 from ..contrast import Side, Terms, contrast_terms
 from ..evaluation import Batch, RetrievalEvaluation, RetrievalModule
 from ..initial_weights import InitialWeights
 from ..layout import channels_last
-from ..optimizer_groups import weight_decay_groups
-from ..precision import at_least_float32
-from ..schedules import warmup_cosine
+from ..logit_scale import ClampedLogitScale
+from ..precision import unit
 from ..sharding import shard
 from ..slices import in_slices
 from .losses import reinforced_loss
@@ -45,7 +40,7 @@ _CAPTIONS = {REAL: "input_ids", SYNTHETIC: "synthetic_input_ids"}
 _TEACHERS = {REAL: "teacher_text", SYNTHETIC: "teacher_synthetic"}
 
 
-class MobileCLIPModule(InitialWeights, RetrievalModule):
+class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, RetrievalModule):
     """Contrast with the pairs, and distillation of how teachers relate pictures and texts, on two captions a picture.
 
     Each batch of reinforced data makes two batches of pairs, with the real and with a synthetic caption of the same
@@ -74,7 +69,8 @@ class MobileCLIPModule(InitialWeights, RetrievalModule):
         max_logit_scale: the student's own scale is clamped to at most this after each optimizer step (CLIP: 100).
         learning_rate: peak (paper).
         min_learning_rate: at the end (paper; MobileCLIP2-S3 and -S4, and the released scripts: 0).
-        warmup_steps: optimizer steps of warm-up (paper: 2000; MobileCLIP2-S0 and -S2: 10,000; released scripts: 1000).
+        warmup_steps: optimizer steps of warm-up (paper: 2000; MobileCLIP2-S0 and -S2: 10,000; released scripts: 1000);
+            a tenth of the run where that is not longer.
         weight_decay: of AdamW (paper); norms, biases and scales are spared.
         decay_layer_scales: whether the factors of residual branches are decayed, as in the released scripts.
         betas: of AdamW (paper).
@@ -222,7 +218,7 @@ class MobileCLIPModule(InitialWeights, RetrievalModule):
         def encode(image: Tensor, *texts: Tensor) -> tuple[Tensor, ...]:
             # Both captions share one pass through the text tower.
             features = self.student.encode_text(torch.cat(texts)).chunk(len(texts))
-            return tuple(_unit(part) for part in (self.student.encode_image(image), *features))
+            return tuple(unit(part) for part in (self.student.encode_image(image), *features))
 
         texts = [batch[_CAPTIONS[kind]] for kind in captions]
         self._check_tokens(texts[0])
@@ -290,12 +286,12 @@ class MobileCLIPModule(InitialWeights, RetrievalModule):
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
         """Unit-length features [B, E] of pictures [B, 3, S, S]."""
-        return _unit(self.evaluated.encode_image(image)), None
+        return unit(self.evaluated.encode_image(image)), None
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Unit-length features [B, E] of texts [B, L]; the towers look at all positions, so the mask is not used."""
         self._check_tokens(input_ids)
-        return _unit(self.evaluated.encode_text(input_ids))
+        return unit(self.evaluated.encode_text(input_ids))
 
     def contrastive_temperature(self) -> float:
         """One over the learned scale."""
@@ -318,39 +314,9 @@ class MobileCLIPModule(InitialWeights, RetrievalModule):
         size = trained.preprocessing.image_size
         export_towers(trained.model, folder, format, size, fused, preprocessing=vars(trained.preprocessing))
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW, fused, with the schedule moved once per optimizer step."""
-        scales = [name for name, _ in self.student.named_parameters(prefix="student") if name.endswith(".gamma")]
-        spared = () if self.hparams["decay_layer_scales"] else tuple(scales)
-        groups = weight_decay_groups(self, self.hparams["weight_decay"], spare=spared)
-        rates = {name: self.hparams[name] for name in ("betas", "eps")}
-        optimizer = AdamW(groups, lr=self.hparams["learning_rate"], fused=True, **rates)
-        # A factor of the peak, so that changing the peak on resume takes effect.
-        schedule = LambdaLR(optimizer, lambda step: self.scheduled_lr(step) / self.hparams["learning_rate"])
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def scheduled_lr(self, step: int) -> float:
-        """Learning rate at an optimizer step: open_clip's, with a floor."""
-        names = ("learning_rate", "min_learning_rate", "warmup_steps")
-        peak, floor, warmup = (self.hparams[name] for name in names)
-        if step < warmup or step == 0:
-            return float(peak * (step + 1) / max(warmup, 1))
-        # Not asked for at step 0, when it would build the loaders before a checkpoint is restored.
-        total = int(self.trainer.estimated_stepping_batches)
-        return warmup_cosine(step - warmup, total - warmup, peak, floor, 0, peak)
-
-    def optimizer_step(
-        self,
-        epoch: int,
-        batch_idx: int,
-        optimizer: Optimizer | LightningOptimizer,
-        optimizer_closure: Any = None,
-    ) -> None:
-        """Step, then clamp the scale."""
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        with torch.no_grad():
-            self.student.logit_scale.clamp_(0, math.log(self.hparams["max_logit_scale"]))
-
-
-def _unit(features: Tensor) -> Tensor:
-    return F.normalize(at_least_float32(features), dim=-1)
+    def decay_spared(self) -> tuple[str, ...]:
+        """Scales of layers, unless they are to decay."""
+        if self.hparams["decay_layer_scales"]:
+            return ()
+        names = (name for name, _ in self.student.named_parameters(prefix="student"))
+        return tuple(name for name in names if name.endswith(".gamma"))

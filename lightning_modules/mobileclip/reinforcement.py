@@ -13,11 +13,10 @@ from lightning.pytorch.callbacks import Callback
 from open_clip.transformer import QuickGELU
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from ...callbacks import LeftOut, Reinforced, ReinforcementWriter, missing_callbacks
 from ..frozen import FrozenTeacher
-from ..precision import at_least_float32
+from ..precision import unit
 from .captioner import Captioner
 from .outside import Outside, load_outside
 
@@ -209,7 +208,7 @@ class ReinforcementModule(LightningModule):
             pictures = views[self.views.index(_view(outside))]
             flat = pictures.flatten(0, 1)
             features = [outside.network.encode_image(_normalised(part, outside)) for part in self._parts(flat)]
-            parts.append(_unit(torch.cat(features)).unflatten(0, pictures.shape[:2]))
+            parts.append(unit(torch.cat(features)).float().unflatten(0, pictures.shape[:2]))
         return torch.cat(parts, -1).cpu()
 
     def _text_embeddings(self, texts: list[str]) -> Tensor:
@@ -217,7 +216,7 @@ class ReinforcementModule(LightningModule):
         parts = []
         for outside in self.loaded:
             ids = outside.tokenizer(texts).to(self.device)
-            parts.append(_unit(torch.cat([outside.network.encode_text(part) for part in self._parts(ids)])))
+            parts.append(unit(torch.cat([outside.network.encode_text(part) for part in self._parts(ids)])).float())
         return torch.cat(parts, -1).cpu()
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, ...]:
@@ -234,10 +233,6 @@ def _normalised(pictures: Tensor, outside: Outside) -> Tensor:
     mean, std = (pictures.new_tensor(part, dtype=torch.float32) for part in (look.mean, look.std))
     seen = ((pictures.float() / 255 - mean) / std).permute(0, 3, 1, 2)
     return seen.to(next(outside.network.parameters()).dtype)
-
-
-def _unit(features: Tensor) -> Tensor:
-    return normalize(at_least_float32(features), dim=-1).float()
 
 
 def _width(outside: Outside) -> int:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from ...callbacks.checkpoint_io import STAGED, check_free, swap_in, writing
-from ..precision import at_least_float32
+from ..precision import unit
 from .reparameterize import reparameterize
 
 Format = Literal["torch_export", "onnx"]
@@ -52,7 +52,7 @@ class ImageTower(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """[B, 3, S, S], normalised, in any precision, to [B, E] in that of the weights."""
         features: Tensor = self.visual(image.to(next(self.parameters()).dtype))
-        return _unit(features) if self.normalize else features
+        return unit(features).to(features.dtype) if self.normalize else features
 
 
 class TextTower(nn.Module):
@@ -71,7 +71,7 @@ class TextTower(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """[B, L] to [B, E] in the precision of the weights."""
         features: Tensor = self.model.encode_text(input_ids)  # type: ignore[operator]
-        return _unit(features) if self.normalize else features
+        return unit(features).to(features.dtype) if self.normalize else features
 
 
 def towers(
@@ -279,10 +279,6 @@ def _check(part: _Part, run: Callable[[Tensor], Tensor] | None) -> None:
                 f"The exported {part.name} tower differs from the model on a batch of {len(batch)} {said}: nothing is "
                 "written, try another format, or another release of torch."
             )
-
-
-def _unit(features: Tensor) -> Tensor:
-    return F.normalize(at_least_float32(features), dim=-1).to(features.dtype)
 
 
 def _pictures(count: int, size: int) -> Tensor:

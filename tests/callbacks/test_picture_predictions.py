@@ -9,6 +9,7 @@ from lightning import LightningModule, Trainer
 
 from support.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import CaptionWriter, ImageEmbeddingWriter, gather_texts, rank
+from vlightning.callbacks.picture_rows import gather_rows
 from vlightning.datamodules import ShapesDataModule
 
 PICTURES = 11
@@ -81,8 +82,22 @@ def test_other_outputs_are_refused(tmp_path):
 
     for writer, name in (("embeddings", "embedding"), ("captions", "caption")):
         trainer = Trainer(accelerator="cpu", logger=False, callbacks=[WRITERS[writer](str(tmp_path))])
-        with pytest.raises(ValueError, match=f"Other returned no sample_index, image_id and {name}"):
+        with pytest.raises(ValueError, match=f"Other returned no sample_index, image_id and {name}, which"):
             trainer.predict(Other(), data())
+
+
+def rows_of_rank():
+    numbers, wide = torch.zeros(0, dtype=torch.long), torch.zeros(0, 1)
+    some = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])]
+    batches = [[], some][rank()]
+    return gather_rows(batches, wide), gather_rows([part[:, 0].long() for part in batches], numbers)
+
+
+def test_a_process_without_a_batch_has_rows_of_the_others_width():
+    expected = (torch.arange(1.0, 7).reshape(3, 2), torch.tensor([1, 3, 5]))
+    for found in run_distributed(rows_of_rank):
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert gather_rows([], torch.zeros(0, 1)).shape == (0, 1)
 
 
 def texts_of_rank():
