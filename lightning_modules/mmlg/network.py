@@ -229,16 +229,18 @@ class LearngeneCLIP(SummedCLIP):
 class LinearBlock(Block):
     """A term of TLEG's sums, which the norms are part of.
 
+    Base and slope start alike, as in TLEG's code, but from CLIP's weights. That code draws all with a deviation of
+    0.02, which suits its widths: towers of width 128 that start so learn little (the README's table has both).
+
     Args:
         width: V.
+        layers: of a tower.
         slope: whether it is the slope, whose norms start at zero.
     """
 
-    def __init__(self, width: int, slope: bool) -> None:
-        super().__init__(width, 1)
+    def __init__(self, width: int, layers: int, slope: bool) -> None:
+        super().__init__(width, layers)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        for linear in (self.qkv, self.proj, self.fc1, self.fc2):
-            nn.init.trunc_normal_(linear.weight, std=0.02)  # TLEG's code, base and slope alike
         if slope:
             nn.init.zeros_(self.norm1.weight)
             nn.init.zeros_(self.norm2.weight)
@@ -255,9 +257,10 @@ class LinearCLIP(SummedCLIP):
 
     def __init__(self, sizes: LearngeneSizes | None = None) -> None:
         super().__init__(sizes or LearngeneSizes())
+        width, layers = self.sizes.width, self.sizes.layers
         self.blocks = nn.ModuleDict(
             {
-                tower: nn.ModuleDict({term: LinearBlock(self.sizes.width, term == "slope") for term in TERMS})
+                tower: nn.ModuleDict({term: LinearBlock(width, layers, term == "slope") for term in TERMS})
                 for tower in TOWERS
             }
         )

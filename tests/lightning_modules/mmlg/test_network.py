@@ -118,14 +118,17 @@ def test_tleg_is_an_ordinary_clip_whose_layers_lie_on_a_line():
         assert gradient.any()
 
 
-def test_tleg_starts_as_its_authors_do():
+def test_tleg_starts_from_clips_weights_and_norms_without_slope():
     torch.manual_seed(0)
     network = LinearCLIP(LearngeneSizes(width=64, heads=1, vocab_size=30))
     for tower in ("vision", "text"):
         base, slope = (network.blocks.get_submodule(f"{tower}.{term}") for term in ("base", "slope"))
-        for linear in (base.qkv, base.proj, slope.fc1, slope.fc2):
-            assert linear.weight.std().item() == pytest.approx(0.02, rel=0.05)
-            assert not linear.bias.any()
+        stds = {"qkv": 64**-0.5, "proj": (64 * 24) ** -0.5, "fc1": 128**-0.5, "fc2": (64 * 24) ** -0.5}
+        for block in (base, slope):
+            for name, std in stds.items():
+                linear = block.get_submodule(name)
+                assert linear.weight.std().item() == pytest.approx(std, rel=0.05)
+                assert not linear.bias.any()
         assert bool((base.norm1.weight == 1).all())
         assert not slope.norm1.weight.any() | slope.norm2.weight.any() | slope.norm2.bias.any()
 
