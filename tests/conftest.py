@@ -1,0 +1,9 @@
+"""What holds for all tests."""
+
+import os
+
+workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+# Before torch is imported, which would start as many threads as there are cores in every worker of pytest-xdist, and in
+# every process that a test starts: threads that wait for one another by spinning.
+if workers > 1:
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
