@@ -14,6 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
+from .tables import prediction_folder
+
 # Queries in a block: 1024 rows of similarities to a million candidates are 4 GB.
 _ROWS = 1024
 _IMAGE = [("sample_index", pa.int64()), ("image", pa.string())]
@@ -75,7 +77,7 @@ class RetrievalPredictionWriter(Callback):
         evaluation: Any = pl_module.evaluation
         result, data = evaluation.result, getattr(trainer, "datamodule", None)
         images, texts = _images(result, data), _texts(result, data)
-        folder = Path(self.folder or Path(trainer.default_root_dir) / "predictions")
+        folder = prediction_folder(trainer, self.folder)
         folder.mkdir(parents=True, exist_ok=True)
         tables = {
             "image_embeddings": (_IMAGE + _EMBEDDING, images.embeddings()),

@@ -140,9 +140,10 @@ class PairReader:
 
 
 class SeededSet(Dataset[Outcome]):
-    """A data set whose draws for a batch leave those of the process where they were.
+    """A data set whose rows draw inside of :func:`~.sampling.seeded`.
 
-    A subclass has `__len__` and `__getitem__`, which draws inside of :func:`~.sampling.seeded`.
+    The process's own draws are put back once for a batch: once for each row would take longer. A subclass has `__len__`
+    and `__getitem__`.
     """
 
     def __getitems__(self, keys: Sequence[Any]) -> list[Outcome]:

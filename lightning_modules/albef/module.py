@@ -6,17 +6,17 @@ from the web do not quite say what a picture shows.
 """
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from ...callbacks import (
@@ -29,6 +29,7 @@ from ...callbacks import (
     missing_callbacks,
 )
 from ...callbacks.distributed import all_reduce_sum, gather, rank, world_size
+from ..clamped import ClampedParameters
 from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
 from ..initial_weights import InitialWeights
 from ..optimizer_groups import weight_decay_groups
@@ -53,7 +54,7 @@ class _Encoded(NamedTuple):
     text_features: Tensor  # [B, E]
 
 
-class ALBEFModule(InitialWeights, RetrievalModule):
+class ALBEFModule(ClampedParameters, InitialWeights, RetrievalModule):
     """ALBEF: image-text contrast, image-text matching and, in pre-training, masked language modelling.
 
     Sizes default to the paper's (ViT-B/16 at 256 px, BERT-base split 6 + 6). Where the authors' code and a better
@@ -565,17 +566,9 @@ class ALBEFModule(InitialWeights, RetrievalModule):
         total = int(self.trainer.estimated_stepping_batches) if step else 0
         return learning_rate(step, total, self.trainer.max_epochs if step else 0, self.hparams)
 
-    def optimizer_step(
-        self,
-        epoch: int,
-        batch_idx: int,
-        optimizer: Optimizer | LightningOptimizer,
-        optimizer_closure: Any = None,
-    ) -> None:
-        """Step, then clamp the temperature."""
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        with torch.no_grad():
-            self.temperature.clamp_(self.hparams["temperature_min"], self.hparams["temperature_max"])
+    def bounds(self) -> Iterable[tuple[nn.Parameter, float, float]]:
+        """Those of the temperature."""
+        return [(self.temperature, self.hparams["temperature_min"], self.hparams["temperature_max"])]
 
 
 def _identity(tensor: Tensor) -> Tensor:

@@ -26,11 +26,11 @@ from ...callbacks.learngene_figures import LearngeneTerms
 from ...callbacks.learngene_file import Learngene, LearngeneSizes
 from ...callbacks.learngene_layers import group_of
 from ..adamw import AdamWModule
+from ..clamped import ClampedLogitScale
 from ..contrast import Side, Terms, contrast_terms
 from ..evaluation import Batch, Protocol, RetrievalEvaluation, RetrievalModule
 from ..frozen import FrozenTeacher
 from ..initial_weights import InitialWeights
-from ..logit_scale import ClampedLogitScale
 from ..mobileclip.outside import Outside, load_outside
 from ..precision import unit
 from ..sharding import shard

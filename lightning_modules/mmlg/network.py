@@ -230,7 +230,7 @@ class LinearBlock(Block):
     """A term of TLEG's sums, which the norms are part of.
 
     Base and slope start alike, as in TLEG's code, but from CLIP's weights. That code draws all with a deviation of
-    0.02, which suits its widths: towers of width 128 that start so learn little (the README's table has both).
+    0.02, which suits its widths: towers of width 128 that start so learn little (the README has both).
 
     Args:
         width: V.

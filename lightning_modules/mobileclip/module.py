@@ -22,11 +22,11 @@ from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSe
 from ...callbacks.distributed import gather, rank
 from ..adamw import AdamWModule
 from ..batch_norm import kept_statistics, one_update
+from ..clamped import ClampedLogitScale
 from ..contrast import Side, Terms, contrast_terms
 from ..evaluation import Batch, RetrievalEvaluation, RetrievalModule
 from ..initial_weights import InitialWeights
 from ..layout import channels_last
-from ..logit_scale import ClampedLogitScale
 from ..precision import unit
 from ..sharding import shard
 from ..slices import in_slices

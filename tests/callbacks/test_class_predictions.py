@@ -71,3 +71,8 @@ def test_other_outputs_are_refused(tmp_path):
         trainer.predict(Other(), data())
     with pytest.raises(ValueError, match="top_k=0"):
         ClassPredictionWriter(0)
+
+
+def test_a_trial_run_writes_nothing(tmp_path):
+    predict(tmp_path, lambda **options: Trainer(accelerator="cpu", logger=False, fast_dev_run=1, **options))
+    assert not list(tmp_path.iterdir())
