@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...callbacks import AtomicCheckpointIO
 from ..fitting import load_fitting
-from .weights import resize_positions
+from ..vit_weights import resize_positions
 
 if TYPE_CHECKING:
     from .module import ALBEFModule

@@ -29,6 +29,7 @@ from ...callbacks import (
     missing_callbacks,
 )
 from ...callbacks.distributed import all_reduce_sum, gather, rank, world_size
+from ..bert import bert_config
 from ..clamped import ClampedParameters
 from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
 from ..initial_weights import InitialWeights
@@ -36,12 +37,13 @@ from ..optimizer_groups import weight_decay_groups
 from ..precision import at_least_float32
 from ..sharding import shard
 from ..slices import in_slices
+from ..vit_weights import load_vision_weights
 from . import draws, gradcam
 from .losses import contrastive_targets, itc_loss, itm_loss, mlm_loss
-from .network import ALBEFNetwork, bert_config
+from .network import ALBEFNetwork
 from .pretrained import load_folder, load_trained, save_folder
 from .schedule import learning_rate
-from .weights import load_text_weights, load_vision_weights
+from .weights import load_text_weights
 
 
 class _Encoded(NamedTuple):

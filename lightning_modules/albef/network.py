@@ -7,7 +7,6 @@ width, H heads.
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import (
     BertAttention,
-    BertEmbeddings,
     BertIntermediate,
     BertLayer,
     BertOnlyMLMHead,
@@ -23,7 +21,8 @@ from transformers.models.bert.modeling_bert import (
     BertSelfOutput,
 )
 
-from ..attention import BERT_ATTENTION, attend, set_vit_attention
+from ..attention import attend, set_vit_attention
+from ..bert import BertTrunk, init_bert
 from ..mlp import LeanMlp
 from ..precision import at_least_float32, unit
 from ..slices import recomputed
@@ -118,18 +117,6 @@ class FusionLayer(nn.Module):
         return self.output.dense(self.intermediate.intermediate_act_fn(hidden))
 
 
-class _BertTrunk(nn.Module):
-    """Embeddings and layers under the names that BERT checkpoints give them."""
-
-    embeddings: BertEmbeddings
-    encoder: Any
-
-    def __init__(self, embeddings: BertEmbeddings, layers: nn.ModuleList) -> None:
-        super().__init__()
-        self.embeddings = embeddings
-        self.encoder = nn.ModuleDict({"layer": layers})
-
-
 class FusionBert(nn.Module):
     """BERT for masked language modelling, cut in two: text layers below, fusion layers with cross-attention above.
 
@@ -143,14 +130,13 @@ class FusionBert(nn.Module):
     def __init__(self, config: BertConfig, fusion_layer: int, image_width: int, language_head: bool = True) -> None:
         super().__init__()
         self.fusion_layer = fusion_layer
-        self.activation_checkpointing = False
         layers = [
             BertLayer(config) if index < fusion_layer else FusionLayer(config, image_width)
             for index in range(config.num_hidden_layers)
         ]
-        self.bert = _BertTrunk(BertEmbeddings(config), nn.ModuleList(layers))
+        self.bert = BertTrunk(config, layers)
         self.cls = BertOnlyMLMHead(config) if language_head else None
-        self.apply(partial(_init_bert, std=config.initializer_range))
+        self.apply(partial(init_bert, std=config.initializer_range))
         if self.cls is not None:
             self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
             self.cls.predictions.decoder.bias = self.cls.predictions.bias
@@ -162,16 +148,7 @@ class FusionBert(nn.Module):
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Run embeddings and text layers: [B, L] ids and mask (1 = token, 0 = padding) to states [B, L, D]."""
-        if not len(input_ids):
-            # The layers of transformers cannot reshape an empty batch. A row is lent instead of leaving them out,
-            # because sharded processes have to run the same layers.
-            lent = input_ids.new_zeros(1, input_ids.shape[1])
-            return self.encode(lent, torch.ones_like(lent))[:0]
-        states = self.bert.embeddings(input_ids)
-        mask = attention_mask.bool()[:, None, None, :]
-        for layer in self.layers[: self.fusion_layer]:
-            states = self._run(layer, states, mask)
-        return states
+        return self.bert.encode(input_ids, attention_mask, self.fusion_layer)
 
     def fuse(
         self, states: Tensor, attention_mask: Tensor, image_tokens: Tensor, image_index: Tensor | None = None
@@ -179,11 +156,7 @@ class FusionBert(nn.Module):
         """Run the fusion layers on states [R, L, D] with mask [R, L]; the rest as in `CrossAttention.forward`."""
         mask = attention_mask.bool()[:, None, None, :]
         for layer in self.layers[self.fusion_layer :]:
-            states = self._run(layer, states, mask, image_tokens, image_index)
-        return states
-
-    def _run(self, layer: nn.Module, *inputs: Any) -> Tensor:
-        states: Tensor = recomputed(layer, *inputs) if self.activation_checkpointing else layer(*inputs)
+            states = self.bert.run(layer, states, mask, image_tokens, image_index)
         return states
 
 
@@ -247,7 +220,7 @@ class ALBEFNetwork(nn.Module):
         )
         self.visual_encoder.set_grad_checkpointing(activation_checkpointing)
         self.text_encoder = FusionBert(text, fusion_layer, vision_width, language_head)
-        self.text_encoder.activation_checkpointing = activation_checkpointing
+        self.text_encoder.bert.activation_checkpointing = activation_checkpointing
         self.vision_proj = nn.Linear(vision_width, embed_dim)
         self.text_proj = nn.Linear(text.hidden_size, embed_dim)
 
@@ -283,43 +256,3 @@ class ALBEFNetwork(nn.Module):
     def project_text(self, text_states: Tensor) -> Tensor:
         """Unit-length contrastive features [B, E] of text states, in float32 at least."""
         return unit(self.text_proj(text_states[:, 0]))
-
-
-def bert_config(
-    vocab_size: int,
-    width: int,
-    layers: int,
-    heads: int,
-    ffn_width: int,
-    max_positions: int,
-    dropout: float,
-    pad_token_id: int,
-) -> BertConfig:
-    """Return the `transformers` configuration of a BERT of these sizes.
-
-    GELU, LayerNorm eps 1e-12, two token types and the initial deviation of 0.02 are those of bert-base-uncased.
-    """
-    config = BertConfig(
-        vocab_size=vocab_size,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=ffn_width,
-        max_position_embeddings=max_positions,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-        pad_token_id=pad_token_id,
-    )
-    config._attn_implementation = BERT_ATTENTION
-    return config
-
-
-def _init_bert(module: nn.Module, std: float) -> None:
-    """Initialise as BERT does: N(0, std) for matrices and embeddings, zero biases, identity LayerNorms."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=std)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
-    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-        with torch.no_grad():
-            module.weight[module.padding_idx].zero_()

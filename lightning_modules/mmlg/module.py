@@ -29,6 +29,7 @@ from ..adamw import AdamWModule
 from ..clamped import ClampedLogitScale
 from ..contrast import Side, Terms, contrast_terms
 from ..evaluation import Batch, Protocol, RetrievalEvaluation, RetrievalModule
+from ..fitting import load_student
 from ..frozen import FrozenTeacher
 from ..initial_weights import InitialWeights
 from ..mobileclip.outside import Outside, load_outside
@@ -37,7 +38,7 @@ from ..sharding import shard
 from ..slices import in_slices
 from .losses import extraction_loss, soft_cross_entropy
 from .network import LearngeneCLIP
-from .pretrained import NETWORKS, Student, load_student
+from .pretrained import NETWORKS, Student
 
 Three = tuple[float, float, float]
 
@@ -171,7 +172,7 @@ class MMLGModule(ClampedLogitScale, AdamWModule, InitialWeights, RetrievalModule
     def load_initial_weights(self) -> None:
         """Start from `weights`, where they are given; what was done is logged."""
         if self.hparams["weights"] is not None:
-            rank_zero_info(load_student(self.student, self.hparams["weights"]))
+            rank_zero_info(load_student(self.student, self.hparams["weights"], type(self).__name__))
 
     def configure_model(self) -> None:
         """Shard the networks where the strategy shards."""

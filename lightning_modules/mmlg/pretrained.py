@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, nn
-
-from ...callbacks import AtomicCheckpointIO, Learngene, LearngeneSizes, expand_learngene
-from ..fitting import load_fitting
+from ...callbacks import Learngene, LearngeneSizes, expand_learngene
+from ..fitting import load_fitting, student_state
 from ..mobileclip.pretrained import Preprocessing, write_open_clip
 from .descendant import PlainCLIP, clip_config
 from .network import LearngeneCLIP, LinearCLIP, SummedCLIP
@@ -20,31 +18,6 @@ NETWORKS: dict[str, type[SummedCLIP] | type[PlainCLIP]] = {
     "plain": PlainCLIP,
 }
 """What each kind of student is."""
-_STUDENT = "student."
-
-
-def load_student(student: nn.Module, source: str) -> str:
-    """Fill a student from a checkpoint of `MMLGModule`.
-
-    Args:
-        student: what to fill.
-        source: the checkpoint, a file or a sharded one's folder.
-
-    Returns:
-        What was done, for a log line.
-
-    Raises:
-        FileNotFoundError: if there is no such checkpoint.
-        ValueError: if it has no student, or one of another kind or size. Nothing is loaded then.
-    """
-    path = Path(source).expanduser()
-    if not path.exists():
-        raise FileNotFoundError(f"Found no checkpoint {source!r} to start from: correct model.weights.")
-    own = _students(AtomicCheckpointIO().load_checkpoint(path))
-    if not own:
-        raise ValueError(f"Found no student in {source!r}, expected a checkpoint of MMLGModule: correct model.weights.")
-    load_fitting(student, own, f"the student from {source!r}")
-    return f"The student starts from {source!r}."
 
 
 def rebuild_student(content: Mapping[str, Any], source: str) -> tuple[SummedCLIP | PlainCLIP, Mapping[str, Any]]:
@@ -66,7 +39,7 @@ def rebuild_student(content: Mapping[str, Any], source: str) -> tuple[SummedCLIP
             "MMLGModule: it is of another class, or of another version of vlightning."
         )
     student = NETWORKS[arguments["student"]](LearngeneSizes(**{name: arguments[name] for name in names}))
-    load_fitting(student, _students(content), f"the student from {source}")
+    load_fitting(student, student_state(content), f"the student from {source}")
     return student.eval(), arguments
 
 
@@ -98,8 +71,3 @@ def save_student(student: SummedCLIP | PlainCLIP, arguments: Mapping[str, Any], 
         OSError: if it cannot be written.
     """
     write_open_clip(as_clip(student), clip_config(student.sizes), preprocessing_of(student, arguments), folder)
-
-
-def _students(content: Mapping[str, Any]) -> dict[str, Tensor]:
-    state = content.get("state_dict", {})
-    return {name.removeprefix(_STUDENT): tensor for name, tensor in state.items() if name.startswith(_STUDENT)}
