@@ -32,7 +32,13 @@ class Terms(NamedTuple):
     entropy: Tensor  # of the teachers; with the divergence it is the cross entropy of student and teacher
 
 
-def contrast_terms(student: Side, teachers: Sequence[Side], first: int = 0, chunk: int | None = None) -> Terms:
+def contrast_terms(
+    student: Side,
+    teachers: Sequence[Side],
+    first: int = 0,
+    chunk: int | None = None,
+    image_ids: tuple[Tensor, Tensor] | None = None,
+) -> Terms:
     """Contrast and distillation of one batch of pairs.
 
     With the columns gathered and gradients averaged over processes, N processes with b pairs give what one gives with
@@ -43,10 +49,22 @@ def contrast_terms(student: Side, teachers: Sequence[Side], first: int = 0, chun
         teachers: theirs, without; widths and scales may differ.
         first: column of this process's first pair.
         chunk: rows at a time, whose logits are computed again in the backward pass; None keeps all logits at once.
+        image_ids: long [b] and [n], of the pairs of this process and of all. If given, the student's columns that are
+            of a row's picture, but of another pair, are left out: they are no negatives.
+
+    Raises:
+        ValueError: for `image_ids` beside teachers, who relate those pairs too.
     """
+    if image_ids is not None and teachers:
+        raise ValueError("Pairs of the same picture cannot be left out of a distillation: give no image_ids.")
+    ids = image_ids or (None, None)
     directions = [
-        _direction(student.image, student.all_text, student.scale, [(t.image, t.all_text, t.scale) for t in teachers]),
-        _direction(student.text, student.all_image, student.scale, [(t.text, t.all_image, t.scale) for t in teachers]),
+        _direction(
+            student.image, student.all_text, student.scale, [(t.image, t.all_text, t.scale) for t in teachers], *ids
+        ),
+        _direction(
+            student.text, student.all_image, student.scale, [(t.text, t.all_image, t.scale) for t in teachers], *ids
+        ),
     ]
     found = zip(*(_rows(direction, first, chunk) for direction in directions), strict=True)
     return Terms(*(torch.stack(both).mean() for both in found))
@@ -59,13 +77,20 @@ class _Direction(NamedTuple):
     column: Tensor
     scale: Tensor | float
     teachers: list[tuple[Tensor, Tensor, Tensor | float]]
+    row_id: Tensor | None
+    column_id: Tensor | None
 
 
 def _direction(
-    row: Tensor, column: Tensor, scale: Tensor | float, teachers: list[tuple[Tensor, Tensor, Tensor | float]]
+    row: Tensor,
+    column: Tensor,
+    scale: Tensor | float,
+    teachers: list[tuple[Tensor, Tensor, Tensor | float]],
+    row_id: Tensor | None = None,
+    column_id: Tensor | None = None,
 ) -> _Direction:
     wide = [(at_least_float32(row), at_least_float32(column), scale) for row, column, scale in teachers]
-    return _Direction(at_least_float32(row), at_least_float32(column), scale, wide)
+    return _Direction(at_least_float32(row), at_least_float32(column), scale, wide, row_id, column_id)
 
 
 def _rows(direction: _Direction, first: int, chunk: int | None) -> list[Tensor]:
@@ -75,7 +100,8 @@ def _rows(direction: _Direction, first: int, chunk: int | None) -> list[Tensor]:
     for start in range(0, rows, chunk or rows):
         part = slice(start, start + (chunk or rows))
         teachers = [(row[part], column, scale) for row, column, scale in direction.teachers]
-        piece = direction._replace(row=direction.row[part], teachers=teachers)
+        row_id = None if direction.row_id is None else direction.row_id[part]
+        piece = direction._replace(row=direction.row[part], teachers=teachers, row_id=row_id)
         if chunk is None:
             sums.append(_sums(piece, first + start))
         else:
@@ -85,8 +111,13 @@ def _rows(direction: _Direction, first: int, chunk: int | None) -> list[Tensor]:
 
 def _sums(direction: _Direction, first: int) -> tuple[Tensor, Tensor, Tensor]:
     with torch.autocast(direction.row.device.type, enabled=False):
-        log_student = F.log_softmax(direction.scale * direction.row @ direction.column.T, -1)
+        logits = direction.scale * direction.row @ direction.column.T
         pairs = torch.arange(len(direction.row), device=direction.row.device)
+        if direction.row_id is not None and direction.column_id is not None:
+            same = direction.row_id[:, None].eq(direction.column_id)
+            same[pairs, pairs + first] = False
+            logits = logits.masked_fill(same, -torch.inf)
+        log_student = F.log_softmax(logits, -1)
         contrast = -log_student[pairs, pairs + first].sum()
         if not direction.teachers:
             return contrast, contrast.new_zeros(()), contrast.new_zeros(())

@@ -125,3 +125,24 @@ def test_two_processes_are_one(chunk):
         found = torch.cat([half[1][place] for half in halves]) / 2
         torch.testing.assert_close(found, inputs[place].grad, rtol=1e-10, atol=1e-13)
     torch.testing.assert_close(sum(half[1][2] for half in halves) / 2, inputs[2].grad, rtol=1e-10, atol=0)
+
+
+def test_pairs_of_a_picture_cannot_be_left_out_of_a_distillation():
+    image, text, scale, taught = features()
+    ids = torch.arange(PAIRS)
+    with pytest.raises(ValueError, match="give no image_ids"):
+        contrast_terms(whole(image, text, scale), [whole(*taught[0])], image_ids=(ids, ids))
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 4])
+def test_other_pairs_of_a_rows_picture_are_left_out(chunk):
+    image, text, scale, _ = features()
+    ids = torch.tensor([4, 7, 4, 4, 9, 7])
+    found = contrast_terms(whole(image, text, scale), [], chunk=chunk, image_ids=(ids, ids)).contrast
+    expected = 0.0
+    for rows, columns in ((image, text), (text, image)):
+        for i in range(PAIRS):
+            kept = [j for j in range(PAIRS) if j == i or ids[j] != ids[i]]
+            scores = scale * columns[kept] @ rows[i]
+            expected = expected - scores.softmax(0)[kept.index(i)].log() / PAIRS / 2
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
