@@ -1,8 +1,8 @@
 """Retrieval evaluation and prediction for any module that puts pictures and texts into one space."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,16 @@ from torch import Tensor
 
 from ..callbacks.distributed import gather_uneven
 from .reranking import PairScorer, TokenStore, match_candidates
-from .retrieval import RECALLS, Candidates, Matches, nearest_candidates, recalls, reranked_ranks, retrieval_ranks
+from .retrieval import (
+    RECALLS,
+    Candidates,
+    Matches,
+    average_median_ranks,
+    nearest_candidates,
+    recalls,
+    reranked_ranks,
+    retrieval_ranks,
+)
 
 Batch = dict[str, Tensor]
 _UNKNOWN = torch.iinfo(torch.long).min  # an id that no data has
@@ -24,15 +33,15 @@ class RetrievalResult:
     """What one evaluation or prediction found, the same in every process.
 
     Attributes:
-        recalls: in percent, by name; empty where nobody said which texts belong to which pictures.
-        image_features: float32 [I, E].
-        text_features: float32 [T, E].
+        recalls: in percent, and median ranks, by name; empty where nobody said which texts belong to which pictures.
+        image_features: float32 [I, E]; of the prediction space where there are several.
+        text_features: float32 [T, E]; of the same space.
         sample_index: long [I], the pictures' positions in their data set.
         input_ids: long [T, L], padded with 0.
         attention_mask: long [T, L].
         text_index: long [T], position of a text in its list; negative for captions of the pictures.
-        near_texts: of every picture, by the final order.
-        near_images: of every text, by the final order.
+        near_texts: of every picture, by the final order in the same space.
+        near_images: of every text, alike.
         matches: which belong together; None where nobody said.
     """
 
@@ -66,9 +75,15 @@ class RetrievalEvaluation:
         protocols: which texts are ranked, each result named `<protocol>/<recall>`: "karpathy5" all, as is usual on
             Karpathy's splits of five captions a picture; "paper" the first one of each picture, as MM-LG and CLIP-KD do
             it. They are not comparable. None: all, and the names are plain.
+        spaces: width of each feature space, by name. Features then come concatenated in this order, those of each space
+            of unit length, and everything is measured in each space, named `<space>/...`. None: there is one space.
+        prediction_space: whose features and candidates the result holds; by default the first one.
+        median_rank_fold: pictures of a fold for `average_median_ranks`, which are then measured too, of all texts
+            whatever the protocols say.
 
     Raises:
-        ValueError: if `rerank_k` is too small or stands beside protocols, or these are none.
+        ValueError: if `rerank_k` is too small or stands beside protocols or spaces, one of these is none, the space of
+            the predictions is not among them, or a fold is empty.
     """
 
     def __init__(
@@ -79,6 +94,9 @@ class RetrievalEvaluation:
         rerank_rows: int = 256,
         memory: float = 8 * 2**30,
         protocols: Sequence[Protocol] | None = None,
+        spaces: Mapping[str, int] | None = None,
+        prediction_space: str | None = None,
+        median_rank_fold: int | None = None,
     ) -> None:
         if 0 < rerank_k < max(RECALLS):
             raise ValueError(
@@ -91,7 +109,20 @@ class RetrievalEvaluation:
             )
         if protocols is not None and not protocols:
             raise ValueError("Found no name in protocols, expected karpathy5, paper or both: name what to measure.")
+        if spaces is not None and rerank_k:
+            raise ValueError(f"Found spaces beside rerank_k={rerank_k}, but re-ranking takes one: leave one out.")
+        if spaces is not None and not spaces:
+            raise ValueError("Found no name in spaces, expected the width of each by its name: name them, or set None.")
+        if prediction_space is not None and prediction_space not in (spaces or ()):
+            raise ValueError(
+                f"prediction_space={prediction_space!r} is not among the spaces {list(spaces or ())}: take one of them."
+            )
+        if median_rank_fold is not None and median_rank_fold < 1:
+            raise ValueError(f"median_rank_fold={median_rank_fold} must be at least 1: raise it, or set None.")
         self.protocols = protocols
+        self.spaces = spaces
+        self.prediction_space = prediction_space
+        self.median_rank_fold = median_rank_fold
         self.match_equal_texts = match_equal_texts
         self.rerank_k = rerank_k
         self.rerank_score = rerank_score
@@ -111,6 +142,7 @@ class RetrievalEvaluation:
         self, features: Tensor, image_id: Tensor, sample_index: Tensor, tokens: Tensor | None = None
     ) -> None:
         """Add pictures: features [B, E], ids and positions long [B], tokens [B, N, V] for re-ranking."""
+        self._check_width(features)
         self._images.append((features.detach().float().cpu(), image_id.cpu(), sample_index.cpu()))
         if tokens is not None:
             self._tokens.append(tokens)
@@ -128,6 +160,7 @@ class RetrievalEvaluation:
 
         What is not known is None, for all texts of an evaluation alike.
         """
+        self._check_width(features)
         none = torch.full((len(features),), _UNKNOWN)
         columns = [none if column is None else column.cpu() for column in (image_id, text_id, text_index)]
         self._texts.append((features.detach().float().cpu(), *columns))
@@ -147,67 +180,124 @@ class RetrievalEvaluation:
             precision: what the scorer runs in, such as autocast. Similarities are in float32 all the same.
             temperature: of the contrastive logits.
         """
-        # A process may have got no batch at all, and then knows the width of the features from the others.
-        widths = [batches[0][0].shape[1] for batches in (self._images, self._texts) if batches]
-        width = int(gather_uneven(torch.tensor([max(widths, default=0)])).max())
+        width = self._width()
         image_features, image_id, sample_index = _gathered(self._images, width, columns=3)
         text_features, text_image_id, text_id, text_index = _gathered(self._texts, width, columns=4)
-        input_ids, attention_mask = _gathered_ids(self._ids)
         known = bool((text_image_id != _UNKNOWN).all()) and len(image_features) > 0 and len(text_features) > 0
         matches = Matches(image_id, text_image_id, text_id if self.match_equal_texts else None) if known else None
 
-        near_texts, near_images = nearest_candidates(image_features, text_features, self.rerank_k or max(RECALLS))
-        in_percent: dict[str, float] = {}
+        images, texts = self._by_space(image_features), self._by_space(text_features)
+        ranks: dict[str, tuple[Tensor, Tensor]] = {}
+        found: dict[str, float] = {}
         if matches is not None:
-            ranks = retrieval_ranks(image_features, text_features, matches)
-            in_percent = recalls(*ranks)
-            if self.protocols is not None:
-                first = matches.first_texts()
-                by_protocol = {"karpathy5": in_percent}
-                if "paper" in self.protocols:
-                    ranks = retrieval_ranks(image_features, text_features[first], matches.of_texts(first))
-                    by_protocol["paper"] = recalls(*ranks)
-                in_percent = {
-                    f"{protocol}/{name}": value
-                    for protocol in self.protocols
-                    for name, value in by_protocol[protocol].items()
-                }
+            for name in images:
+                space = images[name], texts[name], matches
+                ranks[name] = retrieval_ranks(*space)
+                measured = self._recalls(*space, ranks[name]) | self._median_ranks(*space, sample_index)
+                found |= {f"{name}/{key}" if name else key: value for key, value in measured.items()}
+
+        predicted = self.prediction_space or next(iter(images))
+        # A copy where it is a part, or the features of the other spaces would stay in memory with the result.
+        features = images[predicted].contiguous(), texts[predicted].contiguous()
+        near = nearest_candidates(*features, self.rerank_k or max(RECALLS))
+        ids = _gathered_ids(self._ids)
+        result = RetrievalResult(found, *features, sample_index, *ids, text_index, *near, matches)
         if scorer is not None and len(image_features) and len(text_features):
             with precision():
-                scores = match_candidates(
-                    scorer,
-                    near_texts,
-                    near_images,
-                    self._tokens,
-                    input_ids,
-                    attention_mask,
-                    self.rerank_rows,
-                    self.memory,
-                )
-            near = near_texts, near_images
-            weight = {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1.0 / temperature}[self.rerank_score]
-            orders = [score + weight * found.similarity for found, score in zip(near, scores, strict=True)]
-            if matches is not None:
-                images, texts = (torch.arange(len(candidates.index))[:, None] for candidates in near)
-                match = matches.pairs(images, near_texts.index), matches.pairs(near_images.index, texts)
-                new_ranks = (reranked_ranks(*row) for row in zip(orders, match, ranks, strict=True))
-                in_percent |= {f"rerank_{name}": value for name, value in recalls(*new_ranks).items()}
-            near_texts, near_images = (
-                candidates.reordered(*new) for candidates, *new in zip(near, scores, orders, strict=True)
+                scores = self._match(scorer, result)
+            self._rerank(result, scores, ranks.get(predicted), temperature)
+        self.result = result
+        return result
+
+    def _check_width(self, features: Tensor) -> None:
+        if self.spaces is not None and features.shape[1] != sum(self.spaces.values()):
+            raise ValueError(
+                f"Found features of width {features.shape[1]}, expected {sum(self.spaces.values())}, the sum over the "
+                f"spaces {dict(self.spaces)}: concatenate the features of all spaces, or correct their widths."
             )
-        self.result = RetrievalResult(
-            in_percent,
-            image_features,
-            text_features,
-            sample_index,
-            input_ids,
-            attention_mask,
-            text_index,
-            near_texts,
-            near_images,
-            matches,
+
+    def _width(self) -> int:
+        """Of the features that are added."""
+        if self.spaces is not None:
+            return sum(self.spaces.values())
+        # A process may have got no batch at all, and then knows the width of the features from the others.
+        widths = [batches[0][0].shape[1] for batches in (self._images, self._texts) if batches]
+        return int(gather_uneven(torch.tensor([max(widths, default=0)])).max())
+
+    def _by_space(self, features: Tensor) -> dict[str, Tensor]:
+        """Views of the features [N, E] of each space; the only one has no name."""
+        if self.spaces is None:
+            return {"": features}
+        return dict(zip(self.spaces, features.split(list(self.spaces.values()), dim=1), strict=True))
+
+    def _recalls(
+        self, image_features: Tensor, text_features: Tensor, matches: Matches, ranks: tuple[Tensor, Tensor]
+    ) -> dict[str, float]:
+        """Recall in one space, by protocol where there are any; `ranks` are those among all texts."""
+        if self.protocols is None:
+            return recalls(*ranks)
+        by_protocol = {"karpathy5": recalls(*ranks)}
+        if "paper" in self.protocols:
+            first = matches.first_texts()
+            by_protocol["paper"] = recalls(
+                *retrieval_ranks(image_features, text_features[first], matches.of_texts(first))
+            )
+        return {
+            f"{protocol}/{name}": value for protocol in self.protocols for name, value in by_protocol[protocol].items()
+        }
+
+    def _median_ranks(
+        self, image_features: Tensor, text_features: Tensor, matches: Matches, sample_index: Tensor
+    ) -> dict[str, float]:
+        """Median ranks in one space, if they are asked for."""
+        if self.median_rank_fold is None:
+            return {}
+        order = sample_index.argsort(stable=True)  # however the processes shared the pictures
+        matches = replace(matches, image_id=matches.image_id[order])
+        return average_median_ranks(image_features[order], text_features, matches, self.median_rank_fold)
+
+    def _match(self, scorer: PairScorer, result: RetrievalResult) -> tuple[Tensor, Tensor]:
+        """Matching scores of the candidates of the pictures and of the texts."""
+        return match_candidates(
+            scorer,
+            result.near_texts,
+            result.near_images,
+            self._tokens,
+            result.input_ids,
+            result.attention_mask,
+            self.rerank_rows,
+            self.memory,
         )
-        return self.result
+
+    def _rerank(
+        self,
+        result: RetrievalResult,
+        scores: tuple[Tensor, Tensor],
+        ranks: tuple[Tensor, Tensor] | None,
+        temperature: float,
+    ) -> None:
+        """Put the candidates into the order of their matching scores, and add recall, of which `ranks` is that before.
+
+        Args:
+            result: is changed in place.
+            scores: of its candidates, [I, k] and [T, k].
+            ranks: long [I] and [T], before; None where nobody said which texts belong to which pictures.
+            temperature: of the contrastive logits.
+        """
+        near = result.near_texts, result.near_images
+        weight = {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1.0 / temperature}[self.rerank_score]
+        orders = [score + weight * found.similarity for found, score in zip(near, scores, strict=True)]
+        if result.matches is not None and ranks is not None:
+            images, texts = (torch.arange(len(candidates.index))[:, None] for candidates in near)
+            match = (
+                result.matches.pairs(images, result.near_texts.index),
+                result.matches.pairs(result.near_images.index, texts),
+            )
+            new_ranks = (reranked_ranks(*row) for row in zip(orders, match, ranks, strict=True))
+            result.recalls |= {f"rerank_{name}": value for name, value in recalls(*new_ranks).items()}
+        result.near_texts, result.near_images = (
+            candidates.reordered(*new) for candidates, *new in zip(near, scores, orders, strict=True)
+        )
 
 
 def _gathered(batches: Sequence[tuple[Tensor, ...]], width: int, columns: int) -> list[Tensor]:
@@ -245,12 +335,23 @@ class RetrievalModule(LightningModule):
     evaluation: RetrievalEvaluation
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Unit-length features [B, E] of pictures [B, 3, H, W], and their tokens [B, N, V] if it re-ranks."""
+        """Unit-length features [B, E] of pictures [B, 3, H, W], and their tokens [B, N, V] if it re-ranks.
+
+        Where the evaluation has several spaces, those of each have unit length and stand side by side; texts alike.
+        """
         raise NotImplementedError
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Unit-length features [B, E] of texts, ids and mask [B, L]."""
         raise NotImplementedError
+
+    def ranked_images(self, image: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What is ranked, as of `encode_images`; of several spaces the features stand side by side."""
+        return self.encode_images(image)
+
+    def ranked_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """What is ranked, as of `encode_texts`; of several spaces the features stand side by side."""
+        return self.encode_texts(input_ids, attention_mask)
 
     def reranks(self, stage: str) -> bool:
         """Whether candidates are re-ranked in a stage ("validate", "test" or "predict")."""
@@ -304,11 +405,11 @@ class RetrievalModule(LightningModule):
     def _collect(self, batch: Batch, stage: str) -> dict[str, Tensor]:
         features = {}
         if "image" in batch:
-            features["image_features"], tokens = self.encode_images(batch["image"])
+            features["image_features"], tokens = self.ranked_images(batch["image"])
             kept = _as_computed(tokens) if tokens is not None and self.reranks(stage) else None
             self.evaluation.add_images(features["image_features"], batch["image_id"], batch["sample_index"], kept)
         if "input_ids" in batch:
-            features["text_features"] = self.encode_texts(batch["input_ids"], batch["attention_mask"])
+            features["text_features"] = self.ranked_texts(batch["input_ids"], batch["attention_mask"])
             ids = (batch.get(name) for name in ("text_image_id", "text_id", "text_index"))
             self.evaluation.add_texts(features["text_features"], batch["input_ids"], batch["attention_mask"], *ids)
         return features

@@ -1,9 +1,9 @@
-"""Image-text retrieval, shared by all methods: candidates, ranks and recall from features alone.
+"""Image-text retrieval, shared by all methods: candidates, ranks, recall and median ranks from features alone.
 
 Shapes: I pictures, T texts, E feature width, k candidates of a row.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -169,3 +169,45 @@ def recalls(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]:
             result[f"{direction}_r{k}"] = 100 * (ranks < k).double().mean().item()
     result["recall_mean"] = sum(result.values()) / len(result)
     return result
+
+
+def average_median_ranks(
+    image_features: Tensor, text_features: Tensor, matches: Matches, fold: int = 1000
+) -> dict[str, float]:
+    """Median rank of the right candidate in both directions, averaged over small one-to-one retrievals.
+
+    Pictures are cut into folds in their given order; a last incomplete fold counts only where there is no complete one.
+    In each fold every picture stands with its first caption alone, then with its second one, and so on as far as all
+    pictures have captions. Ranks are from 1, and ties count against the model as in `retrieval_ranks`: a perfect model
+    has 1, one that knows nothing about half a fold. Pictures without a caption are left out.
+
+    Args:
+        image_features: [I, E].
+        text_features: [T, E], captions of a picture in their order, with those of others between them or not.
+        matches: which belong together.
+        fold: pictures of a fold.
+
+    Returns:
+        `median_rank_text_to_image` and `median_rank_image_to_text`.
+
+    Raises:
+        ValueError: if no picture has a caption.
+    """
+    by_picture = matches.text_image_id.argsort(stable=True)
+    owners = matches.text_image_id[by_picture]
+    start = torch.searchsorted(owners, matches.image_id)
+    captions = torch.searchsorted(owners, matches.image_id, right=True) - start
+    pictures = captions.nonzero()[:, 0]
+    if not len(pictures):
+        raise ValueError(
+            f"Found no caption of any of {len(captions)} pictures, expected one to rank: check the pictures' ids."
+        )
+    medians = []
+    for rows in [part for part in pictures.split(fold) if len(part) == fold] or [pictures]:
+        for caption in range(int(captions[pictures].min())):
+            texts = by_picture[start[rows] + caption]
+            pairs = replace(matches.of_texts(texts), image_id=matches.image_id[rows])
+            ranks = retrieval_ranks(image_features[rows], text_features[texts], pairs)
+            medians.append([1 + direction.double().quantile(0.5).item() for direction in ranks])
+    image_to_text, text_to_image = (sum(found) / len(found) for found in zip(*medians, strict=True))
+    return {"median_rank_text_to_image": text_to_image, "median_rank_image_to_text": image_to_text}

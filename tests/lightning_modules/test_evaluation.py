@@ -1,9 +1,12 @@
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 from support.distributed import run_distributed
+from support.tiny_modules import trainer
 from vlightning.callbacks import rank
-from vlightning.lightning_modules.evaluation import RetrievalEvaluation
+from vlightning.lightning_modules.evaluation import RetrievalEvaluation, RetrievalModule
+from vlightning.lightning_modules.retrieval import Matches, average_median_ranks
 
 IMAGES = 23
 NAMES = [f"{way}_r{k}" for way in ("text_to_image", "image_to_text") for k in (1, 5, 10)] + ["recall_mean"]
@@ -121,8 +124,145 @@ def test_protocols_rank_all_captions_or_the_first_of_each_picture(protocols):
     [
         ({"protocols": []}, "Found no name in protocols"),
         ({"protocols": ["paper"], "rerank_k": 10}, "beside rerank_k=10"),
+        ({"spaces": {}}, "Found no name in spaces"),
+        ({"spaces": {"h2": 4}, "rerank_k": 10}, "Found spaces beside rerank_k=10"),
+        ({"spaces": {"h2": 4}, "prediction_space": "h3"}, r"prediction_space='h3' is not among the spaces \['h2'\]"),
+        ({"prediction_space": "h3"}, r"prediction_space='h3' is not among the spaces \[\]"),
+        ({"median_rank_fold": 0}, "median_rank_fold=0 must be at least 1"),
     ],
 )
-def test_protocols_that_cannot_be_are_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_options_that_cannot_be_are_one_sentence(options, message):
+    with pytest.raises(ValueError, match=message) as error:
         RetrievalEvaluation(**options)
+    assert "\n" not in str(error.value)
+
+
+SPACES = {"h2": 4, "h3": 7}
+MEDIANS = ["median_rank_text_to_image", "median_rank_image_to_text"]
+
+
+def _two_spaces():
+    """Features of pictures and of two captions each, caption after caption of a picture, in two spaces."""
+    generator = torch.Generator().manual_seed(5)
+    parts = []
+    for width in SPACES.values():
+        image = torch.randn(IMAGES, width, generator=generator)
+        text = image.repeat_interleave(2, 0) + torch.randn(2 * IMAGES, width, generator=generator)
+        parts.append([normalize(part, dim=-1) for part in (image, text)])
+    return parts
+
+
+def _add_pairs(evaluation, image, text, start=0, stop=IMAGES):
+    """Add some pictures and their captions, whose ids do not follow the order."""
+    numbers = torch.arange(IMAGES)
+    ids = (numbers * 7) % IMAGES
+    for first in range(start, stop, 4):
+        rows = slice(first, min(first + 4, stop))
+        both = slice(2 * rows.start, 2 * rows.stop)
+        evaluation.add_images(image[rows], ids[rows], numbers[rows])
+        tokens = torch.ones(both.stop - both.start, 2).long()
+        evaluation.add_texts(text[both], tokens, tokens, ids.repeat_interleave(2)[both])
+    return evaluation
+
+
+def _add_spaces(evaluation, *rows):
+    return _add_pairs(evaluation, *(torch.cat(part, 1) for part in zip(*_two_spaces(), strict=True)), *rows)
+
+
+@pytest.mark.parametrize("options", [{}, {"protocols": ["paper", "karpathy5"], "median_rank_fold": 5}])
+def test_each_space_is_measured_as_if_it_were_the_only_one(options):
+    found = _add_spaces(RetrievalEvaluation(spaces=SPACES, **options)).compute().recalls
+    alone = [_add_pairs(RetrievalEvaluation(**options), *part).compute().recalls for part in _two_spaces()]
+    expected = {f"{space}/{name}": v for space, own in zip(SPACES, alone, strict=True) for name, v in own.items()}
+    assert found == expected
+    assert list(found) == list(expected)
+    assert alone[0] != alone[1]
+    if not options:
+        assert list(found) == [f"{space}/{name}" for space in SPACES for name in NAMES]
+    else:
+        names = [f"{protocol}/{name}" for protocol in options["protocols"] for name in NAMES]
+        assert list(alone[0]) == names + MEDIANS
+
+
+@pytest.mark.parametrize(("wanted", "space"), [(None, 0), ("h2", 0), ("h3", 1)])
+def test_the_result_holds_features_and_candidates_of_one_space(wanted, space):
+    result = _add_spaces(RetrievalEvaluation(spaces=SPACES, prediction_space=wanted)).compute()
+    image, text = _two_spaces()[space]
+    plain = _add_pairs(RetrievalEvaluation(), image, text).compute()
+    assert torch.equal(result.image_features, image)
+    assert torch.equal(result.text_features, text)
+    for near, expected in ((result.near_texts, plain.near_texts), (result.near_images, plain.near_images)):
+        assert torch.equal(near.index, expected.index)
+        torch.testing.assert_close(near.similarity, expected.similarity)
+    # Nothing of the other space is left in memory.
+    assert result.text_features.untyped_storage().nbytes() == 4 * text.numel()
+
+
+def test_texts_without_pictures_have_features_in_one_space():
+    evaluation = RetrievalEvaluation(spaces=SPACES, median_rank_fold=5)
+    assert evaluation.compute().image_features.shape == (0, 4)  # nor need there be texts
+    evaluation.add_texts(torch.randn(5, 11), torch.ones(5, 2).long(), torch.ones(5, 2).long())
+    result = evaluation.compute()
+    assert (result.image_features.shape, result.text_features.shape, result.recalls) == ((0, 4), (5, 4), {})
+
+
+@pytest.mark.parametrize("width", [4, 12])
+def test_widths_that_do_not_add_up_are_one_sentence(width):
+    evaluation = RetrievalEvaluation(spaces=SPACES)
+    features, numbers, ids = torch.ones(2, width), torch.arange(2), torch.ones(2, 1).long()
+    message = rf"^Found features of width {width}, expected 11, the sum over the spaces {{'h2': 4, 'h3': 7}}: [^\n]*$"
+    with pytest.raises(ValueError, match=message):
+        evaluation.add_images(features, numbers, numbers)
+    with pytest.raises(ValueError, match=message):
+        evaluation.add_texts(features, ids, ids)
+
+
+def test_median_ranks_are_of_all_captions_in_folds_of_the_data_sets_order():
+    image, text = _two_spaces()[0]
+    evaluation = RetrievalEvaluation(protocols=["paper"], median_rank_fold=5)
+    # Later pictures come first, as from a process that had the second half.
+    for rows in ((12, IMAGES), (0, 12)):
+        _add_pairs(evaluation, image, text, *rows)
+    found = evaluation.compute().recalls
+    ids = torch.arange(IMAGES)
+    expected = average_median_ranks(image, text, Matches(ids, ids.repeat_interleave(2)), 5)
+    assert {name: found[name] for name in MEDIANS} == expected
+    assert average_median_ranks(image, text, Matches(ids, ids.repeat_interleave(2)), 6) != expected
+
+
+def _spaces_of_a_share(shares):
+    evaluation = RetrievalEvaluation(protocols=["karpathy5", "paper"], spaces=SPACES, median_rank_fold=5)
+    return _add_spaces(evaluation, *shares[rank()]).compute().recalls
+
+
+@pytest.mark.parametrize("shares", [[(15, IMAGES), (0, 15)], [(0, 0), (0, IMAGES)]])
+def test_processes_find_in_each_space_what_one_finds(shares):
+    expected = _spaces_of_a_share([(0, IMAGES)])
+    assert len(expected) == 2 * (2 * len(NAMES) + len(MEDIANS))
+    for found in run_distributed(_spaces_of_a_share, shares):
+        assert found == expected
+
+
+class TwoSpaces(RetrievalModule):
+    """Features are what the batch says."""
+
+    def __init__(self):
+        super().__init__()
+        self.evaluation = RetrievalEvaluation(protocols=["paper"], spaces=SPACES, median_rank_fold=3)
+
+    def encode_images(self, image):
+        return image, None
+
+    def encode_texts(self, input_ids, attention_mask):
+        return attention_mask
+
+
+def test_a_module_logs_each_space_under_its_name():
+    (image, text), numbers = (torch.cat(part, 1)[:6] for part in zip(*_two_spaces(), strict=True)), torch.arange(6)
+    ids = {"image_id": numbers, "sample_index": numbers, "text_image_id": numbers, "input_ids": numbers[:, None]}
+    batches = [{"image": image, "attention_mask": text, **ids}]
+    module, runs = TwoSpaces(), trainer()
+    runs.validate(module, torch.utils.data.DataLoader(batches, batch_size=None), verbose=False)
+    names = [f"val/{space}/{name}" for space in SPACES for name in [f"paper/{name}" for name in NAMES] + MEDIANS]
+    recalls = module.evaluation.result.recalls.values()
+    assert runs.callback_metrics == pytest.approx(dict(zip(names, recalls, strict=True)))

@@ -1,9 +1,12 @@
+from statistics import mean, median
+
 import pytest
 import torch
 
 from vlightning.lightning_modules import retrieval
 from vlightning.lightning_modules.retrieval import (
     Matches,
+    average_median_ranks,
     nearest_candidates,
     recalls,
     reranked_ranks,
@@ -93,3 +96,95 @@ def test_a_match_outside_the_candidates_keeps_its_rank():
     order_by = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1], [0.4, 0.4, 0.1]])
     match = torch.tensor([[True, False, False], [False, False, False], [True, False, False]])
     assert reranked_ranks(order_by, match, torch.tensor([0, 17, 0])).tolist() == [2, 17, 1]
+
+
+def _median_ranks_by_loops(image, text, ids, fold):
+    """The definition, one picture and one caption at a time: the mean of the medians in both directions."""
+    image_id, text_image_id, text_id = ids
+    scores = (image @ text.T).tolist()
+    captions = [[t for t, owner in enumerate(text_image_id) if owner == own] for own in image_id]
+    pictures = [i for i in range(len(image)) if captions[i]]
+    folds = [pictures[start : start + fold] for start in range(0, len(pictures), fold)]
+    folds = [part for part in folds if len(part) == fold] or folds
+    to_image, to_text = [], []
+    for part in folds:
+        for k in range(min(len(captions[i]) for i in pictures)):
+            texts = [captions[i][k] for i in part]
+
+            def right(i, t, texts=texts):
+                own = [u for u in texts if text_image_id[u] == image_id[i]]
+                return t in own or (text_id is not None and any(text_id[u] == text_id[t] for u in own))
+
+            def rank(pairs):
+                best = max(scores[i][t] for i, t in pairs if right(i, t))
+                return 1 + sum(scores[i][t] >= best for i, t in pairs if not right(i, t))
+
+            to_text.append(median(rank([(i, t) for t in texts]) for i in part))
+            to_image.append(median(rank([(i, t) for i in part]) for t in texts))
+    return {"median_rank_text_to_image": mean(to_image), "median_rank_image_to_text": mean(to_text)}
+
+
+def _shuffled_captions(counts, seed=0):
+    """Pictures with these numbers of captions in any order, of which some are equal; no two pictures are alike."""
+    generator = torch.Generator().manual_seed(seed)
+    image_id = torch.randperm(1000, generator=generator)[: len(counts)]
+    text_image_id = image_id.repeat_interleave(torch.tensor(counts))
+    text_image_id = text_image_id[torch.randperm(len(text_image_id), generator=generator)]
+    return image_id, text_image_id, torch.randint(0, len(counts), (len(text_image_id),), generator=generator)
+
+
+@pytest.mark.parametrize("equal_texts", [False, True])
+@pytest.mark.parametrize("whole", [False, True])  # scores of whole numbers tie
+@pytest.mark.parametrize(
+    ("counts", "fold"),
+    [
+        ([2] * 23, 7),  # three folds, and two pictures too many
+        ([2] * 24, 8),
+        ([3, 2, 5, 4] * 5, 6),
+        ([3, 0, 2, 0, 4, 3, 2, 2, 0], 3),  # pictures without captions are left out
+        ([1, 3, 2, 2, 2], 1000),  # the only fold is incomplete
+        ([1], 1),
+    ],
+)
+def test_median_ranks_equal_plain_loops(monkeypatch, counts, fold, whole, equal_texts):
+    monkeypatch.setattr(retrieval, "_CHUNK", 5)
+    image_id, text_image_id, text_id = _shuffled_captions(counts)
+    ids = image_id, text_image_id, text_id if equal_texts else None
+    generator = torch.Generator().manual_seed(1)
+    vectors = {int(number): torch.randn(4, generator=generator) for number in image_id}
+    image = torch.stack([vectors[int(number)] for number in image_id])
+    text = torch.stack([vectors[int(number)] for number in text_image_id])
+    image, text = (part + torch.randn(part.shape, generator=generator) for part in (image, text))
+    if whole:
+        image, text = image.round(), text.round()
+    found = average_median_ranks(image, text, Matches(*ids), fold)
+    assert found == pytest.approx(_median_ranks_by_loops(image, text, ids, fold))
+    if len(counts) == 24 and not equal_texts:
+        assert len(set(found.values())) == 2  # the directions differ
+
+
+def test_median_ranks_of_models_that_know_everything_or_nothing():
+    """Two folds of a thousand pictures with two captions each."""
+    ids = torch.arange(2000)
+    matches = Matches(ids, ids.repeat_interleave(2))
+    image = torch.nn.functional.normalize(torch.randn(2000, 16, generator=torch.Generator().manual_seed(0)), dim=-1)
+    names = {"median_rank_text_to_image", "median_rank_image_to_text"}
+    assert average_median_ranks(image, image.repeat_interleave(2, 0), matches) == dict.fromkeys(names, 1.0)
+    text = torch.randn(4000, 16, generator=torch.Generator().manual_seed(1))
+    assert average_median_ranks(image, text, matches) == dict.fromkeys(names, pytest.approx(500.5, abs=40))
+    # Everything alike ties with everything, and the right one comes last.
+    constant = torch.ones(2000, 16), torch.ones(4000, 16)
+    assert average_median_ranks(*constant, matches) == dict.fromkeys(names, 1000.0)
+
+
+def test_an_even_number_of_ranks_has_its_median_in_the_middle():
+    # Two pictures: the first is found first, the second ties with it.
+    scores = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    ids = torch.arange(2)
+    found = average_median_ranks(scores, torch.eye(2), Matches(ids, ids))
+    assert found == {"median_rank_text_to_image": 1.5, "median_rank_image_to_text": 1.5}
+
+
+def test_median_ranks_without_any_caption_are_refused():
+    with pytest.raises(ValueError, match="no caption of any of 3 pictures"):
+        average_median_ranks(torch.eye(3), torch.eye(3), Matches(torch.arange(3), torch.arange(3) + 7))
