@@ -10,8 +10,10 @@ from .learngene_expansion import expand_learngene
 from .learngene_figures import LearngeneFigures, LearngeneTerms
 from .learngene_file import Learngene, LearngeneSizes, load_learngene, save_learngene
 from .missing import missing_callbacks
+from .online_probe import OnlineProbe
 from .optimizer_step import OptimizerStepCallback
-from .picture_predictions import CaptionWriter, ClassPredictionWriter, ImageEmbeddingWriter
+from .own_classification import OwnClassification
+from .picture_predictions import CaptionWriter, ClassPredictionWriter, ImageEmbeddingWriter, TextClassPredictionWriter
 from .predictions import RetrievalPredictionWriter
 from .queue import FeatureQueue, QueueCallback
 from .reinforcement_writer import LeftOut, Reinforced, ReinforcementWriter
@@ -35,7 +37,9 @@ __all__ = [
     "LearngeneTerms",
     "LearngeneWriter",
     "LeftOut",
+    "OnlineProbe",
     "OptimizerStepCallback",
+    "OwnClassification",
     "QueueCallback",
     "Reinforced",
     "ReinforcementWriter",
@@ -43,6 +47,7 @@ __all__ = [
     "RetrievalPredictionWriter",
     "ShardedStrategy",
     "StepSeedCallback",
+    "TextClassPredictionWriter",
     "WordMapFigures",
     "ZeroShotClassification",
     "all_reduce_sum",

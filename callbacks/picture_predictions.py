@@ -1,4 +1,4 @@
-"""What `predict` makes of pictures, a row for each in one Parquet file: their embeddings, captions or classes."""
+"""What `predict` makes of pictures, and of texts, in Parquet files: embeddings, captions, classes."""
 
 import json
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from .distributed import gather_texts
-from .picture_rows import PictureRowsWriter, gather_rows
+from .prediction_rows import PredictionRowsWriter, gather_rows
 
 ORIGIN = b"tower"
 """Entry of the file's metadata that says what made its embeddings, in JSON."""
 _NO_IDS = torch.zeros(0, dtype=torch.long)
 
 
-class ImageEmbeddingWriter(PictureRowsWriter):
+class ImageEmbeddingWriter(PredictionRowsWriter):
     """Writes `embeddings.parquet` after `predict`: sample_index, image, image_id, embedding (D float32).
 
     Embeddings are written as they come, not scaled. `image` is the picture's path, or its source and row, from the
@@ -60,7 +60,7 @@ class ImageEmbeddingWriter(PictureRowsWriter):
         return None if origin is None else {ORIGIN: json.dumps(origin).encode()}
 
 
-class CaptionWriter(PictureRowsWriter):
+class CaptionWriter(PredictionRowsWriter):
     """Writes `captions.parquet` after `predict`: sample_index, image, image_id, caption.
 
     `image` is the picture's path, or its source and row, from the datamodule's `picture_name`, or null.
@@ -100,31 +100,17 @@ class _Best(NamedTuple):
     probabilities: Tensor
 
 
-class ClassPredictionWriter(PictureRowsWriter):
-    """Writes `predictions.parquet` after `predict`, a row for each picture in the order of the data.
+class _ClassesWriter(PredictionRowsWriter):
+    """Writes the most probable classes."""
 
-    Columns: sample_index; image, its path, or its source and row; label, the most probable class; name of that class;
-    probability; top_labels and top_probabilities, the `top_k` most probable, best first. Names come from the
-    datamodule's `picture_name` and `class_names`; what is not known is null. The file is written beside its place and
-    then renamed.
+    returned, written = ("probabilities",), "their classes are"
 
-    The module's `predict_step` returns `{"sample_index": long [B], "probabilities": [B, C]}`.
-
-    Args:
-        top_k: classes in the lists.
-        folder: where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
-
-    Raises:
-        ValueError: if `top_k` is below 1, or `predict_step` returns something else.
-    """
-
-    returned, file, written = ("probabilities",), "predictions.parquet", "their classes are"
-
-    def __init__(self, top_k: int = 5, folder: str | None = None) -> None:
+    def __init__(self, top_k: int = 5, folder: str | None = None, class_names: list[str] | None = None) -> None:
         super().__init__(folder)
         if top_k < 1:
-            raise ValueError(f"top_k={top_k} of ClassPredictionWriter must be at least 1.")
+            raise ValueError(f"top_k={top_k} of {type(self).__name__} must be at least 1.")
         self.top_k = top_k
+        self.class_names = class_names
 
     @override
     def kept(self, outputs: dict[str, Any]) -> _Best:
@@ -140,7 +126,7 @@ class ClassPredictionWriter(PictureRowsWriter):
     @override
     def columns(self, gathered: _Best, order: Tensor, trainer: Trainer) -> dict[str, Any]:
         labels, probabilities = gathered.labels[order], gathered.probabilities[order]
-        names = getattr(getattr(trainer, "datamodule", None), "class_names", None)
+        names = self.class_names or getattr(getattr(trainer, "datamodule", None), "class_names", None)
         first = labels[:, 0].tolist()
         starts = np.arange(len(labels) + 1, dtype=np.int32) * labels.shape[1]
         return {
@@ -150,3 +136,45 @@ class ClassPredictionWriter(PictureRowsWriter):
             "top_labels": pa.ListArray.from_arrays(starts, labels.numpy().reshape(-1)),
             "top_probabilities": pa.ListArray.from_arrays(starts, probabilities.numpy().reshape(-1)),
         }
+
+
+class ClassPredictionWriter(_ClassesWriter):
+    """Writes `predictions.parquet` after `predict`, a row for each picture in the order of the data.
+
+    Columns: sample_index; image, its path, or its source and row; label, the most probable class; name of that class;
+    probability; top_labels and top_probabilities, the `top_k` most probable, best first. Names come from the
+    datamodule's `picture_name` and `class_names`; what is not known is null. The file is written beside its place and
+    then renamed.
+
+    The module's `predict_step` returns `{"sample_index": long [B], "probabilities": [B, C]}`.
+
+    Args:
+        top_k: classes in the lists.
+        folder: where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
+        class_names: of the classes 0, 1, ...; by default the datamodule's.
+
+    Raises:
+        ValueError: if `top_k` is below 1, or `predict_step` returns something else.
+    """
+
+    file = "predictions.parquet"
+
+
+class TextClassPredictionWriter(_ClassesWriter):
+    """Writes `text_predictions.parquet` after `predict`, a row for each text in the order of the data.
+
+    Columns: text_index, the place in the list of texts; text; and label, name, probability, top_labels and
+    top_probabilities as of `ClassPredictionWriter`.
+
+    The module's `predict_step` returns `{"text_index": long [B], "probabilities": [B, C]}`.
+
+    Args:
+        top_k: classes in the lists.
+        folder: where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
+        class_names: of the classes 0, 1, ...; by default the datamodule's.
+
+    Raises:
+        ValueError: if `top_k` is below 1, or `predict_step` returns something else.
+    """
+
+    of_texts, file = True, "text_predictions.parquet"

@@ -9,7 +9,7 @@ from lightning import LightningModule, Trainer
 
 from support.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import CaptionWriter, ImageEmbeddingWriter, gather_texts, rank
-from vlightning.callbacks.picture_rows import gather_rows
+from vlightning.callbacks.prediction_rows import gather_rows
 from vlightning.datamodules import ShapesDataModule
 
 PICTURES = 11

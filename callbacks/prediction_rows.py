@@ -1,4 +1,4 @@
-"""What `predict` makes of pictures, collected from all processes into one Parquet file."""
+"""What `predict` makes of pictures, or of texts, collected from all processes into one Parquet file."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,19 +15,22 @@ from .distributed import gather_uneven
 from .tables import prediction_folder, write_table
 
 
-class PictureRowsWriter(Callback):
-    """Writes a row for each picture after `predict`, in the order of the data.
+class PredictionRowsWriter(Callback):
+    """Writes a row for each picture, or for each text, after `predict`, in the order of the data.
 
-    Columns: sample_index; image, its path, or its source and row, from the datamodule's `picture_name`, null where
-    there is none; and those of the subclass. The file is written beside its place and then renamed. What is written is
+    Columns of pictures: sample_index; image, its path, or its source and row, from the datamodule's `picture_name`. Of
+    texts: text_index, the place in their list; text, from the datamodule's `predict_texts`. What is not known is null.
+    After them come those of the subclass. The file is written beside its place and then renamed. What is written is
     held in main memory, in every process.
 
-    A subclass says what `predict_step` returns beside `sample_index`, long [B], and how that is gathered and written.
+    A subclass says what `predict_step` returns beside `sample_index` or `text_index`, long [B], and how that is
+    gathered and written. Batches of the other kind are passed over.
 
     Args:
         folder: Where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
     """
 
+    of_texts = False
     returned: tuple[str, ...]
     file: str
     written: str
@@ -65,13 +68,16 @@ class PictureRowsWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        needed = ("sample_index", *self.returned)
+        own, other = ("text_index", "sample_index") if self.of_texts else ("sample_index", "text_index")
+        if isinstance(outputs, dict) and other in outputs and own not in outputs:
+            return
+        needed = (own, *self.returned)
         if not isinstance(outputs, dict) or not outputs.keys() >= set(needed):
             raise ValueError(
                 f"predict_step of {type(pl_module).__name__} returned no {', '.join(needed[:-1])} and {needed[-1]}, "
                 f"which {type(self).__name__} writes: leave the callback out, or return them."
             )
-        self._index.append(outputs["sample_index"].cpu())
+        self._index.append(outputs[own].cpu())
         self._kept.append(self.kept(outputs))
 
     @override
@@ -81,19 +87,20 @@ class PictureRowsWriter(Callback):
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         order = index.argsort()
-        data: Any = getattr(trainer, "datamodule", None)
-        named = hasattr(data, "picture_name")
-        names = [data.picture_name("predict", number) if named else None for number in index[order].tolist()]
-        table = pa.table(
-            {
-                "sample_index": index[order].numpy(),
-                "image": pa.array(names, "string"),
-                **self.columns(gathered, order, trainer),
-            }
-        )
+        number, name = ("text_index", "text") if self.of_texts else ("sample_index", "image")
+        names = pa.array(self._names(trainer, index[order].tolist()), "string")
+        table = pa.table({number: index[order].numpy(), name: names, **self.columns(gathered, order, trainer)})
         file = prediction_folder(trainer, self.folder) / self.file
         write_table(table.replace_schema_metadata(self.metadata(pl_module)), file)
-        rank_zero_info(f"{len(index)} pictures: {self.written} in {file}.")
+        rank_zero_info(f"{len(index)} {'texts' if self.of_texts else 'pictures'}: {self.written} in {file}.")
+
+    def _names(self, trainer: Trainer, numbers: list[int]) -> list[str | None]:
+        data: Any = getattr(trainer, "datamodule", None)
+        if self.of_texts:
+            texts = getattr(data, "predict_texts", None)
+            return [None if texts is None else texts[number] for number in numbers]
+        named = hasattr(data, "picture_name")
+        return [data.picture_name("predict", number) if named else None for number in numbers]
 
     def metadata(self, pl_module: LightningModule) -> dict[bytes, bytes] | None:
         """What the file says of itself."""

@@ -1,0 +1,222 @@
+"""A linear probe that is trained beside a module, on its own batches."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from typing_extensions import override
+
+from .attributes import nearest
+from .distributed import all_reduce_sum
+from .evaluating import evaluating, features_of
+
+
+class OnlineProbe(Callback):
+    """Trains a linear classifier on what a module makes of pictures while the module trains, and logs how good it is.
+
+    The classifier is a LayerNorm and a linear layer that starts at zero, in float32. After every training batch it
+    makes one step of AdamW on that batch's pictures, as the module encodes them then: without gradient, in eval mode
+    and in the trainer's precision. The module's training is bit for bit what it is without this callback.
+
+    Logged are `train/<name>_loss`, the cross entropy before the step, and after validation, in percent over the
+    labelled pictures of all processes, `val/<name>_top1`, and `val/<name>_top5` where there are more than five classes.
+    Before the first step there is nothing to measure.
+
+    N processes with B pictures each make the steps that one with N*B makes. Classifier and optimizer are in the
+    checkpoint, under this callback's name.
+
+    Args:
+        num_classes: how many classes there are; labels go from 0 to that minus one.
+        name: of the metrics; several of these need one each.
+        method: of the module that turns `batch[image]` into features [B, D] or tokens [B, T, D], or into a tuple that
+            starts with them. Of tokens the first, the class token, is left out, and the mean of the others is taken.
+        image: key of the pictures in a batch.
+        label: key of the labels [B]. A validation batch without it is not counted.
+        learning_rate: of AdamW, constant.
+        weight_decay: of AdamW.
+        betas: of AdamW.
+        eps: of AdamW.
+
+    Raises:
+        ValueError: for a module without that method, features of another shape, a training batch without pictures or
+            labels, or labels that are no class.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        name: str = "probe",
+        method: str = "encode_images",
+        image: str = "image",
+        label: str = "label",
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.name = name
+        self.method = method
+        self.image = image
+        self.label = label
+        self._options: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "betas": betas, "eps": eps}
+        self._head: nn.Sequential | None = None  # its width is known from the first features
+        self._optimizer: Optimizer | None = None
+        self._restored: dict[str, Any] = {}
+        self._no_class: Tensor | int = 0  # labels outside the classes, over all processes
+        self._counts: Tensor | None = None  # of this process's validation: pictures, right, right among five, no class
+
+    @property
+    @override
+    def state_key(self) -> str:
+        """Holds the name, so that several instances keep their states apart."""
+        return self._generate_state_key(name=self.name)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        if self._head is None or self._optimizer is None:
+            return self._restored
+        return {"head": dict(self._head.state_dict()), "optimizer": self._optimizer.state_dict()}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict and (found := len(state_dict["head"]["1.bias"])) != self.num_classes:
+            raise ValueError(
+                f"{self} found a probe for {found} classes in the checkpoint, expected {self.num_classes}: set "
+                "num_classes to that, or give the probe another name."
+            )
+        self._restored = state_dict
+        self._head = self._optimizer = None
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not callable(getattr(pl_module, self.method, None)):
+            methods = [name for name in dir(type(pl_module)) if callable(getattr(type(pl_module), name))]
+            raise ValueError(
+                f"{self} found no {self.method}() in {type(pl_module).__name__}, expected a method that encodes "
+                f"pictures ({nearest(self.method, methods)}): set method."
+            )
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        missing = {self.image, self.label} - (batch.keys() if isinstance(batch, Mapping) else set())
+        if missing:
+            found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            raise ValueError(
+                f"{self} found a training batch of {found}, expected a dict with {self.image!r} and {self.label!r}: "
+                "give data with labels, or set image and label to its keys."
+            )
+        loss = self._step(self._features(trainer, pl_module, batch), batch[self.label])
+        pl_module.log(f"train/{self.name}_loss", loss, on_step=True, on_epoch=False)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._refuse_no_class()
+
+    @override
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._counts = torch.zeros(4, dtype=torch.long, device=trainer.strategy.root_device)
+
+    @override
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        labelled = isinstance(batch, Mapping) and {self.image, self.label} <= batch.keys()
+        if not labelled or not (self._restored or self._head is not None):
+            return
+        assert self._counts is not None
+        features, label = self._features(trainer, pl_module, batch), batch[self.label]
+        head, _ = self._probe(features)
+        best = head(features).topk(min(5, self.num_classes)).indices
+        known, right = self._known(label), best == label[:, None]
+        self._counts += torch.stack([known.sum(), right[:, 0].sum(), right.sum(), (~known).sum()])
+
+    @override
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert self._counts is not None
+        counts = all_reduce_sum(self._counts)
+        self._no_class = self._no_class + counts[3]
+        self._refuse_no_class()
+        pictures, top1, top5, _ = counts.tolist()
+        if not pictures:
+            return
+        metrics = {"top1": 100 * top1 / pictures}
+        if self.num_classes > 5:
+            metrics["top5"] = 100 * top5 / pictures
+        # Every process has the same numbers; the mean over them only keeps Lightning from warning.
+        pl_module.log_dict({f"val/{self.name}_{key}": value for key, value in metrics.items()}, sync_dist=True)
+
+    def __str__(self) -> str:
+        return f"OnlineProbe {self.name!r}"
+
+    def _features(self, trainer: Trainer, pl_module: LightningModule, batch: Mapping[str, Tensor]) -> Tensor:
+        """Float32 [B, D], without a trace in the module, its modes, or the generators."""
+        with isolate_rng(), torch.no_grad(), evaluating(pl_module):
+            features = features_of(trainer, getattr(pl_module, self.method), batch[self.image])
+        if features.dim() == 3 and features.shape[1] > 1:
+            features = features[:, 1:].mean(1)
+        if features.dim() != 2:
+            raise ValueError(
+                f"{self} found {list(features.shape)} from {type(pl_module).__name__}.{self.method}(), expected "
+                "features [B, D], or tokens [B, T, D] with the class token first and at least one more: set method."
+            )
+        return features.float()
+
+    @torch.inference_mode(False)
+    def _probe(self, features: Tensor) -> tuple[nn.Sequential, Optimizer]:
+        """The head and its optimizer, made, or restored, for features [B, D] where they are not there yet."""
+        if self._head is None or self._optimizer is None:
+            width = features.shape[1]
+            # skip_init, because the usual one draws.
+            linear = nn.utils.skip_init(nn.Linear, width, self.num_classes)
+            self._head = nn.Sequential(nn.LayerNorm(width, eps=1e-6), linear).to(features.device)
+            for parameter in linear.parameters():
+                nn.init.zeros_(parameter)
+            self._optimizer = AdamW(self._head.parameters(), **self._options)
+            if self._restored:
+                self._head.load_state_dict(self._restored["head"])
+                self._optimizer.load_state_dict(self._restored["optimizer"])
+        return self._head, self._optimizer
+
+    def _step(self, features: Tensor, label: Tensor) -> Tensor:
+        """One step on features [B, D] and labels [B]; the mean loss [] over all processes before it."""
+        head, optimizer = self._probe(features)
+        known = self._known(label)
+        loss = F.cross_entropy(head(features), label.where(known, -100), reduction="sum")
+        parameters = list(head.parameters())
+        gradients = torch.autograd.grad(loss, parameters)
+        sums = [*gradients, loss.detach(), known.sum(), (~known).sum()]
+        # At once: each process has a few labels less, perhaps, and the mean is that over all of them.
+        total = all_reduce_sum(torch.cat([part.flatten().float() for part in sums]))
+        total, pictures, no_class = total[:-2], total[-2].clamp(min=1), total[-1]
+        mean = total / pictures
+        for parameter, gradient in zip(parameters, mean[:-1].split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = gradient.view_as(parameter)
+        optimizer.step()
+        self._no_class = self._no_class + no_class
+        return mean[-1]
+
+    def _known(self, label: Tensor) -> Tensor:
+        return (label >= 0) & (label < self.num_classes)
+
+    def _refuse_no_class(self) -> None:
+        # Not in the step, which would wait for the device.
+        if self._no_class:
+            raise ValueError(
+                f"{self} found {int(self._no_class)} labels outside 0 to {self.num_classes - 1}, expected each "
+                "picture's class: set num_classes to their number."
+            )

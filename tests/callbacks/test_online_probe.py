@@ -1,0 +1,357 @@
+"""A probe beside a training: it learns, it resumes, several processes are one, and the training never notices."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from lightning import LightningModule
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader
+
+from support.distributed import run_ddp_fit, run_sharded_fit, whole_state
+from support.tiny_modules import trainer
+from vlightning.callbacks import OnlineProbe, rank, world_size
+from vlightning.lightning_modules.sharding import shard
+
+CLASSES, SIZE = 7, 4
+
+
+def rows(count, seed=0, image="image"):
+    """Pictures whose mean colour tells the class, roughly."""
+    draws = torch.Generator().manual_seed(seed)
+    colours = torch.randn(CLASSES, 3, generator=torch.Generator().manual_seed(9))
+    label = torch.randint(CLASSES, (count,), generator=draws)
+    pictures = colours[label][..., None, None] + 0.3 * torch.randn(count, 3, SIZE, SIZE, generator=draws)
+    return [{image: picture, "label": number} for picture, number in zip(pictures, label, strict=True)]
+
+
+def loader(count=24, batch_size=8, **options):
+    return DataLoader(rows(count, **options), batch_size=batch_size)
+
+
+class Encoder(LightningModule):
+    """Learns to be constant; has all that a look at it could disturb."""
+
+    shape, key = "features", "image"
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6))
+        self.network[2].eval()  # a mode of its own
+        self.dropout = nn.Dropout(0.5)
+        self.seen = set()
+
+    def encode_images(self, image):
+        self.seen.add((torch.is_grad_enabled(), self.training, image.dtype, torch.is_autocast_enabled("cpu")))
+        features = self.network(image.mean((2, 3)))
+        draws = torch.rand(3), np.random.rand(), self.training  # also in eval mode
+        if self.shape == "tokens":
+            features = torch.stack([3 * features.flip(1), features * 1.5, features * 0.5], 1)
+        return (features, draws) if self.shape == "tuple" else features
+
+    def training_step(self, batch, batch_idx):
+        image = batch[self.key]
+        noise = torch.randn(6) * np.random.rand()
+        return (self.dropout(self.network(image.mean((2, 3)))) - noise).square().mean()
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def fit(module, *callbacks, data=None, val=None, ckpt_path=None, **options):
+    torch.manual_seed(1)
+    np.random.seed(1)
+    fitted = trainer(*callbacks, **{"limit_val_batches": 0 if val is None else 1.0, **options})
+    fitted.fit(module, data or loader(), val, ckpt_path=ckpt_path)
+    return fitted
+
+
+@pytest.mark.parametrize("shape", ["features", "tokens", "tuple"])
+def test_a_module_trains_bit_for_bit_as_without_it(shape):
+    states, draws, modes = [], [], []
+    for callbacks in ([], [OnlineProbe(CLASSES)]):
+        module = Encoder()
+        module.shape = shape
+        fit(module, *callbacks, max_epochs=3, val=loader(8, seed=1))
+        states.append(copy.deepcopy(module.state_dict()))
+        draws.append((torch.rand(1).item(), np.random.rand()))
+        modes.append([part.training for part in module.modules()])
+    assert draws[0] == draws[1]
+    assert modes[0] == modes[1]
+    for name, tensor in states[0].items():
+        assert torch.equal(states[1][name], tensor), name
+    assert not torch.equal(Encoder().state_dict()["network.0.weight"], states[0]["network.0.weight"])
+    # It looked: in eval mode and without gradient, in training as in validation.
+    assert module.seen == {(False, False, torch.float32, False)}
+
+
+class Modes(Callback):
+    """What modes the parts have after each batch's callbacks."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.found.append((module.training, module.network.training, module.network[2].training))
+
+
+def test_every_part_has_its_own_mode_again_after_each_batch():
+    modes = Modes()
+    fit(Encoder(), OnlineProbe(CLASSES), modes)
+    assert modes.found == [(True, True, False)] * 3
+
+
+def reference(batches, rate=1e-3, decay=0.01):
+    """The head's weights after AdamW with its definition written out, in float64; losses before each step."""
+    weights = [torch.ones(6), torch.zeros(6), torch.zeros(CLASSES, 6), torch.zeros(CLASSES)]
+    weights = [weight.double().requires_grad_() for weight in weights]
+    first, second, losses = [0.0] * 4, [0.0] * 4, []
+    for step, (features, label) in enumerate(batches, 1):
+        gain, shift, weight, bias = weights
+        x = features.double()
+        x = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-6).sqrt() * gain + shift
+        loss = -(x @ weight.T + bias).log_softmax(1)[torch.arange(len(label)), label].mean()
+        losses.append(loss.item())
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for index, (value, gradient) in enumerate(zip(weights, gradients, strict=True)):
+                first[index] = 0.9 * first[index] + 0.1 * gradient
+                second[index] = 0.999 * second[index] + 0.001 * gradient**2
+                update = (first[index] / (1 - 0.9**step)) / ((second[index] / (1 - 0.999**step)).sqrt() + 1e-8)
+                value.mul_(1 - rate * decay).sub_(rate * update)
+    return [weight.detach() for weight in weights], losses
+
+
+class Losses(Callback):
+    """The features of each batch after the module's step, and the logged losses; stands after the probe."""
+
+    def __init__(self, name="probe"):
+        self.batches, self.losses, self.name = [], [], name
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        assert module.training
+        network = copy.deepcopy(module.network).eval()
+        features = network(batch[module.key].mean((2, 3))).detach()
+        self.batches.append((features, batch["label"]))
+        self.losses.append(trainer.callback_metrics[f"train/{self.name}_loss"].item())
+
+
+@pytest.mark.parametrize("shape", ["features", "tokens", "tuple"])
+def test_the_head_makes_the_steps_of_adamw_on_the_trained_modules_features(shape):
+    module = Encoder()
+    module.shape = shape
+    probe, losses = OnlineProbe(CLASSES, learning_rate=0.05, weight_decay=0.1), Losses()
+    fit(module, probe, losses, max_epochs=2)
+    expected, expected_losses = reference(losses.batches, 0.05, 0.1)
+    for found, tensor in zip(probe.state_dict()["head"].values(), expected, strict=True):
+        torch.testing.assert_close(found.double(), tensor, rtol=1e-3, atol=2e-4)
+    assert losses.losses == pytest.approx(expected_losses, rel=1e-4)
+    assert losses.losses[0] == pytest.approx(np.log(CLASSES), rel=1e-5)
+
+
+class Still(Encoder):
+    """Does not change."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+@torch.no_grad()
+def percentages(module, head, pictures):
+    """Top-1 and top-5, one picture at a time."""
+    network, ranks = copy.deepcopy(module.network).eval(), []
+    for row in pictures:
+        features = network(row["image"].mean((1, 2))[None])[0]
+        normal = (features - features.mean()) / (features.var(unbiased=False) + 1e-6).sqrt()
+        scores = head["1.weight"] @ (normal * head["0.weight"] + head["0.bias"]) + head["1.bias"]
+        ranks.append(int((scores > scores[row["label"]]).sum()))
+    return [100 * sum(rank < k for rank in ranks) / len(ranks) for k in (1, 5)]
+
+
+def test_it_learns_and_validation_counts_all_labelled_pictures():
+    module, probe = Still(), OnlineProbe(CLASSES, name="colour", learning_rate=0.03)
+    unlabelled = [{"image": row["image"]} for row in rows(8, seed=5)]
+    pictures = rows(50, seed=2)
+    loaders = [DataLoader(pictures[:30], 8), DataLoader(unlabelled, 8), DataLoader(pictures[30:], 8)]
+    fitted = fit(module, probe, max_epochs=20, val=loaders, num_sanity_val_steps=2)
+    found = [fitted.callback_metrics[f"val/colour_top{k}"].item() for k in (1, 5)]
+    assert found == pytest.approx(percentages(module, probe.state_dict()["head"], pictures))
+    assert found[0] > 60
+    assert found[0] < found[1]
+
+
+def test_fewer_classes_than_six_have_no_top_five_and_validation_alone_logs_nothing():
+    pictures = [row for row in rows(60) if row["label"] < 5]
+    data = DataLoader(pictures[:16], 8)
+    fitted = fit(Encoder(), OnlineProbe(5), data=data, val=data)
+    assert {"val/probe_top1", "train/probe_loss"} <= set(fitted.callback_metrics)
+    assert "val/probe_top5" not in fitted.callback_metrics
+    alone = trainer(OnlineProbe(5))
+    alone.validate(Encoder(), data, verbose=False)
+    assert not alone.callback_metrics
+
+
+def assert_same(found, expected, path=""):
+    assert type(found) is type(expected), path
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), path
+        for key in expected:
+            assert_same(found[key], expected[key], f"{path}/{key}")
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), path
+    else:
+        assert found == expected, path
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    def probes():
+        return [OnlineProbe(CLASSES, learning_rate=0.05), OnlineProbe(CLASSES, name="other", learning_rate=0.01)]
+
+    class Plain(Encoder):  # draws nothing, since nothing here seeds the steps
+        def training_step(self, batch, batch_idx):
+            return self.network(batch["image"].mean((2, 3))).square().mean()
+
+    whole = probes()
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
+    first = fit(Plain(), *whole, saver, max_epochs=3, val=loader(16, seed=1), enable_checkpointing=True)
+    content = torch.load(tmp_path / "step=3.ckpt", weights_only=True)["callbacks"]
+    again = probes()
+    assert {probe.state_key for probe in again} < set(content)
+    second = fit(Plain(), *again, max_epochs=3, val=loader(16, seed=1), ckpt_path=tmp_path / "step=3.ckpt")
+    for left, right in zip(again, whole, strict=True):
+        assert_same(left.state_dict(), right.state_dict())
+        assert not torch.equal(content[right.state_key]["head"]["1.weight"], right.state_dict()["head"]["1.weight"])
+    assert_same(dict(second.callback_metrics), dict(first.callback_metrics))
+    assert not torch.equal(whole[0].state_dict()["head"]["1.weight"], whole[1].state_dict()["head"]["1.weight"])
+    first.save_checkpoint(tmp_path / "end.ckpt")
+    validated = trainer(*(late := probes()))
+    validated.validate(Plain(), loader(16, seed=1), ckpt_path=tmp_path / "end.ckpt", verbose=False)
+    for name, value in validated.callback_metrics.items():
+        assert value == first.callback_metrics[name], name
+    assert len(validated.callback_metrics) == 4
+    fit(Plain(), *late, max_epochs=1)  # what validation restored can train
+    with pytest.raises(ValueError, match=r"'probe' found a probe for 7 classes in the checkpoint, expected 9"):
+        fit(Plain(), OnlineProbe(9), max_epochs=4, ckpt_path=tmp_path / "end.ckpt")
+
+
+class ShardedEncoder(Encoder):
+    """Without statistics of a batch, which processes do not share."""
+
+    def __init__(self, rate):
+        super().__init__()
+        torch.manual_seed(3)
+        self.network = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), nn.Linear(3, 6))
+        self.rate = rate
+
+    def configure_model(self):
+        shard(self, [self.network])
+
+    def training_step(self, batch, batch_idx):
+        return self.network(batch["image"].mean((2, 3))).square().mean()
+
+    def val_dataloader(self):
+        """Pictures that two processes share unequally, in equally many batches."""
+        pictures = rows(20, seed=4)
+        if world_size() == 1:
+            return DataLoader(pictures, 4)
+        return DataLoader(pictures[4:], 4) if rank() == 0 else DataLoader(pictures[:4], 1)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.rate)
+
+
+def module_and_data(rate=0.05, first=4):
+    """Batches of 8 pictures; of two processes the one has so many of each, the other the rest."""
+    places = [range(8)] if world_size() == 1 else [range(first), range(first, 8)]
+    batches = [[start + place for place in places[rank()]] for start in (0, 8, 16)]
+    return ShardedEncoder(rate), DataLoader(rows(24), batch_sampler=batches)
+
+
+def outcome(fitted):
+    heads = [callback.state_dict()["head"] for callback in fitted.callbacks if isinstance(callback, OnlineProbe)]
+    metrics = {name: value.item() for name, value in fitted.callback_metrics.items()}
+    return {"head": heads, "metrics": metrics, "state": whole_state(fitted.lightning_module)}
+
+
+def options(*callbacks):
+    return {"callbacks": list(callbacks), "max_epochs": 2, "use_distributed_sampler": False, "num_sanity_val_steps": 2}
+
+
+# In parts of different size the module's own loss would be another, so it stands still.
+@pytest.mark.parametrize(
+    ("run_fit", "rate", "first"), [(run_ddp_fit, 0.05, 4), (run_sharded_fit, 0.05, 4), (run_ddp_fit, 0.0, 5)]
+)
+def test_two_processes_are_one(run_fit, rate, first):
+    fitted = trainer(OnlineProbe(CLASSES, learning_rate=0.05), max_epochs=2)
+    fitted.fit(*module_and_data(rate))
+    expected = outcome(fitted)
+    assert {"val/probe_top1", "val/probe_top5", "train/probe_loss"} == set(expected["metrics"])
+    found = run_fit(
+        module_and_data, options(OnlineProbe(CLASSES, learning_rate=0.05)), make_args=(rate, first), collect=outcome
+    )
+    for process in found:
+        torch.testing.assert_close(process["head"], [dict(head) for head in expected["head"]], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(process["state"], expected["state"], rtol=1e-4, atol=1e-6)
+        assert process["metrics"] == pytest.approx(expected["metrics"], rel=1e-5)
+    assert_same(found[0]["head"][0], found[1]["head"][0])
+
+
+def test_sharded_processes_train_bit_for_bit_as_without_it():
+    before, after = (
+        run_sharded_fit(module_and_data, options(*callbacks), collect=outcome)
+        for callbacks in ([], [OnlineProbe(CLASSES)])
+    )
+    assert_same(after[0]["state"], before[0]["state"])
+
+
+def test_pictures_and_labels_under_other_keys():
+    class Other(Encoder):
+        key = "view"
+
+        def look(self, image):
+            return self.encode_images(image)
+
+    probe = OnlineProbe(CLASSES, method="look", image="view", label="label")
+    fit(Other(), probe, data=loader(image="view"))
+    assert probe.state_dict()["head"]["1.weight"].any()
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.float32), ("64-true", torch.float64)])
+def test_it_looks_in_the_trainers_precision_and_learns_in_float32(precision, dtype):
+    module, probe = Encoder(), OnlineProbe(CLASSES)
+    fit(module, probe, precision=precision)
+    assert module.seen == {(False, False, dtype, precision == "bf16-mixed")}
+    assert {tensor.dtype for tensor in probe.state_dict()["head"].values()} == {torch.float32}
+
+
+def test_what_cannot_be_probed_is_one_sentence():
+    def refused(message, *callbacks, module=None, **options):
+        with pytest.raises(ValueError, match=message):
+            fit(module or Encoder(), *callbacks, **options)
+
+    bare = DataLoader([{"image": row["image"]} for row in rows(8)], 8)
+    refused(
+        r"'probe' found a training batch of \['image'\], expected a dict with 'image' and 'label'",
+        OnlineProbe(7),
+        data=bare,
+    )
+    refused(r"found no encode\(\) in Encoder, .*'encode_images'.*: set method", OnlineProbe(7, method="encode"))
+    refused(r"found \d+ labels outside 0 to 3, expected each picture's class: set num_classes", OnlineProbe(4))
+
+    class Maps(Encoder):
+        def encode_images(self, image):
+            return image
+
+    refused(r"found \[8, 3, 4, 4\] from Maps.encode_images\(\), expected features", OnlineProbe(7), module=Maps())
+
+    class OneToken(Encoder):
+        def encode_images(self, image):
+            return super().encode_images(image)[:, None]
+
+    refused(r"found \[8, 1, 6\] from OneToken", OnlineProbe(7), module=OneToken())

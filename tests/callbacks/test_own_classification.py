@@ -1,0 +1,298 @@
+"""Accuracies of a module's own class logits against plain loops, over processes, and without a trace in training."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning import LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader
+
+from support.command_line import run
+from support.distributed import rank_trainer, run_distributed
+from support.tiny_modules import trainer
+from vlightning.callbacks import OwnClassification, ZeroShotClassification, rank
+from vlightning.datamodules import ShapeClassesDataModule
+
+CLASSES, PICTURES = 7, 53
+
+
+class Pairs(LightningDataModule):
+    """What the trainer trains on; it cannot encode texts."""
+
+    def train_dataloader(self):
+        return DataLoader(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), batch_size=2, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(torch.zeros(4, 3), batch_size=2)
+
+    test_dataloader = val_dataloader
+
+
+class Pictures(LightningDataModule):
+    """Labelled pictures; class 5 does not occur, and the others not equally often. The test split has fewer."""
+
+    def __init__(self, labels=None):
+        super().__init__()
+        self.label = torch.tensor([0, 1, 1, 2, 3, 3, 3, 4, 6, 6] * 6)[:PICTURES] if labels is None else labels
+        self.image = torch.randn(PICTURES, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+    def split(self, length):
+        rows = [{"image": image, "label": label} for image, label in zip(self.image, self.label, strict=True)]
+        return DataLoader(rows[:length], batch_size=8)
+
+    def val_dataloader(self):
+        return self.split(PICTURES)
+
+    def test_dataloader(self):
+        return self.split(20)
+
+
+class Classifier(LightningModule):
+    """Logits from the mean colour; knows no texts."""
+
+    def __init__(self, classes=CLASSES):
+        super().__init__()
+        self.head = nn.Linear(3, classes)
+        draws = torch.Generator().manual_seed(2)
+        self.head.weight.data = torch.randn(classes, 3, generator=draws)
+        self.head.bias.data = 0.2 * torch.randn(classes, generator=draws)
+        self.dropout = nn.Dropout(0.5)
+        self.record = SimpleNamespace(images=0, modes=set(), dtypes=set(), autocast=set(), sizes=set())
+
+    def classify_images(self, image):
+        assert not torch.is_grad_enabled()
+        self.record.images += len(image)
+        self.record.modes.add((self.training, self.dropout.training))
+        self.record.dtypes.add(image.dtype)
+        self.record.autocast.add(torch.is_autocast_enabled("cpu"))
+        self.record.sizes.add(tuple(image.shape[1:]))
+        return self.head(self.dropout(image.mean((2, 3))))
+
+    def training_step(self, batch, batch_idx):
+        return (self.dropout(self.head(batch)) + torch.randn(CLASSES)).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def reference(module, data, length=PICTURES):
+    """The definition, one picture at a time, in float64."""
+    weight, bias = module.head.weight.detach().double(), module.head.bias.detach().double()
+    ranks, labels = [], data.label[:length].tolist()
+    for image, label in zip(data.image.double(), labels, strict=False):
+        scores = (weight @ image.mean((1, 2)) + bias).tolist()
+        ranks.append(sum(score > scores[label] for score in scores))
+    recalls = []
+    for each in sorted(set(labels)):
+        own = [rank for rank, label in zip(ranks, labels, strict=True) if label == each]
+        recalls.append(100 * sum(rank == 0 for rank in own) / len(own))
+    return {
+        "top1": 100 * sum(rank == 0 for rank in ranks) / len(ranks),
+        "top5": 100 * sum(rank < 5 for rank in ranks) / len(ranks),
+        "class_recall": sum(recalls) / len(recalls),
+    }
+
+
+def found(run, prefix="val", name="supervised_teacher"):
+    """The metrics of a callback, by name."""
+    start = f"{prefix}/{name}_"
+    return {key.removeprefix(start): float(v) for key, v in run.callback_metrics.items() if key.startswith(start)}
+
+
+def callback(data=None, **options):
+    return OwnClassification(data or Pictures(), **options)
+
+
+def validate(*callbacks, module=None, pairs=None, **options):
+    runs = trainer(*callbacks, **options)
+    runs.validate(module or Classifier(), pairs or Pairs(), verbose=False)
+    return runs
+
+
+def test_accuracies_are_those_of_plain_loops_under_a_name_that_says_where_the_classes_come_from():
+    module, data = Classifier(), Pictures()
+    runs = validate(callback(data), module=module)
+    expected = reference(module, data)
+    assert found(runs) == pytest.approx(expected, abs=1e-4)
+    assert set(runs.callback_metrics) == {f"val/supervised_teacher_{key}" for key in expected}
+    assert len({round(value) for value in expected.values()}) == 3
+    assert (module.record.images, module.record.modes) == (PICTURES, {(False, False)})
+
+
+def test_the_test_split_is_measured_after_test():
+    module, data = Classifier(), Pictures()
+    runs = trainer(callback(data, name="birds"))
+    runs.test(module, Pairs(), verbose=False)
+    expected = reference(module, data, 20)
+    assert expected != reference(module, data)
+    assert found(runs, "test", "birds") == pytest.approx(expected, abs=1e-4)
+
+
+def test_five_classes_have_no_top5():
+    runs = validate(callback(Pictures(torch.arange(PICTURES) % 5)), module=Classifier(5))
+    assert set(found(runs)) == {"top1", "class_recall"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "autocast"),
+    [
+        ("bf16-mixed", torch.float32, True),
+        ("bf16-true", torch.bfloat16, False),
+        ("64-true", torch.float64, False),
+    ],
+)
+def test_logits_are_computed_in_the_trainers_precision(precision, dtype, autocast):
+    module = Classifier()
+    validate(callback(), module=module, precision=precision)
+    assert (module.record.dtypes, module.record.autocast) == ({dtype}, {autocast})
+
+
+class Sized(Pairs):
+    """A datamodule with a transform, as those of this project have."""
+
+    @staticmethod
+    def eval_transform(image):
+        return torch.full((3, 2, 6), image.size[0] / 255)
+
+
+def shapes(**options):
+    return ShapeClassesDataModule(**{"eval_length": 43, "eval_batch_size": 4, "image_size": 8, "seed": 0} | options)
+
+
+@pytest.mark.parametrize(("transform", "size"), [("trainer", (3, 2, 6)), ("own", (3, 8, 8))])
+def test_pictures_are_prepared_as_asked(transform, size):
+    module = Classifier(shapes().num_classes)
+    validate(callback(shapes(), transform=transform), module=module, pairs=Sized())
+    assert module.record.sizes == {size}
+
+
+class NoLogits(LightningModule):
+    validation_step = Classifier.validation_step
+
+
+class Named(Pictures):
+    class_names = ("red", "green", "blue")
+
+
+class SomeNamed(Named):
+    num_classes = CLASSES
+
+
+class NoPictures(Pictures):
+    def split(self, length):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "module", "sentence"),
+    [
+        ([callback()], NoLogits(), r"found no classify_images\(\) in NoLogits, expected a module that classifies"),
+        ([callback(), callback()], None, "is there twice"),
+        ([callback()], Classifier(6), "found 10 of 53 labels outside 0 to 5, expected .* the 6 classes"),
+        ([callback(Pictures(torch.arange(PICTURES) % 7 - 1))], None, "found 8 of 53 labels outside 0 to 6"),
+        ([callback(Named())], None, "found 3 classes in Named, expected 7, one for each logit"),
+        ([callback(NoPictures())], None, "found no picture in the validation split of NoPictures"),
+    ],
+)
+def test_runs_that_cannot_be_measured_are_refused(callbacks, module, sentence):
+    with pytest.raises(ValueError, match=sentence) as error:
+        validate(*callbacks, module=module)
+    assert str(error.value).startswith("OwnClassification 'supervised_teacher' ")
+    assert "\n" not in str(error.value)
+
+
+def test_data_may_name_some_of_its_classes():
+    module = Classifier()
+    assert found(validate(callback(SomeNamed()), module=module)) == pytest.approx(reference(module, Pictures()))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"), [({"every_n_epochs": 0}, "=0 of Own"), ({"transform": "a"}, "='a' of")]
+)
+def test_arguments_that_cannot_be_used_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        callback(**options)
+
+
+def test_both_kinds_of_classification_need_a_name_each():
+    class Both(Classifier):
+        encode_images = encode_texts = Classifier.classify_images
+
+    zero_shot = ZeroShotClassification(Pictures(), ["red"] * CLASSES, ["{}"], name="supervised_teacher")
+    with pytest.raises(ValueError, match="'supervised_teacher' is there twice"):
+        validate(callback(), zero_shot, module=Both())
+
+
+def test_training_is_bit_for_bit_that_without_the_callback():
+    ends = []
+    for callbacks in ([], [callback()]):
+        torch.manual_seed(5)
+        module = Classifier()
+        trainer(*callbacks, max_epochs=2, val_check_interval=2).fit(module, Pairs())
+        assert bool(module.record.images) == bool(callbacks)
+        assert module.training
+        assert module.dropout.training
+        ends.append((module.head.weight, module.head.bias, torch.get_rng_state()))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_every_second_epoch_is_measured():
+    module = Classifier()
+    trainer(callback(every_n_epochs=2), max_epochs=5, num_sanity_val_steps=0).fit(module, Pairs())
+    assert module.record.images == 2 * PICTURES
+
+
+def test_the_sanity_check_takes_one_batch_and_logs_nothing():
+    module = Classifier()
+    runs = trainer(callback(), num_sanity_val_steps=1, limit_train_batches=0)
+    runs.fit(module, Pairs())
+    assert (module.record.images, found(runs)) == (8, {})
+    with pytest.raises(ValueError, match="labels outside 0 to 2"):
+        trainer(callback(Pictures(torch.full((PICTURES,), 3))), num_sanity_val_steps=1).fit(Classifier(3), Pairs())
+
+
+class OnFirst(Pictures):
+    """Only the first process has pictures."""
+
+    def split(self, length):
+        return super().split(length if rank() == 0 else 0)
+
+
+def both_kinds(make):
+    """What is found in data that only the first process has, and in data that shares itself out; and in how many."""
+    ends = []
+    for data, classes in ((OnFirst(), CLASSES), (shapes(), shapes().num_classes)):
+        module, runs = Classifier(classes), make(callbacks=[callback(data)])
+        runs.validate(module, Pairs(), verbose=False)
+        ends.append((found(runs), module.record.images))
+    return ends
+
+
+def both_on_rank():
+    return both_kinds(lambda **options: rank_trainer("ddp", **options))
+
+
+def test_two_processes_find_what_one_finds():
+    expected, images = zip(*both_kinds(lambda callbacks: trainer(*callbacks)), strict=True)
+    assert images == (PICTURES, 43)
+    assert expected[0] == pytest.approx(reference(Classifier(), Pictures()), abs=1e-4)
+    for ends, images in zip(run_distributed(both_on_rank), ([PICTURES, 22], [0, 21]), strict=True):
+        assert [number for _, number in ends] == images
+        assert [metrics for metrics, _ in ends] == [pytest.approx(one, abs=1e-4) for one in expected]
+
+
+def test_the_command_line_makes_one_and_says_what_the_module_lacks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^OwnClassification 'theirs' found no classify_images\(\) in ALBEFModule"):
+        run(
+            *("validate", "--config", str(Path(__file__).parents[2] / "configs/albef/quickstart.yaml")),
+            *("--trainer.callbacks+=OwnClassification", "--trainer.callbacks.data=ShapeClassesDataModule"),
+            *("--trainer.callbacks.data.eval_length=43", "--trainer.callbacks.name=theirs", "--trainer.logger=false"),
+        )
