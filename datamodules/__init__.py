@@ -7,6 +7,7 @@ from .embedded_captions import EmbeddedCaptionsDataModule
 from .image_classification import ImageClassificationDataModule, LabelDataModule
 from .image_text import ImageTextDataModule
 from .pairs import PairDataModule
+from .probe_transforms import ProbeTrainTransform
 from .reinforced import ReinforcedDataModule, ReinforcedImageTextDataModule
 from .reinforced_shapes import ReinforcedShapesDataModule
 from .reinforcement import ReinforcementDataModule
@@ -30,6 +31,7 @@ __all__ = [
     "LabelDataModule",
     "PairDataModule",
     "PictureDataModule",
+    "ProbeTrainTransform",
     "ReinforcedDataModule",
     "ReinforcedImageTextDataModule",
     "ReinforcedShapesDataModule",

@@ -13,7 +13,6 @@ from .shapes import COLOURS, GREY, OVERSAMPLING, SHAPES, draw_shape
 
 CLASSES = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
 PALETTE = list(COLOURS.values())
-NOISE = 60  # deviation of the pixels, of 255: without it a small network gets everything right
 _STREAMS = {"train": 10, "validation": 11, "test": 12, "predict": 12}
 
 
@@ -25,15 +24,19 @@ class ShapeClassTable:
         length: number of pictures.
         image_size: side of the pictures, pixels.
         seed: the pictures are a function of it and of their number.
+        noise: deviation of the pixels, of 255.
     """
 
-    def __init__(self, split: Split, length: int, image_size: int, seed: int) -> None:
+    def __init__(self, split: Split, length: int, image_size: int, seed: int, noise: float) -> None:
         if length < 1:
             raise ValueError(f"found {length} pictures for the {split} split, expected at least 1: raise the number")
+        if noise < 0:
+            raise ValueError(f"found noise {noise}, expected a deviation of at least 0 (of 255)")
         self._stream = _STREAMS[split]
         self._length = length
         self._image_size = image_size
         self._seed = seed
+        self._noise = noise
 
     def __len__(self) -> int:
         return self._length
@@ -58,7 +61,7 @@ class ShapeClassTable:
         x, y = draws.uniform(radius, side - radius, size=2)
         draw_shape(canvas, SHAPES[shape], x, y, radius, _shade(PALETTE[colour], draws))
         pixels = np.asarray(image.reduce(OVERSAMPLING), dtype=np.float64)
-        noisy = pixels + draws.normal(0, NOISE, pixels.shape)
+        noisy = pixels + draws.normal(0, self._noise, pixels.shape)
         return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
 
     def name(self, row: int) -> str:
@@ -91,6 +94,7 @@ class ShapeClassesDataModule(LabelDataModule):
         data_seed: of what the pictures show. Apart from ``seed``, so that runs with different seeds have one test
             split.
         image_size: side of the pictures, pixels.
+        noise: deviation of the pixels, of 255. Without it a small network gets everything right.
         train_transform: takes the place of CIFAR's.
         eval_transform: takes the place of CIFAR's.
         augment: False uses the evaluation transform in training too.
@@ -110,6 +114,7 @@ class ShapeClassesDataModule(LabelDataModule):
         eval_length: int = 1000,
         data_seed: int = 0,
         image_size: int = 32,
+        noise: float = 60,
         train_transform: nn.Module | None = None,
         eval_transform: nn.Module | None = None,
         augment: bool = True,
@@ -135,6 +140,7 @@ class ShapeClassesDataModule(LabelDataModule):
         self.eval_length = eval_length
         self.data_seed = data_seed
         self.image_size = image_size
+        self.noise = noise
         self._record_hyperparameters()
 
     @property
@@ -150,4 +156,4 @@ class ShapeClassesDataModule(LabelDataModule):
     def open_split(self, split: Split) -> ShapeClassTable:
         """The pictures of a split; ``predict`` is the test split."""
         length = self.length if split == "train" else self.eval_length
-        return ShapeClassTable(split, length, self.image_size, self.data_seed)
+        return ShapeClassTable(split, length, self.image_size, self.data_seed, self.noise)

@@ -4,6 +4,7 @@ from .albef import ALBEFModule
 from .cocord import CoCoRDModule, LinearProbeModule
 from .mmlg import CaptioningModule, ImageEmbeddingModule, MMLGModule, VisionClassifierModule
 from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
+from .shre import ImageProbeModule, SHReModule
 
 __all__ = [
     "ALBEFModule",
@@ -11,10 +12,12 @@ __all__ = [
     "CoCaCaptioner",
     "CoCoRDModule",
     "ImageEmbeddingModule",
+    "ImageProbeModule",
     "LinearProbeModule",
     "MMLGModule",
     "MobileCLIPModule",
     "ReinforcementModule",
+    "SHReModule",
     "TransformersCaptioner",
     "VisionClassifierModule",
 ]

@@ -1,12 +1,14 @@
 """AdamW with a warm-up that fits into the run, and half a cosine after it, as open_clip trains."""
 
+from typing import Any
+
 from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from .optimizer_groups import weight_decay_groups
-from .schedules import capped_warmup_cosine, warn_of_capped_warmup
+from .schedules import capped_warmup_cosine, warmup_cosine, warn_of_capped_warmup
 
 
 class AdamWModule(LightningModule):
@@ -22,12 +24,15 @@ class AdamWModule(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW, fused, with the schedule moved once per optimizer step."""
-        groups = weight_decay_groups(self, self.hparams["weight_decay"], spare=self.decay_spared())
         rates = {name: self.hparams[name] for name in ("betas", "eps")}
-        optimizer = AdamW(groups, lr=self.hparams["learning_rate"], fused=True, **rates)
+        optimizer = AdamW(self.parameter_groups(), lr=self.hparams["learning_rate"], fused=True, **rates)
         # A factor of the peak, so that changing the peak on resume takes effect.
         schedule = LambdaLR(optimizer, lambda step: self.scheduled_lr(step) / self.hparams["learning_rate"])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What trains, in groups: matrices decay, vectors do not."""
+        return weight_decay_groups(self, self.hparams["weight_decay"], spare=self.decay_spared())
 
     def decay_spared(self) -> tuple[str, ...]:
         """Names of matrices that do not decay."""
@@ -43,3 +48,21 @@ class AdamWModule(LightningModule):
         """Learning rate at a step of a run of so many: linear warm-up, then half a cosine to 0 or the floor."""
         peak, floor = self.hparams["learning_rate"], self.hparams.get("min_learning_rate", 0.0)
         return capped_warmup_cosine(step, total, peak, self.hparams["warmup_steps"], floor)
+
+
+class WarmupShareModule(AdamWModule):
+    """The same with a warm-up from 0 over a share of the run, the hyperparameter `warmup_share`, then a cosine to 0."""
+
+    def on_train_start(self) -> None:
+        """Say nothing: such a warm-up fits."""
+
+    def scheduled_lr(self, step: int) -> float:
+        """Learning rate at an optimizer step; the first one's is 0, unless there is no warm-up."""
+        if step == 0:  # as above
+            return 0.0 if self.hparams["warmup_share"] else float(self.hparams["learning_rate"])
+        return self.lr_of_run(step, int(self.trainer.estimated_stepping_batches))
+
+    def lr_of_run(self, step: int, total: int) -> float:
+        """Learning rate at a step of a run of so many."""
+        warmup = int(self.hparams["warmup_share"] * total)
+        return warmup_cosine(step, total, self.hparams["learning_rate"], 0.0, warmup, 0.0)

@@ -1,5 +1,6 @@
 """Parameter groups for optimizers with weight decay."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -29,3 +30,26 @@ def weight_decay_groups(
     decayed = [p for name, p in named.items() if name in decays]
     spared = [p for name, p in named.items() if name not in decays]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+
+
+def layer_decay_groups(
+    groups: Iterable[dict[str, Any]], layers: Mapping[nn.Parameter, int], learning_rate: float, decay: float
+) -> list[dict[str, Any]]:
+    """Divide parameter groups by layer, with a learning rate that falls from the last layer to the first.
+
+    Args:
+        groups: such as those of `weight_decay_groups`; what they say beside the parameters holds for their parts.
+        layers: number of the layer of each parameter, from 0.
+        learning_rate: of the last layer.
+        decay: factor from each layer to the one below it.
+    """
+    last = max(layers.values())
+    return [
+        {
+            **group,
+            "params": [parameter for parameter in group["params"] if layers[parameter] == layer],
+            "lr": learning_rate * decay ** (last - layer),
+        }
+        for group in groups
+        for layer in sorted({layers[parameter] for parameter in group["params"]})
+    ]

@@ -26,6 +26,8 @@ MODULE_METHODS = (
     "predict_step",
     "encode_images",
     "encode_texts",
+    "classify_images",
+    "classify_texts",
     "text_states",
     "match_scores",
     "word_maps",

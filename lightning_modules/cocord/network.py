@@ -163,6 +163,8 @@ def build_classifier(name: str, classes: int, pretrained: str | None = None) -> 
         return LibraryClassifier(_torchvision(model, classes, pretrained), classes)
     if library != "torchvision" and timm.is_model(model):
         tagged = model if pretrained in (None, "DEFAULT") else f"{model}.{pretrained}"
+        if pretrained is not None:
+            _check_classes(timm.models.get_pretrained_cfg(tagged).num_classes, classes, pretrained, name)
         made = timm.create_model(tagged, pretrained=pretrained is not None, num_classes=classes)
         return LibraryClassifier(made, classes)
     raise ValueError(_unknown(name, model))
@@ -175,12 +177,16 @@ def _torchvision(model: str, classes: int, pretrained: str | None) -> nn.Module:
     weights: Any = torchvision.models.get_model_weights(model)
     if pretrained not in weights.__members__:
         raise ValueError(f"{model} has the weights {', '.join(weights.__members__)}, not {pretrained!r}.")
-    found = len(weights[pretrained].meta["categories"])
+    _check_classes(len(weights[pretrained].meta["categories"]), classes, pretrained, model)
+    return torchvision.models.get_model(model, weights=weights[pretrained], **one_head)
+
+
+def _check_classes(found: int, classes: int, pretrained: str, model: str) -> None:
+    # timm would put a new last layer in the place of the trained one, and say nothing.
     if found != classes:
         raise ValueError(
             f"The weights {pretrained} of {model} tell {found} classes apart, expected {classes}: set num_classes."
         )
-    return torchvision.models.get_model(model, weights=weights[pretrained], **one_head)
 
 
 def _unknown(name: str, model: str) -> str:

@@ -10,7 +10,7 @@ from .checkpoint import load_classifier, public_state, read_classifier
 from .cifar import Classifier
 from .network import build_classifier, public_network
 
-CONFIGS = Path(__file__).parent.parent.parent / "configs" / "cocord"
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
 
 
 def load_frozen(frozen: FrozenTeacher[Classifier], name: str, source: str | None, classes: int) -> None:
@@ -57,7 +57,7 @@ def _is_file_name(source: str) -> bool:
 def _recipe(role: str, name: str, source: str | None = None) -> str:
     """What to run for such weights: the command of the shipped config that writes them, or trains such a network."""
     commands = {}
-    for file in sorted(CONFIGS.glob("*teacher*.yaml")):
+    for file in sorted(CONFIGS.glob("*/*teacher*.yaml")):  # CoCoRD's come first
         text = file.read_text(encoding="utf-8")
         command = re.search(r"^# +(vlightning fit .*)$", text, re.MULTILINE)
         folder, network = (re.search(rf"^ +{key}: (\S+)$", text, re.MULTILINE) for key in ("name", "student"))

@@ -275,7 +275,7 @@ def test_imagenet_transform_takes_the_middle_of_256():
 
 
 def test_drawn_classes_are_functions_of_seed_split_and_number():
-    table, same, other = (ShapeClassTable(split, 80, 32, 0) for split in ("train", "train", "test"))
+    table, same, other = (ShapeClassTable(split, 80, 32, 0, 60) for split in ("train", "train", "test"))
     for row in (0, 41):
         first, again, elsewhere = (np.asarray(t.picture(row)) for t in (table, same, other))
         assert (first == again).all()

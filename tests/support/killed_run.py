@@ -1,13 +1,13 @@
 """A training run that can kill itself, as a script: the process really ends, as on a cluster.
 
     python killed_run.py FOLDER SEED EVERY_N_STEPS ACCUMULATE [--kill HOOK BATCH] [--resume CHECKPOINT] [--fine-tuning]
-        [--cocord TEACHER] [--mobileclip SHARDS] [--mmlg TEACHER] [--classifier] [--captioning FOLDER]
+        [--cocord TEACHER] [--mobileclip SHARDS] [--mmlg TEACHER] [--shre TEACHER] [--classifier] [--captioning FOLDER]
 
 Every batch's sample indices go to FOLDER/samples.jsonl, the final state to FOLDER/final.ckpt. Fine-tuning for retrieval
 goes without masked words, in micro-batches, and re-ranks in validation. With a teacher's file it is CoCoRD that trains,
-on labelled shapes, or MM-LG, in slices; with a folder for shards MobileCLIP, in slices, on reinforced shapes; with a
-folder that holds `captions.json`, the arguments of the data, captioning, which writes captions in validation; or a
-vision classifier, on labelled shapes.
+on labelled shapes, or MM-LG or SHRe, in slices; with a folder for shards MobileCLIP, in slices, on reinforced shapes;
+with a folder that holds `captions.json`, the arguments of the data, captioning, which writes captions in validation; or
+a vision classifier, on labelled shapes.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from support.classifier import shape_classes, tiny_classifier
 from support.clip import LENGTH, SIZE, WORDS
 from support.cocord import HEADS
 from support.mmlg import tiny_extraction
+from support.shre import tiny_shre
 from vlightning.datamodules import ReinforcedShapesDataModule, ShapeClassesDataModule, ShapesDataModule
 from vlightning.lightning_modules import CoCoRDModule, MobileCLIPModule
 
@@ -124,6 +125,14 @@ def mmlg_run(args):
     return tiny_extraction(args.mmlg, args.seed, warmup_steps=3, micro_batch_size=4), data
 
 
+def shre_run(args):
+    data = ShapesDataModule(
+        length=BATCHES_AN_EPOCH * BATCH, eval_length=10, batch_size=BATCH, num_workers=2, image_size=16, max_tokens=8
+    )
+    taught = {"teacher": "resnet8", "teacher_weights": args.shre, "kl_weight": 1.0}
+    return tiny_shre(None, args.seed, vocab_size=320, micro_batch_size=3, dropout=0.1, **taught), data
+
+
 def classifier_run(args):
     return tiny_classifier(args.seed), shape_classes(length=BATCHES_AN_EPOCH * BATCH, num_workers=2, seed=None)
 
@@ -146,6 +155,7 @@ def main():
     parser.add_argument("--cocord")
     parser.add_argument("--mobileclip")
     parser.add_argument("--mmlg")
+    parser.add_argument("--shre")
     parser.add_argument("--classifier", action="store_true")
     parser.add_argument("--captioning")
     args = parser.parse_args()
@@ -155,6 +165,7 @@ def main():
         "cocord": cocord_run,
         "mobileclip": mobileclip_run,
         "mmlg": mmlg_run,
+        "shre": shre_run,
         "classifier": classifier_run,
         "captioning": captioning_run,
     }

@@ -1,0 +1,59 @@
+"""A SHRe small enough for float64, its teacher's file, and batches for it."""
+
+import torch
+
+from support.cocord import teacher_file
+from vlightning.lightning_modules import SHReModule
+
+CLASSES = 5
+SIZES = {
+    "num_classes": CLASSES,
+    "image_size": 16,
+    "patch_size": 8,
+    "width": 8,
+    "heads": 2,
+    "image_layers": 2,
+    "text_layers": 2,
+    "max_tokens": 8,
+    "vocab_size": 120,
+    "dropout": 0.0,
+}
+
+
+def write_teacher(folder, classes=CLASSES, seed=1):
+    """The arguments of a module with a teacher, whose file is written."""
+    return {
+        "num_classes": classes,
+        "teacher": "resnet8",
+        "teacher_weights": teacher_file(folder, "resnet8", classes, seed),
+        "kl_weight": 1.0,
+    }
+
+
+def tiny_shre(folder=None, seed=0, **options):
+    """It has a teacher where a folder for the file is given."""
+    taught = {"kl_weight": 0.0} if folder is None else write_teacher(folder)
+    torch.manual_seed(seed)
+    return SHReModule(**{**SIZES, **taught, **options})
+
+
+def ready(module):
+    """With its teacher, in float64, and without a Trainer to log to."""
+    module.setup("fit")
+    module.log = module.log_dict = lambda *_, **__: None
+    return module.double()
+
+
+def random_batch(size=6, seed=0, length=6, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    input_ids = torch.randint(104, 120, (size, length), generator=generator)
+    input_ids[:, 0] = 101
+    lengths = torch.randint(3, length + 1, (size,), generator=generator)
+    attention_mask = (torch.arange(length) < lengths[:, None]).long()
+    return {
+        "image": torch.randn(size, 3, 16, 16, generator=generator, dtype=dtype),
+        "input_ids": input_ids * attention_mask,
+        "attention_mask": attention_mask,
+        "image_id": torch.arange(size),
+        "sample_index": torch.arange(size),
+    }
