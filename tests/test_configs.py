@@ -318,6 +318,62 @@ def test_classification_with_a_descendant_is_the_papers_recipe():
     assert composed["checkpoint"]["monitor"] == "val/top1"
 
 
+def test_shres_distillation_is_the_origins():
+    composed = _composed(ROOT / "configs/shre/distill.yaml")
+    model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
+    expected = {"teacher": "timm/resnet50", "teacher_weights": "a1_in1k", "num_classes": 1000, "shared": "mlp"}
+    expected |= {"image_layers": 6, "text_layers": 6, "width": 768, "heads": 12, "patch_size": 16, "post_norm": True}
+    expected |= {"image_weights": "base_imagenet.pt", "text_weights": "bert-base-uncased", "dropout": 0.1}
+    expected |= {"kl_weight": 1.0, "kl_image_share": 0.5, "kl_temperature": 1.0, "itc_weight": 1.0, "itc_layers": None}
+    expected |= {"temperature": 0.07, "max_logit_scale": 100.0, "mask_same_image": False}
+    expected |= {"learning_rate": 1e-4, "warmup_share": 0.1, "weight_decay": 0.01, "betas": [0.9, 0.98], "eps": 1e-6}
+    expected |= {"image_size": 224, "max_tokens": 64}
+    assert {name: model[name] for name in expected} == expected
+    crop = {"size": 224, "scale": [0.9, 1.0], "horizontal_flip": 0.5, "rand_augment": False}
+    assert {name: data["train_transform"]["init_args"][name] for name in crop} == crop
+    statistics = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    for transform in ("train_transform", "eval_transform"):
+        assert {name: data[transform]["init_args"][name] for name in statistics} == statistics
+    assert data["eval_transform"]["class_path"].endswith(".ALBEFEvalTransform")  # to the square, without a crop
+    assert (data["batch_size"], data["tokenizer"], data["max_tokens"]) == (256, "bert-base-uncased", 64)
+    assert len(data["train"]) == 3
+    assert (trainer["max_steps"], trainer["precision"], trainer["devices"]) == (89_273, "16-mixed", 1)
+    assert composed["seed_everything"] == 42
+
+
+@pytest.mark.slow
+def test_shre_quickstart_distils_the_teacher_that_it_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    student = ("--config", str(ROOT / "configs/shre/quickstart.yaml"))
+    short = ("--data.length", "128", "--data.eval_length", "40", "--data.num_workers", "0", "--trainer.max_epochs", "2")
+    ran = run("fit", *student, *short)
+    assert ran.status == 1
+    assert "configs/shre/quickstart_teacher.yaml" in ran.err
+    assert run("fit", "--config", str(ROOT / "configs/shre/quickstart_teacher.yaml"), *short).status == 0
+    ran = run("fit", *student, *short)
+    assert ran.status == 0, ran.err
+    checkpoints = sorted(Path("runs/shre_quickstart").glob("*/checkpoints/*.ckpt"))
+    last = next(path for path in checkpoints if path.name == "last.ckpt")
+    assert any(path.name.startswith("best-step") for path in checkpoints)
+    shapes = ("--trainer.callbacks.data=ShapeClassesDataModule", "--trainer.callbacks.data.eval_length=40")
+    own = ("--trainer.callbacks+=OwnClassification", *shapes)
+    by_text = ("--trainer.callbacks+=ZeroShotClassification", *shapes, "--trainer.callbacks.name=by_text")
+    for command in ("validate", "test"):
+        ran = run(command, "--ckpt_path", str(last), *own, *by_text)
+        assert ran.status == 0, ran.err
+        assert "nan" not in ran.out
+        prefix = {"validate": "val", "test": "test"}[command]
+        for metric in ("h2/recall_mean", "h3/recall_mean", "supervised_teacher_top1", "by_text_top1"):
+            assert f"{prefix}/{metric}" in ran.out
+    Path("texts.txt").write_text("a red circle\na blue ring\n")
+    writers = ("--trainer.callbacks+=ClassPredictionWriter", "--trainer.callbacks+=TextClassPredictionWriter")
+    texts = ("--data", "ShapesDataModule", "--data.predict_texts", "texts.txt")
+    ran = run("predict", "--ckpt_path", str(last), *texts, *writers)
+    assert ran.status == 0, ran.err
+    (table,) = Path("runs").rglob("text_predictions.parquet")
+    assert pq.read_table(table).column("text").to_pylist() == ["a red circle", "a blue ring"]
+
+
 @pytest.mark.slow
 def test_cocord_quickstart_distils_the_teacher_that_it_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
