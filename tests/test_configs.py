@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml

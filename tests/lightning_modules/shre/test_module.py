@@ -261,6 +261,9 @@ def test_a_training_logs_both_spaces_and_names_its_teacher(tmp_path, caplog):
     moved = [name for name, parameter in start.items() if not torch.equal(end[name], parameter)]
     assert "student.text_encoder.encoder.layer.0.attention.self.query.weight" in moved
     assert "student.image_encoder.pos_embed" not in moved
+    untouched = ready(tiny_shre(tmp_path)).teacher.network.float().state_dict()  # read from the file anew
+    for name, tensor in module.teacher.network.state_dict().items():  # means and variances of BatchNorm, too
+        assert torch.equal(tensor, untouched[name]), name
     trainer.save_checkpoint(tmp_path / "end.ckpt", weights_only=True)
     content = torch.load(tmp_path / "end.ckpt", weights_only=True)
     assert content["teacher"]["name"] == "resnet8"
