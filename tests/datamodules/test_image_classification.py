@@ -282,6 +282,11 @@ def test_drawn_classes_are_functions_of_seed_split_and_number():
         assert (first != elsewhere).any()
     assert [table.label(row) for row in range(80)] == [*range(40), *range(40)]
     assert CLASSES[0] == "red circle"
+    quiet = np.asarray(ShapeClassTable("train", 80, 32, 0, 0).picture(41), dtype=float)
+    ground = (quiet > 125) & (quiet < 131)  # far from black and white, which cut noise off
+    assert (np.asarray(table.picture(41)) - quiet)[ground].std() == pytest.approx(60, abs=3)
+    with pytest.raises(ValueError, match="found noise -1"):
+        ShapeClassTable("train", 80, 32, 0, -1)
     assert len(set(CLASSES)) == 40
 
 
