@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -229,8 +228,3 @@ class Account:
         """The counts, as in ``3 of 200 (truncated: 2, missing file: 1)``."""
         causes = ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
         return f"{self.causes.total()} of {self.seen} ({causes})"
-
-
-def short_name(path: str | None, fallback: str) -> str:
-    """How messages call a picture: its path as given, or ``fallback`` where it has none."""
-    return os.fspath(path) if path else fallback

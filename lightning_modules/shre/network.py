@@ -3,7 +3,6 @@
 Shapes: B pairs, N image tokens (class token first), L text tokens ([CLS] first), D width, C classes.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -234,8 +233,3 @@ class SHReNetwork(nn.Module):
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         """Ids and mask [B, L] to the shared encoder's results, each [B, ...]."""
         return self.shared_encoder(self.text_encoder(input_ids, attention_mask), attention_mask)
-
-
-def picked(results: Sequence[Tensor], names: Sequence[str], wanted: Sequence[str]) -> list[Tensor]:
-    """Some of the results, by name."""
-    return [results[list(names).index(name)] for name in wanted]
