@@ -18,14 +18,15 @@ from vlightning.lightning_modules import SHReModule
 from vlightning.lightning_modules.attention import set_vit_attention
 from vlightning.lightning_modules.cocord.network import build_classifier
 from vlightning.lightning_modules.layout import channels_last
+from vlightning.lightning_modules.shre.network import Shared
 
 
 class Steps:
     """A module with its teacher and optimizer."""
 
-    def __init__(self, shared: str, rows: int, tokens: int) -> None:
+    def __init__(self, shared: Shared, rows: int, tokens: int) -> None:
         torch.manual_seed(0)
-        self.module = SHReModule(shared=shared, image_mean=(0.485, 0.456, 0.406), image_std=(0.229, 0.224, 0.225))  # type: ignore[arg-type]
+        self.module = SHReModule(shared=shared, image_mean=(0.485, 0.456, 0.406), image_std=(0.229, 0.224, 0.225))
         self.module.teacher.network = build_classifier("timm/resnet50", 1000).requires_grad_(False).eval()
         channels_last(self.module.teacher)
         self.module.log = self.module.log_dict = lambda *_, **__: None  # type: ignore[method-assign]
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24, help="of each caption")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--shared", default="mlp", choices=["mlp", "transformer"])
-    options = parser.parse_args()
+    options: Any = parser.parse_args()
     steps = Steps(options.shared, options.batch, options.tokens)
     print(f"SHRe, {options.shared}, {options.batch} pairs, {torch.get_num_threads()} threads")
     for precision in PRECISIONS:

@@ -36,6 +36,7 @@ from ..mobileclip.outside import Outside, load_outside
 from ..precision import unit
 from ..sharding import shard
 from ..slices import in_slices
+from ..taught import TaughtModule
 from .losses import extraction_loss, soft_cross_entropy
 from .network import LearngeneCLIP
 from .pretrained import NETWORKS, Student
@@ -43,7 +44,7 @@ from .pretrained import NETWORKS, Student
 Three = tuple[float, float, float]
 
 
-class MMLGModule(ClampedLogitScale, AdamWModule, InitialWeights, RetrievalModule):
+class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, RetrievalModule):
     """CLIP training with a teacher: extraction, of the auxiliary, and whatever its descendants go through.
 
     Sizes default to the paper's: a ViT-S/16 and a text tower of the same width, 30,311,065 parameters instead of the
@@ -178,24 +179,6 @@ class MMLGModule(ClampedLogitScale, AdamWModule, InitialWeights, RetrievalModule
         """Shard the networks where the strategy shards."""
         taught = self.teacher.origin is not None
         shard(self, [self.student, *[self.teacher.network] * taught])
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Name the teacher, and what its weights were."""
-        self.teacher.save_record(checkpoint)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Compare the teacher with that of the checkpoint.
-
-        Raises:
-            ValueError: if its weights are others.
-        """
-        self.teacher.compare(checkpoint)
-
-    def on_train_start(self) -> None:
-        """Say who teaches."""
-        super().on_train_start()
-        if self.teacher.origin is not None:
-            rank_zero_info(f"The teacher is {self.teacher.origin['name']} of {self.teacher.origin['weights']!r}.")
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Contrast of the pairs, and cross entropy of student and teacher."""

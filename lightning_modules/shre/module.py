@@ -37,6 +37,7 @@ from ..layout import channels_last
 from ..precision import at_least_float32, unit
 from ..sharding import shard
 from ..slices import in_slices
+from ..taught import TaughtModule
 from ..vit_weights import load_vision_weights
 from .losses import posterior_divergence, posterior_entropy
 from .network import Shared, SHReNetwork, SHReSizes
@@ -46,7 +47,7 @@ Three = tuple[float, float, float]
 MEDIAN_RANK_FOLD = 1000  # pictures (Aytar et al.)
 
 
-class SHReModule(ClampedParameters, WarmupShareModule, InitialWeights, RetrievalModule):
+class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeights, RetrievalModule):
     """Distillation of a classifier into an encoder of pictures and texts (listing 2).
 
     The loss is kl_weight times the divergences from the teacher's posterior of the picture, of the picture's posterior
@@ -249,24 +250,6 @@ class SHReModule(ClampedParameters, WarmupShareModule, InitialWeights, Retrieval
         if self.device_mesh is None:  # FSDP2 takes contiguous parameters only
             channels_last(self.teacher)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Name the teacher, and what its weights were."""
-        self.teacher.save_record(checkpoint)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Compare the teacher with that of the checkpoint.
-
-        Raises:
-            ValueError: if its weights are others.
-        """
-        self.teacher.compare(checkpoint)
-
-    def on_train_start(self) -> None:
-        """Say who teaches."""
-        super().on_train_start()
-        if self.teacher.origin is not None:
-            rank_zero_info(f"The teacher is {self.teacher.origin['name']} of {self.teacher.origin['weights']!r}.")
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Divergence from the teacher's posterior, and contrast of the shared encoder's results."""
         self._check_tokens(batch["input_ids"])
@@ -420,8 +403,10 @@ class SHReModule(ClampedParameters, WarmupShareModule, InitialWeights, Retrieval
         found = super().predict_step(batch, batch_idx, dataloader_idx)
         writers = (ClassPredictionWriter, TextClassPredictionWriter)
         if any(isinstance(callback, writers) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]
-            texts = batch.get("input_ids"), batch.get("attention_mask")
-            logits = self.classify_images(batch["image"]) if "image" in batch else self.classify_texts(*texts)  # type: ignore[arg-type]
+            if "image" in batch:
+                logits = self.classify_images(batch["image"])
+            else:
+                logits = self.classify_texts(batch["input_ids"], batch["attention_mask"])
             found["probabilities"] = logits.softmax(-1)
         return found
 

@@ -9,6 +9,7 @@ from lightning import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader
 
+from support.classification import accuracies, metrics_of
 from support.command_line import run
 from support.distributed import rank_trainer, run_distributed
 from support.tiny_modules import trainer
@@ -89,21 +90,12 @@ def reference(module, data, length=PICTURES):
     for image, label in zip(data.image.double(), labels, strict=False):
         scores = (weight @ image.mean((1, 2)) + bias).tolist()
         ranks.append(sum(score > scores[label] for score in scores))
-    recalls = []
-    for each in sorted(set(labels)):
-        own = [rank for rank, label in zip(ranks, labels, strict=True) if label == each]
-        recalls.append(100 * sum(rank == 0 for rank in own) / len(own))
-    return {
-        "top1": 100 * sum(rank == 0 for rank in ranks) / len(ranks),
-        "top5": 100 * sum(rank < 5 for rank in ranks) / len(ranks),
-        "class_recall": sum(recalls) / len(recalls),
-    }
+    return accuracies(ranks, labels)
 
 
 def found(run, prefix="val", name="supervised_teacher"):
     """The metrics of a callback, by name."""
-    start = f"{prefix}/{name}_"
-    return {key.removeprefix(start): float(v) for key, v in run.callback_metrics.items() if key.startswith(start)}
+    return metrics_of(run, prefix, name)
 
 
 def callback(data=None, **options):

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from support.albef import SIZES, tiny_albef
+from support.classification import accuracies, metrics_of
 from support.command_line import run
 from support.distributed import rank_trainer, run_distributed
 from support.tiny_modules import trainer
@@ -189,21 +190,12 @@ def reference(module, data, split="val", names=NAMES, templates=TEMPLATES, of_pr
             scores = [float(features @ embedding) for embedding in classes]
             ranks.append(sum(score > scores[label] for score in scores))
             labels.append(label)
-    recalls = []
-    for name in sorted(set(labels)):
-        own = [rank for rank, label in zip(ranks, labels, strict=True) if label == name]
-        recalls.append(100 * sum(rank == 0 for rank in own) / len(own))
-    return {
-        "top1": 100 * sum(rank == 0 for rank in ranks) / len(ranks),
-        "top5": 100 * sum(rank < 5 for rank in ranks) / len(ranks),
-        "class_recall": sum(recalls) / len(recalls),
-    }
+    return accuracies(ranks, labels)
 
 
 def found(run, prefix="val", name="zero_shot"):
     """The metrics of a callback, by name."""
-    start = f"{prefix}/{name}_"
-    return {key.removeprefix(start): float(v) for key, v in run.callback_metrics.items() if key.startswith(start)}
+    return metrics_of(run, prefix, name)
 
 
 def callback(data=None, **options):
