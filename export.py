@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.callbacks.checkpoint_io import check_free
 from vlightning.cli_support import export_albef, export_cocord, export_mmlg, export_mobileclip
-from vlightning.cli_support.report import DEBUG_VARIABLE, spoken
+from vlightning.cli_support.report import readable_errors
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule
 
 DESCRIPTION = (
@@ -64,15 +63,8 @@ def main(args: list[str] | None = None) -> None:
         ),
     )
     words = parser.parse_args(args)
-    try:
-        done = export(words.checkpoint, words.target, words.layout)
-    except Exception as error:
-        sentence = spoken(error)
-        if sentence is None or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
-            raise
-        sys.stderr.write(f"vlightning.export: error: {sentence}\n")
-        raise SystemExit(1) from None
-    sys.stdout.write(f"{done}\n")
+    with readable_errors(program="vlightning.export"):
+        sys.stdout.write(f"{export(words.checkpoint, words.target, words.layout)}\n")
 
 
 def export(checkpoint: str, target: str, layout: str | None = None) -> str:

@@ -5,6 +5,7 @@ import pickle
 import re
 import shutil
 import uuid
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from typing_extensions import override
 
-from .sharded_checkpoint import METADATA, read_checkpoint_folder
+from .sharded_checkpoint import METADATA, divide_checkpoint, read_checkpoint_folder, read_metadata, shard_file
 
 STAGED, REPLACED = ".incomplete-", ".replaced-"
 """How the names begin that a checkpoint has until it is complete, and that an old folder has until it is removed."""
@@ -57,6 +58,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             with writing(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
+                clear_leftovers(target.parent)
                 write_file(checkpoint, staged)
                 swap_in(staged, target)
         finally:
@@ -95,6 +97,42 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         super().remove_checkpoint(path)
 
 
+def damage(path: Path) -> str | None:
+    """Says what is wrong with a local checkpoint, a file or a folder, by the checksums in it; reads all of it.
+
+    Returns:
+        None for one that is whole.
+    """
+    if not path.is_dir():
+        return _file_damage(path)
+    try:
+        _, pieces = read_metadata(path)
+    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError) as error:
+        return _gist(error)
+    for file in (path / METADATA, *pieces):
+        if found := _file_damage(file):
+            return f"{file.name}: {found}"
+    return None
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+    """Finds the checkpoint in a folder that was written last and can be read; changes nothing there.
+
+    Returns:
+        The file or folder, None if there is none; and what is wrong with each of the newer ones.
+    """
+    found_ones = [path for path in folder.glob("*.ckpt") if not path.name.startswith(REPLACED)]
+    # What a process left that was killed while it put a sharded checkpoint in the place of this one.
+    found_ones += [path for path in folder.glob(f"{REPLACED}*") if not _place_of(path).exists()]
+    damaged: dict[Path, str] = {}
+    for path in sorted(found_ones, key=lambda path: path.stat().st_mtime, reverse=True):
+        found = damage(path)
+        if found is None:
+            return path, damaged
+        damaged[path] = found
+    return None, damaged
+
+
 def consolidate_checkpoint(folder: str | Path, file: str | Path) -> None:
     """Makes one file of a sharded checkpoint, as one process would have written it.
 
@@ -106,6 +144,36 @@ def consolidate_checkpoint(folder: str | Path, file: str | Path) -> None:
     """
     checkpoint_io = AtomicCheckpointIO()
     checkpoint_io.save_checkpoint(checkpoint_io.load_checkpoint(folder), file)
+
+
+def divide_checkpoint_file(file: str | Path, folder: str | Path, processes: int) -> None:
+    """Makes a sharded checkpoint of a file, as so many processes under `ShardedStrategy` would have written it.
+
+    It is not needed for loading: any number of sharded processes can load the file. It needs main memory for twice the
+    checkpoint.
+
+    Args:
+        file: What one process has written.
+        folder: Path of the new folder.
+        processes: How many files hold its weights.
+
+    Raises:
+        ValueError: If there is no process.
+    """
+    if processes < 1:
+        raise ValueError(f"Found {processes} processes, expected at least 1.")
+    target = Path(folder)
+    meta, pieces = divide_checkpoint(AtomicCheckpointIO().load_checkpoint(file), processes)
+    staged = target.parent / f"{STAGED}{uuid.uuid4().hex}"
+    try:
+        with writing(target):
+            staged.mkdir(parents=True)
+            for number, of_file in enumerate(pieces):
+                write_file(of_file, staged / shard_file(number))
+            write_file(meta, staged / METADATA)
+            swap_in(staged, target)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def check_free(target: Path) -> None:
@@ -155,16 +223,18 @@ def swap_in(staged: Path, target: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Removes what a run that was killed while it saved a sharded checkpoint has left in a folder."""
+    """Removes what a run that was killed while it saved a checkpoint has left in a folder."""
     for staged in folder.glob(f"{STAGED}*"):
-        if staged.is_dir():
-            _remove(staged)
+        _remove(staged)
     for old in folder.glob(f"{REPLACED}*"):
-        target = old.with_name(old.name.removeprefix(REPLACED))
-        if target.exists():
+        if _place_of(old).exists():
             _remove(old)
         else:
-            os.rename(old, target)
+            os.rename(old, _place_of(old))
+
+
+def _place_of(replaced: Path) -> Path:
+    return replaced.with_name(replaced.name.removeprefix(REPLACED))
 
 
 @contextmanager
@@ -210,6 +280,15 @@ def _read_error(path: str | Path, error: Exception) -> RuntimeError:
         f"The checkpoint {path} cannot be read ({_gist(error)}): it is truncated or not a checkpoint, take an "
         "earlier one."
     )
+
+
+def _file_damage(path: Path) -> str | None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+    except (OSError, zipfile.BadZipFile, EOFError) as error:
+        return _gist(error)
+    return None if bad is None else f"the content of {bad} does not have its checksum"
 
 
 def _remove(path: Path) -> None:

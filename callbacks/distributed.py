@@ -3,13 +3,14 @@
 They talk to the default process group, whoever started it (Lightning, torchrun, a test).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 def world_size() -> int:
@@ -104,12 +105,12 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     For counts that differ by rank: `loss_sum * world_size() / all_reduce_sum(count)` on every rank, with averaged
     gradients, is the mean over all rows of all ranks.
     """
-    tensor = tensor.detach()
-    if world_size() == 1:
-        return tensor.clone()
-    total = tensor.to(_device_for_communication(tensor), copy=True)
-    dist.all_reduce(total)
-    return total.to(tensor.device)
+    return _all_reduce(tensor, dist.ReduceOp.SUM)
+
+
+def all_reduce_max(tensor: Tensor) -> Tensor:
+    """Returns the largest value of all processes, element by element; the argument stays as it is."""
+    return _all_reduce(tensor, dist.ReduceOp.MAX)
 
 
 def broadcast(tensor: Tensor) -> None:
@@ -121,8 +122,42 @@ def broadcast(tensor: Tensor) -> None:
     tensor.detach().copy_(content)
 
 
+def broadcast_all(tensors: Iterable[Tensor]) -> None:
+    """Overwrites tensors with rank 0's, which have the same shapes and types in every process; one message a type."""
+    if world_size() == 1:
+        return
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    for group in alike.values():
+        content = torch.cat([tensor.detach().flatten() for tensor in group])
+        dist.broadcast(content, src=0)
+        torch._foreach_copy_(
+            group,
+            [
+                part.view_as(tensor)
+                for part, tensor in zip(content.split([t.numel() for t in group]), group, strict=True)
+            ],
+        )
+
+
+def keep_from_ddp(module: nn.Module, parts: Iterable[nn.Module]) -> None:
+    """Keeps buffers out of what DDP sends before every forward pass, because all processes have the same anyway.
+
+    Call it before the module is wrapped: in `setup`, of a callback or of the module.
+
+    Args:
+        module: What DDP will wrap.
+        parts: Submodules of it, whose buffers stay where they are.
+    """
+    kept = {id(buffer) for part in parts for buffer in part.buffers()}
+    names = {name for name, buffer in module.named_buffers(remove_duplicate=False) if id(buffer) in kept}
+    others = getattr(module, "_ddp_params_and_buffers_to_ignore", [])
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, sorted({*others, *names}))
+
+
 class _GatherRows(torch.autograd.Function):
-    """All-gather whose backward pass is the sum over the processes, cut to the own rows."""
+    """All-gather whose backward pass is the sum over the processes, of the own rows."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -131,11 +166,10 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        # A reduce-scatter would send half as much, but not every backend has it; these are feature vectors.
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        start = rank() * ctx.rows
-        return total[start : start + ctx.rows]
+        total = gradients[0].contiguous()
+        own = total.new_empty((ctx.rows, *total.shape[1:]))
+        dist.reduce_scatter_tensor(own, total)  # half of what an all-reduce sends
+        return own
 
 
 def _all_gather_rows(tensor: Tensor) -> Tensor:
@@ -144,6 +178,15 @@ def _all_gather_rows(tensor: Tensor) -> Tensor:
     gathered = tensor.new_empty((world_size() * tensor.shape[0], *tensor.shape[1:]))
     dist.all_gather_into_tensor(gathered, tensor.contiguous())
     return gathered
+
+
+def _all_reduce(tensor: Tensor, operation: Any) -> Tensor:
+    tensor = tensor.detach()
+    if world_size() == 1:
+        return tensor.clone()
+    result = tensor.to(_device_for_communication(tensor), copy=True)
+    dist.all_reduce(result, operation)
+    return result.to(tensor.device)
 
 
 def _device_for_communication(tensor: Tensor) -> torch.device:

@@ -14,6 +14,7 @@ from typing_extensions import override
 from .attributes import nearest
 from .distributed import all_reduce_sum
 from .evaluating import evaluating, features_of
+from .non_finite import is_skipped
 
 
 class OnlineProbe(Callback):
@@ -114,6 +115,8 @@ class OnlineProbe(Callback):
                 f"{self} found a training batch of {found}, expected a dict with {self.image!r} and {self.label!r}: "
                 "give data with labels, or set image and label to its keys."
             )
+        if is_skipped(trainer):
+            return
         loss = self._step(self._features(trainer, pl_module, batch), batch[self.label])
         pl_module.log(f"train/{self.name}_loss", loss, on_step=True, on_epoch=False)
 

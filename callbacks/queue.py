@@ -1,17 +1,17 @@
 """A ring buffer of features that later batches are compared with, and the callback that fills it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from .attributes import find_module, nearest
-from .distributed import broadcast, gather
+from .distributed import broadcast, gather, keep_from_ddp
+from .non_finite import is_skipped
 
 
 class FeatureQueue(nn.Module):
@@ -130,11 +130,14 @@ class QueueCallback(Callback):
 
     A training step returns them beside the loss, `{"loss": ..., "keys": {name: [B, dim]}}`, with
     `"key_ids": {name: long [B]}` for a queue with ids. They are detached and gathered over all processes, rank 0's rows
-    first, so that every process holds the same queue, although a checkpoint holds only rank 0's. It is sent once, at
-    the start; DDP's `broadcast_buffers`, which would send it before every forward pass (537 MB for 65536 rows of 2048
-    values), is told to leave it out. All processes must bring equally many rows (`drop_last` in the training loader).
+    first, so that every process holds the same queue, although a checkpoint holds only rank 0's. A step that has
+    gathered them for its loss says so with `"keys_are_gathered": True`, and they are not sent again. The queue is sent
+    once, at the start; DDP's `broadcast_buffers`, which would send it before every forward pass (537 MB for 65536 rows
+    of 2048 values), is told to leave it out. All processes must bring equally many rows (`drop_last` in the training
+    loader).
 
-    Every batch counts, also those that only accumulate gradients. A step that returns None enqueues nothing.
+    Every batch counts, also those that only accumulate gradients. A step that returns None enqueues nothing, nor one
+    that `SkipNonFiniteSteps` leaves out.
 
     Args:
         queues: Attribute path of the queue by the name its keys have; None asks the module's `queues()`, which returns
@@ -191,14 +194,7 @@ class QueueCallback(Callback):
             queues = list(self.queues_of(pl_module).values())
         except (AttributeError, TypeError):  # `configure_model` may still bring them, else `on_fit_start` says it
             return
-        names = [
-            f"{path}.{name}"
-            for path, module in pl_module.named_modules()
-            if any(module is queue for queue in queues)
-            for name, _ in module.named_buffers()
-        ]
-        others = getattr(pl_module, "_ddp_params_and_buffers_to_ignore", [])
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(pl_module, sorted({*others, *names}))
+        keep_from_ddp(pl_module, queues)
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -211,19 +207,24 @@ class QueueCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not outputs:  # the training step returned None
+        if not outputs or is_skipped(trainer):  # the training step returned None, or what is no number
             return
         queues = self.queues_of(pl_module)
         keys = _keys_of(outputs, queues, type(pl_module).__name__)
         ids = outputs.get("key_ids") or {}
+        spread: Callable[[Tensor], Tensor] = _as_they_are if outputs.get("keys_are_gathered") else gather
         for name, queue in queues.items():
             own_ids = ids.get(name)
             try:
-                queue.enqueue(gather(keys[name]), None if own_ids is None else gather(own_ids))
+                queue.enqueue(spread(keys[name]), None if own_ids is None else spread(own_ids))
             except ValueError as error:
                 raise ValueError(f"Keys for the queue {name!r}: {error}") from error
             if self.log:
                 pl_module.log(f"queue/{name}_filled", queue.filled / queue.size, on_step=True, on_epoch=False)
+
+
+def _as_they_are(rows: Tensor) -> Tensor:
+    return rows
 
 
 def _keys_of(outputs: Any, queues: dict[str, FeatureQueue], module: str) -> Mapping[str, Tensor]:

@@ -10,6 +10,7 @@ All of it is tensors and plain data. (torch's own format for this has a pickle f
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,35 @@ def split_checkpoint(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[s
     return map_values(note, checkpoint) | {_FILES: dist.get_world_size()}, pieces
 
 
+def divide_checkpoint(checkpoint: dict[str, Any], files: int) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
+    """Cuts the weights of a whole checkpoint, and what the optimizers keep for them, as processes would write them.
+
+    Args:
+        checkpoint: As one process has written it.
+        files: How many pieces of each tensor.
+
+    Returns:
+        The metadata, and for each file its pieces by place.
+    """
+    pieces: list[dict[str, Tensor]] = [{} for _ in range(files)]
+    cut: dict[tuple[int, torch.Size], list[Tensor]] = {}  # tied tensors stay tied
+
+    def note(place: str, value: Any) -> Any:
+        weight = place.startswith(("state_dict/", "optimizer_states/"))
+        if not (weight and isinstance(value, Tensor) and value.dim()):
+            return value
+        rows = -(-len(value) // files)
+        starts = [min(number * rows, len(value)) for number in range(files + 1)]
+        parts = cut.setdefault(
+            (value.data_ptr(), value.shape), [value[start:end].clone() for start, end in pairwise(starts)]
+        )
+        for of_file, part in zip(pieces, parts, strict=True):
+            of_file[place] = part
+        return {_NOTE: 0}
+
+    return map_values(note, checkpoint) | {_FILES: files}, pieces
+
+
 def whole_checkpoint(checkpoint: dict[str, Any], keep: bool) -> dict[str, Any]:
     """Puts the sharded tensors of a checkpoint together. Every process must call it.
 
@@ -89,6 +119,33 @@ def read_checkpoint_folder(folder: Path, weights_only: bool = True, place: Place
         RuntimeError: If a file is missing.
         ValueError: If the folder was written by Lightning's own strategies.
     """
+    meta, files = read_metadata(folder, weights_only)
+    shards = [torch.load(file, map_location="cpu", mmap=True, weights_only=weights_only) for file in files]
+
+    joined: dict[tuple[Any, ...], Tensor] = {}  # tied tensors stay tied
+
+    def put_together(where: str, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value if place is None else place(where, value)
+        parts = [shard[where] for shard in shards]
+        if place is not None:
+            return place(where, torch.cat(parts, value[_NOTE]))
+        key = tuple((part.data_ptr(), part.shape) for part in parts)
+        if key not in joined:
+            joined[key] = torch.cat(parts, value[_NOTE])
+        return joined[key]
+
+    whole: dict[str, Any] = map_values(put_together, meta, is_value=lambda value: value.keys() == {_NOTE})
+    return whole
+
+
+def read_metadata(folder: Path, weights_only: bool = True) -> tuple[dict[str, Any], list[Path]]:
+    """Reads what is not sharded, and finds the files with the pieces of what is.
+
+    Raises:
+        RuntimeError: If a file is missing.
+        ValueError: If the folder was written by Lightning's own strategies.
+    """
     if not (folder / METADATA).is_file():
         raise RuntimeError(f"there is no {METADATA} in the folder, which is written last")
     meta = torch.load(folder / METADATA, map_location="cpu", weights_only=weights_only)
@@ -101,15 +158,7 @@ def read_checkpoint_folder(folder: Path, weights_only: bool = True, place: Place
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise RuntimeError(f"{len(missing)} of {len(files)} files with pieces are missing, such as {missing[0]}")
-    shards = [torch.load(file, map_location="cpu", mmap=True, weights_only=weights_only) for file in files]
-
-    def put_together(where: str, value: Any) -> Any:
-        if isinstance(value, dict):
-            value = torch.cat([shard[where] for shard in shards], value[_NOTE])
-        return value if place is None else place(where, value)
-
-    whole: dict[str, Any] = map_values(put_together, meta, is_value=lambda value: value.keys() == {_NOTE})
-    return whole
+    return meta, files
 
 
 def own_part(whole: Tensor, like: DTensor) -> DTensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,14 @@ from lightning.fabric.plugins.collectives.torch_collective import default_pg_tim
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from .checkpoint_io import STAGED, AtomicCheckpointIO, clear_leftovers, reading, swap_in, write_file, writing
+from .distributed import broadcast_all
 from .sharded_checkpoint import (
     METADATA,
     map_values,
@@ -30,6 +33,8 @@ from .sharded_checkpoint import (
     split_checkpoint,
     whole_checkpoint,
 )
+
+FloatType = Literal["float32", "bfloat16"]
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -43,9 +48,17 @@ class ShardedStrategy(ModelParallelStrategy):
       as it is. It holds tensors and plain data only. Any number of processes can load it (one, or DDP's, through
       `AtomicCheckpointIO`), and this strategy can load the file of one process.
     - Weights are loaded after `on_load_checkpoint`, as under other strategies.
+    - Statistics of BatchNorm are rank 0's in all processes at the beginning of each step, as under DDP.
     - Evaluation runs under `torch.no_grad`: parameters gathered under `torch.inference_mode` cannot be trained later.
 
     Args:
+        param_dtype: Type that parameters of networks are gathered in; None keeps their own. "bfloat16" halves what is
+            sent and is for the precision `bf16-mixed`, which rounds most of them anyway. The optimizer's and the
+            checkpoint's stay what they are; so do norms, and parameters of the module itself, such as a
+            temperature.
+        reduce_dtype: Type that gradients of networks are summed over the processes in; None takes the gathered type.
+        activation_checkpointing: Whether the blocks of networks that train compute their activations again in the
+            backward pass and keep none.
         save_distributed_checkpoint: Whether a checkpoint is a folder, into which every process writes what it holds, on
             a file system that all share; else rank 0 gathers everything and writes one file.
         process_group_backend: As in Lightning; None takes NCCL for GPUs and gloo for CPUs.
@@ -54,6 +67,9 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def __init__(
         self,
+        param_dtype: FloatType | None = None,
+        reduce_dtype: FloatType | None = None,
+        activation_checkpointing: bool = False,
         save_distributed_checkpoint: bool = True,
         process_group_backend: str | None = None,
         timeout: timedelta | None = default_pg_timeout,
@@ -64,6 +80,30 @@ class ShardedStrategy(ModelParallelStrategy):
             process_group_backend=process_group_backend,
             timeout=timeout,
         )
+        self.mixed_precision = MixedPrecisionPolicy(
+            param_dtype=None if param_dtype is None else getattr(torch, param_dtype),
+            reduce_dtype=None if reduce_dtype is None else getattr(torch, reduce_dtype),
+            cast_forward_inputs=False,  # autocast does that, to what each operation wants
+        )
+        self.activation_checkpointing = activation_checkpointing
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Takes a step with rank 0's statistics of BatchNorm, as DDP does: a checkpoint holds no others."""
+        broadcast_all(self._statistics())
+        return super().training_step(*args, **kwargs)
+
+    def _statistics(self) -> list[Tensor]:
+        """Buffers of norms, but for those that DDP is told to leave out, such as a frozen teacher's."""
+        module = self.lightning_module
+        assert module is not None
+        norms = {name for name, part in module.named_modules() if isinstance(part, _NormBase)}
+        left_out = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        return [
+            buffer
+            for name, buffer in module.named_buffers()
+            if name.rpartition(".")[0] in norms and name not in left_out
+        ]
 
     @property
     @override
@@ -83,7 +123,13 @@ class ShardedStrategy(ModelParallelStrategy):
 
         Raises:
             TypeError: If the module does not shard itself.
+            ValueError: If parameters are to be gathered as bfloat16 and nothing casts what they meet.
         """
+        if self.mixed_precision.param_dtype == torch.bfloat16 and trainer.precision != "bf16-mixed":
+            raise ValueError(
+                f"Found param_dtype='bfloat16' with precision={trainer.precision!r}, expected 'bf16-mixed', which "
+                "casts what such parameters meet: set trainer.precision to it, or leave param_dtype out."
+            )
         for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
             loop.inference_mode = False
         super().setup(trainer)

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, Pr
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
 
-from ..callbacks import AtomicCheckpointIO
+from ..callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, StopOnSignal
 from .typed import UsageError, did_you_mean
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -39,7 +39,11 @@ def with_defaults(config: dict[str, Any], checkpoints: Sequence[Callback]) -> tu
     logs = config.get("logger") not in (False, None, []) and not config.get("fast_dev_run")
     if logs and not any(isinstance(c, LearningRateMonitor) for c in own):
         extra.append(LearningRateMonitor(logging_interval="step"))
+    if not any(isinstance(c, SkipNonFiniteSteps) for c in own):
+        extra.append(SkipNonFiniteSteps())
     if config.get("enable_checkpointing") is not False:
+        if not any(isinstance(c, StopOnSignal) for c in own):
+            extra.append(StopOnSignal())
         extra += [c for c in checkpoints if not isinstance(c, ModelCheckpoint) or c.save_top_k != 0]
     plugins = _as_list(config.get("plugins"))
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):

@@ -32,7 +32,7 @@ NOISE = (
 
 
 @contextlib.contextmanager
-def readable_errors(debug: bool = False) -> Iterator[None]:
+def readable_errors(debug: bool = False, program: str = "vlightning") -> Iterator[None]:
     """Turn mistakes into `vlightning: error: <sentence>` and an exit status; leave defects their traceback.
 
     Exit status 2 for what was typed, 1 for a run that stopped. `--debug`, or the environment variable
@@ -40,6 +40,7 @@ def readable_errors(debug: bool = False) -> Iterator[None]:
 
     Args:
         debug: Whether to keep every traceback.
+        program: What stands before the sentence.
 
     Raises:
         SystemExit: In place of a mistake that one sentence describes.
@@ -51,8 +52,8 @@ def readable_errors(debug: bool = False) -> Iterator[None]:
         if debug or sentence is None or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
             raise
         usage = isinstance(error, UsageError)
-        hint = "" if usage else " (--debug shows the traceback)"
-        sys.stderr.write(f"vlightning: error: {sentence}{hint}\n")
+        hint = "" if usage or program != "vlightning" else " (--debug shows the traceback)"
+        sys.stderr.write(f"{program}: error: {sentence}{hint}\n")
         raise SystemExit(2 if usage else 1) from None
 
 

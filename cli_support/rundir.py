@@ -9,6 +9,8 @@ from typing import Any
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from ..callbacks.checkpoint_io import newest_whole
+from .report import tell
 from .resume import KEYWORDS
 from .typed import Typed, UsageError
 
@@ -56,7 +58,12 @@ def claim_run_dir(config: Any, typed: Typed) -> None:
     inherited = os.environ.get(RUN_DIR_VARIABLE)
     if not _is_first_process():
         # Another process claims the folder; Lightning broadcasts its name. Ours only has to agree where it is known.
-        run_dir = Path(inherited) if inherited else parent / _version_folder(asked) if asked is not None else parent
+        if inherited:
+            run_dir = Path(inherited)
+        elif asked is not None:
+            run_dir = parent / _version_folder(asked)
+        else:
+            run_dir = _next_free(parent, "fit") if typed.subcommand == "fit" and _requeued() else parent
     else:
         if asked is not None:
             run_dir = parent / _version_folder(asked)
@@ -69,7 +76,8 @@ def claim_run_dir(config: Any, typed: Typed) -> None:
             run_dir = _next_free(parent, str(typed.subcommand))
         run_dir.mkdir(parents=True, exist_ok=True)
         os.environ[RUN_DIR_VARIABLE] = str(run_dir)
-        _continue_after_requeue(run_dir, config, str(typed.subcommand))
+    # Every process by itself, before any of them can write.
+    _continue_from_last(run_dir, config, str(typed.subcommand))
     if "save_dir" in arguments and run_dir != parent:
         number = run_dir.name.removeprefix("version_")
         arguments["version"] = int(number) if number.isdigit() else run_dir.name
@@ -142,12 +150,25 @@ def _next_free(parent: Path, subcommand: str) -> Path:
             return parent / f"{stem}_{number}"
 
 
-def _continue_after_requeue(run_dir: Path, config: Any, subcommand: str) -> None:
-    """A requeued job without the checkpoint that Lightning writes on the signal goes on from the last one."""
-    last = run_dir / "checkpoints" / "last.ckpt"
-    started_anew = subcommand == "fit" and _requeued() and config.get("ckpt_path") is None
-    if started_anew and last.exists() and not any(run_dir.glob("hpc_ckpt_*.ckpt")):
-        config["ckpt_path"] = str(last)
+def _continue_from_last(run_dir: Path, config: Any, subcommand: str) -> None:
+    """Let `last`, and a requeued job, go on from the checkpoint of this run that was written last and is whole."""
+    checkpoint = config.get("ckpt_path")
+    requeued = checkpoint is None and subcommand == "fit" and _requeued() and not any(run_dir.glob("hpc_ckpt_*.ckpt"))
+    folder = run_dir / "checkpoints"
+    if not (requeued or checkpoint == "last") or not folder.is_dir():
+        return
+    newest, damaged = newest_whole(folder)
+    for path, found in damaged.items():
+        tell(f"The checkpoint {str(path)!r} is damaged ({found}).")
+    if newest is not None:
+        config["ckpt_path"] = str(newest)
+        if damaged:
+            tell(f"Going on from {str(newest)!r}, the newest one that is whole.")
+    elif damaged:
+        raise UsageError(
+            f"Found no whole checkpoint in {str(folder)!r} to go on from: start anew, or give --ckpt_path the file of "
+            "another run."
+        )
 
 
 def _requeued() -> bool:

@@ -54,7 +54,9 @@ def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:
     own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
     # A row without candidates "draws" itself, and `exists` takes it out of the loss.
     logits = logits.masked_fill(own & ~exists[:, None], 0.0)
-    return Negatives(torch.multinomial(logits.softmax(-1), 1).squeeze(1), exists)
+    # Where they are no numbers anything is drawn: the loss will tell, and an error here would end a GPU's process.
+    chances = logits.softmax(-1).nan_to_num(nan=1.0)
+    return Negatives(torch.multinomial(chances, 1).squeeze(1), exists)
 
 
 def draw_masked_tokens(

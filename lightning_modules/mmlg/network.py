@@ -112,6 +112,7 @@ class SummedCLIP(nn.Module):
     """
 
     method: Method
+    sums_weights = True  # in float32: to be gathered so
 
     def __init__(self, sizes: LearngeneSizes) -> None:
         super().__init__()

@@ -40,6 +40,9 @@ def test_the_file_has_the_permissions_of_any_new_file(checkpoint):
     assert checkpoint.stat().st_mode == plain.stat().st_mode
 
 
+@pytest.mark.fault(
+    "renaming a checkpoint fails", "os.replace raises", "one sentence; the old file unchanged, no debris"
+)
 def test_a_failing_rename_leaves_the_old_file_and_nothing_else(checkpoint, monkeypatch):
     def refuse(source, target):
         assert os.path.dirname(source) == str(checkpoint.parent)  # beside the target, hence on its file system
@@ -58,6 +61,11 @@ def test_what_cannot_be_pickled_leaves_the_old_file_and_nothing_else(checkpoint)
     assert_untouched(checkpoint)
 
 
+@pytest.mark.fault(
+    "interrupted while a checkpoint is flushed",
+    "os.fsync raises KeyboardInterrupt",
+    "the old file unchanged, no debris",
+)
 def test_an_interrupt_leaves_the_old_file_and_nothing_else(checkpoint, monkeypatch):
     def interrupt(descriptor):
         raise KeyboardInterrupt
@@ -79,6 +87,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.fault("full disk", "a file system of 256 KiB", "one sentence; the old file unchanged, no debris")
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(small_disk):
     path = small_disk / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint(GOOD, path)
@@ -87,6 +96,9 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(small_disk):
     assert_untouched(path)
 
 
+@pytest.mark.fault(
+    "disk full in the middle of a file", "a limit on file sizes", "one sentence; the old file unchanged, no debris"
+)
 def test_a_disk_that_is_full_in_the_middle_of_writing(checkpoint, monkeypatch):
     # The same without a disk of one's own: the system's limit on the size of a file.
     import resource
@@ -105,6 +117,7 @@ def test_a_disk_that_is_full_in_the_middle_of_writing(checkpoint, monkeypatch):
     assert_untouched(checkpoint)
 
 
+@pytest.mark.fault("damaged checkpoint file", "cut in half; empty; other bytes", "named as damaged in one sentence")
 def test_a_file_that_cannot_be_read_ends_in_a_sentence(checkpoint):
     whole = checkpoint.read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"no checkpoint at all"):
@@ -128,6 +141,24 @@ def test_more_than_plain_data_is_refused_unless_trusted(checkpoint):
         AtomicCheckpointIO().load_checkpoint(checkpoint)
     loaded = AtomicCheckpointIO().load_checkpoint(checkpoint, weights_only=False)
     assert isinstance(loaded["x"], Arbitrary)
+
+
+class Bomb:
+    """What unpickles it makes a folder."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.fault("pickle bomb as checkpoint", "a file that runs `os.mkdir`", "refused, and it does not run")
+def test_a_pickle_bomb_does_not_go_off(checkpoint):
+    torch.save({"x": Bomb(checkpoint.with_name("gone off"))}, checkpoint)
+    with pytest.raises(RuntimeError, match="holds more than tensors and plain data"):
+        AtomicCheckpointIO().load_checkpoint(checkpoint)
+    assert not checkpoint.with_name("gone off").exists()
 
 
 def test_remote_paths_and_storage_options_go_lightnings_way():

@@ -15,6 +15,7 @@ from vlightning.callbacks import (
     EMACallback,
     checkpoint_io,
     consolidate_checkpoint,
+    divide_checkpoint_file,
     rank,
 )
 from vlightning.callbacks import sharded_strategy as module_under_test
@@ -208,6 +209,14 @@ def test_a_folder_becomes_a_file_for_what_reads_only_files(saved, tmp_path):
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in state["weights"].items())
 
 
+def test_a_file_becomes_a_folder(saved, tmp_path):
+    path, state = saved
+    consolidate_checkpoint(path, tmp_path / "one.ckpt")
+    divide_checkpoint_file(tmp_path / "one.ckpt", tmp_path / "three.ckpt", 3)
+    for resumed in run_sharded_fit(make, FIT, collect=state_of, ckpt_path=str(tmp_path / "three.ckpt")):
+        assert_same(resumed, state)
+
+
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_any_number_of_processes_resume_from_the_folder(saved, processes):
     path, state = saved
@@ -290,6 +299,11 @@ def save_with_failures():
     return messages
 
 
+@pytest.mark.fault(
+    "full disk or failing rename in one of two sharded processes",
+    "its write, sync, or rename raises",
+    "all raise; the old checkpoint unchanged",
+)
 def test_a_failure_in_one_process_is_raised_in_all_and_leaves_the_old_checkpoint(saved):
     path, state = saved
     messages = run_distributed(save_with_failures)
@@ -343,6 +357,11 @@ def save_in_order():
     run.save_checkpoint(os.environ["CHECKPOINT"])
 
 
+@pytest.mark.fault(
+    "killed between the renames of a sharded checkpoint",
+    "the folders as they are then",
+    "the old one is found again; no debris after the next save",
+)
 def test_the_next_save_clears_what_a_killed_one_has_left(saved):
     path, state = saved
     (path.parent / ".incomplete-0123").mkdir()
@@ -353,6 +372,7 @@ def test_the_next_save_clears_what_a_killed_one_has_left(saved):
     assert_same(resume(path.with_name("earlier.ckpt"), [AtomicCheckpointIO()]), state)
 
 
+@pytest.mark.fault("damaged sharded checkpoint", "a shard or the metadata missing", "named as damaged in one sentence")
 def test_a_folder_that_is_not_whole_is_refused_in_a_sentence(saved):
     path, _ = saved
     for name, what in (("shard-00001.pt", "1 of 2 files with pieces are missing"), ("meta.pt", "no meta.pt")):
@@ -368,6 +388,9 @@ class Arbitrary:
     pass
 
 
+@pytest.mark.fault(
+    "pickle bomb in a sharded checkpoint", "an object of a class in the metadata", "refused, and nothing of it runs"
+)
 def test_nothing_but_plain_data_is_loaded(saved):
     path, _ = saved
     meta = torch.load(path / "meta.pt", weights_only=True)

@@ -3,7 +3,7 @@
 from lightning.pytorch.callbacks import LearningRateMonitor, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.plugins import AsyncCheckpointIO
 
-from vlightning.callbacks import AtomicCheckpointIO
+from vlightning.callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, StopOnSignal
 from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
 from vlightning.cli_support.defaults import with_defaults
 
@@ -14,7 +14,8 @@ def added(**config: object) -> list[type]:
 
 
 def test_the_defaults():
-    assert added() == [RichProgressBar, LearningRateMonitor, BestCheckpoint, LastCheckpoint]
+    kinds = [RichProgressBar, LearningRateMonitor, SkipNonFiniteSteps, StopOnSignal, BestCheckpoint, LastCheckpoint]
+    assert added() == kinds
 
 
 def test_a_default_steps_back_for_one_of_its_kind_and_for_a_switch():
@@ -22,7 +23,9 @@ def test_a_default_steps_back_for_one_of_its_kind_and_for_a_switch():
     assert RichProgressBar not in added(enable_progress_bar=False)
     assert LearningRateMonitor not in added(callbacks=LearningRateMonitor())
     assert LearningRateMonitor not in added(logger=False)
-    assert added(enable_checkpointing=False) == [RichProgressBar, LearningRateMonitor]
+    assert added(enable_checkpointing=False) == [RichProgressBar, LearningRateMonitor, SkipNonFiniteSteps]
+    assert SkipNonFiniteSteps not in added(callbacks=SkipNonFiniteSteps(3))
+    assert StopOnSignal not in added(callbacks=StopOnSignal(requeue=False))
 
 
 def test_the_users_callbacks_stay_first():

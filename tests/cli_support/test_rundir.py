@@ -1,11 +1,14 @@
 """Every fresh start gets its own folder; a folder that holds a run is entered only to go on with it."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from support.command_line import run, tiny_config
+from support.slurm import pretend_slurm
+from vlightning.callbacks.checkpoint_io import newest_whole
 
 
 @pytest.fixture(autouse=True)
@@ -20,20 +23,6 @@ def fit(*words: str):
 
 def versions(name: str = "tiny") -> list[str]:
     return sorted(path.name for path in Path("runs", name).iterdir())
-
-
-def slurm(monkeypatch: pytest.MonkeyPatch, restarts: int = 0) -> None:
-    values = {
-        "SLURM_NTASKS": "1",
-        "SLURM_JOB_ID": "41",
-        "SLURM_JOB_NAME": "train",
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-        "SLURM_NODEID": "0",
-        "SLURM_RESTART_COUNT": str(restarts),
-    }
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
 
 
 def test_each_start_gets_the_next_version():
@@ -98,26 +87,27 @@ def test_without_a_logger_checkpoints_go_to_a_version_folder_too():
     assert versions() == ["version_0", "version_1"]
 
 
-def test_leftovers_of_a_requeue_in_the_working_folder_are_not_loaded(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.fault("leftover hpc_ckpt_* file", "a file in the working folder", "never loaded into another run")
+def test_leftovers_of_a_requeue_in_the_working_folder_are_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     Path("hpc_ckpt_1.ckpt").write_text("of another run")
-    slurm(monkeypatch)
+    pretend_slurm(monkeypatch, tmp_path)
     ran = run("validate", "--config=tiny.yaml")
     assert ran.status == 0, ran.err
 
 
-def test_a_requeued_job_goes_on_in_its_folder_from_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch):
-    slurm(monkeypatch)
+def test_a_requeued_job_goes_on_in_its_folder_from_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    pretend_slurm(monkeypatch, tmp_path)
     assert fit().status == 0
     assert versions() == ["slurm_41"]
-    slurm(monkeypatch, restarts=1)
+    pretend_slurm(monkeypatch, tmp_path, restarts=1)
     ran = fit("--trainer.max_epochs=3")
     assert ran.status == 0, ran.err
     assert versions() == ["slurm_41"]
     assert torch.load("runs/tiny/slurm_41/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
 
 
-def test_a_requeued_job_goes_on_from_a_sharded_checkpoint_too(monkeypatch: pytest.MonkeyPatch):
-    slurm(monkeypatch)
+def test_a_requeued_job_goes_on_from_a_sharded_checkpoint_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    pretend_slurm(monkeypatch, tmp_path)
     assert fit().status == 0
     last = Path("runs/tiny/slurm_41/checkpoints/last.ckpt")
     content = torch.load(last, weights_only=True) | {"files_with_pieces": 0}
@@ -125,7 +115,7 @@ def test_a_requeued_job_goes_on_from_a_sharded_checkpoint_too(monkeypatch: pytes
     last.unlink()
     last.mkdir()
     torch.save(content, last / "meta.pt")
-    slurm(monkeypatch, restarts=1)
+    pretend_slurm(monkeypatch, tmp_path, restarts=1)
     ran = fit("--trainer.max_epochs=3")
     assert ran.status == 0, ran.err
     after = torch.load(last, weights_only=True)
@@ -133,20 +123,72 @@ def test_a_requeued_job_goes_on_from_a_sharded_checkpoint_too(monkeypatch: pytes
     assert torch.equal(after["state_dict"]["embed.weight"], content["state_dict"]["embed.weight"])
 
 
-def test_a_requeued_job_takes_lightnings_checkpoint_first(monkeypatch: pytest.MonkeyPatch):
-    slurm(monkeypatch)
+def test_a_requeued_job_takes_lightnings_checkpoint_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    pretend_slurm(monkeypatch, tmp_path)
     fit("--trainer.max_epochs=2")
     folder = Path("runs/tiny/slurm_41")
     (folder / "checkpoints/last.ckpt").rename(folder / "hpc_ckpt_1.ckpt")
-    slurm(monkeypatch, restarts=1)
+    pretend_slurm(monkeypatch, tmp_path, restarts=1)
     ran = fit("--trainer.max_epochs=3")
     assert ran.status == 0, ran.err
     assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
 
 
-def test_a_second_run_of_the_same_job_gets_its_own_folder(monkeypatch: pytest.MonkeyPatch):
-    slurm(monkeypatch)
+def test_a_second_run_of_the_same_job_gets_its_own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    pretend_slurm(monkeypatch, tmp_path)
     fit()
     fit()
     run("validate", "--config=tiny.yaml")
     assert versions() == ["slurm_41", "slurm_41_0", "slurm_41_validate_0"]
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+CHECKPOINTS = Path("runs/tiny/slurm_41/checkpoints")
+
+
+@pytest.mark.fault("last.ckpt damaged", "cut in half", "the newest whole one instead, and a line that says so")
+def test_a_damaged_last_checkpoint_is_passed_over_with_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    pretend_slurm(monkeypatch, tmp_path)
+    assert fit("--trainer.max_epochs=2").status == 0
+    (best,) = CHECKPOINTS.glob("best*.ckpt")
+    os.utime(best, (1, 1))  # older
+    damage(CHECKPOINTS / "last.ckpt")
+    pretend_slurm(monkeypatch, tmp_path, restarts=1)
+    ran = fit("--trainer.max_epochs=3")
+    assert ran.status == 0, ran.err
+    assert f"The checkpoint '{CHECKPOINTS / 'last.ckpt'}' is damaged" in ran.err
+    assert f"Going on from '{best}'" in ran.err
+    assert torch.load(CHECKPOINTS / "last.ckpt", weights_only=True)["global_step"] == 6
+
+    damage(CHECKPOINTS / "last.ckpt")
+    ran = fit("--trainer.max_epochs=4", "--ckpt_path=last", "--trainer.logger.version=slurm_41")
+    assert ran.status == 0, ran.err
+    assert "Going on from" in ran.err
+
+    for path in CHECKPOINTS.glob("*.ckpt"):
+        damage(path)
+    ran = fit("--trainer.max_epochs=5")
+    assert ran.status == 2
+    assert f"Found no whole checkpoint in '{CHECKPOINTS}'" in ran.err
+
+
+def test_a_sharded_checkpoint_is_whole_with_all_its_files(tmp_path: Path):
+    """Also one under the name that a killed process left it with."""
+    folder = tmp_path / "last.ckpt"
+    folder.mkdir()
+    torch.save({"files_with_pieces": 2, "state_dict": {}}, folder / "meta.pt")
+    torch.save({}, folder / "shard-00000.pt")
+    assert newest_whole(tmp_path)[1][folder].startswith("1 of 2 files with pieces are missing")
+    torch.save({"weight": torch.ones(100)}, folder / "shard-00001.pt")
+    assert newest_whole(tmp_path) == (folder, {})
+    left = folder.rename(tmp_path / ".replaced-last.ckpt")
+    assert newest_whole(tmp_path) == (left, {})
+    damage(left / "shard-00001.pt")
+    newest, found = newest_whole(tmp_path)
+    assert newest is None
+    assert found[left].startswith("shard-00001.pt: ")

@@ -1,10 +1,12 @@
 """A module and a datamodule that train in a second, for tests of the command line."""
 
+import multiprocessing
 import os
-from typing import Literal
+import signal
+from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -80,6 +82,40 @@ class UserCallback(Callback):
 
     def __init__(self, every: int = 1) -> None:
         self.every = every
+
+
+class Sender(Callback):
+    """Sends a rank's process signals at the start of the training batch that brings `global_step` to `step` + 1."""
+
+    def __init__(self, name: str, step: int, times: int = 1, rank: int = 0) -> None:
+        self.number, self.step, self.times, self.rank = signal.Signals[name], step, times, rank
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step and trainer.global_rank == self.rank:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+
+
+class PictureModel(TinyModel):
+    """Regress nothing in particular from the pictures of a datamodule of this package."""
+
+    def step(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.head(self.embed(batch["image"].mean((2, 3)))).pow(2).mean()
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return self.step(batch)
+
+
+class WorkerKiller(Callback):
+    """Sends the loader worker that was started last SIGKILL in a hook that begins a batch."""
+
+    def __init__(self, hook: str, batch: int) -> None:
+        def kill(trainer: Trainer, module: LightningModule, data: Any, batch_idx: int, *_: Any) -> None:
+            if batch_idx == batch:
+                newest = max(multiprocessing.active_children(), key=lambda child: child._identity)
+                os.kill(newest.pid, signal.SIGKILL)
+
+        setattr(self, hook, kill)
 
 
 class NeedyModel(TinyModel):

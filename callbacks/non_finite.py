@@ -1,0 +1,174 @@
+"""Training steps whose loss or gradient is infinite or not a number: left out, counted, and named."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from .distributed import all_reduce_max, gather_uneven
+from .stopping import act_last, save_resumable
+
+_NAMED = 64  # samples in a message
+
+
+class SkipNonFiniteSteps(Callback):
+    """Skips an optimizer step when the loss or a gradient of any process is infinite or not a number.
+
+    All processes skip it together. Weights, moments of the optimizer, averages (`EMACallback`), queues
+    (`QueueCallback`) and the running statistics of BatchNorm stay as they were; the schedule of the learning rate and
+    `trainer.global_step` go on, because Lightning counts attempts. The samples of the batch are named in a warning, and
+    the number of skipped steps is logged as `train/skipped_steps`. With the gradient scaler of 16-bit training an
+    infinite gradient is part of how the scale is found: then only the loss is looked at.
+
+    Accumulated gradients are skipped as a whole, with the batches that they are of.
+
+    It costs a pass over the gradients, and a number that goes around the processes and that the host waits for.
+
+    It moves itself to the end of the Trainer's callbacks, so that the others have done their part of a batch.
+
+    Args:
+        max_skipped: Steps that may be skipped in all; the next one ends the run, with a checkpoint that holds the
+            weights of before.
+
+    Raises:
+        ValueError: If `max_skipped` is negative.
+        RuntimeError: In training, when more steps were skipped.
+    """
+
+    def __init__(self, max_skipped: int = 10) -> None:
+        super().__init__()
+        if max_skipped < 0:
+            raise ValueError(f"max_skipped={max_skipped} of SkipNonFiniteSteps must be at least 0.")
+        self.max_skipped = max_skipped
+        self.skipped_steps = 0
+        self.batch_is_bad = False
+        """Whether the batch that is trained on, or that has just been, was found to be bad."""
+        self._step_is_bad = False
+        self._loss_is_bad: Tensor | None = None
+        self._samples: list[Tensor] = []  # of the batches of this step
+        self._statistics: list[tuple[Tensor, Tensor]] = []
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"skipped_steps": self.skipped_steps}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.skipped_steps = int(state_dict["skipped_steps"])
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        act_last(trainer, self)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin_step()
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.batch_is_bad = False
+        if isinstance(batch, Mapping) and isinstance(batch.get("sample_index"), Tensor):
+            self._samples.append(batch["sample_index"])
+        # A forward pass moves these, also one whose loss turns out to be bad.
+        moved = [
+            buffer
+            for module in pl_module.modules()
+            if isinstance(module, _NormBase) and module.training
+            for buffer in module.buffers(recurse=False)
+        ]
+        self._statistics = [(buffer, buffer.clone()) for buffer in moved]
+
+    @override
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._loss_is_bad = ~loss.detach().isfinite().all()
+
+    @override
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.fit_loop._should_accumulate():
+            self._judge([])
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._judge([] if scaler is not None else [weight.grad for weight in weights])
+        if not self._step_is_bad:
+            return
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            for weight in weights[:1]:  # such an optimizer unscales by itself, skips by itself, and wants gradients
+                weight.grad.fill_(torch.nan)
+        else:
+            for weight in weights:
+                weight.grad = None
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._statistics = []
+        if trainer.fit_loop._should_accumulate():
+            return
+        if self._step_is_bad:
+            self.skipped_steps += 1
+            self._tell(trainer)
+        bad = self._step_is_bad
+        self._begin_step()
+        if self.skipped_steps:
+            pl_module.log("train/skipped_steps", float(self.skipped_steps), on_step=True, on_epoch=False)
+        if bad and self.skipped_steps > self.max_skipped:
+            path = save_resumable(trainer)
+            raise RuntimeError(
+                f"Found {self.skipped_steps} steps with an infinite or undefined loss or gradient, expected at most "
+                f"max_skipped={self.max_skipped}: none of them changed the weights, which are in {path}; look at the "
+                "samples that were named, lower the learning rate, or clip gradients."
+            )
+
+    def _begin_step(self) -> None:
+        self._step_is_bad = False
+        self._samples = []
+
+    def _judge(self, gradients: list[Tensor]) -> None:
+        """Agree with the other processes on whether this batch is bad, and undo what its forward pass moved."""
+        flags = [] if self._loss_is_bad is None else [self._loss_is_bad.flatten()]
+        local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+        by_device: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for gradient in local:
+            if gradient.numel():  # a process may have no row of a sharded weight
+                by_device.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+        flags += [~_extremes(group).isfinite() for group in by_device.values()]
+        bad = torch.stack([flag.any().cpu() for flag in flags]).any() if flags else torch.tensor(False)
+        self._loss_is_bad = None
+        if not bool(all_reduce_max(bad.long()[None])):
+            return
+        self.batch_is_bad = self._step_is_bad = True
+        for buffer, before in self._statistics:
+            buffer.copy_(before)
+
+    def _tell(self, trainer: Trainer) -> None:
+        samples = gather_uneven(torch.cat(self._samples)) if self._samples else torch.zeros(0)
+        named = ", ".join(str(number) for number in samples[:_NAMED].tolist())
+        named += f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
+        rank_zero_warn(
+            f"Step {trainer.global_step} was skipped ({self.skipped_steps} of at most {self.max_skipped}): its loss or "
+            f"a gradient is infinite or undefined. Its samples: {named or 'without sample_index'}."
+        )
+
+
+def _extremes(gradients: list[Tensor]) -> Tensor:
+    """The largest values of each: undefined where one is, and they do not overflow as a sum of squares does."""
+    if gradients[0].device.type == "cpu":  # where the norm takes forty times as long
+        return torch.stack([end for gradient in gradients for end in torch.aminmax(gradient)])
+    return torch.stack(torch._foreach_norm(gradients, torch.inf))
+
+
+def is_skipped(trainer: Trainer) -> bool:
+    """Whether the batch that is trained on, or that has just been, was found to be bad by a `SkipNonFiniteSteps`."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return any(callback.batch_is_bad for callback in callbacks if isinstance(callback, SkipNonFiniteSteps))

@@ -1,0 +1,230 @@
+"""A step with a bad loss or gradient leaves everything as if its batch had not been there, on all processes."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from lightning import LightningModule
+from lightning.pytorch.plugins import MixedPrecision
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from support.distributed import rank_trainer, run_distributed, whole_state
+from support.tiny_modules import Recorder, trainer
+from vlightning.callbacks import (
+    EMACallback,
+    EMAPair,
+    FeatureQueue,
+    QueueCallback,
+    SkipNonFiniteSteps,
+    rank,
+    world_size,
+)
+from vlightning.callbacks.non_finite import _extremes
+
+BATCHES, ROWS, DIM = 6, 4, 5
+
+
+class Moco(LightningModule):
+    """All that moves: weights, moments, statistics of BatchNorm, an average, a queue."""
+
+    def __init__(self, fused=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fused = fused
+        self.student = nn.Sequential(nn.Linear(DIM, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.queue = FeatureQueue(50, dim=3)
+
+    def configure_model(self):
+        if self.device_mesh is not None:
+            for network in (self.student, self.teacher):
+                fully_shard(network, mesh=self.device_mesh["data_parallel"])
+
+    def momentum_pairs(self):
+        return {"teacher": EMAPair("student", "teacher", momentum=0.9, buffers="keep")}
+
+    def queues(self):
+        return {"keys": self.queue}
+
+    def training_step(self, batch, batch_idx):
+        output = self.student(batch["x"])
+        with torch.no_grad():
+            keys = self.teacher(batch["target"])
+        loss = F.mse_loss(output, keys + 1) + 0.01 * (output @ self.queue.features.T).square().mean()
+        loss = loss + batch["added"].sum()
+        if batch["root"]:  # adds zero, whose gradient is undefined
+            loss = loss + (output.flatten()[0] * 0).abs().sqrt()
+        return {"loss": loss, "keys": {"keys": keys}}
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.student.parameters(), lr=0.05, fused=self.fused)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0), "interval": "step"}]
+
+
+def batches(bad=None, at=3, left_out=False, count=BATCHES):
+    """This process's batches; one is bad in the last process only, or missing in all."""
+    draws = torch.Generator().manual_seed(7 + rank())
+    rows = []
+    for number in range(count):
+        batch = {"x": torch.randn(ROWS, DIM, generator=draws), "target": torch.randn(ROWS, DIM, generator=draws)}
+        batch |= {"added": torch.zeros(1), "root": torch.zeros(1)}
+        batch["sample_index"] = torch.arange(ROWS) + 100 * number + 10 * rank()
+        if number == at and rank() == world_size() - 1:
+            if bad == "picture":
+                batch["x"][1, 2] = torch.nan
+            elif bad == "loss":
+                batch["added"] += torch.inf
+            elif bad == "gradient":
+                batch["root"] += 1
+        if not (left_out and number == at):
+            rows.append(batch)
+    return DataLoader(rows, batch_size=None)
+
+
+def everything(fitted):
+    module = fitted.lightning_module
+    optimizer = fitted.strategy.optimizer_state(fitted.optimizers[0])["state"]
+    moments = {
+        f"{number}/{name}": value.full_tensor() if hasattr(value, "full_tensor") else value
+        for number, state in optimizer.items()
+        for name, value in state.items()
+    }
+    return whole_state(module) | moments
+
+
+def callbacks(**options):
+    return [EMACallback(), QueueCallback(), SkipNonFiniteSteps(**options)]
+
+
+def run(make, module=None, options=None, **data):
+    """State, steps and warnings of a run."""
+    fitted = make(callbacks=callbacks(**(options or {})), max_epochs=1, use_distributed_sampler=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fitted.fit(module or Moco(), batches(**data))
+    messages = [str(one.message) for one in told if "was skipped" in str(one.message)]
+    skipped = next(one for one in fitted.callbacks if isinstance(one, SkipNonFiniteSteps)).skipped_steps
+    ema = next(one for one in fitted.callbacks if isinstance(one, EMACallback)).updates["teacher"]
+    return (
+        everything(fitted),
+        [fitted.global_step, fitted.lr_scheduler_configs[0].scheduler.last_epoch, skipped, ema],
+        messages,
+    )
+
+
+def one_process(callbacks, **options):
+    return trainer(*callbacks, **options)
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+        assert value.isfinite().all(), name
+
+
+@pytest.mark.fault(
+    "NaN or infinite loss or gradient",
+    "NaN pixel; infinite loss; undefined gradient",
+    "skipped, counted, named; as if the batch had not been there",
+)
+@pytest.mark.parametrize("bad", ["picture", "loss", "gradient"])
+def test_it_is_as_if_the_batch_had_not_been_there(bad):
+    state, counts, messages = run(one_process, bad=bad)
+    expected, _, _ = run(one_process, left_out=True)
+    assert_same(state, expected)
+    assert counts == [BATCHES, BATCHES, 1, BATCHES - 1]  # the step and the schedule went on, the average did not
+    assert len(messages) == 1
+    assert messages[0].startswith("Step 4 was skipped (1 of at most 10)")
+    assert "300, 301, 302, 303" in messages[0]
+    assert not run(one_process)[2]
+
+
+def on_rank(kind, **data):
+    return run(lambda **options: rank_trainer(kind, **options), **data)
+
+
+@pytest.mark.fault(
+    "the same in one of two processes, DDP and sharded", "as above, in the last process", "all skip together"
+)
+@pytest.mark.parametrize("kind", ["ddp", "sharded"])
+@pytest.mark.parametrize("bad", ["picture", "loss", "gradient"])
+def test_all_processes_skip_what_is_bad_in_one(kind, bad):
+    found = run_distributed(on_rank, kind, bad=bad)
+    expected = run_distributed(on_rank, kind, left_out=True)
+    for (state, counts, _), (whole, _, _) in zip(found, expected, strict=True):
+        assert_same(state, whole)
+        assert counts == [BATCHES, BATCHES, 1, BATCHES - 1]
+    assert "300, 301, 302, 303, 310, 311, 312, 313" in found[0][2][0]
+
+
+@pytest.mark.fault("the same in one of two accumulated batches", "NaN pixel", "both batches are left out")
+def test_accumulated_gradients_are_skipped_together():
+    recorder, skip = Recorder(), SkipNonFiniteSteps()
+    fitted = trainer(EMACallback(), QueueCallback(), skip, recorder, accumulate_grad_batches=2)
+    with pytest.warns(match="200, 201, 202, 203, 300, 301, 302, 303"):
+        fitted.fit(Moco(), batches("picture", at=2))  # in the first batch of the second step
+    first, second, third = ({name: one[name] for name in one if "running" not in name} for one in recorder.students)
+    for name, value in first.items():
+        assert "num_batches" in name or torch.equal(second[name], value), name
+        assert "num_batches" in name or not torch.equal(third[name], value), name
+    assert all(value.isfinite().all() for value in everything(fitted).values())
+    assert int(fitted.lightning_module.queue.filled) == 4 * ROWS  # nor were the keys of both batches taken
+    assert skip.skipped_steps == 1
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("bad", "skipped"), [("loss", 1), ("picture", 1), ("gradient", 0)])
+def test_a_gradient_scaler_skips_gradients_by_itself(bad, skipped, fused):
+    """As it does while it looks for its scale; a bad loss is another thing."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+
+    def make(**options):
+        plugins = [MixedPrecision("16-mixed", device="cpu", scaler=scaler)]
+        return one_process(**options, plugins=plugins)
+
+    state, counts, _ = run(make, Moco(fused), bad=bad)
+    assert all(value.isfinite().all() for value in state.values())
+    assert counts[2:] == [skipped, BATCHES - 1]
+    assert scaler.get_scale() == (2.0**8 if bad == "loss" and not fused else 2.0**7)
+
+
+@pytest.mark.fault(
+    "too many bad steps", "as many infinite losses", "the run ends; a checkpoint with the weights of before"
+)
+def test_past_the_limit_the_run_ends_with_the_weights_of_before(tmp_path):
+    skip = SkipNonFiniteSteps(max_skipped=1)
+    fitted = trainer(EMACallback(), QueueCallback(), skip, default_root_dir=tmp_path, max_epochs=3)
+    with pytest.raises(RuntimeError, match=r"Found 2 steps with .*expected at most max_skipped=1.*last\.ckpt"):
+        fitted.fit(Moco(), batches("loss"))
+    checkpoint = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    expected = Moco()
+    reference = trainer(EMACallback(), QueueCallback(), max_epochs=3, max_steps=BATCHES - 1 + 3)
+    reference.fit(expected, batches(left_out=True))
+    assert_same(checkpoint["state_dict"], expected.state_dict())
+    assert checkpoint["callbacks"]["SkipNonFiniteSteps"] == {"skipped_steps": 2}
+    # The count goes on where it stood.
+    with pytest.raises(RuntimeError, match="Found 3 steps"):
+        trainer(EMACallback(), QueueCallback(), SkipNonFiniteSteps(1), default_root_dir=tmp_path, max_epochs=4).fit(
+            Moco(), batches("loss"), ckpt_path=tmp_path / "checkpoints/last.ckpt", weights_only=True
+        )
+
+
+def test_a_negative_limit_is_refused():
+    with pytest.raises(ValueError, match="max_skipped=-1"):
+        SkipNonFiniteSteps(-1)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_no_place_hides_a_bad_value_and_large_ones_are_good(value):
+    good = torch.full((1000,), 3e38)  # whose square is infinite
+    good[::2] *= -1
+    assert _extremes([good, torch.zeros(1)]).isfinite().all()
+    for place in (0, 1, 7, 8, 333, 998, 999):
+        bad = good.clone()
+        bad[place] = value
+        assert not _extremes([good, bad]).isfinite().all()

@@ -1,0 +1,95 @@
+"""A training that is sent a signal stops with a checkpoint, and goes on from it as if nothing had happened."""
+
+import os
+import signal
+
+import pytest
+import torch
+from lightning import Callback
+
+from support.albef import SIZES, tiny_albef
+from support.distributed import rank_trainer, run_distributed, whole_state
+from support.resume import assert_same_end, run
+from vlightning.callbacks import StopOnSignal, rank
+from vlightning.datamodules import ShapesDataModule
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    runs = {}
+
+    def whole_run(accumulate):
+        if accumulate not in runs:
+            runs[accumulate] = tmp_path_factory.mktemp("whole")
+            run(runs[accumulate], "albef", 1, accumulate=accumulate)
+        return runs[accumulate]
+
+    return whole_run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "status", "hook", "batch", "accumulate", "stopped_after"),
+    [
+        pytest.param("SIGTERM", 143, "on_before_optimizer_step", 6, 1, 6, id="in a step"),
+        pytest.param("SIGUSR1", 138, "on_train_batch_start", 5, 2, 6, id="in the first of two batches of a step"),
+        pytest.param("SIGINT", 130, "on_train_batch_end", 8, 1, 8, id="in the last batch of an epoch"),
+        pytest.param("SIGTERM", 143, "on_validation_batch_start", 8, 1, 8, id="in validation"),
+        pytest.param("SIGTERM", 143, "on_train_epoch_start", 8, 1, 9, id="between epochs"),
+    ],
+)
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
+    tmp_path, uninterrupted, name, status, hook, batch, accumulate, stopped_after
+):
+    whole = uninterrupted(accumulate)
+    run(tmp_path, "albef", 1, "--signal", name, hook, batch, accumulate=accumulate, status=status)
+    assert sorted(path.name for path in tmp_path.glob("last*.ckpt")) == ["last.ckpt"]
+    progress = torch.load(tmp_path / "last.ckpt", weights_only=True)["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    assert progress["total"]["ready"] == stopped_after
+    assert not (tmp_path / "final.ckpt").exists()
+    run(tmp_path, "albef", 2, accumulate=accumulate, resume=tmp_path / "last.ckpt")
+    assert_same_end(whole, tmp_path)
+
+
+class ToOneProcess(Callback):
+    """Sends SIGTERM to one process of two, in a hook, after so many steps."""
+
+    def __init__(self, hook, step):
+        def send(trainer, *_):
+            if trainer.global_step == step and rank() == 1 and not trainer.sanity_checking:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        setattr(self, hook, send)
+
+
+def on_rank(kind, folder, hook=None, resume=False, seed=0):
+    torch.manual_seed(seed)
+    data = ShapesDataModule(
+        image_size=SIZES["image_size"], length=32, eval_length=8, batch_size=4, vocab_size=200, max_tokens=16, seed=0
+    )
+    sender = [ToOneProcess(hook, 4)] if hook else []
+    callbacks, files = [*sender, StopOnSignal(str(folder))], {"enable_checkpointing": True, "default_root_dir": folder}
+    fitted = rank_trainer(kind, max_epochs=2, callbacks=callbacks, **files)
+    module = tiny_albef(seed, vocab_size=200)
+    try:
+        fitted.fit(module, data, ckpt_path=folder / "last.ckpt" if resume else None, weights_only=True)
+    except SystemExit as stop:
+        return stop.code, fitted.global_step
+    return whole_state(module)
+
+
+@pytest.mark.fault(
+    "one of two processes is sent SIGTERM",
+    "os.kill in a step and in validation",
+    "all stop at the same step, and go on exactly",
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "sharded"])
+@pytest.mark.parametrize("hook", ["on_before_zero_grad", "on_validation_batch_end"])
+def test_all_processes_stop_when_one_is_sent_a_signal_and_go_on_together(tmp_path, kind, hook):
+    stopped_after = {"on_before_zero_grad": 5, "on_validation_batch_end": 4}[hook]
+    assert run_distributed(on_rank, kind, tmp_path, hook) == [(143, stopped_after)] * 2
+    whole, _ = run_distributed(on_rank, kind, tmp_path / "whole")
+    found, _ = run_distributed(on_rank, kind, tmp_path, resume=True, seed=1)
+    for name, value in whole.items():
+        assert torch.equal(found[name], value), name

@@ -1,0 +1,197 @@
+"""Every method sharded over processes with FSDP2: the same training, with the memory of its state divided."""
+
+import functools
+
+import pytest
+import torch
+from lightning import Callback
+from torch.distributed.tensor import DTensor
+
+from support.distributed import WorkerError, rank_trainer, run_distributed, whole_state
+from support.methods import METHODS
+from vlightning.callbacks import world_size
+from vlightning.lightning_modules.sharding import NORMS
+
+STEPS, FEW = 20, 4
+PLAIN, SHARDED, RECOMPUTED = ("ddp", {}), ("sharded", {}), ("sharded", {"activation_checkpointing": True})
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory):
+    """What a method needs from outside, made once."""
+
+    @functools.cache
+    def prepared(method):
+        path = METHODS[method].prepare(tmp_path_factory.mktemp(method))
+        METHODS[method].build(path, seed=0, num_workers=0)[1].prepare_data()
+        return path
+
+    return prepared
+
+
+class Watch(Callback):
+    """Gives data the type that the networks have; keeps losses, states, and the numbers that await a backward pass."""
+
+    def __init__(self, dtype, steps):
+        self.dtype, self.steps, self.losses, self.kept, self.states = dtype, steps, [], 0, {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        for name, value in batch.items():
+            if torch.is_tensor(value) and value.is_floating_point():
+                batch[name] = value.to(self.dtype)
+
+        def pack(tensor):
+            self.kept += tensor.numel()
+            return tensor
+
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        self.hooks.__enter__()
+
+    def on_before_backward(self, *_):
+        self.hooks.__exit__(None, None, None)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, *_):
+        self.losses.append((outputs["loss"] if isinstance(outputs, dict) else outputs).item())
+
+    def on_train_epoch_end(self, trainer, pl_module):  # every four steps, and after averages have moved
+        self.states[trainer.global_step] = whole_state(pl_module)
+        trainer.should_stop = trainer.global_step == self.steps
+
+
+def fit(method, outside, kind, strategy, steps=STEPS, dtype=torch.float64, callbacks=(), **options):
+    torch.set_default_dtype(dtype)
+    module, data = METHODS[method].build(outside, seed=0, batch_size=8 // world_size(), num_workers=0)
+    module.hparams["learning_rate"] = 0.01  # something has to happen within a few steps
+    configure = module.configure_model
+    module.configure_model = lambda: (module.to(dtype), configure())  # with the teacher, which comes in `setup`
+    watch = Watch(dtype, steps)
+    # Schedules are those of the longest run.
+    options |= {"max_steps": max(steps, STEPS), "max_epochs": -1, "limit_val_batches": 0, "min_epochs": 0}
+    trainer = rank_trainer(kind, strategy, callbacks=[watch, *callbacks], **options)
+    trainer.fit(module, data)
+    assert trainer.global_step == steps
+    return module, trainer, watch
+
+
+def trajectories(method, outside):
+    start = METHODS[method].build(outside, seed=0)[0].state_dict()
+    plain, sharded = (fit(method, outside, *how)[2] for how in (PLAIN, SHARDED))
+    few = fit(method, outside, *RECOMPUTED, steps=FEW)[2]
+    return start, *((watch.states, torch.tensor(watch.losses), watch.kept) for watch in (plain, sharded, few))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_twenty_steps_are_those_of_ddp(outside, method):
+    """In float64: the difference is what sharding does, and not noise that AdamW makes steps of."""
+    for start, plain, sharded, recomputed in run_distributed(trajectories, method, outside(method), timeout=300):
+        (states, losses, kept), end = plain, plain[0][STEPS]
+        for part in METHODS[method].state:
+            names = [name for name in end if name.startswith(part) and name in start]
+            assert max((end[name] - start[name]).abs().max() for name in names) > 1e-3, part
+        for found, steps in ((sharded, STEPS), (recomputed, FEW)):
+            torch.testing.assert_close(found[1], losses[:steps], rtol=1e-6, atol=0)
+            assert found[0][steps].keys() == end.keys()
+            for name, tensor in states[steps].items():
+                torch.testing.assert_close(
+                    found[0][steps][name], tensor, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+                )
+        assert sharded[2] == kept
+        if method in ("albef", "cocord"):  # the others run in slices, which keep as little
+            assert recomputed[2] < 0.4 * kept * FEW / STEPS
+
+
+# Memory
+
+
+class Gradients(Callback):
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.bytes = held_bytes(p.grad for p in pl_module.parameters() if p.grad is not None)
+
+
+def held_bytes(tensors):
+    """Of the memory that belongs to tensors, whatever part of it they use."""
+    storages = {}
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+        storages[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def state_bytes(method, outside):
+    """What this process holds, and what there is in all, by kind."""
+    gradients = Gradients()
+    module, trainer, _ = fit(method, outside, *SHARDED, steps=FEW, dtype=torch.float32, callbacks=[gradients])
+    moments = [value for state in trainer.optimizers[0].state.values() for value in state.values() if value.dim()]
+    trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    return {
+        "parameters": (
+            held_bytes(module.parameters()),
+            4 * sum(parameter.numel() for parameter in module.parameters()),
+        ),
+        "gradients": (gradients.bytes, 4 * trained),
+        "moments": (held_bytes(moments), 4 * trained * (1 if method == "cocord" else 2)),  # SGD has one, AdamW two
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "processes"), [*((method, 2) for method in METHODS), ("albef", 4)])
+def test_the_memory_of_its_state_is_divided_among_the_processes(outside, method, processes):
+    for kinds in run_distributed(state_bytes, method, outside(method), processes=processes):
+        for kind, (held, whole) in kinds.items():
+            assert held == pytest.approx(whole / processes, rel=0.02), kind
+
+
+# Mixed precision
+
+
+class Types(Callback):
+    """Types of the parameters of the student's layers while they run."""
+
+    def __init__(self):
+        self.norms, self.others = set(), set()
+
+    def on_train_start(self, trainer, pl_module):
+        for name, part in pl_module.named_modules():
+            if name.startswith("student.") and any(True for _ in part.parameters(recurse=False)):
+                types = self.norms if isinstance(part, NORMS) else self.others
+                part.register_forward_hook(lambda part, *_, types=types: types.update(own_types(part)))
+
+
+def own_types(part):
+    return {parameter.dtype for parameter in part.parameters(recurse=False) if not isinstance(parameter, DTensor)}
+
+
+def mixed(method, outside):
+    """First losses with parameters gathered as they are and smaller, and the types seen."""
+    options, seen = {"dtype": torch.float32, "steps": FEW, "precision": "bf16-mixed"}, Types()
+    _, _, whole = fit(method, outside, *SHARDED, **options)
+    smaller = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
+    module, _, half = fit(method, outside, "sharded", smaller, callbacks=[seen], **options)
+    return (
+        whole.losses[0],
+        half.losses[0],
+        seen.norms,
+        seen.others,
+        {parameter.dtype for parameter in module.parameters()},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_are_gathered_in_a_smaller_type_and_kept_in_theirs(outside, method):
+    for whole, half, norms, others, kept in run_distributed(mixed, method, outside(method)):
+        assert half == pytest.approx(whole, rel=5e-3)
+        assert norms == kept == {torch.float32}
+        assert others == {torch.float32 if method == "mmlg" else torch.bfloat16}  # MM-LG sums its blocks before
+
+
+def gather_small():
+    return fit("albef", None, "sharded", {"param_dtype": "bfloat16"}, dtype=torch.float32)
+
+
+def test_smaller_types_want_autocast():
+    with pytest.raises(
+        WorkerError, match="Found param_dtype='bfloat16' with precision='32-true', expected 'bf16-mixed'"
+    ):
+        run_distributed(gather_small)
