@@ -56,6 +56,14 @@ class _Encoded(NamedTuple):
     text_features: Tensor  # [B, E]
 
 
+class _Keys(NamedTuple):
+    """What is contrasted with and goes into the queues, of this process or of all."""
+
+    image: Tensor  # [n, E]
+    text: Tensor  # [n, E]
+    id: Tensor  # long [n]: of the picture
+
+
 class ALBEFModule(ClampedParameters, InitialWeights, RetrievalModule):
     """ALBEF: image-text contrast, image-text matching and, in pre-training, masked language modelling.
 
@@ -320,7 +328,8 @@ class ALBEFModule(ClampedParameters, InitialWeights, RetrievalModule):
         with torch.no_grad():
             teacher = self._encode(self.teacher, batch, masked)
 
-        loss_itc, image_logits, text_logits = self._contrast(batch, student, teacher, alpha)
+        keys = self._keys(batch, teacher)
+        loss_itc, image_logits, text_logits = self._contrast(batch, student, teacher, keys, alpha)
         negatives = self._draw_negatives(batch, image_logits, text_logits)
         matching, *masked_states = self._fuse(batch, student, *negatives)
         losses = {"itc": loss_itc, "itm": self._match(matching, *negatives)}
@@ -332,8 +341,9 @@ class ALBEFModule(ClampedParameters, InitialWeights, RetrievalModule):
         self._log_step(loss, losses, alpha)
         return {
             "loss": loss,
-            "keys": {"image": teacher.image_features, "text": teacher.text_features},
-            "key_ids": {"image": batch["image_id"], "text": batch["image_id"]},
+            "keys": {"image": keys.image, "text": keys.text},
+            "key_ids": {"image": keys.id, "text": keys.id},
+            "keys_are_gathered": self.hparams["key_columns"] == "global",
         }
 
     def _encode(self, network: ALBEFNetwork, batch: Batch, masked: draws.MaskedTokens | None) -> _Encoded:
@@ -354,14 +364,18 @@ class ALBEFModule(ClampedParameters, InitialWeights, RetrievalModule):
             network.project_text(text_states),
         )
 
+    def _keys(self, batch: Batch, teacher: _Encoded) -> _Keys:
+        """The teacher's features, of all processes if these are contrasted with; one exchange for both modalities."""
+        if self.hparams["key_columns"] != "global":
+            return _Keys(teacher.image_features, teacher.text_features, batch["image_id"])
+        image, text = gather(torch.cat([teacher.image_features, teacher.text_features], 1)).chunk(2, 1)
+        return _Keys(image, text, gather(batch["image_id"]))
+
     def _contrast(
-        self, batch: Batch, student: _Encoded, teacher: _Encoded, alpha: float
+        self, batch: Batch, student: _Encoded, teacher: _Encoded, keys: _Keys, alpha: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """ITC loss (eqs. 1, 2 and 6), and the student's logits [B, B] over this process's own keys."""
-        spread = gather if self.hparams["key_columns"] == "global" else _identity
-        image_keys, text_keys, key_id = (
-            spread(keys) for keys in (teacher.image_features, teacher.text_features, batch["image_id"])
-        )
+        image_keys, text_keys, key_id = keys
         pairs = len(batch["image_id"])
         first = rank() * pairs if self.hparams["key_columns"] == "global" else 0  # the column of the first row's key
 
@@ -384,8 +398,9 @@ class ALBEFModule(ClampedParameters, InitialWeights, RetrievalModule):
             image_logits = logits(student_image, text_keys, self.text_queue)
             text_logits = logits(student_text, image_keys, self.image_queue)
             loss = itc_loss(image_logits, text_logits, image_targets, text_targets) * len(image_id)
-            own = slice(first, first + pairs)
-            return loss[None], image_logits.detach()[:, own], text_logits.detach()[:, own]
+            # Copies: a view of its columns would keep the whole of every slice's logits.
+            own_logits = [part.detach()[:, first : first + pairs].clone() for part in (image_logits, text_logits)]
+            return loss[None], own_logits[0], own_logits[1]
 
         with torch.autocast(self.device.type, enabled=False):
             loss, image_logits, text_logits = in_slices(
@@ -571,7 +586,3 @@ class ALBEFModule(ClampedParameters, InitialWeights, RetrievalModule):
     def bounds(self) -> Iterable[tuple[nn.Parameter, float, float]]:
         """Those of the temperature."""
         return [(self.temperature, self.hparams["temperature_min"], self.hparams["temperature_max"])]
-
-
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor

@@ -22,7 +22,7 @@ from ...callbacks import (
     StepSeedCallback,
     missing_callbacks,
 )
-from ...callbacks.distributed import world_size
+from ...callbacks.distributed import keep_from_ddp, world_size
 from ..classification import Accuracy, Batch, ClassifierModule
 from ..frozen import FrozenTeacher
 from ..initial_weights import InitialWeights
@@ -208,6 +208,7 @@ class CoCoRDModule(InitialWeights, ClassifierModule):
         if stage == "fit" and self.teacher is not None:
             name, source = self.hparams["teacher"], self.hparams["teacher_weights"]
             load_frozen(self.teacher, name, source, self.hparams["num_classes"])
+            keep_from_ddp(self, [self.teacher])
 
     def configure_model(self) -> None:
         """Shard the networks where the strategy shards, else lay out convolutions as they run fastest."""

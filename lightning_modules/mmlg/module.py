@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
-from ...callbacks.distributed import gather, rank
+from ...callbacks.distributed import gather, keep_from_ddp, rank
 from ...callbacks.learngene_figures import LearngeneTerms
 from ...callbacks.learngene_file import Learngene, LearngeneSizes
 from ...callbacks.learngene_layers import group_of
@@ -147,6 +147,7 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
             network.logit_bias = None
             self.teacher.network = network.requires_grad_(False)
             self.teacher.record(outside.model, outside.weights)
+            keep_from_ddp(self, [self.teacher])
 
     def _check_teacher(self, outside: Outside) -> None:
         """The teacher sees the student's pictures and tokens."""

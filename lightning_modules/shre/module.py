@@ -23,7 +23,7 @@ from ...callbacks import (
     TextClassPredictionWriter,
     missing_callbacks,
 )
-from ...callbacks.distributed import gather, rank
+from ...callbacks.distributed import gather, keep_from_ddp, rank
 from ..adamw import WarmupShareModule
 from ..clamped import ClampedParameters
 from ..cocord.network import LibraryClassifier, build_classifier
@@ -225,6 +225,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeig
             self.teacher.network = build_classifier(name, classes).requires_grad_(False)
             load_frozen(self.teacher, name, hparams["teacher_weights"], classes)
             self.teacher.train(False)
+            keep_from_ddp(self, [self.teacher])
 
     def evaluates_initial_weights(self) -> bool:
         """Whether there is a trained student."""

@@ -1,0 +1,251 @@
+"""Memory and traffic of a process at 65,536 pairs on 8 to 256 GPUs, for each method: `docs/large_batches.md`.
+
+    python benchmarks/large_batches.py              # the document's tables, by the formulas of formulas.py
+    python benchmarks/large_batches.py --measure    # the activations, which are counted and not computed
+
+Sizes of networks are those of the modules themselves, built without memory for their weights. The activations of a pair
+(float32) are counted in a training step of two and of four pairs at full size on the CPU, which takes minutes; what was
+found stands below.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import open_clip
+import torch
+from formulas import Activations, Method, Run, batch_memory, describe, model_memory, sharded_traffic, traffic
+from lightning import LightningModule
+from memory import saved_bytes, storage_bytes
+from torch import Tensor
+from traffic import on_the_wire
+
+from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
+from vlightning.lightning_modules.albef import module as albef_code
+from vlightning.lightning_modules.cocord.network import build_classifier
+from vlightning.lightning_modules.mmlg import module as mmlg_code
+from vlightning.lightning_modules.mmlg import network as mmlg_network
+from vlightning.lightning_modules.mobileclip import module as mobileclip_code
+from vlightning.lightning_modules.shre import module as shre_code
+
+PAIRS, PROCESSES = 65536, (8, 16, 32, 64, 128, 256)
+MICRO, LOSS_ROWS = 64, 64
+GIB, MIB = 2**30, 2**20
+SLICED = (albef_code, mmlg_code, mmlg_network, mobileclip_code, shre_code)  # who calls `in_slices`
+# By `--measure`, torch 2.15.
+ACTIVATIONS = {
+    "ALBEF": Activations(all=224786332, slice=136514992, between=3205648, batch=786920),
+    "MobileCLIP": Activations(all=176722520, slice=176701784, between=6144, batch=806104),
+    "MM-LG": Activations(all=83246616, slice=83234184, between=7168, batch=603352),
+    "SHRe": Activations(all=70407676, slice=70267192, between=42720, batch=603144),
+    "CoCoRD": Activations(all=22247388, slice=0, between=0, batch=1806352),
+}
+
+
+def albef(queue_size: int = 65536) -> LightningModule:
+    """The paper's."""
+    return ALBEFModule(queue_size=queue_size)
+
+
+def mobileclip(queue_size: int = 0) -> LightningModule:
+    """MobileCLIP-S0 on DataCompDR."""
+    return MobileCLIPModule("MobileCLIP-S0")
+
+
+def mmlg(queue_size: int = 0) -> LightningModule:
+    """Extraction, the paper's, from a ViT-B/16."""
+    module = MMLGModule()
+    module.teacher.network = open_clip.CLIP(**open_clip.get_model_config("ViT-B-16")).requires_grad_(False)
+    module.teacher_scale = 100.0
+    return module
+
+
+def shre(queue_size: int = 0) -> LightningModule:
+    """The origin's, from a ResNet-50."""
+    half = (0.5, 0.5, 0.5)
+    module = SHReModule(image_mean=half, image_std=half)
+    module.teacher.network = build_classifier("timm/resnet50", 1000).requires_grad_(False)
+    return module
+
+
+def cocord(queue_size: int = 65536) -> LightningModule:
+    """The paper's on ImageNet, of one direction."""
+    return CoCoRDModule("resnet18", 1000, teacher="resnet34", queue_size=queue_size, symmetric_prediction=False)
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "ALBEF": albef,
+    "MobileCLIP": mobileclip,
+    "MM-LG": mmlg,
+    "SHRe": shre,
+    "CoCoRD": cocord,
+}
+
+
+def sizes() -> dict[str, Method]:
+    """Of every method, without allocating its weights."""
+    with torch.device("meta"):
+        return {name: describe(build()) for name, build in METHODS.items()}
+
+
+def batch(name: str, pairs: int) -> dict[str, Tensor]:
+    """Random pictures and texts of a method's full size."""
+    side, words, length = {
+        "ALBEF": (256, 30522, 30),
+        "MobileCLIP": (256, 49408, 77),
+        "MM-LG": (224, 49408, 77),
+        "SHRe": (224, 30522, 64),
+        "CoCoRD": (224, 0, 0),
+    }[name]
+    found = {"image": torch.randn(pairs, 3, side, side), "image_id": torch.arange(pairs)}
+    if name == "CoCoRD":
+        views = {view: torch.randn(pairs, 3, side, side) for view in ("image_slow", "image_teacher")}
+        return found | views | {"label": torch.arange(pairs)}
+    found["input_ids"] = torch.randint(1000, words - 1, (pairs, length))
+    if name == "MobileCLIP":
+        found["synthetic_input_ids"] = torch.randint(1000, words - 1, (pairs, length))
+        widths = {f"teacher_{what}": torch.randn(pairs, 1536) for what in ("image", "text", "synthetic")}
+        return found | widths
+    return found | {"attention_mask": torch.ones_like(found["input_ids"])}
+
+
+def ready(module: Any) -> Any:
+    """Without a Trainer."""
+    module.log = module.log_dict = lambda *_, **__: None
+    module.current_alpha = lambda: 0.4
+    return module
+
+
+@contextmanager
+def watched_slices(there: list[Tensor]) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Runs every sliced function in one piece; what each keeps, and what goes in and comes out."""
+    kept: list[int] = []
+    ends: list[Tensor] = []
+
+    def whole(function: Callable[..., tuple[Tensor, ...]], size: Any, *inputs: Tensor, again: Any = None) -> Any:
+        found: list[tuple[Tensor, ...]] = []
+        kept.append(saved_bytes(lambda: found.append(function(*inputs)), without=[*there, *inputs]))
+        ends.extend((*inputs, *found[0]))
+        return found[0]
+
+    patches = [patch.object(code, "in_slices", whole) for code in SLICED]
+    for each in patches:
+        each.start()
+    try:
+        yield kept, ends
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def counted(module: Any, rows: dict[str, Tensor]) -> tuple[int, list[int], int]:
+    """Bytes that a training step keeps, that each sliced function does, and that are between the slices."""
+    there = [*module.parameters(), *module.buffers(), *rows.values()]
+    everything = saved_bytes(lambda: module.training_step(rows, 0), without=there)
+    with watched_slices(there) as (kept, ends), patch.dict(module.hparams, {"micro_batch_size": 1}):
+        module.training_step(rows, 0)
+    return everything, kept, storage_bytes(ends, there)
+
+
+def activations(module: Any, few: dict[str, Tensor], many: dict[str, Tensor]) -> Activations:
+    """Of a pair: the share of each that a larger batch has beyond a smaller one."""
+    pairs = len(many["image"]) - len(few["image"])
+    (all_few, slices_few, between_few), (all_many, slices_many, between_many) = (
+        counted(module, few),
+        counted(module, many),
+    )
+    slices = [(more - less) // pairs for less, more in zip(slices_few, slices_many, strict=True)]
+    rows = sum(tensor.nbytes for tensor in many.values()) - sum(tensor.nbytes for tensor in few.values())
+    return Activations(
+        (all_many - all_few) // pairs, max(slices, default=0), (between_many - between_few) // pairs, rows // pairs
+    )
+
+
+def gib(number: float) -> str:
+    """GiB, three digits after the point below 10."""
+    return f"{number / GIB:.3f}" if number < 10 * GIB else f"{number / GIB:.1f}"
+
+
+def mib(number: float) -> str:
+    """MiB."""
+    return f"{number / MIB:.2f}" if number < 10 * MIB else f"{number / MIB:,.0f}"
+
+
+def table(title: str, rows: dict[str, list[str]]) -> str:
+    """In Markdown, a column for each number of GPUs."""
+    head = f"| {title} | " + " | ".join(f"{number} GPUs" for number in PROCESSES) + " |\n"
+    line = "|---|" + "---:|" * len(PROCESSES) + "\n"
+    return head + line + "".join(f"| {name} | " + " | ".join(cells) + " |\n" for name, cells in rows.items())
+
+
+def memory_table(name: str, method: Method) -> str:
+    """GiB of a process, the whole batch at once and, where the method can, in slices, not sharded and sharded."""
+    rows: dict[str, list[str]] = {}
+    for processes in PROCESSES:
+        run, in_slices = Run(PAIRS, processes), Run(PAIRS, processes, MICRO, LOSS_ROWS)
+        plain = model_memory(method, run)
+        sharded = sum(model_memory(method, Run(PAIRS, processes, sharded=True)).values())
+        whole, slices = (batch_memory(method, ACTIVATIONS[name], each) for each in (run, in_slices))
+        ways = {"all at once": whole, "in slices": slices}
+        cells: dict[str, float] = {**plain, "these, sharded": sharded}
+        for kind in dict.fromkeys((*whole, *slices)):
+            if not ACTIVATIONS[name].slice or whole.get(kind) == slices.get(kind):
+                cells[kind] = whole[kind]
+            else:
+                cells |= {f"{kind}, {how}": part[kind] for how, part in ways.items() if kind in part}
+        cells["**all at once**"] = sum(plain.values()) + sum(whole.values())
+        if ACTIVATIONS[name].slice:
+            cells["**in slices**"] = sum(plain.values()) + sum(slices.values())
+            cells["**in slices, sharded**"] = sharded + sum(slices.values())
+        for kind, number in cells.items():
+            rows.setdefault(kind, []).append(gib(number))
+    return table("GiB of a process", {kind: cells for kind, cells in rows.items() if set(cells) != {gib(0)}})
+
+
+def traffic_table(method: Method) -> str:
+    """MiB that a process sends in a step."""
+    rows: dict[str, list[str]] = {}
+    for processes in PROCESSES:
+        run = Run(PAIRS, processes)
+        sent = traffic(method, run)
+        cells: dict[str, float] = {}
+        for kind, exchange in sent.items():
+            small = kind in ("buffers", "counts") or kind.startswith("flag")
+            title = "buffers, counts, flags" if small else f"{kind}: {exchange.operation}"
+            cells[title] = cells.get(title, 0.0) + on_the_wire(exchange.operation, exchange.bytes, processes)
+        cells["**all**"] = sum(cells.values())
+        for kind, exchange in sharded_traffic(method, run).items():
+            title = f"sharded, at least: {kind}: {exchange.operation}"
+            cells[title] = on_the_wire(exchange.operation, exchange.bytes, processes)
+        for kind, number in cells.items():
+            rows.setdefault(kind, []).append(mib(number))
+    return table("MiB that a process sends", rows)
+
+
+def tables() -> str:
+    """All of the document."""
+    parts = []
+    for name, method in sizes().items():
+        parts.append(f"### {name}\n\n{METHODS[name].__doc__}\n\n{memory_table(name, method)}\n{traffic_table(method)}")
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Print the tables, or what they start from."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", action="store_true", help="count the activations anew")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    options = parser.parse_args()
+    if not options.measure:
+        print(tables(), end="")
+        return
+    for name in options.methods:
+        torch.manual_seed(0)
+        module = ready(METHODS[name](queue_size=8))
+        print(f'    "{name}": {activations(module, batch(name, 2), batch(name, 4))},', flush=True)
+
+
+if __name__ == "__main__":
+    main()
