@@ -17,6 +17,7 @@ from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
 from vlightning.cli_support.defaults import TRAINER_DEFAULTS, check_strategy, with_defaults
 from vlightning.cli_support.explain import check_sections, explain
 from vlightning.cli_support.links import apply_links
+from vlightning.cli_support.lost import lost_processes_told
 from vlightning.cli_support.optimizer_options import TypedOptimizerOptions
 from vlightning.cli_support.report import quiet, readable_errors
 from vlightning.cli_support.resume import as_first_config, find_checkpoint, merge, read_checkpoint, report_overrides
@@ -76,6 +77,10 @@ class VLightningCLI(LightningCLI):
         if self.replaced:
             callbacks = [*callbacks, TypedOptimizerOptions()]
         return super()._instantiate_trainer(*with_defaults(config, callbacks))
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with lost_processes_told(self.trainer):
+            super()._run_subcommand(subcommand)
 
 
 def main(args: list[str] | None = None) -> None:

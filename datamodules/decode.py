@@ -83,12 +83,12 @@ def decode_image(
         raise BadSample("too large", name)
     try:
         image.load()
-    except OSError as error:
-        raise BadSample("truncated" if "truncated" in str(error) else "unreadable", name) from None
     except MemoryError:
         raise BadSample("too large", name) from None
-    except Exception:  # Pillow's plugins let SyntaxError, ValueError, struct.error, zlib.error and others through
-        raise BadSample("unreadable", name) from None
+    except (
+        Exception
+    ) as error:  # Pillow's plugins let SyntaxError, ValueError, struct.error, zlib.error and others through
+        raise BadSample(_cause(error), name) from None
     try:
         return _to_rgb(_upright(image) if upright else image)
     except Exception:
@@ -125,10 +125,14 @@ def _open(data: bytes, name: str) -> Image.Image:
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         raise BadSample("not a picture", name) from None
-    except Exception:
-        raise BadSample("unreadable", name) from None
+    except Exception as error:
+        raise BadSample(_cause(error), name) from None
     finally:
         Image.MAX_IMAGE_PIXELS = limit
+
+
+def _cause(error: Exception) -> str:
+    return "truncated" if "truncated" in str(error).lower() else "unreadable"
 
 
 def _upright(image: Image.Image) -> Image.Image:

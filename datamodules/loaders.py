@@ -8,7 +8,11 @@ workers' account of unusable samples is taken off the batch.
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -126,6 +130,29 @@ def inner_loader(dataset: Any, collate: Callable[..., Collated], num_workers: in
         dataset,
         collate_fn=collate,
         num_workers=num_workers,
+        worker_init_fn=outlast_signals,
         generator=torch.Generator().manual_seed(0),
         **options,
     )
+
+
+def outlast_signals(worker: int) -> None:
+    """Lets a loader's worker live on after SIGTERM, SIGINT or SIGUSR1, as a ``worker_init_fn``.
+
+    SLURM, and Ctrl-C in a terminal, send these to all processes of a run; without its workers it could not finish the
+    step and write a checkpoint. One that comes more than a second after the first ends the worker: torch, too, sends
+    SIGTERM to a worker that hangs.
+
+    Args:
+        worker: its number, as torch passes it.
+    """
+    times: list[float] = []
+
+    def outlast(number: int, frame: FrameType | None) -> None:
+        times.append(time.monotonic())
+        if times[-1] - times[0] > 1:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, outlast)

@@ -147,37 +147,59 @@ def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[
         ValueError: a file is no tar file or ends too early.
     """
     for file in files:
-        try:
-            yield from _tar_records(file, caption, "image_id" if image_id is None else image_id)
-        except tarfile.TarError as error:
-            raise ValueError(
-                f"found no readable tar file in {file!r} ({error}), expected a shard: copy it anew"
-            ) from error
+        yield from tar_records(file, caption, image_id)
 
 
-def _tar_records(file: str, caption: str, image_id: str) -> Iterator[Record]:
+def tar_records(file: str, caption: str, image_id: str | None, start: int = 0) -> Iterator[Record]:
+    """Records of one shard, as :func:`read_tars` makes them, from the byte on at which one of them starts."""
+    identity = "image_id" if image_id is None else image_id
+    try:
+        with open(file, "rb") as content:
+            content.seek(start)
+            with tarfile.open(fileobj=content) as tar:
+                sample: dict[str, Any] = {}
+                for first, kind, member in _tar_members(tar, caption):
+                    if first and sample:
+                        yield _tar_record(sample, caption, identity)
+                        sample = {}
+                    # Before the next header: a compressed file goes back only by beginning anew.
+                    held = tar.extractfile(member)
+                    sample[kind] = held.read() if held else b""
+                    if kind == "image":
+                        sample["path"] = member.name
+                if sample:
+                    yield _tar_record(sample, caption, identity)
+    except tarfile.TarError as error:
+        raise ValueError(f"found no readable tar file in {file!r} ({error}), expected a shard: copy it anew") from error
+
+
+def tar_starts(file: str, caption: str) -> list[int]:
+    """The bytes at which the records of a shard start; only headers are read.
+
+    Raises:
+        tarfile.TarError: it is compressed, or damaged.
+    """
+    with tarfile.open(file, "r:") as tar:
+        return [member.offset for first, _, member in _tar_members(tar, caption) if first]
+
+
+def _tar_members(tar: tarfile.TarFile, caption: str) -> Iterator[tuple[bool, str, tarfile.TarInfo]]:
+    """The members that records are made of: whether one begins a record, what it is in it, and its header."""
     wanted = {*TEXT_KEYS, caption, "json"}
-    with tarfile.open(file) as tar:
-        current = ""
-        sample: dict[str, Any] = {}
-        for member in tar:
-            folder, _, base = member.name.rpartition("/")
-            name, dot, key = base.partition(".")
-            if not member.isfile() or not dot or not name:
-                continue
-            stem = f"{folder}/{name}"
-            if stem != current and sample:
-                yield _tar_record(sample, caption, image_id)
-                sample = {}
-            current = stem
-            key = key.lower()
-            picture = f".{key.rpartition('.')[2]}" in IMAGE_SUFFIXES
-            if picture or key in wanted:
-                content = tar.extractfile(member)
-                sample["image" if picture else key] = content.read() if content else b""
-                sample.setdefault("path", member.name)
-        if sample:
-            yield _tar_record(sample, caption, image_id)
+    current, begun = "", False
+    for member in tar:
+        folder, _, base = member.name.rpartition("/")
+        name, dot, key = base.partition(".")
+        if not member.isfile() or not dot or not name:
+            continue
+        stem = f"{folder}/{name}"
+        if stem != current:
+            current, begun = stem, False
+        key = key.lower()
+        picture = f".{key.rpartition('.')[2]}" in IMAGE_SUFFIXES
+        if picture or key in wanted:
+            yield not begun, "image" if picture else key, member
+            begun = True
 
 
 def _tar_record(sample: dict[str, Any], caption: str, image_id: str) -> Record:
@@ -194,7 +216,7 @@ def _tar_record(sample: dict[str, Any], caption: str, image_id: str) -> Record:
             captions = [sample[key].decode("utf-8", errors="replace")]
             break
     return {
-        "image": {"bytes": sample.get("image"), "path": sample["path"]},
+        "image": {"bytes": sample.get("image"), "path": sample.get("path")},
         "caption": captions,
         "image_id": _identity(fields.get(image_id)),
     }

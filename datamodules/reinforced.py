@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,7 +18,7 @@ from .records import IMAGE_SUFFIXES
 from .reinforced_rows import OtherSizes, ReinforcedReader, ReinforcedSample, ReinforcedTable
 from .replay import Interpolation
 from .samples import Collated, Outcome, account, stacked
-from .shards import BesideShards, Shards, find_shards
+from .shards import BesideShards, Shards, find_shards, index_cache
 from .sources import Opening
 from .streaming import Stream
 from .tables import PairTable
@@ -284,10 +282,3 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         if self.pictures is None:
             return shards, None
         return shards, BesideShards(self.pictures, shards, self.cache, IMAGE_SUFFIXES)
-
-
-def index_cache(cache_dir: str | None) -> Path:
-    """Where the places of samples in shards are kept."""
-    if cache_dir is not None:
-        return Path(os.path.expanduser(cache_dir)).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vlightning"

@@ -15,13 +15,13 @@ import torch
 from .base import Split, splits_of
 from .clip_transforms import Three
 from .decode import MAX_PIXELS
-from .reinforced import ReinforcedDataModule, TeacherDtype, index_cache
+from .reinforced import ReinforcedDataModule, TeacherDtype
 from .reinforced_rows import ReinforcedTable
 from .reinforced_writer import ReinforcedRecord, write_shard
 from .replay import AugmentationDraw, Interpolation
 from .sampling import seeded, view_seed
 from .shapes import Scene, ShapesTable, Thing
-from .shards import Shards, find_shards
+from .shards import Shards, find_shards, index_cache
 
 SHARD_ROWS = 1000
 TEACHER_WIDTHS = (64, 96)

@@ -15,12 +15,11 @@ from .clip_transforms import CLIPEvalTransform
 from .decode import MAX_PIXELS, BadSample
 from .image_text import PairSources, Sources, by_split
 from .loaders import BatchLoader, PredictionLoader
-from .reinforced import index_cache
 from .reinforced_writer import EmbeddingFormat, ShardFile, Version
 from .reinforcement_rows import Looks, ReinforcementCollate, ReinforcementSet, View, Written, batch_of, read_back
 from .replay import OPERATIONS, AugmentationDraw
 from .sampling import generator
-from .shards import Shards
+from .shards import Shards, index_cache
 from .sources import Opening
 from .tables import PROBED_ROWS, PairTable
 

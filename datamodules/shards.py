@@ -29,6 +29,9 @@ _BLOCK = 512  # tar's unit, bytes
 _INDEX_VERSION = 1
 
 
+Arrays = dict[str, np.ndarray]
+
+
 class TarIndex(NamedTuple):
     """Where the samples of a shard are, in their order."""
 
@@ -67,7 +70,14 @@ def tar_index(file: str, cache: Path) -> TarIndex:
         ValueError: the file is no tar file, ends too early, or is damaged in the middle.
     """
     beside = _index_beside(file)
-    return beside or TarIndex(**_cached(file, cache, "index", lambda: _read_index(file)._asdict()))
+    return beside or TarIndex(**cached_arrays(file, cache, "index", lambda: _read_index(file)._asdict()))
+
+
+def index_cache(cache_dir: str | None) -> Path:
+    """Where the places of samples in shards are kept."""
+    if cache_dir is not None:
+        return Path(os.path.expanduser(cache_dir)).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vlightning"
 
 
 def index_beside(path: Path) -> Path:
@@ -90,15 +100,22 @@ def _index_beside(file: str) -> TarIndex | None:
 def tar_uids(file: str, index: TarIndex, cache: Path) -> np.ndarray:
     """The entry ``uid`` of each sample's ``json``, bytes [N], empty where there is none; cached like the index."""
 
-    def read() -> dict[str, np.ndarray]:
+    def read() -> Arrays:
         spans = zip(index.start.tolist(), index.stop.tolist(), strict=True)
         return {"uids": np.array([uid_of(read_members(file, *span, file)).encode() for span in spans], np.bytes_)}
 
-    return _cached(file, cache, "uids", read)["uids"]
+    return cached_arrays(file, cache, "uids", read)["uids"]
 
 
-def _cached(file: str, cache: Path, what: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Arrays made of a file, kept for as long as it does not change."""
+def cached_arrays(file: str, cache: Path, what: str, make: Callable[[], Arrays]) -> Arrays:
+    """Arrays made of a file, kept for as long as it does not change.
+
+    Args:
+        file: absolute path.
+        cache: folder to keep them in.
+        what: tells the several arrays of a file apart, also in messages.
+        make: makes them.
+    """
     state = os.stat(file)
     stamp = hashlib.sha1(f"{_INDEX_VERSION}\0{file}\0{state.st_mtime_ns}\0{state.st_size}\0{what}".encode()).hexdigest()
     kept = cache / f"{stamp}.npz"

@@ -15,6 +15,8 @@ from jsonargparse import Namespace
 
 from .karpathy import is_karpathy, read_karpathy
 from .records import IMAGE_SUFFIXES, METADATA, first_keys, read_class_folders, read_folder, read_list, read_tars
+from .shards import index_cache
+from .streamed_sources import ParquetSource, StreamedSource, TarSource
 from .tables import Layout
 
 Format = Literal["auto", "parquet", "json", "imagefolder", "webdataset", "hub", "disk"]
@@ -101,7 +103,8 @@ class Opening:
             streaming: read on the fly instead of through a memory-mapped copy.
 
         Returns:
-            A ``datasets.Dataset`` (or ``IterableDataset``) whose pictures are not decoded, and how to read its rows.
+            A ``datasets.Dataset`` whose pictures are not decoded (a :class:`StreamedSource` for streaming), and how to
+            read its rows.
 
         Raises:
             ValueError: there is no such source, or not the expected columns in it.
@@ -124,7 +127,11 @@ class Opening:
             raise ValueError(
                 f"found no rows in the {split} split ({spec.path!r}), expected some: check the path"
             ) from None
-        return self._with_columns(dataset, spec, columns, root)
+        dataset, layout = self._with_columns(dataset, spec, columns, root)
+        if not streaming:
+            return dataset, layout
+        counted = kind == "parquet" and dataset.num_shards == len(files)
+        return ParquetSource(dataset, files) if counted else StreamedSource(dataset), layout
 
     def _records(
         self,
@@ -173,8 +180,11 @@ class Opening:
                 if keys and column is not None and column not in keys and (column != caption or self.need_captions):
                     raise ValueError(_no_column(column, keys, spec.path, option))
             arguments |= {"image": image, "caption": caption, "image_id": image_id}
+        if streaming and kind == "webdataset":
+            return TarSource(files, caption, image_id, index_cache(self.cache_dir))
         if streaming:
-            return IterableDataset.from_generator(reader, features=features, gen_kwargs=arguments)
+            data = IterableDataset.from_generator(reader, features=features, gen_kwargs=arguments)
+            return StreamedSource(data)
         try:
             return Dataset.from_generator(reader, features=features, gen_kwargs=arguments, cache_dir=self.cache_dir)
         except Exception as error:
@@ -187,8 +197,8 @@ class Opening:
         import datasets
 
         if kind == "disk":
-            dataset = datasets.load_from_disk(spec.path)
-            return self._choose(dataset, spec, split)
+            dataset = self._choose(datasets.load_from_disk(spec.path), spec, split)
+            return dataset.to_iterable_dataset(len(dataset.cache_files) or 1) if streaming else dataset
         if kind == "parquet":
             return datasets.load_dataset(
                 "parquet", data_files=files, split=spec.split or "train", streaming=streaming, cache_dir=self.cache_dir

@@ -3,12 +3,15 @@
 A *stream* is what one loader worker of one process reads: with ``W`` workers in each of ``N`` processes there are
 ``N*W``. Each pass over the data deals the shards, in an order drawn from (seed, epoch, pass), to the streams; where
 there are fewer shards than streams, all read all shards and keep every ``N*W``-th row. A stream is cut into blocks, and
-each block shuffled by (seed, epoch, stream, block). So a run continues exactly with the same number of workers: the
-rows before the position are read, not decoded.
+each block shuffled by (seed, epoch, stream, block). So a run continues exactly with the same number of workers.
+
+Where rows can be counted without reading them (tar and Parquet files on disk), it begins to read at the block that the
+position is in. Elsewhere (JSON, the hub, compressed tar files) the rows before it are read too, but not decoded.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,10 +21,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from .decode import BadSample, Fault, decode_image
 from .samples import ATTEMPTS, Outcome, Sample, Transform, evaluation_outcome, training_sample
 from .sampling import block_order, sample_words, shard_order, substitute
+from .streamed_sources import StreamedSource
 from .tables import PROBED_ROWS, Layout, Row, identity_number
 from .text import Encoder, text_id, usable_caption
 
-READ_AT_ONCE = 64
 TOKENIZER_ROWS = 100_000  # a stream may have no end
 
 
@@ -37,28 +40,27 @@ class Stream:
     """The shards of one or several streamed sources.
 
     Args:
-        parts: ``datasets.IterableDataset`` objects and how to read their rows.
+        parts: the sources, and how to read their rows.
         max_pixels: larger pictures are refused.
     """
 
-    def __init__(self, parts: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
+    def __init__(self, parts: Sequence[tuple[StreamedSource, Layout]], max_pixels: int) -> None:
         self.parts = list(parts)
         self.max_pixels = max_pixels
-        self.shards = [(part, shard) for part, (data, _) in enumerate(parts) for shard in range(data.num_shards)]
+        self.shards = [(part, shard) for part, (source, _) in enumerate(parts) for shard in range(source.num_shards)]
 
-    def rows(self, shard: int) -> Iterator[StreamedRow]:
-        """The rows of one shard, in their order."""
+    def count(self, shard: int) -> int | None:
+        """Rows of a shard, None where only reading them would tell."""
         part, number = self.shards[shard]
-        data, layout = self.parts[part]
-        data = data.shard(num_shards=data.num_shards, index=number)
-        place = 0
-        # `iter(batch_size=...)`, because iteration row by row would divide the shard among loader workers once more.
-        for columns in data.iter(batch_size=READ_AT_ONCE):
-            for values in zip(*columns.values(), strict=True):
-                row = layout.row(dict(zip(columns, values, strict=True)))
-                index = shard << 32 | place
-                yield StreamedRow(row, index, self.picture_name(index))
-                place += 1
+        return self.parts[part][0].count(number)
+
+    def rows(self, shard: int, start: int = 0) -> Iterator[StreamedRow]:
+        """The rows of one shard from one on, in their order."""
+        part, number = self.shards[shard]
+        source, layout = self.parts[part]
+        for place, values in enumerate(source.rows(number, start), start):
+            index = shard << 32 | place
+            yield StreamedRow(layout.row(values), index, self.picture_name(index))
 
     def picture_name(self, sample_index: int) -> str:
         """Source, shard and row of a picture; its path is known only while the row is read."""
@@ -121,6 +123,14 @@ class Stream:
         )
 
 
+class Share(NamedTuple):
+    """What a stream reads in one pass: every ``step``-th row, from ``first`` on, of some shards one after another."""
+
+    shards: list[int]
+    first: int
+    step: int
+
+
 class StreamedTrainingSet(IterableDataset[list[Outcome]]):
     """Yields this process's batches from a position on.
 
@@ -165,47 +175,83 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         # turn it is at this position.
         turn = (worker + self.done) % workers
         count, rank = self.replicas
-        items = self._shuffled(rank * workers + turn, count * workers)
-        for batch in range(turn, self.batches, workers):
-            if batch < self.done:
-                for _ in range(self.batch_size):
-                    next(items)
-            else:
-                yield [self._outcome(*next(items)) for _ in range(self.batch_size)]
+        mine = range(turn, self.batches, workers)
+        done = len(range(turn, min(self.done, self.batches), workers))
+        items = self._shuffled(rank * workers + turn, count * workers, done * self.batch_size)
+        for _ in mine[done:]:
+            yield [self._outcome(*next(items)) for _ in range(self.batch_size)]
 
-    def _shuffled(self, number: int, streams: int) -> Iterator[tuple[int, list[StreamedRow]]]:
-        """Pairs of a place and the block that it is a place in; without an end."""
-        rows: list[StreamedRow] = []
+    def _shuffled(self, number: int, streams: int, left: int) -> Iterator[tuple[int, list[StreamedRow]]]:
+        """Pairs of a place and the block that it is a place in, without an end; as many as are `left` are left out."""
         block = 0
-        for item in self._rows(number, streams):
-            if item is not None:
-                rows.append(item)
-            if len(rows) == self.block or (item is None and rows):
-                for place in block_order(self.seed, self.epoch, number, block, len(rows)).tolist():
-                    yield place, rows
-                rows = []
+        for turn in itertools.count():
+            share = self._share(turn, number, streams)
+            known = self._count(share, left) if left else None
+            if known and known <= left:
+                left -= known
+                block += -(-known // self.block)
+                continue
+            jumped = left // self.block if known else 0
+            left -= jumped * self.block
+            begun = block
+            block += jumped
+            for rows in self._blocks(share, jumped * self.block):
+                if left < len(rows):
+                    order = block_order(self.seed, self.epoch, number, block, len(rows)).tolist()
+                    for place in order[left:]:
+                        yield place, rows
+                left = max(left - len(rows), 0)
                 block += 1
-
-    def _rows(self, number: int, streams: int) -> Iterator[StreamedRow | None]:
-        """The rows of a stream, pass after pass; None marks the end of a pass."""
-        turn = 0
-        while True:
-            order = shard_order(self.seed, self.epoch, turn, len(self.stream.shards)).tolist()
-            dealt = len(order) >= streams
-            any_row, seen = False, 0
-            for shard in order[number::streams] if dealt else order:
-                for item in self.stream.rows(shard):
-                    if dealt or seen % streams == number:
-                        any_row = True
-                        yield item
-                    seen += 1
-            if not any_row:
+            if block == begun:
                 raise ValueError(
                     f"found no rows for stream {number} of {streams} (loader workers of all processes), expected at "
                     "least one each: lower num_workers"
                 )
-            yield None
-            turn += 1
+
+    def _share(self, turn: int, number: int, streams: int) -> Share:
+        """What a stream reads in the `turn`-th pass."""
+        order = shard_order(self.seed, self.epoch, turn, len(self.stream.shards)).tolist()
+        return Share(order[number::streams], 0, 1) if len(order) >= streams else Share(order, number, streams)
+
+    def _count(self, share: Share, enough: int) -> int | None:
+        """Rows of a share, counted until they are more than enough; None where only reading them would tell."""
+        own = total = 0
+        for shard in share.shards:
+            count = self.stream.count(shard)
+            if count is None:
+                return None
+            total += count
+            own = max(0, -((share.first - total) // share.step))
+            if own > enough:
+                break
+        return own
+
+    def _blocks(self, share: Share, skipped: int) -> Iterator[list[StreamedRow]]:
+        """The rows of a share, cut into blocks, without the first ones."""
+        rows: list[StreamedRow] = []
+        for item in self._rows(share, skipped):
+            rows.append(item)
+            if len(rows) == self.block:
+                yield rows
+                rows = []
+        if rows:
+            yield rows
+
+    def _rows(self, share: Share, skipped: int) -> Iterator[StreamedRow]:
+        """The rows of a share without the first ones, of which none is read."""
+        wanted = share.first + skipped * share.step  # counted from the beginning of the shard
+        for shard in share.shards:
+            jump = wanted >= share.step
+            count = self.stream.count(shard) if jump else None
+            if count is not None and count <= wanted:
+                wanted -= count
+                continue
+            end = start = wanted if jump else 0
+            for end, item in enumerate(self.stream.rows(shard, start), start + 1):
+                if end - 1 == wanted:
+                    yield item
+                    wanted += share.step
+            wanted -= end
 
     def _outcome(self, place: int, rows: list[StreamedRow]) -> Outcome:
         faults: list[Fault] = []

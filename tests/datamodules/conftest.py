@@ -22,6 +22,11 @@ def no_global_seed(monkeypatch):
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user_cache"))
+
+
 class Files:
     """Writes the same pairs in each of the supported forms."""
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -376,3 +377,18 @@ def test_the_command_line_records_transforms_by_name(tmp_path):
     assert saved["train_transform"]["init_args"]["size"] == 16
     torch.save(saved, tmp_path / "saved.pt")
     assert torch.load(tmp_path / "saved.pt", weights_only=True) == saved
+
+
+def test_loader_workers_outlast_the_signals_of_a_run():
+    shapes = data(num_workers=2, length=400)
+    shapes.setup("fit")
+    batches = iter(shapes.train_dataloader())
+    whole = [next(batches)["sample_index"].tolist()]
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for worker in workers:
+            os.kill(worker.pid, number)
+    whole += [batch["sample_index"].tolist() for batch in batches]
+    assert len(whole) == 100
+    shapes.teardown("fit")
