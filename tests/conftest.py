@@ -2,6 +2,8 @@
 
 import os
 
+pytest_plugins = ["support.faults"]
+
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # Before torch is imported, which would start as many threads as there are cores in every worker of pytest-xdist, and in
 # every process that a test starts: threads that wait for one another by spinning.

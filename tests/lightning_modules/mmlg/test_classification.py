@@ -20,7 +20,6 @@ from support.distributed import run_ddp_fit, run_distributed, run_sharded_fit, w
 from support.learngene import SIZE, auxiliary, learngene, pictures
 from support.mmlg import tiny_extraction
 from support.pictures import encoded, picture
-from support.resume import assert_resumed_run_is_whole
 from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneExpansionCallback, rank, save_learngene
 from vlightning.lightning_modules import VisionClassifierModule
@@ -362,12 +361,3 @@ def test_two_processes_train_as_one_whole_and_sharded_and_their_checkpoints_are_
     again.load_initial_weights()
     for name, tensor in again.tower.state_dict().items():
         assert torch.equal(tensor, found["state"][f"tower.{name}"]), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("every_n_steps", "hook", "batch"), [(1, "on_before_optimizer_step", 7), (0, "on_train_epoch_start", 8)]
-)
-def test_resumed_run_equals_the_uninterrupted_one(tmp_path, every_n_steps, hook, batch):
-    leaves = assert_resumed_run_is_whole(tmp_path, every_n_steps, 1, hook, batch, "--classifier")
-    assert {"/state_dict/head.weight", "/state_dict/tower.conv1.weight"} < set(leaves)

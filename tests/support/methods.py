@@ -1,0 +1,131 @@
+"""Every method, and what else the package trains, as small as it gets, with data for it.
+
+method = METHODS["shre"]
+module, data = method.build(method.prepare(tmp_path), seed=0, batch_size=4, num_workers=0)
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from support.albef import SIZES, tiny_albef
+from support.captioning import caption_data, caption_module, write_data
+from support.classifier import shape_classes, tiny_classifier
+from support.clip import LENGTH, SIZE, WORDS
+from support.cocord import HEADS, teacher_file
+from support.mmlg import tiny_extraction
+from support.mmlg import write_teacher as write_clip
+from support.shre import CLASSES, tiny_shre
+from vlightning.datamodules import ReinforcedShapesDataModule, ShapeClassesDataModule, ShapesDataModule
+from vlightning.lightning_modules import CoCoRDModule, MobileCLIPModule
+
+ROWS = {"length": 32, "eval_length": 10}
+"""Of one epoch, and of the validation."""
+
+
+def albef(outside, seed, changes=None, **data):
+    words = {"vocab_size": 200, "max_tokens": SIZES["max_positions"], "image_size": SIZES["image_size"]}
+    return tiny_albef(seed, vocab_size=200, **changes or {}), ShapesDataModule(**ROWS | words | data)
+
+
+def albef_fine_tuning(outside, seed, **data):
+    """For retrieval: without masked words, in slices, re-ranking in validation."""
+    return albef(outside, seed, {"mlm": False, "micro_batch_size": 3, "rerank_on": "always", "rerank_k": 10}, **data)
+
+
+def cocord(teacher, seed, **data):
+    shapes = ShapeClassesDataModule(**ROWS | {"image_size": 16} | data)
+    torch.manual_seed(seed)
+    taught = {"teacher": "resnet20", "teacher_weights": teacher}
+    module = CoCoRDModule("resnet14", shapes.num_classes, **taught, queue_size=24, kd_weight=1.0, **HEADS)
+    return module, shapes
+
+
+def mmlg(teacher, seed, **data):
+    words = {"tokenizer": "clip", "vocab_size": WORDS, "max_tokens": LENGTH, "image_size": SIZE}
+    return tiny_extraction(teacher, seed, warmup_steps=3, micro_batch_size=4), ShapesDataModule(**ROWS | words | data)
+
+
+def mobileclip(shards, seed, **data):
+    torch.manual_seed(seed)
+    stored = {"teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0]}
+    options = {"average_momentum": 0.9, "warmup_steps": 3, "micro_batch_size": 4}
+    module = MobileCLIPModule("MobileCLIP-tiny", image_size=32, max_tokens=16, **stored, **options)
+    return module, ReinforcedShapesDataModule(shards, **ROWS | {"augmentations": 2, "image_size": 32} | data)
+
+
+def shre(teacher, seed, **data):
+    taught = {"teacher": "resnet8", "teacher_weights": teacher, "kl_weight": 1.0}
+    module = tiny_shre(None, seed, vocab_size=320, micro_batch_size=3, dropout=0.1, **taught)
+    return module, ShapesDataModule(**ROWS | {"image_size": 16, "max_tokens": 8} | data)
+
+
+def classifier(outside, seed, **data):
+    """A vision classifier on a descendant's tower."""
+    return tiny_classifier(seed), shape_classes(**ROWS | {"length": 32, "seed": None} | data)
+
+
+def captioning(folder, seed, **data):
+    """Words after a picture's embedding; validation writes captions."""
+    arguments = json.loads((Path(folder) / "captions.json").read_text())
+    rows = caption_data(arguments, train=[arguments["train"]] * 2, **{"seed": None} | data)
+    return caption_module(arguments, seed, warmup_steps=3), rows
+
+
+def _captions(folder):
+    arguments = write_data(folder / "captions", lessons=20)
+    (folder / "captions" / "captions.json").write_text(json.dumps(arguments))
+    return str(folder / "captions")
+
+
+class Method(NamedTuple):
+    """How to train one."""
+
+    prepare: Callable[[Path], str | None]
+    """Writes a teacher, or finds a place for data, in a folder; returns what `build` wants to know of it."""
+    build: Callable[..., tuple[Any, Any]]
+    """(what `prepare` returned, the module's seed, arguments of the datamodule) -> module and datamodule."""
+    state: tuple[str, ...]
+    """Beginnings of names in the state, for each part that changes while it trains."""
+    outside: tuple[str, ...] = ()
+    """Beginnings of names of what is in no checkpoint."""
+
+
+METHODS = {
+    "albef": Method(lambda folder: None, albef, ("teacher.", "image_queue.features")),
+    "cocord": Method(
+        lambda folder: teacher_file(folder, "resnet20", classes=40),
+        cocord,
+        ("slow_student.", "slow_head.", "teacher_head.", "dictionary.features", "dictionary.pointer"),
+        ("teacher.",),
+    ),
+    "mmlg": Method(
+        lambda folder: write_clip(folder / "teacher.safetensors"),
+        mmlg,
+        (
+            "student.coefficients.text_multimodal",
+            "student.blocks.multimodal.2.fc1.weight",
+            "student.logit_scale",
+        ),
+        ("teacher.",),
+    ),
+    "mobileclip": Method(
+        lambda folder: str(folder / "shards"),
+        mobileclip,
+        ("student.logit_scale", "average.visual.trunk.stem.0.conv_kxk.0.bn.running_var"),
+    ),
+    "shre": Method(
+        lambda folder: teacher_file(folder, "resnet8", CLASSES),
+        shre,
+        ("scales.h1", "student.shared_encoder.fc1.weight", "student.image_encoder.cls_token"),
+        ("teacher.",),
+    ),
+}
+OTHERS = {
+    "albef_fine_tuning": Method(lambda folder: None, albef_fine_tuning, ("teacher.", "image_queue.features")),
+    "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
+    "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),
+}

@@ -1,0 +1,83 @@
+"""A training of any method that was killed, or stopped, and resumed is bit for bit the one that nothing happened to.
+
+Every tensor of module, optimizer, schedule, average and queue, the samples of every batch and the metrics of every
+validation are compared. The resumed run has another seed and another number of loader workers.
+"""
+
+from typing import NamedTuple
+
+import pytest
+
+from support.methods import METHODS, OTHERS
+from support.resume import assert_same_end, run
+
+
+class Kill(NamedTuple):
+    """Where a run ends, and how."""
+
+    where: str
+    hook: str  # of `support.killed_run.Sender`
+    batch: int  # the number of batches that have begun
+    every_n_steps: int | None  # between two checkpoints; None: at the end of each epoch
+    accumulate: int = 1
+    signal: str = "SIGKILL"
+    status: int = -9
+
+
+KILLS = {
+    "killed in mid-epoch": Kill("before the optimizer's step", "on_before_optimizer_step", 7, 1),
+    "killed between two batches of one step": Kill("in the second of them", "on_train_batch_start", 8, 1, 2),
+    "killed on the last batch of an epoch": Kill("after its checkpoint", "on_train_epoch_end", 8, 4),
+    "killed after an epoch's end": Kill("before the next one's first batch", "on_train_epoch_start", 8, None),
+    "killed in validation": Kill("before its first batch", "on_validation_batch_start", 8, 3),
+    "killed during a checkpoint write": Kill("before it gets its name", "checkpoint", 7, 1),
+    "stopped in mid-epoch": Kill("in a step", "on_before_optimizer_step", 6, None, 1, "SIGTERM", 143),
+    "stopped in validation": Kill("in its first batch", "on_validation_batch_start", 8, None, 1, "SIGUSR1", 138),
+}
+PROMISE = "resumed with other worker count and seed: the same end, bit for bit"
+PROCESSES = {"one process": (1, False), "two processes": (2, False), "two sharded processes": (2, True)}
+# What is run without --all-faults: ALBEF against everything, everything against this.
+FIRST, ONE = "albef", ("killed in mid-epoch", "two processes")
+
+
+def cases():
+    for method in METHODS | OTHERS:
+        for name, kill in KILLS.items():
+            for among in PROCESSES if method in METHODS else ["one process"]:
+                always = method == FIRST or (name, among) == ONE or (method in OTHERS and name == ONE[0])
+                fault = pytest.mark.fault(f"{name}, {among}", f"{kill.signal} to all, {kill.where}", PROMISE)
+                marks = [fault, pytest.mark.slow, *([] if always else [pytest.mark.all_faults])]
+                yield pytest.param(method, kill, *PROCESSES[among], marks=marks, id=f"{method}, {name}, {among}")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """What a method needs from outside, and the folder of its run that nothing happens to; made once."""
+    found = {}
+
+    def prepare(method, **options):
+        if method not in found:
+            found[method] = (METHODS | OTHERS)[method].prepare(tmp_path_factory.mktemp(method))
+        options["outside"] = found[method]
+        key = method, *options.values()
+        if key not in found:
+            found[key] = tmp_path_factory.mktemp("whole")
+            run(found[key], method, 1, **options)
+        return options, found[key]
+
+    return prepare
+
+
+@pytest.mark.parametrize(("method", "kill", "processes", "sharded"), cases())
+def test_it_is_resumed_exactly(tmp_path, prepared, method, kill, processes, sharded):
+    options, whole = prepared(method, processes=processes, sharded=sharded, accumulate=kill.accumulate)
+    options["every_n_steps"] = kill.every_n_steps
+    run(tmp_path, method, 1, "--signal", kill.signal, kill.hook, kill.batch, **options, status=kill.status)
+    assert not (tmp_path / "final.ckpt").exists()
+    run(tmp_path, method, 2, resume=tmp_path / "last.ckpt", workers=1, **options)
+    leaves = assert_same_end(whole, tmp_path)
+    _, _, state, outside = (METHODS | OTHERS)[method]
+    for part in state:
+        assert any(path.startswith(f"/state_dict/{part}") for path in leaves), part
+    assert not any(path.startswith(f"/state_dict/{part}") for part in outside for path in leaves)
+    assert not list(tmp_path.glob(".incomplete-*")), "debris of the killed save"
