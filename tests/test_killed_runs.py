@@ -72,9 +72,9 @@ def prepared(tmp_path_factory):
 def test_it_is_resumed_exactly(tmp_path, prepared, method, kill, processes, sharded):
     options, whole = prepared(method, processes=processes, sharded=sharded, accumulate=kill.accumulate)
     options["every_n_steps"] = kill.every_n_steps
-    run(tmp_path, method, 1, "--signal", kill.signal, kill.hook, kill.batch, **options, status=kill.status)
+    run(tmp_path, method, 1, **options, send=(kill.signal, kill.hook, kill.batch), status=kill.status)
     assert not (tmp_path / "final.ckpt").exists()
-    run(tmp_path, method, 2, resume=tmp_path / "last.ckpt", workers=1, **options)
+    run(tmp_path, method, 2, resume=str(tmp_path / "last.ckpt"), workers=1, **options)
     leaves = assert_same_end(whole, tmp_path)
     _, _, state, outside = (METHODS | OTHERS)[method]
     for part in state:

@@ -7,6 +7,7 @@ import torch
 from lightning import Callback
 from torch.distributed.tensor import DTensor
 
+from support.clip import SIZE, add_tiny_clip
 from support.distributed import WorkerError, rank_trainer, run_distributed, whole_state
 from support.methods import METHODS
 from vlightning.callbacks import world_size
@@ -16,6 +17,12 @@ STEPS, FEW = 20, 4
 PLAIN, SHARDED, RECOMPUTED = ("ddp", {}), ("sharded", {}), ("sharded", {"activation_checkpointing": True})
 
 
+def build(method, outside, **data):
+    """Towers of two layers for MobileCLIP, since its own have a hundred groups."""
+    small = {"model": add_tiny_clip(), "image_size": SIZE} if method == "mobileclip" else {}
+    return METHODS[method].build(outside, seed=0, num_workers=0, **small, **data)
+
+
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
     """What a method needs from outside, made once."""
@@ -23,7 +30,7 @@ def outside(tmp_path_factory):
     @functools.cache
     def prepared(method):
         path = METHODS[method].prepare(tmp_path_factory.mktemp(method))
-        METHODS[method].build(path, seed=0, num_workers=0)[1].prepare_data()
+        build(method, path)[1].prepare_data()
         return path
 
     return prepared
@@ -60,7 +67,7 @@ class Watch(Callback):
 
 def fit(method, outside, kind, strategy, steps=STEPS, dtype=torch.float64, callbacks=(), **options):
     torch.set_default_dtype(dtype)
-    module, data = METHODS[method].build(outside, seed=0, batch_size=8 // world_size(), num_workers=0)
+    module, data = build(method, outside, batch_size=8 // world_size())
     module.hparams["learning_rate"] = 0.01  # something has to happen within a few steps
     configure = module.configure_model
     module.configure_model = lambda: (module.to(dtype), configure())  # with the teacher, which comes in `setup`
@@ -74,7 +81,7 @@ def fit(method, outside, kind, strategy, steps=STEPS, dtype=torch.float64, callb
 
 
 def trajectories(method, outside):
-    start = METHODS[method].build(outside, seed=0)[0].state_dict()
+    start = build(method, outside)[0].state_dict()
     plain, sharded = (fit(method, outside, *how)[2] for how in (PLAIN, SHARDED))
     few = fit(method, outside, *RECOMPUTED, steps=FEW)[2]
     return start, *((watch.states, torch.tensor(watch.losses), watch.kept) for watch in (plain, sharded, few))
@@ -94,7 +101,7 @@ def test_twenty_steps_are_those_of_ddp(outside, method):
             assert found[0][steps].keys() == end.keys()
             for name, tensor in states[steps].items():
                 torch.testing.assert_close(
-                    found[0][steps][name], tensor, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+                    found[0][steps][name], tensor, rtol=1e-6, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
                 )
         assert sharded[2] == kept
         if method in ("albef", "cocord"):  # the others run in slices, which keep as little

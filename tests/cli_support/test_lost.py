@@ -3,6 +3,7 @@
 The processes of the second part are started by the command line itself, as on a cluster.
 """
 
+import multiprocessing
 import os
 import re
 import signal
@@ -25,6 +26,17 @@ TESTS = Path(__file__).resolve().parents[1]
 CONFIGS = TESTS.parent / "configs"
 
 # Loader workers
+
+
+@pytest.fixture(autouse=True)
+def no_workers_left():
+    """A worker whose sibling was killed may wait for it until the program ends; it outlasts torch's one SIGTERM."""
+    before = multiprocessing.active_children()
+    yield
+    for worker in multiprocessing.active_children():
+        if worker not in before:
+            worker.kill()
+            worker.join()
 
 
 @pytest.fixture

@@ -1,15 +1,11 @@
-"""A training run that can kill itself, as a script: the process really ends, as on a cluster.
+"""A training run that can kill itself: in a process of its own, which really ends, as on a cluster.
 
-    python killed_run.py FOLDER METHOD SEED [--every-n-steps N] [--accumulate N] [--workers N] [--processes N]
-        [--sharded] [--outside PATH] [--signal NAME HOOK BATCH] [--resume CHECKPOINT]
-
-METHOD and PATH as in `support.methods`. Every batch's sample indices go to FOLDER/samples-<rank>.jsonl, the metrics of
-every validation to FOLDER/validations-<rank>.jsonl, the final state to FOLDER/final.ckpt. Checkpoints are written every
-so many steps, or at the end of each epoch.
+Every batch's sample indices go to FOLDER/samples-<rank>.jsonl, the metrics of every validation to
+FOLDER/validations-<rank>.jsonl, the final state to FOLDER/final.ckpt.
 """
 
-import argparse
 import json
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -17,8 +13,9 @@ from pathlib import Path
 from lightning import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from support.distributed import rank_trainer
 from support.methods import METHODS, OTHERS, ROWS
-from vlightning.callbacks import AtomicCheckpointIO, ShardedStrategy, StopOnSignal, checkpoint_io, sharded_strategy
+from vlightning.callbacks import AtomicCheckpointIO, StopOnSignal, checkpoint_io, sharded_strategy
 from vlightning.callbacks.checkpoint_io import swap_in
 
 EPOCHS, BATCH = 3, 8
@@ -71,51 +68,61 @@ class Sender(Callback):
             setattr(self, hook, send)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("method")
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--every-n-steps", type=int)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--sharded", action="store_true")
-    parser.add_argument("--outside")
-    parser.add_argument("--signal", nargs=3)
-    parser.add_argument("--resume")
-    args = parser.parse_args()
+def train(
+    folder: str,
+    method: str,
+    seed: int,
+    *,
+    every_n_steps: int | None = None,
+    accumulate: int = 1,
+    workers: int = 2,
+    processes: int = 1,
+    sharded: bool = False,
+    outside: str | None = None,
+    send: tuple[str, str, int] | None = None,
+    resume: str | None = None,
+):
+    """Trains in one rank of a process group.
 
-    seed_everything(args.seed, verbose=False)
-    build = (METHODS | OTHERS)[args.method].build
-    module, data = build(args.outside, args.seed, batch_size=BATCH // args.processes, num_workers=args.workers)
-    checkpoints = {"every_n_train_steps": args.every_n_steps} if args.every_n_steps else {"every_n_epochs": 1}
+    Args:
+        folder: where to write.
+        method: of `support.methods`.
+        seed: of the run.
+        every_n_steps: between two checkpoints; None: at the end of each epoch.
+        accumulate: batches a step.
+        workers: of the loader.
+        processes: as many as there are in the group.
+        sharded: by FSDP2, or else DDP where there are several.
+        outside: what the method's `prepare` returned.
+        send: a signal's name, the hook that sends it, and how many batches must have begun.
+        resume: a checkpoint.
+    """
+    # Loader workers as an ordinary program has them.
+    multiprocessing.current_process()._config["daemon"] = False
+    multiprocessing.set_start_method("fork", force=True)
+    seed_everything(seed, verbose=False)
+    module, data = (METHODS | OTHERS)[method].build(outside, seed, batch_size=BATCH // processes, num_workers=workers)
+    checkpoints = {"every_n_train_steps": every_n_steps} if every_n_steps else {"every_n_epochs": 1}
     callbacks = [
-        Recorder(args.folder),
-        StopOnSignal(str(args.folder)),
-        ModelCheckpoint(args.folder, filename="{step}", save_top_k=1, save_last=True, **checkpoints),
+        Recorder(Path(folder)),
+        StopOnSignal(folder),
+        ModelCheckpoint(folder, filename="{step}", save_top_k=1, save_last=True, **checkpoints),
     ]
-    if args.signal:
-        name, hook, batch = args.signal
-        callbacks.append(Sender(name, hook, int(batch)))
-    strategy = ShardedStrategy() if args.sharded else "ddp" if args.processes > 1 else "auto"
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=args.processes,
-        strategy=strategy,
-        use_distributed_sampler=False,
-        plugins=[AtomicCheckpointIO()],
-        max_epochs=EPOCHS,
-        accumulate_grad_batches=args.accumulate,
-        callbacks=callbacks,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=args.folder,
-    )
-    trainer.fit(module, data, ckpt_path=args.resume)
-    trainer.save_checkpoint(args.folder / "final.ckpt")
-
-
-if __name__ == "__main__":
-    main()
+    if send:
+        callbacks.append(Sender(*send))
+    options = {
+        "accelerator": "cpu",
+        "use_distributed_sampler": False,
+        "plugins": [AtomicCheckpointIO()],
+        "max_epochs": EPOCHS,
+        "accumulate_grad_batches": accumulate,
+        "callbacks": callbacks,
+        "logger": False,
+        "enable_checkpointing": True,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": folder,
+    }
+    trainer = Trainer(**options) if processes == 1 else rank_trainer("sharded" if sharded else "ddp", **options)
+    trainer.fit(module, data, ckpt_path=resume)
+    trainer.save_checkpoint(Path(folder) / "final.ckpt")

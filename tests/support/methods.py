@@ -49,12 +49,12 @@ def mmlg(teacher, seed, **data):
     return tiny_extraction(teacher, seed, warmup_steps=3, micro_batch_size=4), ShapesDataModule(**ROWS | words | data)
 
 
-def mobileclip(shards, seed, **data):
+def mobileclip(shards, seed, model="MobileCLIP-tiny", image_size=32, **data):
     torch.manual_seed(seed)
     stored = {"teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0]}
     options = {"average_momentum": 0.9, "warmup_steps": 3, "micro_batch_size": 4}
-    module = MobileCLIPModule("MobileCLIP-tiny", image_size=32, max_tokens=16, **stored, **options)
-    return module, ReinforcedShapesDataModule(shards, **ROWS | {"augmentations": 2, "image_size": 32} | data)
+    module = MobileCLIPModule(model, image_size=image_size, max_tokens=16, **stored, **options)
+    return module, ReinforcedShapesDataModule(shards, **ROWS | {"augmentations": 2, "image_size": image_size} | data)
 
 
 def shre(teacher, seed, **data):
@@ -115,7 +115,7 @@ METHODS = {
     "mobileclip": Method(
         lambda folder: str(folder / "shards"),
         mobileclip,
-        ("student.logit_scale", "average.visual.trunk.stem.0.conv_kxk.0.bn.running_var"),
+        ("student.logit_scale", "average.visual."),
     ),
     "shre": Method(
         lambda folder: teacher_file(folder, "resnet8", CLASSES),

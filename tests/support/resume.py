@@ -1,45 +1,39 @@
-"""Runs of `killed_run.py` as processes of their own, and what they left behind."""
+"""Runs of `killed_run.py` in processes of their own, and what they left behind."""
 
+import contextlib
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
+import pytest
 import torch
 
 from support import killed_run
+from support.distributed import WorkerError, run_distributed
 from vlightning.callbacks import AtomicCheckpointIO
 
-TESTS = Path(killed_run.__file__).parents[1]
 PARTS = ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch")
+ENDS = {-9: "The process died without a word", 130: "SystemExit: 130", 138: "SystemExit: 138", 143: "SystemExit: 143"}
 
 
-def run(folder, method, seed, *words, status=0, **options):
+def run(folder, method, seed, processes=1, status=0, **options):
     """Trains in a folder.
 
     Args:
         folder: where to.
         method: its name.
         seed: of the run.
-        *words: options of `killed_run.py` as they are.
+        processes: how many.
         status: the exit status that it must have, -9 for a killed run.
-        **options: options of `killed_run.py` by name; those that are None or False are left out.
+        **options: those of `killed_run.train`.
     """
     folder.mkdir(exist_ok=True)
-    for name, value in options.items():
-        if value not in (None, False):
-            words += (f"--{name.replace('_', '-')}", *([] if value is True else [value]))
-    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
-    process = subprocess.run(
-        [sys.executable, killed_run.__file__, *map(str, (folder, method, seed, *words))],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert process.returncode == status, process.stderr[-3000:]
+    words, options = (str(folder), method, seed), {"processes": processes, **options}
+    ended = contextlib.nullcontext() if status == 0 else pytest.raises(WorkerError, match=ENDS[status])
+    with ended:
+        run_distributed(_train, words, options, processes=processes, timeout=300)
+
+
+def _train(words, options):
+    killed_run.train(*words, **options)
 
 
 def recorded(folder, name, rank=0):

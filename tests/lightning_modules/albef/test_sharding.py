@@ -46,7 +46,6 @@ def trajectory(dtype, changes, options):
 @pytest.mark.parametrize(
     ("dtype", "changes", "options"),
     [
-        pytest.param(torch.float32, {}, {}, id="plain"),
         pytest.param(torch.float32, {"mlm": False}, {"precision": "bf16-mixed"}, id="bf16_without_words"),
         pytest.param(
             torch.float32,
