@@ -194,11 +194,12 @@ def traffic(method: Method, run: Run, flags: bool = True) -> dict[str, Exchange]
 
 
 def sharded_traffic(method: Method, run: Run) -> dict[str, Exchange]:
-    """The least that FSDP2 sends of parameters and gradients, in place of "gradients" of `traffic`, and of "buffers" but BatchNorm's.
+    """The least that FSDP2 sends of parameters and gradients.
 
-    Every parameter that a step runs is gathered once, and its gradient goes to whom it belongs. A block is gathered
-    again for its backward pass, and what a network has beside its blocks once more for each of its methods that are
-    called: `tests/test_large_batches.py` compares with what is sent.
+    It is in place of "gradients" of `traffic`, and of "buffers" but for BatchNorm's. Every parameter that a step
+    runs is gathered once, and its gradient goes to whom it belongs. A block is gathered again for its backward
+    pass, and what a network has beside its blocks once more for each of its methods that are called:
+    `tests/test_large_batches.py` compares with what is sent.
     """
     return {
         "parameters": Exchange("all-gather", 1, (method.trained + method.asked) // run.processes),
