@@ -68,7 +68,7 @@ def prepared(tmp_path_factory):
     return prepare
 
 
-@pytest.mark.parametrize(("method", "kill", "processes", "sharded"), cases())
+@pytest.mark.parametrize(("method", "kill", "processes", "sharded"), list(cases()))
 def test_it_is_resumed_exactly(tmp_path, prepared, method, kill, processes, sharded):
     options, whole = prepared(method, processes=processes, sharded=sharded, accumulate=kill.accumulate)
     options["every_n_steps"] = kill.every_n_steps

@@ -18,10 +18,10 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     left_out = []
-    for item in items:
+    for number, item in enumerate(items):
         marker = item.get_closest_marker("fault")
         if marker is not None:
-            item.user_properties.append(("fault", list(marker.args)))
+            item.user_properties.append(("fault", [number, *marker.args]))
         if item.get_closest_marker("all_faults") is not None and not config.getoption("--all-faults"):
             left_out.append(item)
     if left_out:
@@ -32,16 +32,18 @@ def pytest_collection_modifyitems(config, items):
 def pytest_terminal_summary(terminalreporter, config):
     if config.getoption("-m") != "fault":
         return
-    outcomes = defaultdict(Counter)
+    outcomes, places = defaultdict(Counter), {}
     for outcome in ("passed", "failed", "skipped", "error"):
         for report in terminalreporter.stats.get(outcome, ()):
             fault = dict(report.user_properties).get("fault")
             if fault is not None and (report.when == "call" or outcome != "passed"):
-                outcomes[tuple(fault)][outcome] += 1
-    words = {"passed": "held", "failed": "BROKEN", "error": "BROKEN", "skipped": "not run"}
+                place, *words = fault
+                outcomes[tuple(words)][outcome] += 1
+                places[tuple(words)] = min(place, places.get(tuple(words), place))
+    said = {"passed": "held", "failed": "BROKEN", "error": "BROKEN", "skipped": "not run"}
     rows = [
-        (*fault, ", ".join(f"{words[outcome]} ({number})" for outcome, number in counted.items()))
-        for fault, counted in outcomes.items()
+        (*fault, ", ".join(f"{said[outcome]} ({number})" for outcome, number in counted.items()))
+        for fault, counted in sorted(outcomes.items(), key=lambda row: places[row[0]])
     ]
     terminalreporter.section("faults")
     for row in (HEADER, ("---",) * len(HEADER), *rows):
