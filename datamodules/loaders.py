@@ -140,8 +140,8 @@ def outlast_signals(worker: int) -> None:
     """Lets a loader's worker live on after SIGTERM, SIGINT or SIGUSR1, as a ``worker_init_fn``.
 
     SLURM, and Ctrl-C in a terminal, send these to all processes of a run; without its workers it could not finish the
-    step and write a checkpoint. One that comes more than a second after the first ends the worker: torch, too, sends
-    SIGTERM to a worker that hangs.
+    step and write a checkpoint. One that comes more than five seconds after the first ends the worker: torch, too,
+    sends SIGTERM to a worker that hangs.
 
     Args:
         worker: its number, as torch passes it.
@@ -150,7 +150,7 @@ def outlast_signals(worker: int) -> None:
 
     def outlast(number: int, frame: FrameType | None) -> None:
         times.append(time.monotonic())
-        if times[-1] - times[0] > 1:
+        if times[-1] - times[0] > 5:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

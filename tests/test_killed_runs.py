@@ -38,13 +38,15 @@ PROMISE = "resumed with other worker count and seed: the same end, bit for bit"
 PROCESSES = {"one process": (1, False), "two processes": (2, False), "two sharded processes": (2, True)}
 # What is run without --all-faults: ALBEF against everything, everything against this.
 FIRST, ONE = "albef", ("killed in mid-epoch", "two processes")
+SHARDED = ("killed in mid-epoch", "killed during a checkpoint write", "stopped in mid-epoch")  # what sharding changes
 
 
 def cases():
     for method in METHODS | OTHERS:
         for name, kill in KILLS.items():
             for among in PROCESSES if method in METHODS else ["one process"]:
-                always = method == FIRST or (name, among) == ONE or (method in OTHERS and name == ONE[0])
+                first = method == FIRST and (among != "two sharded processes" or name in SHARDED)
+                always = first or (name, among) == ONE or (method in OTHERS and name == ONE[0])
                 fault = pytest.mark.fault(f"{name}, {among}", f"{kill.signal} to all, {kill.where}", PROMISE)
                 marks = [fault, pytest.mark.slow, *([] if always else [pytest.mark.all_faults])]
                 yield pytest.param(method, kill, *PROCESSES[among], marks=marks, id=f"{method}, {name}, {among}")

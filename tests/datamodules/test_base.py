@@ -383,7 +383,7 @@ def test_loader_workers_outlast_the_signals_of_a_run():
     shapes = data(num_workers=2, length=400)
     shapes.setup("fit")
     batches = iter(shapes.train_dataloader())
-    whole = [next(batches)["sample_index"].tolist()]
+    whole = [next(batches)["sample_index"].tolist() for _ in range(2)]  # one of each worker, which has begun then
     workers = multiprocessing.active_children()
     assert len(workers) == 2
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
