@@ -4,9 +4,11 @@ Every tensor of module, optimizer, schedule, average and queue, the samples of e
 validation are compared. The resumed run has another seed and another number of loader workers.
 """
 
+import json
 from typing import NamedTuple
 
 import pytest
+from filelock import FileLock
 
 from support.methods import METHODS, OTHERS
 from support.resume import assert_same_end, run
@@ -36,36 +38,54 @@ KILLS = {
 }
 PROMISE = "resumed with other worker count and seed: the same end, bit for bit"
 PROCESSES = {"one process": (1, False), "two processes": (2, False), "two sharded processes": (2, True)}
-# What is run without --all-faults: ALBEF against everything, everything against this.
-FIRST, ONE = "albef", ("killed in mid-epoch", "two processes")
-SHARDED = ("killed in mid-epoch", "killed during a checkpoint write", "stopped in mid-epoch")  # what sharding changes
+# What is run without --all-faults: ALBEF against everything, everything against one.
+FIRST = "albef"
+ONE = {name: ("killed in mid-epoch", "two processes") for name in METHODS}
+ONE |= {name: ("killed in mid-epoch", "one process") for name in OTHERS}
+EASIER = (
+    "killed in mid-epoch",
+    "killed during a checkpoint write",
+    "stopped in mid-epoch",
+)  # than two under DDP, or other
 
 
 def cases():
     for method in METHODS | OTHERS:
         for name, kill in KILLS.items():
             for among in PROCESSES if method in METHODS else ["one process"]:
-                first = method == FIRST and (among != "two sharded processes" or name in SHARDED)
-                always = first or (name, among) == ONE or (method in OTHERS and name == ONE[0])
+                always = (name, among) == ONE[method] or (
+                    method == FIRST and (among == "two processes" or name in EASIER)
+                )
                 fault = pytest.mark.fault(f"{name}, {among}", f"{kill.signal} to all, {kill.where}", PROMISE)
                 marks = [fault, pytest.mark.slow, *([] if always else [pytest.mark.all_faults])]
                 yield pytest.param(method, kill, *PROCESSES[among], marks=marks, id=f"{method}, {name}, {among}")
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    """What a method needs from outside, and the folder of its run that nothing happens to; made once."""
-    found = {}
+def prepared(tmp_path_factory, worker_id):
+    """What a method needs from outside, and the folder of its run that nothing happens to; made once by all workers."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base if worker_id == "master" else base.parent) / "whole"
+    root.mkdir(exist_ok=True)
+
+    def once(name, make):
+        folder = root / name
+        with FileLock(f"{folder}.lock"):
+            if not (folder / "made.json").exists():
+                folder.mkdir()
+                (folder / "made.json").write_text(json.dumps(make(folder)))
+        return folder, json.loads((folder / "made.json").read_text())
 
     def prepare(method, **options):
-        if method not in found:
-            found[method] = (METHODS | OTHERS)[method].prepare(tmp_path_factory.mktemp(method))
-        options["outside"] = found[method]
-        key = method, *options.values()
-        if key not in found:
-            found[key] = tmp_path_factory.mktemp("whole")
-            run(found[key], method, 1, **options)
-        return options, found[key]
+        def outside(folder):
+            made = (METHODS | OTHERS)[method].prepare(folder)
+            (METHODS | OTHERS)[method].build(made, seed=0)[1].prepare_data()
+            return made
+
+        _, options["outside"] = once(method, outside)
+        name = "-".join(map(str, (method, *list(options.values())[:-1])))
+        whole, _ = once(name, lambda folder: run(folder, method, 1, **options))
+        return options, whole
 
     return prepare
 

@@ -59,10 +59,10 @@ class Watch(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, *_):
         self.losses.append((outputs["loss"] if isinstance(outputs, dict) else outputs).item())
+        trainer.should_stop = trainer.global_step == self.steps
 
     def on_train_epoch_end(self, trainer, pl_module):  # every four steps, and after averages have moved
         self.states[trainer.global_step] = whole_state(pl_module)
-        trainer.should_stop = trainer.global_step == self.steps
 
 
 def fit(method, outside, kind, strategy, steps=STEPS, dtype=torch.float64, callbacks=(), **options):
@@ -128,7 +128,7 @@ def held_bytes(tensors):
 def state_bytes(method, outside):
     """What this process holds, and what there is in all, by kind."""
     gradients = Gradients()
-    module, trainer, _ = fit(method, outside, *SHARDED, steps=FEW, dtype=torch.float32, callbacks=[gradients])
+    module, trainer, _ = fit(method, outside, *SHARDED, steps=1, dtype=torch.float32, callbacks=[gradients])
     moments = [value for state in trainer.optimizers[0].state.values() for value in state.values() if value.dim()]
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     return {
@@ -171,7 +171,7 @@ def own_types(part):
 
 def mixed(method, outside):
     """First losses with parameters gathered as they are and smaller, and the types seen."""
-    options, seen = {"dtype": torch.float32, "steps": FEW, "precision": "bf16-mixed"}, Types()
+    options, seen = {"dtype": torch.float32, "steps": 1, "precision": "bf16-mixed"}, Types()
     _, _, whole = fit(method, outside, *SHARDED, **options)
     smaller = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
     module, _, half = fit(method, outside, "sharded", smaller, callbacks=[seen], **options)
