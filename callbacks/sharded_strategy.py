@@ -48,7 +48,8 @@ class ShardedStrategy(ModelParallelStrategy):
       as it is. It holds tensors and plain data only. Any number of processes can load it (one, or DDP's, through
       `AtomicCheckpointIO`), and this strategy can load the file of one process.
     - Weights are loaded after `on_load_checkpoint`, as under other strategies.
-    - Statistics of BatchNorm are rank 0's in all processes at the beginning of each step, as under DDP.
+    - Statistics of BatchNorm are rank 0's in all processes at the beginning of each step and of each evaluation, as under
+      DDP, and as in a run that goes on from a checkpoint.
     - Evaluation runs under `torch.no_grad`: parameters gathered under `torch.inference_mode` cannot be trained later.
 
     Args:
@@ -92,6 +93,18 @@ class ShardedStrategy(ModelParallelStrategy):
         """Takes a step with rank 0's statistics of BatchNorm, as DDP does: a checkpoint holds no others."""
         broadcast_all(self._statistics())
         return super().training_step(*args, **kwargs)
+
+    @override
+    def on_validation_start(self) -> None:
+        broadcast_all(self._statistics())
+
+    @override
+    def on_test_start(self) -> None:
+        broadcast_all(self._statistics())
+
+    @override
+    def on_predict_start(self) -> None:
+        broadcast_all(self._statistics())
 
     def _statistics(self) -> list[Tensor]:
         """Buffers of norms, but for those that DDP is told to leave out, such as a frozen teacher's."""
