@@ -48,8 +48,8 @@ class ShardedStrategy(ModelParallelStrategy):
       as it is. It holds tensors and plain data only. Any number of processes can load it (one, or DDP's, through
       `AtomicCheckpointIO`), and this strategy can load the file of one process.
     - Weights are loaded after `on_load_checkpoint`, as under other strategies.
-    - Statistics of BatchNorm are rank 0's in all processes at the beginning of each step and of each evaluation, as under
-      DDP, and as in a run that goes on from a checkpoint.
+    - Statistics of BatchNorm are rank 0's in all processes at the beginning of each step and of each evaluation, as
+      under DDP, and as in a run that goes on from a checkpoint.
     - Evaluation runs under `torch.no_grad`: parameters gathered under `torch.inference_mode` cannot be trained later.
 
     Args:

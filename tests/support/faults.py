@@ -13,7 +13,7 @@ HEADER = ("fault", "how injected", "promise", "outcome")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all-faults", action="store_true", help="every method against every fault (a quarter of an hour on two cores)")
+    parser.addoption("--all-faults", action="store_true", help="every method against every fault (about 20 minutes)")
 
 
 def pytest_collection_modifyitems(config, items):
