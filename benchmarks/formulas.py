@@ -326,11 +326,11 @@ def clip_tables(number: int, teachers: int, masks: bool = False) -> Tables:
     return Tables(0, True, kept=number * kept, most=(number - 1) * kept + one, slice=one)
 
 
-def _width(network: nn.Module) -> int:
+def _width(network: Any) -> int:
     """Of a CLIP's features."""
-    projection: Any = getattr(network, "text_projection", None)
+    projection = getattr(network, "text_projection", None)
     if projection is None:
-        projection = network.text.text_projection  # type: ignore[union-attr]
+        projection = network.text.text_projection
     if isinstance(projection, nn.Linear):
         return projection.out_features
     return int(projection.shape[1])

@@ -4,7 +4,7 @@ The counter stands below everything that sends: the project's own functions, DDP
 """
 
 import sys
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -129,10 +129,10 @@ def totals(sent: list[Sent]) -> dict[str, Total]:
 
 
 def _kind(tensor: Tensor) -> str:
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         kind = SENDERS.get(frame.f_code.co_qualname)
         if kind is not None:
             return "ids" if kind == "keys" and not tensor.is_floating_point() else kind
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return OTHER
