@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
+from .clipping import ClippedFusedGradients
 from .optimizer_groups import weight_decay_groups
 from .schedules import capped_warmup_cosine, warmup_cosine, warn_of_capped_warmup
 
 
-class AdamWModule(LightningModule):
+class AdamWModule(ClippedFusedGradients):
     """A LightningModule with this optimizer and schedule.
 
     A subclass saves the hyperparameters `learning_rate`, `warmup_steps`, `weight_decay`, `betas` and `eps`, and

@@ -31,6 +31,7 @@ from ...callbacks import (
 from ...callbacks.distributed import all_reduce_sum, gather, rank, world_size
 from ..bert import bert_config
 from ..clamped import ClampedParameters
+from ..clipping import ClippedFusedGradients
 from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
 from ..initial_weights import InitialWeights
 from ..optimizer_groups import weight_decay_groups
@@ -64,7 +65,7 @@ class _Keys(NamedTuple):
     id: Tensor  # long [n]: of the picture
 
 
-class ALBEFModule(ClampedParameters, InitialWeights, RetrievalModule):
+class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, RetrievalModule):
     """ALBEF: image-text contrast, image-text matching and, in pre-training, masked language modelling.
 
     Sizes default to the paper's (ViT-B/16 at 256 px, BERT-base split 6 + 6). Where the authors' code and a better
