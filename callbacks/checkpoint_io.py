@@ -1,13 +1,13 @@
 """Checkpoints that are whole or not there at all."""
 
+import errno
 import os
 import pickle
 import re
 import shutil
-import uuid
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from typing_extensions import override
 
+from .leftovers import REPLACED, clear_leftovers, place_of, remove, replaced_beside, staged_beside
 from .sharded_checkpoint import METADATA, divide_checkpoint, read_checkpoint_folder, read_metadata, shard_file
 
-STAGED, REPLACED = ".incomplete-", ".replaced-"
-"""How the names begin that a checkpoint has until it is complete, and that an old folder has until it is removed."""
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -53,8 +53,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(local_path)
-        # Not made from the target's name: Lightning takes every file with `ckpt_` in it for one of its own.
-        staged = target.parent / f"{STAGED}{uuid.uuid4().hex}"
+        staged = staged_beside(target)
         try:
             with writing(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +122,7 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """
     found_ones = [path for path in folder.glob("*.ckpt") if not path.name.startswith(REPLACED)]
     # What a process left that was killed while it put a sharded checkpoint in the place of this one.
-    found_ones += [path for path in folder.glob(f"{REPLACED}*") if not _place_of(path).exists()]
+    found_ones += [path for path in folder.glob(f"{REPLACED}*") if not place_of(path).exists()]
     damaged: dict[Path, str] = {}
     for path in sorted(found_ones, key=lambda path: path.stat().st_mtime, reverse=True):
         found = damage(path)
@@ -164,7 +163,7 @@ def divide_checkpoint_file(file: str | Path, folder: str | Path, processes: int)
         raise ValueError(f"Found {processes} processes, expected at least 1.")
     target = Path(folder)
     meta, pieces = divide_checkpoint(AtomicCheckpointIO().load_checkpoint(file), processes)
-    staged = target.parent / f"{STAGED}{uuid.uuid4().hex}"
+    staged = staged_beside(target)
     try:
         with writing(target):
             staged.mkdir(parents=True)
@@ -201,40 +200,31 @@ def swap_in(staged: Path, target: Path) -> None:
 
     A file replaces a file in one step. A folder needs two, since nothing can be renamed onto one that is not empty; a
     process that is killed in between leaves the old one under a name that begins with `.replaced-`, which the next save
-    of a sharded checkpoint takes back.
+    takes back. Where two processes do it at once, the later one's stays.
 
     Raises:
         OSError: If it cannot be renamed; the target is then what it was before.
     """
-    if target.exists() and (staged.is_dir() or target.is_dir()):
-        old = target.with_name(f"{REPLACED}{target.name}")
-        _remove(old)
-        os.rename(target, old)
-        try:
-            os.rename(staged, target)
-        except BaseException:
-            os.rename(old, target)
-            raise
-        _sync_folder(target.parent)
-        _remove(old)
-    else:
+    if not (staged.is_dir() or target.is_dir()):
         os.replace(staged, target)
         _sync_folder(target.parent)
-
-
-def clear_leftovers(folder: Path) -> None:
-    """Removes what a run that was killed while it saved a checkpoint has left in a folder."""
-    for staged in folder.glob(f"{STAGED}*"):
-        _remove(staged)
-    for old in folder.glob(f"{REPLACED}*"):
-        if _place_of(old).exists():
-            _remove(old)
-        else:
-            os.rename(old, _place_of(old))
-
-
-def _place_of(replaced: Path) -> Path:
-    return replaced.with_name(replaced.name.removeprefix(REPLACED))
+        return
+    old = replaced_beside(target)
+    while True:
+        remove(old)
+        with suppress(FileNotFoundError):  # there was none, or another process has just renamed it
+            os.rename(target, old)
+        try:
+            os.rename(staged, target)
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in _TAKEN and staged.exists():
+                continue  # another process has put its own here since
+            if old.exists():
+                os.rename(old, target)
+            raise
+        break
+    _sync_folder(target.parent)
+    remove(old)
 
 
 @contextmanager
@@ -289,13 +279,6 @@ def _file_damage(path: Path) -> str | None:
     except (OSError, zipfile.BadZipFile, EOFError) as error:
         return _gist(error)
     return None if bad is None else f"the content of {bad} does not have its checksum"
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _gist(error: Exception) -> str:

@@ -15,7 +15,6 @@ Its metadata has one entry, `learngene`, a manifest in JSON.
 
 import dataclasses
 import json
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +24,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .checkpoint_io import STAGED, swap_in, writing
+from .checkpoint_io import swap_in, writing
 from .learngene_layers import GROUPS, KINDS, LAST, NORMS, TERMS, TOWERS, Method
+from .leftovers import staged_beside
 
 Storage = Literal["float32", "float16"]
 
@@ -187,7 +187,7 @@ def save_learngene(learngene: Learngene, path: str | Path, storage: Storage = "f
         "step": learngene.step,
         "storage": storage,
     }
-    staged = target.with_name(f"{STAGED}{uuid.uuid4().hex}")
+    staged = staged_beside(target)
     try:
         with writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from .checkpoint_io import STAGED
+from .leftovers import STAGED
 
 MANIFEST = "manifest.json"
 SOFTWARE = ("vlightning", "torch", "torchvision", "pillow", "open_clip_torch", "transformers", "lightning")

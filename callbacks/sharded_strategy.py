@@ -1,7 +1,6 @@
 """FSDP2 over all processes, with checkpoints that are whole or not there at all."""
 
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,8 +21,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from .checkpoint_io import STAGED, AtomicCheckpointIO, clear_leftovers, reading, swap_in, write_file, writing
+from .checkpoint_io import AtomicCheckpointIO, reading, swap_in, write_file, writing
 from .distributed import broadcast_all
+from .leftovers import clear_leftovers, staged_beside
 from .sharded_checkpoint import (
     METADATA,
     map_values,
@@ -201,7 +201,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def _save_folder(self, checkpoint: dict[str, Any], target: Path) -> None:
         meta, pieces = split_checkpoint(checkpoint)
-        staged = Path(self.broadcast(str(target.parent / f"{STAGED}{uuid.uuid4().hex}")))
+        staged = Path(self.broadcast(str(staged_beside(target))))
         try:
             with self._all_or_none(), writing(target):
                 if self.is_global_zero:

@@ -2,7 +2,6 @@
 
 import pickle
 import re
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.models import ResNet
 
-from ..callbacks.checkpoint_io import STAGED, swap_in, write_file, writing
+from ..callbacks.checkpoint_io import swap_in, write_file, writing
+from ..callbacks.leftovers import staged_beside
 from ..lightning_modules.cocord.checkpoint import load_classifier, public_state
 from ..lightning_modules.cocord.network import build_classifier, public_network
 
@@ -119,7 +119,7 @@ def _array(tensor: Tensor) -> Any:
 
 def _write(path: Path, content: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
     """Write a file, or nothing: of torch.save, of pickle or of safetensors, by its suffix."""
-    staged = path.with_name(f"{STAGED}{uuid.uuid4().hex}")
+    staged = staged_beside(path)
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)

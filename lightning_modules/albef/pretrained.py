@@ -6,7 +6,6 @@ import os
 import pickle
 import re
 import shutil
-import uuid
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from ...callbacks.checkpoint_io import check_free
+from ...callbacks.leftovers import staged_beside
 from .checkpoint import QUEUES, load_official, load_own, tied_names
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def save_folder(module: "ALBEFModule", folder: str | Path, tokenizer_json: str |
         "image_mean": OPENAI_CLIP_MEAN,
         "image_std": OPENAI_CLIP_STD,
     }
-    staged = target.with_name(f".incomplete-{uuid.uuid4().hex}")
+    staged = staged_beside(target)
     staged.mkdir(parents=True)
     try:
         save_file(kept, staged / _WEIGHTS, metadata={"format": "pt"})

@@ -5,7 +5,6 @@ import json
 import math
 import shutil
 import struct
-import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,8 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from ...callbacks import AtomicCheckpointIO
-from ...callbacks.checkpoint_io import STAGED, check_free, swap_in, writing
+from ...callbacks.checkpoint_io import check_free, swap_in, writing
+from ...callbacks.leftovers import staged_beside
 from ...callbacks.sharded_checkpoint import METADATA
 from .checkpoint import fit, is_vit, own_names, to_vendor, vendor_name
 from .models import PRESETS, Interpolation, Three, build_model, has_vendor_stem, model_config
@@ -266,7 +266,7 @@ def write_open_clip(
         key: tensor.reshape(()) if key in ("logit_scale", "logit_bias") else tensor.contiguous()
         for key, tensor in model.state_dict().items()
     }
-    staged = target.with_name(f"{STAGED}{uuid.uuid4().hex}")
+    staged = staged_beside(target)
     try:
         with writing(target):
             staged.mkdir(parents=True)

@@ -10,7 +10,6 @@ import io
 import json
 import logging
 import shutil
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
@@ -25,7 +24,8 @@ from open_clip.transformer import LayerNormFp32
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ...callbacks.checkpoint_io import STAGED, check_free, swap_in, writing
+from ...callbacks.checkpoint_io import check_free, swap_in, writing
+from ...callbacks.leftovers import staged_beside
 from ..precision import unit
 from .reparameterize import reparameterize
 
@@ -164,7 +164,7 @@ def export_towers(
         "preprocessing": dict(preprocessing or {}),
         "versions": _versions(format),
     }
-    staged = target.with_name(f"{STAGED}{uuid.uuid4().hex}")
+    staged = staged_beside(target)
     try:
         with writing(target):
             staged.mkdir(parents=True)

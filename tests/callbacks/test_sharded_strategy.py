@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor
 
 from support.distributed import WorkerError, rank_trainer, run_ddp_fit, run_distributed, run_sharded_fit, whole_state
+from support.processes import by_another_process
 from support.tiny_modules import DIM, Student, loader, trainer
 from vlightning.callbacks import (
     AtomicCheckpointIO,
@@ -19,6 +20,7 @@ from vlightning.callbacks import (
     rank,
 )
 from vlightning.callbacks import sharded_strategy as module_under_test
+from vlightning.callbacks.leftovers import replaced_beside, staged_beside
 
 
 class Sharded(Student):
@@ -364,12 +366,14 @@ def save_in_order():
 )
 def test_the_next_save_clears_what_a_killed_one_has_left(saved):
     path, state = saved
-    (path.parent / ".incomplete-0123").mkdir()
-    (path.parent / ".incomplete-0123" / "shard-00000.pt").touch()
-    os.rename(path, path.with_name(".replaced-earlier.ckpt"))  # killed between the two renames
+    earlier = path.with_name("earlier.ckpt")
+    unfinished, replaced = by_another_process(lambda: (staged_beside(path), replaced_beside(earlier)))
+    unfinished.mkdir()
+    (unfinished / "shard-00000.pt").touch()
+    os.rename(path, replaced)  # killed between the two renames
     run_sharded_fit(make, FIT, collect=fit_and_save)
     assert sorted(file.name for file in path.parent.iterdir()) == ["earlier.ckpt", "last.ckpt"]
-    assert_same(resume(path.with_name("earlier.ckpt"), [AtomicCheckpointIO()]), state)
+    assert_same(resume(earlier, [AtomicCheckpointIO()]), state)
 
 
 @pytest.mark.fault("damaged sharded checkpoint", "a shard or the metadata missing", "named as damaged in one sentence")
