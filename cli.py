@@ -19,6 +19,7 @@ from vlightning.cli_support.explain import check_sections, explain
 from vlightning.cli_support.links import apply_links
 from vlightning.cli_support.lost import lost_processes_told
 from vlightning.cli_support.optimizer_options import TypedOptimizerOptions
+from vlightning.cli_support.parser import VerbatimParser
 from vlightning.cli_support.report import quiet, readable_errors
 from vlightning.cli_support.resume import as_first_config, find_checkpoint, merge, read_checkpoint, report_overrides
 from vlightning.cli_support.rundir import claim_run_dir, name_run, run_dir_released
@@ -106,6 +107,7 @@ def main(args: list[str] | None = None) -> None:
             save_config_callback=SaveRunConfig,
             trainer_defaults=copy.deepcopy(TRAINER_DEFAULTS),
             seed_everything_default=0,
+            parser_class=VerbatimParser,
             parser_kwargs={"prog": "vlightning", "description": DESCRIPTION},
             auto_configure_optimizers=False,
             args=args,

@@ -102,7 +102,7 @@ class _Walk:
         names_class = isinstance(value, dict) and ("class_path" in value or "init_args" in value or key in self.classes)
         bases = _bases(hint)
         # A dataclass is written as its fields, never by its name.
-        by_name = isinstance(value, str) and str not in _members(hint) and not all(map(is_dataclass, bases))
+        by_name = isinstance(value, str) and str not in members(hint) and not all(map(is_dataclass, bases))
         if bases and (names_class or by_name):
             return self.instance(key, hint, value, source)
         return self.plain(key, hint, value, owner, source)
@@ -158,7 +158,7 @@ class _Walk:
             return None
         who = f"but {owner} expects" if owner and owner[0].isupper() else "where the expected value is"
         choices = [
-            str(choice) for member in _members(hint) if get_origin(member) is Literal for choice in get_args(member)
+            str(choice) for member in members(hint) if get_origin(member) is Literal for choice in get_args(member)
         ]
         if choices:
             return f"{key}{source.place} is {value!r}, {who} one of {', '.join(choices)}; " + did_you_mean(
@@ -201,13 +201,13 @@ def _option_hint(name: str, prefix: str, valid: list[str], origin: str) -> str:
     return hint.replace("did you mean '", f"did you mean '--{shown}")
 
 
-def _members(hint: Any) -> list[Any]:
+def members(hint: Any) -> list[Any]:
     """Members of a type, unions and containers opened."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        return [inner for member in get_args(hint) for inner in _members(member)]
+        return [inner for member in get_args(hint) for inner in members(member)]
     if origin in (list, tuple, set, collections.abc.Iterable, collections.abc.Sequence):
-        return [inner for member in get_args(hint) for inner in _members(member)]
+        return [inner for member in get_args(hint) for inner in members(member)]
     return [hint]
 
 
@@ -215,7 +215,7 @@ def _bases(hint: Any) -> tuple[type, ...]:
     """Classes among the members of a type that YAML would name by `class_path`."""
     return tuple(
         member
-        for member in _members(hint)
+        for member in members(hint)
         if isinstance(member, type) and member not in PLAIN and member.__module__ not in ("builtins", "pathlib")
     )
 
