@@ -15,11 +15,11 @@ import vlightning.datamodules
 import vlightning.lightning_modules  # noqa: F401
 from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
 from vlightning.cli_support.defaults import TRAINER_DEFAULTS, check_strategy, with_defaults
-from vlightning.cli_support.explain import check_sections, explain
+from vlightning.cli_support.explain import check_help, check_sections, explain
+from vlightning.cli_support.help import HelpfulParser
 from vlightning.cli_support.links import apply_links
 from vlightning.cli_support.lost import lost_processes_told
 from vlightning.cli_support.optimizer_options import TypedOptimizerOptions
-from vlightning.cli_support.parser import VerbatimParser
 from vlightning.cli_support.report import quiet, readable_errors
 from vlightning.cli_support.resume import as_first_config, find_checkpoint, merge, read_checkpoint, report_overrides
 from vlightning.cli_support.rundir import claim_run_dir, name_run, run_dir_released
@@ -47,6 +47,8 @@ class VLightningCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse what was typed, with the checkpoint's hyper-parameters, if any, as the first config file."""
         self.typed = typed = read_command_line(sys.argv[1:] if args is None else list(args))
+        if typed.subcommand is not None:
+            check_help(typed, self._subcommand_parsers[typed.subcommand])
         path = find_checkpoint(typed)
         self.saved = read_checkpoint(path) if path else None
         if self.saved is not None:
@@ -107,7 +109,7 @@ def main(args: list[str] | None = None) -> None:
             save_config_callback=SaveRunConfig,
             trainer_defaults=copy.deepcopy(TRAINER_DEFAULTS),
             seed_everything_default=0,
-            parser_class=VerbatimParser,
+            parser_class=HelpfulParser,
             parser_kwargs={"prog": "vlightning", "description": DESCRIPTION},
             auto_configure_optimizers=False,
             args=args,

@@ -8,6 +8,8 @@ until the first one is found that cannot be right. Nothing here runs when the pa
 import collections.abc
 import importlib
 import inspect
+import sys
+import sysconfig
 import types
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from .typed import CLASS_KEYS, Source, Typed, did_you_mean
+from .typed import CLASS_KEYS, Source, Typed, UsageError, did_you_mean
 
 PLAIN = (str, int, float, bool, bytes, list, tuple, dict, set, type(None), object)
 
@@ -38,6 +40,31 @@ def explain(error: Exception, typed: Typed, parser: ArgumentParser) -> str:
         if sentence:
             return sentence
     return walk.missing(typed) or _shorten(str(error))
+
+
+def check_help(typed: Typed, parser: ArgumentParser) -> None:
+    """Check that `--model.help` and its like name a class that there is.
+
+    Args:
+        typed: What was typed.
+        parser: The parser of the subcommand.
+
+    Raises:
+        UsageError: If one does not.
+    """
+    hints = {action.dest: getattr(action, "_typehint", None) for action in parser._actions}
+    for source in typed.sources:
+        key = source.origin.removeprefix("--").removesuffix(".help")
+        bases = class_bases(hints.get(key))
+        if source.kind != "option" or not source.origin.endswith(".help") or not bases:
+            continue
+        name = typed.lookup(f"{key}.help")
+        if name is None:
+            known = ", ".join(sorted(own_subclasses(bases)))
+            raise UsageError(f"{source.origin} needs the name of a class{f': one of {known}' if known else ''}.")
+        found = _find_class(str(name), bases)
+        if isinstance(found, str):
+            raise UsageError(f"There is no class {name!r} for {source.origin}; {found}")
 
 
 def check_sections(config: Namespace) -> None:
@@ -72,7 +99,7 @@ class _Walk:
                 return self.unknown_key(key, "", self.top, source)
             hint = self.actions.get(key)
             group = [dest for dest in self.actions if dest.startswith(f"{key}.")]
-            if _bases(hint):
+            if class_bases(hint):
                 sentence = self.instance(key, hint, value, source)
             elif group:
                 sentence = self.group(key, value, source)
@@ -100,7 +127,7 @@ class _Walk:
         if isinstance(value, list) and any(isinstance(item, dict) and "class_path" in item for item in value):
             return next(filter(None, (self.argument(key, hint, item, owner, source) for item in value)), None)
         names_class = isinstance(value, dict) and ("class_path" in value or "init_args" in value or key in self.classes)
-        bases = _bases(hint)
+        bases = class_bases(hint)
         # A dataclass is written as its fields, never by its name.
         by_name = isinstance(value, str) and str not in members(hint) and not all(map(is_dataclass, bases))
         if bases and (names_class or by_name):
@@ -109,7 +136,7 @@ class _Walk:
 
     def instance(self, key: str, hint: Any, value: Any, source: Source) -> str | None:
         """A class to build: `ALBEFModule`, or `{class_path: ..., init_args: {...}}`."""
-        bases = _bases(hint)
+        bases = class_bases(hint)
         if isinstance(value, str) or value is None:
             value = {"class_path": value} if value else {}
         if not isinstance(value, dict):
@@ -179,7 +206,7 @@ class _Walk:
             if key not in self.actions:
                 continue
             if key not in self.classes:
-                known = ", ".join(sorted(_subclass_names(_bases(self.actions[key]))))
+                known = ", ".join(sorted(_subclass_names(class_bases(self.actions[key]))))
                 beside = Path(str(typed.lookup("ckpt_path"))).parent.parent / "config.yaml"
                 hint = f" (the checkpoint's run has one in {beside})" if beside.is_file() else ""
                 return f"No {key} was given: name one with --config{hint} or --{key}; known classes are {known}."
@@ -211,7 +238,7 @@ def members(hint: Any) -> list[Any]:
     return [hint]
 
 
-def _bases(hint: Any) -> tuple[type, ...]:
+def class_bases(hint: Any) -> tuple[type, ...]:
     """Classes among the members of a type that YAML would name by `class_path`."""
     return tuple(
         member
@@ -237,12 +264,40 @@ def subclasses(bases: tuple[type, ...]) -> dict[str, type]:
 
 
 def _subclass_names(bases: tuple[type, ...]) -> list[str]:
-    """Public names of all imported subclasses; for `model` and `data`, not those that Lightning ships for its tests."""
+    """Names to choose from; for `model` and `data`, not those that Lightning ships for its tests."""
     return [
         name
         for name, cls in subclasses(bases).items()
-        if cls not in bases and not cls.__module__.startswith("lightning.pytorch.demos")
+        if cls not in bases and not cls.__module__.startswith("lightning.pytorch.demos") and not _is_internal(cls)
     ]
+
+
+def own_subclasses(bases: tuple[type, ...]) -> dict[str, type]:
+    """Those of `subclasses` that are neither a base, nor internal to this package, nor of another installed package.
+
+    Args:
+        bases: The bases.
+    """
+    return {
+        name: cls
+        for name, cls in subclasses(bases).items()
+        if cls not in bases and not _is_internal(cls) and (_is_ours(cls) or not _is_installed(cls))
+    }
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == "vlightning"
+
+
+def _is_internal(cls: type) -> bool:
+    """Whether the class is one of this package that its folder does not export, a base of others."""
+    return _is_ours(cls) and not hasattr(sys.modules[".".join(cls.__module__.split(".")[:2])], cls.__name__)
+
+
+def _is_installed(cls: type) -> bool:
+    """Whether the class comes from an installed package, or from Python, and not from the user's own files."""
+    file = Path(getattr(sys.modules.get(cls.__module__), "__file__", None) or "<builtin>")
+    return "site-packages" in file.parts or not file.is_file() or file.is_relative_to(sysconfig.get_path("stdlib"))
 
 
 def _find_class(name: str, bases: tuple[type, ...]) -> type | str:

@@ -124,7 +124,8 @@ def read_command_line(args: Sequence[str]) -> Typed:
         UsageError: For an unknown subcommand, and for a config file that is missing or is not YAML.
     """
     typed = Typed(args=[])
-    before_subcommand: list[tuple[str, dict[str, Any]]] = []
+    before_subcommand: list[tuple[str, dict[str, Any]]] = []  # with a section for each subcommand
+    of_subcommand: list[tuple[str, dict[str, Any]]] = []  # as if it stood behind the subcommand
     words = list(args)
     while words:
         word = words.pop(0)
@@ -137,7 +138,8 @@ def read_command_line(args: Sequence[str]) -> Typed:
             if word not in SUBCOMMANDS:
                 raise UsageError(f"There is no subcommand {word!r}; {did_you_mean(word, SUBCOMMANDS)}")
             typed.subcommand = word
-            typed.args.append(word)
+            typed.args += [word, *(f"--config={name}" for name, _ in of_subcommand)]
+            typed.sources += [Source(name, tree, "file") for name, tree in of_subcommand]
             continue
         option, equals, value = word.partition("=")
         if not equals and option not in FLAGS and words and not words[0].startswith("--"):
@@ -151,6 +153,9 @@ def read_command_line(args: Sequence[str]) -> Typed:
             if path is not None:
                 typed.config_files.append(path)
                 tree, value = read_yaml(path), str(path)
+            if typed.subcommand is None and path is not None and not any(name in tree for name in SUBCOMMANDS):
+                of_subcommand.append((value, tree))
+                continue
             if typed.subcommand is None:
                 before_subcommand.append((value, tree))
             else:
@@ -163,7 +168,6 @@ def read_command_line(args: Sequence[str]) -> Typed:
     if typed.subcommand is None and not any(word.startswith(("-h", "--help", "--print")) for word in typed.args):
         raise UsageError(f"A subcommand is needed: one of {', '.join(SUBCOMMANDS)}; see vlightning --help.")
     if typed.subcommand is not None:
-        # A file given before the subcommand holds a section for each subcommand.
         first = [Source(name, tree.get(typed.subcommand) or {}, "file") for name, tree in before_subcommand]
         typed.sources[:0] = first
     return typed
