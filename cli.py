@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -14,12 +15,13 @@ import vlightning.callbacks
 import vlightning.datamodules
 import vlightning.lightning_modules  # noqa: F401
 from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
-from vlightning.cli_support.defaults import TRAINER_DEFAULTS, check_strategy, with_defaults
+from vlightning.cli_support.defaults import TRAINER_DEFAULTS, check_strategy, leave_out_hp_metric, with_defaults
 from vlightning.cli_support.explain import check_help, check_sections, explain
 from vlightning.cli_support.help import HelpfulParser
 from vlightning.cli_support.links import apply_links
 from vlightning.cli_support.lost import lost_processes_told
 from vlightning.cli_support.optimizer_options import TypedOptimizerOptions
+from vlightning.cli_support.progress import results_table
 from vlightning.cli_support.report import quiet, readable_errors
 from vlightning.cli_support.resume import as_first_config, find_checkpoint, merge, read_checkpoint, report_overrides
 from vlightning.cli_support.rundir import claim_run_dir, name_run, run_dir_released
@@ -65,6 +67,7 @@ class VLightningCLI(LightningCLI):
         config = self.config[self.config.subcommand]
         self.replaced = report_overrides(self.saved, config, self.typed)
         name_run(config, self.typed)
+        leave_out_hp_metric(config, self.typed)
         check_strategy(config.trainer.strategy)
         linked = apply_links(config, self.typed, self.saved)
         self.reproducible = reproducible(config, without=[f"model.init_args.{name}" for name in linked])
@@ -80,6 +83,19 @@ class VLightningCLI(LightningCLI):
         if self.replaced:
             callbacks = [*callbacks, TypedOptimizerOptions()]
         return super()._instantiate_trainer(*with_defaults(config, callbacks))
+
+    def validate(self, verbose: bool = True, **kwargs: Any) -> None:
+        """Validate, and print the numbers in a table of our own."""
+        self._evaluate(self.trainer.validate, verbose, kwargs)
+
+    def test(self, verbose: bool = True, **kwargs: Any) -> None:
+        """Test, and print the numbers in a table of our own."""
+        self._evaluate(self.trainer.test, verbose, kwargs)
+
+    def _evaluate(self, function: Callable[..., Any], verbose: bool, kwargs: dict[str, Any]) -> None:
+        results = function(verbose=False, **kwargs)
+        if verbose and self.trainer.is_global_zero:
+            sys.stdout.write(results_table(results))
 
     def _run_subcommand(self, subcommand: str) -> None:
         with lost_processes_told(self.trainer):
@@ -99,7 +115,7 @@ def main(args: list[str] | None = None) -> None:
     if words == ["--version"]:
         sys.stdout.write(f"vlightning {version('vlightning')}\n")
         return
-    quiet(training="fit" in words)
+    quiet()
     with readable_errors(debug="--debug" in words), run_dir_released():
         VLightningCLI(
             LightningModule,

@@ -114,7 +114,8 @@ class RetrievalFigures(_Figures):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         result: Any = pl_module.evaluation.result
         near, rows = result.near_images, []
-        for text in _spread(len(result.input_ids), self.queries):
+        texts = _spread(len(result.input_ids), self.queries)
+        for text, caption in zip(texts, _captions(data, split, result, texts), strict=True):
             images = near.index[text]
             right = torch.zeros(len(images), dtype=torch.bool)
             if result.matches is not None:
@@ -130,7 +131,7 @@ class RetrievalFigures(_Figures):
             ]
             first = right.nonzero()[0].item() + 1 if right.any() else None
             note = f"none right among the first {len(images)}" if first is None else f"first right one: rank {first}"
-            rows.append(Row(_text(data.tokenizer, result, text), note, panels))
+            rows.append(Row(caption, note, panels))
         return rows
 
 
@@ -179,8 +180,8 @@ class WordMapFigures(_Figures):
                 )
         except ValueError as error:  # a model that has none
             raise _NoFigureError(str(error)) from error
-        rows = []
-        for text, picture, own in zip(texts, pictures, maps.float().cpu(), strict=True):
+        rows, captions = [], _captions(data, split, result, texts)
+        for text, caption, picture, own in zip(texts, captions, pictures, maps.float().cpu(), strict=True):
             ids = _ids(result, text)
             tokens = data.tokenizer.convert_ids_to_tokens(ids.tolist())
             words = content_words(tokens, set(data.tokenizer.all_special_tokens))
@@ -188,7 +189,7 @@ class WordMapFigures(_Figures):
             strongest = max((float(strength.max()) for _, strength in shown), default=0.0) or 1.0
             panels = [Panel(picture), Panel(heat(picture, own[: len(ids)].mean(0)), "whole text")]
             panels += [Panel(heat(picture, map_), f"{word}  {map_.max() / strongest:.0%}") for word, map_ in shown]
-            rows.append(Row(_text(data.tokenizer, result, text), panels=panels))
+            rows.append(Row(caption, panels=panels))
         return rows
 
 
@@ -213,6 +214,26 @@ def _spread(total: int, count: int) -> list[int]:
 def _ids(result: Any, text: int) -> Tensor:
     ids: Tensor = result.input_ids[text][result.attention_mask[text].bool()]
     return ids
+
+
+def _captions(data: Any, split: Split, result: Any, texts: Sequence[int]) -> list[str]:
+    """Texts as they are in the data, if its `captions(split, sample_index)` has them, else as the model read them."""
+    read = [_text(data.tokenizer, result, text) for text in texts]
+    matches = result.matches
+    if matches is None or not hasattr(data, "captions"):
+        return read
+    owners = matches.text_image_id[texts]
+    pictures = (matches.image_id == owners[:, None]).int().argmax(1)
+    try:
+        written = data.captions(split, result.sample_index[pictures].tolist())
+    except ValueError:  # streamed: then there are no pictures either, which says why there is no figure
+        return read
+    for number, (text, owner) in enumerate(zip(texts, owners, strict=True)):
+        # The captions of a picture are evaluated together and in their order.
+        of_picture = (matches.text_image_id == owner).nonzero().flatten().tolist()
+        if len(of_picture) == len(written[number]):
+            read[number] = " ".join(written[number][of_picture.index(text)].split())
+    return read
 
 
 def _text(tokenizer: Any, result: Any, text: int) -> str:

@@ -166,7 +166,7 @@ def save_resumable(trainer: Trainer, dirpath: str | None = None, filename: str =
         others = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
         dirpath = next((other for other in others if other), None)
     path = Path(dirpath or Path(trainer.default_root_dir, "checkpoints")) / f"{filename}.ckpt"
-    trainer.save_checkpoint(path)
+    trainer.save_checkpoint(path, weights_only=False)
     return path
 
 

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, RichProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
 
 from ..callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, StopOnSignal
-from .typed import UsageError, did_you_mean
+from .progress import OneLineProgressBar
+from .typed import Typed, UsageError, did_you_mean
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     # Short runs should show something too; the cost of a scalar every ten steps is nothing.
@@ -35,7 +36,7 @@ def with_defaults(config: dict[str, Any], checkpoints: Sequence[Callback]) -> tu
     own = _as_list(config.get("callbacks"))
     extra: list[Callback] = []
     if config.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in own):
-        extra.append(RichProgressBar())
+        extra.append(OneLineProgressBar())
     logs = config.get("logger") not in (False, None, []) and not config.get("fast_dev_run")
     if logs and not any(isinstance(c, LearningRateMonitor) for c in own):
         extra.append(LearningRateMonitor(logging_interval="step"))
@@ -49,6 +50,19 @@ def with_defaults(config: dict[str, Any], checkpoints: Sequence[Callback]) -> tu
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(AtomicCheckpointIO())
     return {**config, "callbacks": own, "plugins": plugins}, extra
+
+
+def leave_out_hp_metric(config: Any, typed: Typed) -> None:
+    """Keep TensorBoardLogger from writing `hp_metric`, always -1, unless that was typed.
+
+    Args:
+        config: The parsed configuration of the subcommand; the loggers' arguments are changed in place.
+        typed: What was typed.
+    """
+    for logger in _as_list(config.trainer.get("logger")):
+        name = str(logger.get("class_path", "")) if hasattr(logger, "get") else ""
+        if name.rpartition(".")[2] == "TensorBoardLogger" and not _says(typed, "default_hp_metric"):
+            logger.init_args["default_hp_metric"] = False
 
 
 def check_strategy(strategy: Any) -> None:
@@ -71,6 +85,13 @@ def check_strategy(strategy: Any) -> None:
     known = ["auto", *StrategyRegistry.available_strategies()]
     if isinstance(strategy, str) and strategy not in known:
         raise UsageError(f"There is no strategy {strategy!r}; {did_you_mean(strategy, known)}")
+
+
+def _says(typed: Typed, name: str) -> bool:
+    """Whether an argument of a logger was typed, of the only one or of one in a list."""
+    loggers = typed.lookup("trainer.logger")
+    listed = any(name in (one.get("init_args") or {}) for one in _as_list(loggers) if isinstance(one, dict))
+    return listed or typed.is_given(f"trainer.logger.init_args.{name}")
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -1,7 +1,7 @@
 """What `--help` shows: every argument of this package, the Trainer's in one sentence each, no other package's classes.
 
-jsonargparse shows each type's imported subclasses, of which `torch.nn.Module` has a thousand, and Lightning's docstrings
-in full length.
+jsonargparse shows each type's imported subclasses, of which `torch.nn.Module` has a thousand, and Lightning's
+docstrings in full length.
 """
 
 import inspect

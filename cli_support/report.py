@@ -26,9 +26,16 @@ NOISE = (
     r".*jsonargparse.*deprecat",
     # Teachers are in eval mode on purpose.
     r"Found \d+ module\(s\) in eval mode at the start of training",
+    # A run that goes on in a folder of its own keeps its own best checkpoint.
+    r"The dirpath has changed from",
     # A run that goes on in its own folder, which rundir.py has checked.
     r"Checkpoint directory .* exists and is not empty",
 )
+# The same in log messages, by logger.
+LOGGED_NOISE = {
+    "lightning.pytorch.utilities.rank_zero": ("litlogger", "litmodels"),
+    "lightning.pytorch.trainer.connectors.checkpoint_connector": ("`weights_only` was not set",),
+}
 
 
 @contextlib.contextmanager
@@ -128,15 +135,10 @@ def tell(sentence: str) -> None:
         sys.stderr.write(f"vlightning: warning: {sentence}\n")
 
 
-def quiet(training: bool) -> None:
-    """Silence third-party messages that no user can act on.
-
-    Args:
-        training: Whether this is `fit`; elsewhere nothing is saved, so where it would be saved is no news either.
-    """
-    for pattern in NOISE if training else (*NOISE, r"The dirpath has changed from"):
+def quiet() -> None:
+    """Silence third-party messages that no user can act on."""
+    for pattern in NOISE:
         warnings.filterwarnings("ignore", message=pattern)
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"jsonargparse|lightning")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda record: "litlogger" not in record.getMessage() and "litmodels" not in record.getMessage()
-    )
+    for name, words in LOGGED_NOISE.items():
+        logging.getLogger(name).addFilter(lambda record, words=words: not any(w in record.getMessage() for w in words))

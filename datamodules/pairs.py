@@ -129,6 +129,27 @@ class PairDataModule(PictureDataModule):
         """Reads an augmented picture with one of its captions."""
         return PairReader(rows, self.train_transform, self.encoder())
 
+    def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
+        """The usable captions of evaluated pictures as they are in the data, in the order in which they are evaluated.
+
+        Args:
+            split: one that is set up.
+            sample_index: the pictures' numbers in the batches.
+
+        Raises:
+            ValueError: the split is not set up or is streamed.
+        """
+        rows, usable = self._opened(split), self.encoder().usable
+        if isinstance(rows, Stream):
+            raise ValueError(
+                f"found {split!r} to be streamed, expected a split whose captions can be read in any order: set "
+                "data.streaming to false"
+            )
+        groups = {group[0]: group for group in rows.pictures()}
+        return [
+            [text for row in groups[index] for text in rows.captions(row) if usable(text)] for index in sample_index
+        ]
+
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
         """Stacks pictures and encodes their captions."""
         return TrainingCollate(self.encoder())

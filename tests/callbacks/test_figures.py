@@ -1,5 +1,6 @@
 """What the figures show, where they go, and that nothing but TensorBoard notices them."""
 
+import json
 import warnings
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from support.distributed import run_ddp_fit
 from support.tiny import TinyData, TinyModel
 from vlightning.callbacks import RetrievalFigures, WordMapFigures
 from vlightning.callbacks.figures import content_words
-from vlightning.datamodules import ShapesDataModule
+from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
 from vlightning.lightning_modules.retrieval import Candidates, Matches
 
 
@@ -176,6 +177,30 @@ def test_a_text_without_a_right_picture_says_so_and_fewer_pictures_than_asked_ar
     rows = RetrievalFigures(queries=99, top=50).rows(*_parts(result)[:2], "validation")
     assert [len(row.panels) for row in rows] == [5] * 6
     assert {row.note for row in rows} == {"none right among the first 5"}
+
+
+def test_figures_show_captions_as_they_are_in_the_data(tmp_path):
+    """Lower case, split punctuation and unknown words are what the tokenizer makes of them."""
+    rows = []
+    for number in range(4):
+        Image.new("RGB", (40, 40), (60 * number, 0, 0)).save(tmp_path / f"{number}.png")
+        # The second row of a picture comes after the other pictures.
+        rows += [{"image": f"{number}.png", "caption": [f"Ann's DOG (no. {number}),  \u00fcber-cute!", " "]}]
+    rows += [{"image": f"{number}.png", "caption": f"The {number}th: 50% off\u2026"} for number in range(4)]
+    (tmp_path / "pairs.json").write_text(json.dumps(rows))
+    pairs = str(tmp_path / "pairs.json")
+    sizes = {"image_size": SIZES["image_size"], "vocab_size": 200, "max_tokens": 16}
+    data = ImageTextDataModule(
+        train=[pairs], validation=[pairs], batch_size=4, eval_batch_size=3, num_workers=0, max_bad_share=0.9, **sizes
+    )
+    module = _albef()
+    _trainer(tmp_path / "logs", []).validate(module, data, verbose=False)
+    expected = [
+        text.format(n) for n in range(4) for text in ("Ann's DOG (no. {}), \u00fcber-cute!", "The {}th: 50% off\u2026")
+    ]
+    for figure in (RetrievalFigures(queries=8), WordMapFigures(pictures=8)):
+        drawn = figure.rows(data.trainer, module, "validation")
+        assert [row.text for row in drawn] == expected
 
 
 def test_unknown_words_are_shown_and_the_ends_of_a_text_are_not():

@@ -1,11 +1,12 @@
 """What every run gets, and when a default steps back."""
 
-from lightning.pytorch.callbacks import LearningRateMonitor, RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, TQDMProgressBar
 from lightning.pytorch.plugins import AsyncCheckpointIO
 
 from vlightning.callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, StopOnSignal
 from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
 from vlightning.cli_support.defaults import with_defaults
+from vlightning.cli_support.progress import OneLineProgressBar
 
 
 def added(**config: object) -> list[type]:
@@ -14,16 +15,16 @@ def added(**config: object) -> list[type]:
 
 
 def test_the_defaults():
-    kinds = [RichProgressBar, LearningRateMonitor, SkipNonFiniteSteps, StopOnSignal, BestCheckpoint, LastCheckpoint]
+    kinds = [OneLineProgressBar, LearningRateMonitor, SkipNonFiniteSteps, StopOnSignal, BestCheckpoint, LastCheckpoint]
     assert added() == kinds
 
 
 def test_a_default_steps_back_for_one_of_its_kind_and_for_a_switch():
-    assert RichProgressBar not in added(callbacks=[TQDMProgressBar()])
-    assert RichProgressBar not in added(enable_progress_bar=False)
+    assert OneLineProgressBar not in added(callbacks=[TQDMProgressBar()])
+    assert OneLineProgressBar not in added(enable_progress_bar=False)
     assert LearningRateMonitor not in added(callbacks=LearningRateMonitor())
     assert LearningRateMonitor not in added(logger=False)
-    assert added(enable_checkpointing=False) == [RichProgressBar, LearningRateMonitor, SkipNonFiniteSteps]
+    assert added(enable_checkpointing=False) == [OneLineProgressBar, LearningRateMonitor, SkipNonFiniteSteps]
     assert SkipNonFiniteSteps not in added(callbacks=SkipNonFiniteSteps(3))
     assert StopOnSignal not in added(callbacks=StopOnSignal(requeue=False))
 
