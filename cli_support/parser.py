@@ -13,8 +13,8 @@ class VerbatimParser(LightningArgumentParser):
 
     jsonargparse takes text for the name of a config file wherever a type holds a class: `train: str | Source | ...`
     then gets the pairs in `pairs.json` for a list of sources, and the content of `pairs.csv` for a name. Here that is
-    off for every argument that takes text itself, of classes within classes too (jsonargparse makes their parsers of
-    this class). An argument that only a class can be given for is still read from a file: `--model model.yaml`.
+    off for every argument that takes text itself, of classes within classes too, since jsonargparse makes their parsers
+    of this class. An argument that takes nothing but a class is still read from a file: `--model model.yaml`.
     """
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:

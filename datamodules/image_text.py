@@ -30,7 +30,7 @@ class ImageTextDataModule(PairDataModule):
             ``file_name``), or saved by ``datasets``.
         validation: rows for validation, in the same forms.
         test: rows for testing, in the same forms.
-        predict: rows for prediction; captions may be missing.
+        predict: rows for prediction; captions may be missing, and pictures themselves be named.
         predict_texts: texts for prediction, beside pictures or alone: a text file with one a line, or a list of texts.
         image_root: folder that relative picture paths start from; by default that of the file which names them.
         image_column: column of the pictures (encoded, or paths).

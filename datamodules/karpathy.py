@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .records import Record, parsed
+from .records import ENCODING, Record, parsed, utf8
 
 # What the literature trains and evaluates on, by the datamodule's splits. Flickr30k has no "restval".
 _USUAL = {"train": {"train", "restval"}, "validation": {"val"}, "test": {"test"}, "predict": {"test"}}
@@ -15,9 +15,9 @@ _USUAL = {"train": {"train", "restval"}, "validation": {"val"}, "test": {"test"}
 
 def is_karpathy(file: str) -> bool:
     """Whether a file can only be of this form, because it holds one JSON object; told from its first letter."""
-    if not file.endswith(".json"):
+    if not file.lower().endswith(".json"):
         return False
-    with open(file, encoding="utf-8", errors="replace") as text:
+    with open(file, encoding=ENCODING, errors="replace") as text:
         return text.read(100).lstrip().startswith("{")
 
 
@@ -54,7 +54,8 @@ def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[st
 
 
 def _images(file: str) -> list[dict[str, Any]]:
-    content = parsed(Path(file).read_text(encoding="utf-8"), Path(file))
+    with utf8(Path(file)):
+        content = parsed(Path(file).read_text(encoding=ENCODING), Path(file))
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list):
         what = f"object with the keys {', '.join(content)}" if isinstance(content, dict) else type(content).__name__

@@ -7,6 +7,7 @@ feed ``Dataset.from_generator``, so the result is memory-mapped or streamed all 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -18,6 +19,8 @@ from typing import Any
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
 TEXT_KEYS = ("txt", "text", "caption", "cap")
 METADATA = ("metadata.jsonl", "metadata.csv")
+ENCODING = "utf-8-sig"
+"""Of all text: UTF-8, with or without the mark at its start that programs on Windows write."""
 
 Record = dict[str, Any]
 """``image``: {``bytes``, ``path``}; ``caption``: list of strings; ``image_id``: a string, or None."""
@@ -58,9 +61,31 @@ def first_keys(file: str) -> list[str]:
     return []
 
 
+@contextlib.contextmanager
+def utf8(path: Path) -> Iterator[None]:
+    """Say what to do where a file that is read within holds text in another encoding.
+
+    Raises:
+        ValueError: it does.
+    """
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"found no UTF-8 in {str(path)!r} (the byte 0x{error.object[error.start]:02x}), expected it: save the file "
+            "as UTF-8 (Excel: CSV UTF-8), or convert it, if it comes from Windows by `iconv -f CP1252 -t UTF-8`"
+        ) from error
+
+
 def _items(path: Path) -> Iterator[Any]:
-    if path.suffix == ".json":
-        items = parsed(path.read_text(encoding="utf-8"), path)
+    with utf8(path):
+        yield from _decoded_items(path)
+
+
+def _decoded_items(path: Path) -> Iterator[Any]:
+    ending = path.suffix.lower()
+    if ending == ".json":
+        items = parsed(path.read_text(encoding=ENCODING), path)
         if not isinstance(items, list):
             raise ValueError(
                 f"found a JSON {type(items).__name__} in {str(path)!r}, expected a flat list of objects with a "
@@ -68,11 +93,18 @@ def _items(path: Path) -> Iterator[Any]:
             )
         yield from items
         return
-    with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else None) as file:
-        if path.suffix == ".csv":
-            yield from csv.DictReader(file)
+    with path.open(encoding=ENCODING, newline="" if ending == ".csv" else None) as file:
+        if ending == ".csv":
+            delimiter = _delimiter(file.readline())
+            file.seek(0)
+            yield from csv.DictReader(file, delimiter=delimiter)
         else:
             yield from (parsed(line, path) for line in file if line.strip())
+
+
+def _delimiter(header: str) -> str:
+    """What stands between the columns of a CSV file, by its first line: where numbers have commas, a semicolon does."""
+    return max(",;\t", key=header.count)
 
 
 def parsed(text: str, path: Path) -> Any:
@@ -121,7 +153,7 @@ def read_texts(file: str) -> list[str]:
         ValueError: there is no such file, or no UTF-8 text in it.
     """
     try:
-        with open(os.path.expanduser(file), encoding="utf-8-sig") as lines:
+        with open(os.path.expanduser(file), encoding=ENCODING) as lines:
             return [line.rstrip("\n") for line in lines]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"

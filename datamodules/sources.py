@@ -6,6 +6,7 @@ import difflib
 import glob
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 from jsonargparse import Namespace
 
+from .hub import absence, hub_or_cache
 from .karpathy import is_karpathy, read_karpathy
 from .records import IMAGE_SUFFIXES, METADATA, first_keys, read_class_folders, read_folder, read_list, read_tars
 from .shards import index_cache
@@ -27,7 +29,8 @@ _ENDINGS: dict[str, Format] = {
     ".ndjson": "json",
     ".csv": "json",
     ".tar": "webdataset",
-}
+} | dict.fromkeys(IMAGE_SUFFIXES, "imagefolder")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass
@@ -159,6 +162,11 @@ class Opening:
             arguments |= {"caption": caption, "image_id": image_id}
         elif kind == "imagefolder" and not files[0].endswith(METADATA):
             reader = read_folder
+            if self.need_captions and not os.path.isdir(os.path.expanduser(spec.path)):
+                raise ValueError(
+                    f"found {len(files)} picture(s) in {spec.path!r} and nothing that says more of them, expected "
+                    f"{'labels' if self.labels else 'captions'}: name a folder with them, or another source"
+                )
             if self.labels and self.need_captions:
                 reader = read_class_folders
                 arguments["root"] = os.path.abspath(os.path.expanduser(spec.path))
@@ -204,12 +212,12 @@ class Opening:
                 "parquet", data_files=files, split=spec.split or "train", streaming=streaming, cache_dir=self.cache_dir
             )
         try:
-            dataset = datasets.load_dataset(spec.path, spec.name, streaming=streaming, cache_dir=self.cache_dir)
+            with hub_or_cache():
+                dataset = datasets.load_dataset(spec.path, spec.name, streaming=streaming, cache_dir=self.cache_dir)
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(
-                f"found neither a file nor a hub data set {spec.path!r} ({reason}), expected one of them: correct the "
-                f"name {_nearest_path(spec.path)}"
+                f"found neither a file nor a hub data set {spec.path!r} ({absence(error)}), expected one of them: "
+                f"correct the name{_nearest_path(spec.path)}"
             ) from error
         return self._choose(dataset, spec, split)
 
@@ -279,10 +287,13 @@ def _resolve(spec: Source) -> tuple[Format, list[str], str]:
         files = sorted(glob.glob(path, recursive=True))
         if not files:
             raise ValueError(f"found no file that matches {spec.path!r}, expected some: correct the pattern")
-    elif spec.format in ("auto", "hub") and not _looks_local(path):
+    elif spec.format == "hub" or (spec.format == "auto" and not _looks_local(path)):
         return "hub", [], "."
     else:
-        raise ValueError(f"found no file {spec.path!r}, expected one: correct the path{_nearest_path(spec.path)}")
+        hub = ", or give `format: hub`" if spec.format == "auto" and _HUB_NAME.fullmatch(path) else ""
+        raise ValueError(
+            f"found no file {spec.path!r}, nor a folder, expected one: correct the path{_nearest_path(spec.path)}{hub}"
+        )
     kind = spec.format
     if kind == "auto":
         kinds = {_ENDINGS.get(Path(file).suffix.lower()) for file in files}
@@ -323,7 +334,10 @@ def _resolve_folder(spec: Source, path: str) -> tuple[Format, list[str], str]:
 
 
 def _looks_local(path: str) -> bool:
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix.lower() in _ENDINGS
+    """Whether a name can only be meant for something on disk: by its form, or because it is in a folder that exists."""
+    if path.startswith((".", "/", "~")) or (not _HUB_NAME.fullmatch(path) and "/" in path):
+        return True
+    return Path(path).suffix.lower() in _ENDINGS or ("/" in path and Path(path).parent.is_dir())
 
 
 def _nearest_path(path: str) -> str:

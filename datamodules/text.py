@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from .hub import absence, hub_or_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -129,9 +132,10 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
+        with contextlib.nullcontext() if path.is_dir() else hub_or_cache():
+            tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0] if path.is_dir() else absence(error)
         raise ValueError(
             f"found no tokenizer under {name!r} ({reason}), expected a hub name, a local folder or a vocab.txt: "
             "correct the name, or leave it out to train one on the captions"

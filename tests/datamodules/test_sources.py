@@ -1,6 +1,8 @@
 import io
+import json
 import pickle
 import shutil
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 from PIL import Image
 
 from support.pictures import encoded, picture
+from vlightning.datamodules.hub import hub_answers
 from vlightning.datamodules.sources import Opening, Source
 from vlightning.datamodules.tables import PairTable, identity_number
+from vlightning.datamodules.text import open_tokenizer
 
 
 @pytest.fixture
@@ -266,3 +270,91 @@ def test_a_table_reaches_a_spawned_worker_without_its_pictures(files, table):
     there = pickle.loads(sent)
     assert np.array_equal(np.asarray(there.picture(5)), expected)
     assert there.captions(5) == ["noise 5"]
+
+
+@pytest.mark.parametrize("name", ["pairs.csv", "PAIRS.CSV"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_csv_as_spreadsheets_save_it(files, table, name, delimiter, encoding):
+    paths = files.pictures(2)
+    lines = [("image", "caption"), *((path, f"pièce n° {number}") for number, path in enumerate(paths))]
+    path = files.folder / name
+    path.write_bytes("\r\n".join(delimiter.join(line) for line in lines).encode(encoding))
+    rows = table(str(path))
+    assert [rows.captions(row) for row in range(2)] == [["pièce n° 0"], ["pièce n° 1"]]
+    assert [shown(rows, row) for row in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pairs.csv", "image,caption\n0.png,pièce\n"),
+        ("pairs.jsonl", '{"image": "0.png", "caption": "pièce"}\n'),
+        ("pairs.json", '[{"image": "0.png", "caption": "pièce"}]'),
+        ("dataset_coco.json", '{"images": [{"filename": "0.png", "split": "train", "sentences": [{"raw": "pièce"}]}]}'),
+    ],
+)
+def test_text_in_the_encoding_of_windows_is_named(files, table, name, text):
+    (files.folder / name).write_text(text, encoding="cp1252")
+    with pytest.raises(ValueError, match=rf"no UTF-8 in '.*{name}' \(the byte 0xe8\), .*iconv -f CP1252"):
+        table(str(files.folder / name))
+
+
+def test_json_with_a_byte_order_mark(files, table):
+    paths = files.pictures(1)
+    image = {"filename": paths[0], "split": "train", "sentences": [{"raw": "one"}]}
+    for name, content in (("pairs.json", [{"image": paths[0], "caption": "one"}]), ("coco.json", {"images": [image]})):
+        (files.folder / name).write_text(json.dumps(content), encoding="utf-8-sig")
+        assert list(table(str(files.folder / name)).texts()) == ["one"]
+
+
+def test_one_picture_serves_prediction_only(files, table):
+    path = str(files.folder / files.pictures(3)[1])
+    rows = table(path, split="predict", need_captions=False)
+    assert [shown(rows, row) for row in range(len(rows))] == [1]
+    assert len(table(str(files.folder / "pictures" / "*.png"), split="predict", need_captions=False)) == 3
+    with pytest.raises(ValueError, match=r"found 1 picture\(s\) in '.*1.png' and nothing .* expected captions"):
+        table(path)
+    with pytest.raises(ValueError, match="expected labels"):
+        table(path, labels=True)
+
+
+@pytest.fixture
+def unreachable(monkeypatch):
+    """A hub that does not answer, and how often it was asked."""
+    asked = []
+
+    def get_session():
+        def head(*_, **__):
+            asked.append("whether it is there")
+            raise OSError("Name or service not known")
+
+        return SimpleNamespace(head=head)
+
+    monkeypatch.setattr("huggingface_hub.utils.get_session", get_session)
+    monkeypatch.setattr("time.sleep", lambda seconds: asked.append(f"again after {seconds} s"))
+    hub_answers.cache_clear()
+    yield asked
+    hub_answers.cache_clear()
+
+
+def test_a_folder_with_a_typo_is_not_looked_for_on_the_hub(files, table, monkeypatch, unreachable):
+    files.pictures(1)
+    monkeypatch.chdir(files.folder.parent)
+    with pytest.raises(ValueError, match=r"found no file 'data/picturse', nor a folder.*there is 'data/pictures'"):
+        table("data/picturse")
+    assert unreachable == []
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(files, table, monkeypatch, unreachable):
+    (files.folder / "pictures").mkdir()
+    monkeypatch.chdir(files.folder)
+    with pytest.raises(ValueError, match=r"data set 'user/name' \(the hub does not answer, and .*: correct the name$"):
+        table("user/name")
+    with pytest.raises(ValueError, match=r"the hub does not answer.*there is 'pictures'"):
+        table("picturse")
+    with pytest.raises(ValueError, match=r"no tokenizer under 'user/bert' \(the hub does not answer"):
+        open_tokenizer("user/bert")
+    with pytest.raises(ValueError, match="the hub does not answer"):
+        table(Source("pictures/name", format="hub"))
+    assert unreachable == ["whether it is there"]
