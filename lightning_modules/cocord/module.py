@@ -31,7 +31,7 @@ from ..sharding import shard
 from .checkpoint import load_classifier, public_state, read_classifier
 from .cifar import Classifier
 from .losses import contrastive_loss, distillation_loss, prediction_loss
-from .network import Predictor, ProjectionHead, build_classifier, each_view, public_network
+from .network import Predictor, ProjectionHead, build_classifier, each_view, freeze_classifier, public_network
 from .teacher import load_frozen
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -142,6 +142,8 @@ class CoCoRDModule(InitialWeights, ClassifierModule):
             raise ValueError("There is no teacher, but a loss that learns from one: name it as `teacher`.")
 
         self.student = build_classifier(student, num_classes)
+        if not class_weight and not kd_weight:
+            freeze_classifier(self.student)  # no loss reaches it, which DDP would not forgive
         self.teacher: FrozenTeacher[Classifier] | None = None
         if self.asks_teacher and teacher is not None:
             self.teacher = FrozenTeacher(build_classifier(teacher, num_classes))

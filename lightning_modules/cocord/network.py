@@ -59,6 +59,15 @@ def each_view(head: nn.Sequential, views: Mapping[str, Tensor]) -> dict[str, Ten
     return dict(zip(views, rows.chunk(len(views)), strict=True))
 
 
+def freeze_classifier(network: Classifier) -> None:
+    """Let what makes logits of features stay as it is in training."""
+    logits = network.classify(torch.zeros(1, network.feature_dim))
+    weights = list(network.parameters())
+    for weight, gradient in zip(weights, torch.autograd.grad(logits.sum(), weights, allow_unused=True), strict=True):
+        if gradient is not None:
+            weight.requires_grad_(False)
+
+
 class LibraryClassifier(Classifier):
     """A classifier of torchvision or timm, with its features and its last layer apart.
 

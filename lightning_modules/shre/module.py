@@ -169,6 +169,9 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeig
             )
         )
         self._check_arguments()
+        results = [*self._contrasted(), *["h3"] * bool(kl_weight)]
+        for layer in self.student.shared_encoder.layers_after(results):
+            layer.requires_grad_(False)  # no loss reaches it, which DDP would not forgive
         # FSDP2 shards along the first dimension, and a number has none.
         start = torch.tensor([-math.log(temperature)])
         self.scales = nn.ParameterDict([(name, nn.Parameter(start.clone())) for name in self._contrasted()])

@@ -3,6 +3,7 @@
 Shapes: B pairs, N image tokens (class token first), L text tokens ([CLS] first), D width, C classes.
 """
 
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -120,6 +121,15 @@ class SharedMLP(nn.Module):
         found = {"h1": h1, "h2": h2, "h3": self.head(self.norm2(h2))}
         return tuple(found[name] for name in self.widths)
 
+    def layers_after(self, results: Collection[str]) -> list[nn.Module]:
+        """The layers that none of these results comes from."""
+        parts: dict[str, list[nn.Module]] = {
+            "h1": [self.fc1],
+            "h2": [self.norm1, self.fc2],
+            "h3": [self.norm2, self.head],
+        }
+        return _after(parts, results)
+
     def _second(self, h1: Tensor) -> Tensor:
         second: Tensor = self.fc2(self.norm1(nn.functional.gelu(h1)))
         return second
@@ -155,6 +165,17 @@ class SharedTransformer(nn.Module):
             hidden = hidden.masked_fill(attention_mask == 0, torch.finfo(tokens.dtype).min)[:, None, None, :]
         first = self.layer(tokens, shared_rel_pos_bias=hidden)[:, 0]
         return first, self.head(self.norm(first))
+
+    def layers_after(self, results: Collection[str]) -> list[nn.Module]:
+        """The layers that none of these results comes from."""
+        return _after({"h2": [self.layer], "h3": [self.norm, self.head]}, results)
+
+
+def _after(parts: Mapping[str, list[nn.Module]], results: Collection[str]) -> list[nn.Module]:
+    """What comes after the last of some results; the parts make one result out of the one before, in their order."""
+    names = list(parts)
+    last = max(map(names.index, results))
+    return [layer for name in names[last + 1 :] for layer in parts[name]]
 
 
 def _init_linear(module: nn.Module) -> None:

@@ -1,0 +1,105 @@
+"""Whatever is switched off, every parameter that trains gets a gradient in every step, as DDP wants it."""
+
+from pathlib import Path
+
+import pytest
+from lightning import Callback
+
+from support.captioning import caption_data, caption_module, write_data
+from support.classifier import tiny_classifier
+from support.distributed import rank_trainer, run_distributed
+from support.probe import shape_classes, tiny_probe
+from support.random_batches import rows_loader, small
+from support.tiny_modules import trainer
+
+SWITCHES = [
+    ("albef", {"mlm": False}),
+    ("albef", {"alpha": 0.0}),
+    ("albef", {"positives": "diagonal"}),
+    ("albef", {"key_columns": "local"}),
+    ("albef", {"teacher_dropout": True, "queue_start": "random", "decay_temperature": True}),
+    ("albef", {"micro_batch_size": 2, "activation_checkpointing": True, "mlm": False}),
+    ("cocord", {"class_weight": 0.0}),
+    ("cocord", {"contrast_weight": 0.0, "class_weight": 0.0}),
+    ("cocord", {"prediction_weight": 0.0, "class_weight": 0.0}),
+    ("cocord", {"contrast_weight": 0.0, "prediction_weight": 0.0, "class_weight": 0.0, "kd_weight": 1.0}),
+    ("cocord", {"contrast_weight": 0.0, "prediction_weight": 0.0}),
+    ("cocord", {"prediction_weight": 0.0}),
+    ("cocord", {"contrast_weight": 0.0}),
+    ("cocord", {"symmetric_prediction": False, "cognate_encoder": "teacher", "class_weight": 0.0}),
+    ("cocord", {"dictionary_encoder": "slow_student", "class_weight": 0.0}),
+    ("mmlg", {"distillation_weight": 0.0}),
+    ("mmlg", {"student": "TLEG"}),
+    ("mmlg", {"student": "plain"}),
+    ("mobileclip", {"captions": "real"}),
+    ("mobileclip", {"captions": "synthetic"}),
+    ("mobileclip", {"distillation_weight": 0.0}),
+    ("mobileclip", {"distillation_weight": 1.0, "average_momentum": None}),
+    ("shre", {"kl_weight": 0.0}),
+    ("shre", {"kl_weight": 0.0, "itc_layers": ["h2"]}),
+    ("shre", {"kl_weight": 0.0, "itc_layers": ["h1"]}),
+    ("shre", {"kl_weight": 0.0, "itc_layers": ["h3"]}),
+    ("shre", {"kl_weight": 0.0, "itc_layers": ["h1"], "shared": "mlp_in_order", "features": "h1"}),
+    ("shre", {"kl_weight": 0.0, "shared": "transformer"}),
+    ("shre", {"itc_weight": 0.0, "shared": "transformer"}),
+    ("shre", {"itc_weight": 0.0}),
+    ("shre", {"kl_image_share": 0.0}),
+    ("shre", {"kl_image_share": 1.0}),
+]
+OFF = [("shre", {"kl_weight": 0.0}), ("cocord", {"class_weight": 0.0})]
+
+
+class Reached(Callback):
+    """Notes the trainable parameters that a backward pass left without a gradient."""
+
+    def __init__(self):
+        self.missed = None
+
+    def on_after_backward(self, trainer, pl_module):
+        self.missed = [name for name, p in pl_module.named_parameters() if p.requires_grad and p.grad is None]
+
+
+def missed(module, data, folder):
+    reached = Reached()
+    trainer(reached, max_steps=1, limit_val_batches=0, default_root_dir=folder).fit(module, data)
+    return reached.missed
+
+
+@pytest.mark.parametrize(("method", "changes"), SWITCHES, ids=str)
+def test_every_trainable_parameter_is_reached(method, changes, tmp_path):
+    module = small(method, tmp_path, **changes)
+    assert missed(module, rows_loader(method, 4, 4), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"linear_probe": False},
+        {"linear_probe": False, "post_norm": False},
+        {"encoder": "test_vit", "linear_probe": False},
+    ],
+    ids=str,
+)
+def test_every_trainable_parameter_of_a_probe_is_reached(options, tmp_path):
+    assert missed(tiny_probe(**options), shape_classes(num_workers=0), tmp_path) == []
+
+
+def test_every_trainable_parameter_of_classifier_and_captioner_is_reached(tmp_path):
+    assert missed(tiny_classifier(0), shape_classes(num_workers=0), tmp_path) == []
+    arguments = write_data(tmp_path / "captions")
+    assert missed(caption_module(arguments), caption_data(arguments, num_workers=0), tmp_path) == []
+
+
+def _fit(folder):
+    steps = []
+    for method, changes in OFF:
+        module = small(method, Path(folder), **changes)
+        fitted = rank_trainer("ddp", {}, max_steps=3, max_epochs=-1, limit_val_batches=0, default_root_dir=folder)
+        fitted.fit(module, rows_loader(method, 16, 4))
+        steps.append(fitted.global_step)
+    return steps
+
+
+def test_losses_that_are_off_train_under_ddp(tmp_path):
+    assert run_distributed(_fit, str(tmp_path)) == [[3] * len(OFF)] * 2
