@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .clipping import ClippedFusedGradients
 from .optimizer_groups import weight_decay_groups
-from .schedules import capped_warmup_cosine, warmup_cosine, warn_of_capped_warmup
+from .schedules import capped_warmup_cosine, steps_of_run, warmup_cosine, warn_of_capped_warmup
 
 
 class AdamWModule(ClippedFusedGradients):
@@ -19,8 +19,23 @@ class AdamWModule(ClippedFusedGradients):
     """
 
     def on_train_start(self) -> None:
-        """Say where the warm-up had to be cut."""
-        warn_of_capped_warmup(self.hparams["warmup_steps"], int(self.trainer.estimated_stepping_batches))
+        """Say where the warm-up had to be cut, and begin with the rate that the run's length gives the first step.
+
+        Raises:
+            ValueError: if the length is not known.
+        """
+        total = steps_of_run(self.trainer)
+        self.warn_of_schedule(total)
+        for config in self.trainer.lr_scheduler_configs:
+            scheduler = config.scheduler
+            if isinstance(scheduler, LambdaLR) and scheduler.last_epoch == 0:  # else it was restored
+                factor = self.lr_of_run(0, total) / self.hparams["learning_rate"]
+                for group, base in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
+                    group["lr"] = base * factor
+
+    def warn_of_schedule(self, total: int) -> None:
+        """Say where the warm-up had to be cut in a run of so many steps."""
+        warn_of_capped_warmup(self.hparams["warmup_steps"], total)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW, fused, with the schedule moved once per optimizer step."""
@@ -41,8 +56,9 @@ class AdamWModule(ClippedFusedGradients):
     def scheduled_lr(self, step: int) -> float:
         """Learning rate at an optimizer step."""
         if step == 0:  # the length of the run would build the loaders before a checkpoint is restored
+            # Until `on_train_start`, which knows the length.
             return float(self.hparams["learning_rate"] / max(self.hparams["warmup_steps"], 1))
-        return self.lr_of_run(step, int(self.trainer.estimated_stepping_batches))
+        return self.lr_of_run(step, steps_of_run(self.trainer))
 
     def lr_of_run(self, step: int, total: int) -> float:
         """Learning rate at a step of a run of so many: linear warm-up, then half a cosine to 0 or the floor."""
@@ -53,14 +69,14 @@ class AdamWModule(ClippedFusedGradients):
 class WarmupShareModule(AdamWModule):
     """The same with a warm-up from 0 over a share of the run, the hyperparameter `warmup_share`, then a cosine to 0."""
 
-    def on_train_start(self) -> None:
+    def warn_of_schedule(self, total: int) -> None:
         """Say nothing: such a warm-up fits."""
 
     def scheduled_lr(self, step: int) -> float:
         """Learning rate at an optimizer step; the first one's is 0, unless there is no warm-up."""
         if step == 0:  # as above
             return 0.0 if self.hparams["warmup_share"] else float(self.hparams["learning_rate"])
-        return self.lr_of_run(step, int(self.trainer.estimated_stepping_batches))
+        return self.lr_of_run(step, steps_of_run(self.trainer))
 
     def lr_of_run(self, step: int, total: int) -> float:
         """Learning rate at a step of a run of so many."""

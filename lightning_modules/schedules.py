@@ -3,7 +3,27 @@
 import math
 from collections.abc import Iterable
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
+
+
+def steps_of_run(trainer: Trainer) -> int:
+    """Optimizer steps of the whole run, for schedules that end with it.
+
+    Args:
+        trainer: whose loaders exist already; else asking would make Lightning drop their restored state.
+
+    Raises:
+        ValueError: if nothing but time ends the run.
+    """
+    steps = trainer.estimated_stepping_batches
+    if not math.isfinite(steps):
+        raise ValueError(
+            "The learning rate's schedule ends with the run, but the Trainer has neither max_epochs nor max_steps that "
+            "end it: set trainer.max_steps or trainer.max_epochs too; with trainer.max_time the run ends at what comes "
+            "first."
+        )
+    return int(steps)
 
 
 def warmup_cosine(step: int, total: int, peak: float, floor: float, warmup_steps: int, warmup_start: float) -> float:

@@ -36,6 +36,7 @@ from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModul
 from ..initial_weights import InitialWeights
 from ..optimizer_groups import weight_decay_groups
 from ..precision import at_least_float32
+from ..schedules import steps_of_run
 from ..sharding import shard
 from ..slices import in_slices
 from ..vit_weights import load_vision_weights
@@ -270,6 +271,11 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, Retr
         own = {name: self.hparams[f"{name}_token_id"] for name in tokens or ()}
         if tokens is not None and own != dict(tokens):
             raise ValueError(f"The tokenizer's special ids are {dict(tokens)}, the model's {own}: set the model's.")
+
+    def on_train_start(self) -> None:
+        """Fail before the first step where the end of the schedule is not known."""
+        super().on_train_start()
+        steps_of_run(self.trainer)
 
     def evaluates_initial_weights(self) -> bool:
         """Whether there is a trained ALBEF to start from."""
@@ -581,7 +587,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, Retr
         """Learning rate at an optimizer step."""
         # The length of the run is not known yet when the optimizer is made, and asking for it then would build the
         # loaders before a checkpoint is restored. It is not needed for the first step.
-        total = int(self.trainer.estimated_stepping_batches) if step else 0
+        total = steps_of_run(self.trainer) if step else 0
         return learning_rate(step, total, self.trainer.max_epochs if step else 0, self.hparams)
 
     def bounds(self) -> Iterable[tuple[nn.Parameter, float, float]]:
