@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
+import stat
+import struct
+import zlib
 from collections import Counter
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +38,8 @@ SUFFIXES = {
 }
 """What files of each format are called; of cameras' multi-picture files the first picture is used."""
 MAX_PIXELS = 89_478_485  # Pillow's own warning threshold: a quarter of a gibibyte at 3 bytes a pixel
+MAX_ASPECT = 200  # a transform that resizes the shorter side would make gigabytes of a picture of 1 x 1,000,000
+MAX_BYTES = 2**30  # of an encoded picture: as many pixels, not compressed, of 12 bytes each
 NAMED_PER_CAUSE = 5
 EMPTY_CAPTION = "empty caption"
 CHECK_FROM = 200  # the share of bad samples means little before so many were seen
@@ -59,6 +64,44 @@ class BadDataError(RuntimeError):
     """Too large a share of the data is unusable."""
 
 
+ROW_ERRORS = (
+    ValueError,  # also of Unicode, of JSON and of Arrow
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,  # JSON that is nested too deeply
+    MemoryError,
+    OSError,
+    EOFError,
+    struct.error,
+    zlib.error,
+)
+"""What the content of a row can raise in the code that reads it. Mistakes of that code (names, attributes, assertions)
+are not among them: they end the run with a traceback, as do those of transforms, which run outside of :func:`reading`.
+"""
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Make whatever the content of one row raises a bad sample; the error's text goes with the name into the log.
+
+    Args:
+        name: what to call the row.
+
+    Raises:
+        BadSample: with the cause "unreadable" and the kind of error, such as "unreadable (RecursionError)".
+    """
+    try:
+        yield
+    except ROW_ERRORS as error:
+        raise BadSample(*unreadable(error, name)) from None
+
+
+def unreadable(error: BaseException, name: str) -> Fault:
+    """The fault of a row whose content has raised an error."""
+    return Fault(f"unreadable ({type(error).__name__})", f"{name} ({str(error)[:200]})")
+
+
 def decode_image(
     data: bytes | None, path: str | None, name: str, max_pixels: int = MAX_PIXELS, upright: bool = True
 ) -> Image.Image:
@@ -75,12 +118,14 @@ def decode_image(
         upright: whether to turn the picture as its EXIF data say.
 
     Raises:
-        BadSample: with the cause "no picture", "missing file", "not a picture", "too large", "truncated" or
-            "unreadable".
+        BadSample: with a cause of :func:`read_picture`, or "not a picture", "too large", "too elongated", "truncated"
+            or "unreadable".
     """
     image = _open(read_picture(data, path, name), name)
     if image.width * image.height > max_pixels:
         raise BadSample("too large", name)
+    if max(image.size) > MAX_ASPECT * min(image.size):
+        raise BadSample("too elongated", name)
     try:
         image.load()
     except MemoryError:
@@ -99,18 +144,45 @@ def read_picture(data: bytes | None, path: str | None, name: str) -> bytes:
     """The encoded picture; arguments as in :func:`decode_image`.
 
     Raises:
-        BadSample: with the cause "no picture", "missing file" or "unreadable".
+        BadSample: with the cause "no picture", or one of :func:`read_regular`.
     """
     if data is not None:
         return data
     if not path:
         raise BadSample("no picture", name)
+    return read_regular(path, name)
+
+
+def read_regular(path: str | os.PathLike[str], name: str) -> bytes:
+    """The content of a regular file: a pipe would be waited for, a device such as `/dev/zero` read without an end.
+
+    Args:
+        path: of the file.
+        name: what to call it in messages.
+
+    Raises:
+        BadSample: with the cause "missing file", "no regular file", "too large", "invalid path" (one that holds NUL or
+            lone surrogates) or "unreadable".
+    """
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb", opener=_open_at_once) as file:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                raise BadSample("no regular file", name)
+            if state.st_size > MAX_BYTES:
+                raise BadSample("too large", name)
+            return file.read(state.st_size)
     except (FileNotFoundError, NotADirectoryError):
         raise BadSample("missing file", name) from None
     except OSError:
         raise BadSample("unreadable", name) from None
+    except ValueError:
+        raise BadSample("invalid path", name) from None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Without waiting for somebody who writes into a pipe.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def picture_suffix(data: bytes) -> str:

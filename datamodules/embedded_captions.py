@@ -18,7 +18,7 @@ from .base import PictureDataModule, Split, splits_of
 from .decode import EMPTY_CAPTION, MAX_PIXELS, BadSample, Fault
 from .embeddings import Embeddings, JoinOn
 from .image_text import PairSources, Sources, by_split
-from .samples import Collated, Outcome, account
+from .samples import Collated, Outcome, account, captions_of
 from .sources import Opening
 from .tables import PairTable
 from .text import open_tokenizer
@@ -45,12 +45,15 @@ class EmbeddedPictures(PairTable):
         """Float32 [D].
 
         Raises:
-            BadSample: the picture was not embedded.
+            BadSample: the picture was not embedded, or to numbers that are not finite; or the row has a fault.
         """
         key = self._key(row)
         if key not in self.embeddings:
             raise BadSample(NO_EMBEDDING, str(key))
-        return self.embeddings[key]
+        embedding = self.embeddings[key]
+        if not embedding.isfinite().all():
+            raise BadSample("non-finite embedding", str(key))
+        return embedding
 
     def _key(self, row: int) -> str | int:
         return self.picture_name(row) if self.embeddings.join_on == "image" else self.image_id(row)
@@ -63,10 +66,13 @@ class EmbeddedPictures(PairTable):
         """
 
         def unusable(row: int) -> Fault | None:
-            if need_captions and not any(map(_usable, self.captions(row))):
-                return Fault(EMPTY_CAPTION, self.name(row))
-            key = self._key(row)
-            return None if key in self.embeddings else Fault(NO_EMBEDDING, str(key))
+            try:
+                if need_captions and not any(map(_usable, self.captions(row))):
+                    return Fault(EMPTY_CAPTION, self.name(row))
+                self.embedding(row)
+            except BadSample as bad:
+                return bad.fault
+            return None
 
         wanted = (
             f"pictures with captions whose {self.embeddings.join_on} is in {str(self.embeddings.paths[0])!r}: embed "
@@ -76,7 +82,7 @@ class EmbeddedPictures(PairTable):
 
 
 class CaptionRows:
-    """The captions of embedded pictures, one a row.
+    """The captions of embedded pictures, one a row; one too for a picture whose captions cannot be read.
 
     Args:
         pictures: with the captions.
@@ -84,17 +90,23 @@ class CaptionRows:
 
     def __init__(self, pictures: EmbeddedPictures) -> None:
         self.pictures = pictures
-        self._ends = list(accumulate(len(pictures.captions(row)) for row in range(len(pictures))))
+        self._ends = list(accumulate(self._count(row) for row in range(len(pictures))))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
+
+    def _count(self, picture: int) -> int:
+        try:
+            return len(self.pictures.captions(picture))
+        except BadSample:
+            return 1
 
     def picture_row(self, row: int) -> int:
         """The row of the picture that a caption belongs to."""
         return bisect_right(self._ends, row)
 
     def caption(self, row: int) -> str:
-        """The raw caption."""
+        """The raw caption; raises :class:`BadSample`."""
         picture = self.picture_row(row)
         return self.pictures.captions(picture)[row - self._ends[picture]]  # counted from the end
 
@@ -150,17 +162,19 @@ class EmbeddedEvaluationSet(Dataset[Outcome]):
 
     def __getitem__(self, picture: int) -> Outcome:
         rows, table = self.pictures[picture], self.rows
-        captions = [caption for row in rows for caption in table.captions(row)]
+        captions, faults = captions_of(table, rows)
+        seen = max(1, len(captions) + len(faults))
+        if len(faults) == len(rows):
+            return Outcome(None, seen, faults)
         usable = [" ".join(caption.split()) for caption in captions if _usable(caption)]
-        faults = [Fault(EMPTY_CAPTION, table.name(rows[0]))] * (len(captions) - len(usable))
-        seen = max(1, len(captions))
+        faults += [Fault(EMPTY_CAPTION, table.name(rows[0]))] * (len(captions) - len(usable))
         if self.need_captions and not usable:
             return Outcome(None, seen, faults or [Fault(EMPTY_CAPTION, table.name(rows[0]))])
         try:
-            embedding = table.embedding(rows[0])
+            embedding, image_id = table.embedding(rows[0]), table.image_id(rows[0])
         except BadSample as bad:
             return Outcome(None, seen, [*faults, bad.fault])
-        return Outcome(EmbeddedCaption(embedding, usable, table.image_id(rows[0]), rows[0]), seen, faults)
+        return Outcome(EmbeddedCaption(embedding, usable, image_id, rows[0]), seen, faults)
 
 
 @dataclass

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .records import ENCODING, Record, parsed, utf8
+from .decode import BadSample
+from .records import ENCODING, Record, parsed, picture_identity, record, utf8
 
 # What the literature trains and evaluates on, by the datamodule's splits. Flickr30k has no "restval".
 _USUAL = {"train": {"train", "restval"}, "validation": {"val"}, "test": {"test"}, "predict": {"test"}}
@@ -36,7 +37,7 @@ def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[st
     """
     for file in files:
         images = _images(file)
-        known = {image["split"] for image in images}
+        known = {image["split"] for image in images if _is_whole(image)}
         wanted = set(split.split("+")) if split is not None else _USUAL[role] - ({"restval"} - known)
         if missing := wanted - known:
             raise ValueError(
@@ -44,16 +45,23 @@ def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[st
                 "one of them as `split`, or several joined by +"
             )
         for image in images:
-            if image["split"] in wanted:
-                identity = image.get("cocoid", image.get("imgid"))
-                yield {
-                    "image": {"bytes": None, "path": os.path.join(image.get("filepath") or "", image["filename"])},
-                    "caption": [sentence["raw"] for sentence in image["sentences"]],
-                    "image_id": None if identity is None else str(identity),
-                }
+            # Of an incomplete image nobody knows the split: it is counted in each.
+            if not _is_whole(image) or image["split"] in wanted:
+                yield record(lambda image=image: _of_image(image))  # type: ignore[misc]
 
 
-def _images(file: str) -> list[dict[str, Any]]:
+def _of_image(image: Any) -> Record:
+    if not _is_whole(image):
+        raise BadSample("incomplete image", "")
+    identity = picture_identity(image.get("cocoid", image.get("imgid")))
+    return {
+        "image": {"bytes": None, "path": os.path.join(image.get("filepath") or "", image["filename"])},
+        "caption": [sentence["raw"] for sentence in image["sentences"]],
+        "image_id": None if identity is None else str(identity),
+    }
+
+
+def _images(file: str) -> list[Any]:
     with utf8(Path(file)):
         content = parsed(Path(file).read_text(encoding=ENCODING), Path(file))
     images = content.get("images") if isinstance(content, dict) else None
@@ -63,12 +71,11 @@ def _images(file: str) -> list[dict[str, Any]]:
             f"found a JSON {what} in {file!r}, expected a flat list of objects with a picture and its caption, or "
             "Karpathy's form, an object with a list `images`: convert the file"
         )
-    for number, image in enumerate(images):
-        if not _is_whole(image):
-            raise ValueError(
-                f"found something else in image {number} of {file!r}, expected an object with `filename`, `split` and "
-                "`sentences`, each with its `raw` text: correct the file"
-            )
+    if images and not any(map(_is_whole, images)):
+        raise ValueError(
+            f"found something else in image 0 of {file!r}, expected an object with `filename`, `split` and "
+            "`sentences`, each with its `raw` text, as no image there is: correct the file"
+        )
     return images
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .decode import BadSample
+from .decode import BadSample, Fault
+from .records import whole_number
 from .samples import Collated, Outcome, Rows, SeededSet, Transform, account, stacked
 from .sampling import sample_words, seeded, view_seed
 from .tables import PictureTable
@@ -24,7 +25,7 @@ class LabelledRows(Rows, Protocol):
     """Rows of pictures with a class each."""
 
     def label(self, row: int) -> int | None:
-        """Number of the class, None where the split has no labels."""
+        """Number of the class, None where the split has no labels; raises :class:`BadSample`."""
 
 
 class LabelTable(PictureTable):
@@ -34,14 +35,23 @@ class LabelTable(PictureTable):
 
     @cached_property
     def given(self) -> list[Label | None]:
-        """The labels as they stand in the data: names or whole numbers."""
+        """The labels as they stand in the data: names or whole numbers, None where a row has none that can be read."""
+        columns = [layout.caption for layout in self.layouts]
+        if None in columns:
+            return []
         labels: list[Label | None] = []
-        for dataset, layout in zip(self._texts, self.layouts, strict=True):
-            if dataset is None:
-                return []
-            for value in dataset.with_format("arrow")[:][layout.caption].to_pylist():
-                labels.append(_one_label(value))
+        for row in range(len(self)):
+            try:
+                labels.append(_one_label(self._value(row, str(columns[self._locate(row)[0]]))))
+            except BadSample as bad:
+                labels.append(None)
+                self._unlabelled[row] = bad.fault
         return labels
+
+    @cached_property
+    def _unlabelled(self) -> dict[int, Fault]:
+        """The rows whose label cannot be read, and why; filled by :attr:`given`."""
+        return {}
 
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes by number: those that a source lists, else the names in the data, sorted.
@@ -71,13 +81,14 @@ class LabelTable(PictureTable):
             split: name of the split, for messages.
 
         Raises:
-            ValueError: a row has no label, or one that is none of the classes.
+            ValueError: a label is none of the classes. (A row without one is unusable.)
         """
         place = {name: number for number, name in enumerate(classes or ())}
         numbers = np.empty(len(self.given), dtype=np.int64)
         for row, label in enumerate(self.given):
             if label is None:
-                raise ValueError(f"found no label in {self.name(row)} ({split} split), expected one: fill the column")
+                numbers[row] = -1
+                continue
             number = place.get(label, -1) if isinstance(label, str) else label
             if not 0 <= number < num_classes:
                 raise ValueError(self._out_of_range(row, label, list(place), num_classes, split))
@@ -96,8 +107,12 @@ class LabelTable(PictureTable):
         )
 
     def label(self, row: int) -> int | None:
-        """Number of a row's class, None where the split has no labels."""
-        return None if self._numbers is None or not len(self._numbers) else int(self._numbers[row])
+        """Number of a row's class, None where the split has no labels; raises :class:`BadSample`."""
+        if self._numbers is None or not len(self._numbers):
+            return None
+        if self._numbers[row] < 0:
+            raise BadSample(*self._unlabelled.get(row, Fault("no label", self.name(row))))
+        return int(self._numbers[row])
 
     def check(self, split: str) -> None:
         """Fail where the split is empty, or where no picture in it can be used.
@@ -109,12 +124,13 @@ class LabelTable(PictureTable):
 
 
 def _one_label(value: Any) -> Label | None:
-    """A label from a column: whole numbers in text are numbers, lists hold one label."""
+    """A label from a column: whole numbers in text are numbers, lists hold one label, an empty text is none."""
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, str):
         text = value.strip()
-        return int(text) if text.isascii() and text.lstrip("-").isdigit() else text
+        number = whole_number(text)
+        return (text or None) if number is None else number
     return value
 
 

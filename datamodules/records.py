@@ -7,23 +7,56 @@ feed ``Dataset.from_generator``, so the result is memory-mapped or streamed all 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
+import gzip
 import json
+import lzma
+import math
 import os
+import re
 import tarfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from .decode import MAX_BYTES, ROW_ERRORS, BadSample, unreadable
+from .text import is_text
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
 TEXT_KEYS = ("txt", "text", "caption", "cap")
 METADATA = ("metadata.jsonl", "metadata.csv")
 ENCODING = "utf-8-sig"
 """Of all text: UTF-8, with or without the mark at its start that programs on Windows write."""
+FAULT = "vlightning_fault"
+"""The column of records that says why a row cannot be used, None where it can."""
+TAR_ERRORS = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, ValueError, OverflowError)
+"""What a damaged tar file raises, compressed ones and numbers in extended headers included."""
 
 Record = dict[str, Any]
-"""``image``: {``bytes``, ``path``}; ``caption``: list of strings; ``image_id``: a string, or None."""
+"""``image``: {``bytes``, ``path``}; ``caption``: list of strings; ``image_id``: a string, or None; :data:`FAULT`."""
+
+
+def record(make: Callable[[], Record]) -> Record:
+    """What ``make`` makes of one row of a file; a record of its fault where the row's content does not allow it.
+
+    The one place where a reader of files meets what is wrong with a single row. It may raise :class:`BadSample` or
+    :data:`ROW_ERRORS` for that; what is wrong with the whole file is raised outside.
+    """
+    try:
+        made = make()
+        image_id, path = made["image_id"], made["image"]["path"]
+        for what, texts in (("caption", made["caption"]), ("path", [path or ""]), ("image id", [image_id or ""])):
+            if not all(map(is_text, texts)):
+                raise BadSample(f"lone surrogate in the {what}", "")
+        return {**made, FAULT: None}
+    except BadSample as bad:
+        cause = bad.fault.cause
+    except ROW_ERRORS as error:
+        cause = unreadable(error, "").cause
+    return {"image": {"bytes": None, "path": None}, "caption": [], "image_id": None, FAULT: cause}
 
 
 def read_list(files: list[str], image: str, caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
@@ -40,24 +73,32 @@ def read_list(files: list[str], image: str, caption: str, image_id: str | None, 
         ValueError: a file is not of that form.
     """
     for file in files:
-        for number, item in enumerate(_items(Path(file))):
-            if not isinstance(item, dict) or image not in item:
-                keys = sorted(item) if isinstance(item, dict) else type(item).__name__
-                raise ValueError(
-                    f"found {keys} in item {number} of {file!r}, expected an object with the key {image!r}: "
-                    "correct the file or set data.image_column"
-                )
-            yield {
-                "image": {"bytes": None, "path": None if item[image] is None else str(item[image])},
-                "caption": _captions(item.get(caption)),
-                "image_id": _identity(item.get("image_id" if image_id is None else image_id)),
-            }
+        for read in _items(Path(file)):
+            yield record(lambda read=read: _listed(read(), image, caption, image_id))  # type: ignore[misc]
+
+
+def _listed(item: Any, image: str, caption: str, image_id: str | None) -> Record:
+    if not isinstance(item, dict):
+        raise BadSample("no object", "")
+    if item.get(image) is None:
+        raise BadSample("no picture", "")
+    identity = item.get("image_id" if image_id is None else image_id)
+    return {
+        "image": {"bytes": None, "path": str(item[image])},
+        "caption": _captions(item.get(caption)),
+        "image_id": _identity(identity),
+    }
 
 
 def first_keys(file: str) -> list[str]:
-    """The keys of a file's first item, to check column names before anything is read."""
-    for item in _items(Path(file)):
-        return sorted(item) if isinstance(item, dict) else []
+    """The keys of a file's first item that is an object, to check column names before anything is read."""
+    for read in _items(Path(file)):
+        try:
+            item = read()
+        except (BadSample, *ROW_ERRORS):
+            continue
+        if isinstance(item, dict):
+            return sorted(key for key in item if isinstance(key, str))
     return []
 
 
@@ -77,12 +118,13 @@ def utf8(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _items(path: Path) -> Iterator[Any]:
+def _items(path: Path) -> Iterator[Callable[[], Any]]:
+    """The items of a file, each as a function that returns it, or raises what is wrong with it alone."""
     with utf8(path):
         yield from _decoded_items(path)
 
 
-def _decoded_items(path: Path) -> Iterator[Any]:
+def _decoded_items(path: Path) -> Iterator[Callable[[], Any]]:
     ending = path.suffix.lower()
     if ending == ".json":
         items = parsed(path.read_text(encoding=ENCODING), path)
@@ -91,15 +133,47 @@ def _decoded_items(path: Path) -> Iterator[Any]:
                 f"found a JSON {type(items).__name__} in {str(path)!r}, expected a flat list of objects with a "
                 "picture and its caption: convert the file"
             )
-        yield from items
+        yield from (lambda item=item: item for item in items)  # type: ignore[misc]
         return
-    with path.open(encoding=ENCODING, newline="" if ending == ".csv" else None) as file:
-        if ending == ".csv":
+    if ending == ".csv":
+        with path.open(encoding=ENCODING, newline="") as file:
             delimiter = _delimiter(file.readline())
             file.seek(0)
-            yield from csv.DictReader(file, delimiter=delimiter)
-        else:
-            yield from (parsed(line, path) for line in file if line.strip())
+            rows = csv.DictReader(file, delimiter=delimiter)
+            while (read := _next_row(rows)) is not None:
+                yield read
+        return
+    with path.open("rb") as lines:  # bytes, so that a line which is not UTF-8 is one bad row
+        yield from (lambda line=line: _json_line(line) for line in lines if line.strip())  # type: ignore[misc]
+
+
+def _next_row(rows: Iterator[Any]) -> Callable[[], Any] | None:
+    """The next row, or what raises its error: one that is longer than the library allows."""
+    try:
+        row = next(rows)
+    except StopIteration:
+        return None
+    except csv.Error:
+        return _too_long
+    return lambda: row
+
+
+def _too_long() -> Any:
+    raise BadSample("invalid CSV", "")
+
+
+def _json_line(line: bytes) -> Any:
+    try:
+        return json.loads(line.removeprefix(codecs.BOM_UTF8), parse_int=_whole)
+    except UnicodeDecodeError:
+        raise BadSample("text that is not UTF-8", "") from None
+    except (ValueError, RecursionError):
+        raise BadSample("invalid JSON", "") from None
+
+
+def _whole(digits: str) -> int | str:
+    # Python refuses to read more digits, and would refuse the whole file for those of one picture's id.
+    return int(digits) if len(digits) < 4300 else digits
 
 
 def _delimiter(header: str) -> str:
@@ -108,21 +182,25 @@ def _delimiter(header: str) -> str:
 
 
 def parsed(text: str, path: Path) -> Any:
-    """What JSON text of a file says.
+    """What JSON text of a file says; whole numbers of thousands of digits stay text.
 
     Raises:
-        ValueError: it is not valid.
+        ValueError: it is not valid, or nested too deeply.
     """
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return json.loads(text, parse_int=_whole)
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"found no valid JSON in {str(path)!r} ({error}), expected it: correct the file") from error
 
 
 def read_folder(files: list[str], stamp: list[str]) -> Iterator[Record]:
     """Records of pictures without captions."""
     for file in files:
-        yield {"image": {"bytes": None, "path": file}, "caption": [], "image_id": None}
+        yield record(lambda file=file: _picture(file, []))  # type: ignore[misc]
+
+
+def _picture(file: str, captions: list[str]) -> Record:
+    return {"image": {"bytes": None, "path": file}, "caption": captions, "image_id": None}
 
 
 def read_class_folders(files: list[str], root: str, stamp: list[str]) -> Iterator[Record]:
@@ -143,7 +221,7 @@ def read_class_folders(files: list[str], root: str, stamp: list[str]) -> Iterato
                 f"found the picture {folder!r} directly in {root!r}, expected a folder for each class with its "
                 "pictures: move it, or add metadata.jsonl with a label for each"
             )
-        yield {"image": {"bytes": None, "path": file}, "caption": [folder], "image_id": None}
+        yield record(lambda file=file, folder=folder: _picture(file, [folder]))  # type: ignore[misc]
 
 
 def read_texts(file: str) -> list[str]:
@@ -194,14 +272,18 @@ def tar_records(file: str, caption: str, image_id: str | None, start: int = 0) -
                     if first and sample:
                         yield _tar_record(sample, caption, identity)
                         sample = {}
+                    if member.size > MAX_BYTES:  # a sparse member is small in the file whatever it says
+                        sample["too large"] = b""
+                        continue
                     # Before the next header: a compressed file goes back only by beginning anew.
                     held = tar.extractfile(member)
                     sample[kind] = held.read() if held else b""
                     if kind == "image":
-                        sample["path"] = member.name
+                        # The name need not be UTF-8, and is only shown.
+                        sample["path"] = os.fsencode(member.name).decode("utf-8", errors="replace")
                 if sample:
                     yield _tar_record(sample, caption, identity)
-    except tarfile.TarError as error:
+    except TAR_ERRORS as error:
         raise ValueError(f"found no readable tar file in {file!r} ({error}), expected a shard: copy it anew") from error
 
 
@@ -235,11 +317,17 @@ def _tar_members(tar: tarfile.TarFile, caption: str) -> Iterator[tuple[bool, str
 
 
 def _tar_record(sample: dict[str, Any], caption: str, image_id: str) -> Record:
+    return record(lambda: _of_members(sample, caption, image_id))
+
+
+def _of_members(sample: dict[str, Any], caption: str, image_id: str) -> Record:
+    if "too large" in sample:
+        raise BadSample("too large", "")
     fields: Any = {}
     if "json" in sample:
         try:
-            fields = json.loads(sample["json"])
-        except ValueError:  # such a sample has no caption, and is counted for that
+            fields = json.loads(sample["json"], parse_int=_whole)
+        except (ValueError, RecursionError):  # such a sample has no caption, and is counted for that
             fields = {}
     fields = fields if isinstance(fields, dict) else {}
     captions = _captions(fields.get(caption))
@@ -263,4 +351,28 @@ def _captions(value: Any) -> list[str]:
 
 
 def _identity(value: Any) -> str | None:
+    known = picture_identity(value)
+    return None if known is None else str(known)
+
+
+def picture_identity(value: Any) -> int | str | None:
+    """A picture's id as it is compared, None where there is none.
+
+    A whole number is the same number however it is written (5, 5.0, "5"). Everything else is compared as text, so 1.2
+    and 1.7 are two pictures. An empty text is none.
+
+    Raises:
+        BadSample: it is NaN or infinite.
+    """
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise BadSample("image id not finite", "")
+        return int(value) if value.is_integer() else repr(value)
+    if isinstance(value, (int, str)):
+        return value if not isinstance(value, str) or value.strip() else None
     return None if value is None else str(value)
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a text of at most 18 digits is, None where it is something else."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None

@@ -20,16 +20,17 @@ import torch
 from PIL import Image
 
 from .clip_transforms import ReplayTransform
-from .decode import EMPTY_CAPTION, BadSample, Fault, decode_image
+from .decode import EMPTY_CAPTION, BadSample, Fault, decode_image, reading
 from .records import IMAGE_SUFFIXES, TEXT_KEYS
 from .replay import Augmentation, Box, augmentation_entries, parse_augmentation
 from .shards import BesideShards, Shards, json_of, uid_of
 from .tables import PROBED_ROWS
-from .text import usable_caption
+from .text import is_text, usable_caption
 
 REINFORCEMENTS = ("paug.json", "syn.json")
 EMBEDDINGS = ("npz", "pth.gz")
 RESCALED = "box rescaled"
+MAX_EMBEDDING_BYTES = 2**26  # of a sample; those of 30 augmentations, 1536 wide in float32, are 0.2 MB
 OtherSizes = Literal["rescale", "refuse", "ignore"]
 
 
@@ -41,7 +42,7 @@ class Embeddings:
         name: what messages call it.
 
     Raises:
-        BadSample: there are none, or they are of another form.
+        BadSample: there are none, they are of another form, or they unpack to more than :data:`MAX_EMBEDDING_BYTES`.
     """
 
     def __init__(self, members: dict[str, bytes], name: str) -> None:
@@ -103,15 +104,38 @@ def _npy_header(header: bytes) -> tuple[tuple[int, int], np.dtype[Any]]:
 
 
 def _npz_arrays(data: bytes) -> dict[str, Any]:
-    archive = zipfile.ZipFile(io.BytesIO(data))
+    archive = _bounded_zip(data)
     return {name.removesuffix(".npy"): _NpyRows(archive, name) for name in archive.namelist() if name.endswith(".npy")}
 
 
 def _torch_arrays(data: bytes) -> dict[str, Any]:
-    arrays = torch.load(io.BytesIO(gzip.decompress(data)), map_location="cpu", weights_only=True)
-    if not all(isinstance(array, torch.Tensor) and array.dim() == 2 for array in arrays.values()):
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+        content = packed.read(MAX_EMBEDDING_BYTES + 1)
+    if len(content) > MAX_EMBEDDING_BYTES:
+        raise ValueError("too large")
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        _bounded_zip(content)  # what torch writes is packed a second time if somebody wants it so
+    arrays = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if not all(map(_has_rows, arrays.values())):
         raise ValueError("not rows of floats")
-    return dict(arrays)
+    return {name: array.detach() for name, array in arrays.items()}
+
+
+def _has_rows(array: object) -> bool:
+    return (
+        isinstance(array, torch.Tensor)
+        and array.dim() == 2
+        and array.is_floating_point()
+        and array.layout == torch.strided
+        and array.device.type == "cpu"
+    )
+
+
+def _bounded_zip(data: bytes) -> zipfile.ZipFile:
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    if sum(member.file_size for member in archive.infolist()) > MAX_EMBEDDING_BYTES:
+        raise ValueError("too large")
+    return archive
 
 
 class ReinforcedSample(NamedTuple):
@@ -223,6 +247,10 @@ class ReinforcedReader:
     def __call__(self, row: int, words: tuple[int, int]) -> ReinforcedSample:
         """Read a row with the draws of `sample_words`; raises :class:`BadSample`."""
         name = self.rows.name(row)
+        with reading(name):  # the transform too, which carries out what the row says
+            return self._read(row, words, name)
+
+    def _read(self, row: int, words: tuple[int, int], name: str) -> ReinforcedSample:
         members = self.rows.members(row)
         captions = [caption for caption in caption_of(members) if usable_caption(caption, False, 0)]
         if not captions:
@@ -240,7 +268,9 @@ class ReinforcedReader:
         teacher_image = embeddings.row("image_emb", number)
         teacher_text = embeddings.row("text_emb", 0)
         teacher_synthetic = embeddings.row(group.array, group.first + place)
-        self._check_width([teacher_image, teacher_text, teacher_synthetic], name)
+        if not is_text(group.captions[place]):
+            raise BadSample("lone surrogate in the caption", name)
+        self._check_rows([teacher_image, teacher_text, teacher_synthetic], name)
         picture = self.rows.decoded(members, row)
         augmentation, notes = self._fitted(entries, number, record, picture, members, name)
         return ReinforcedSample(
@@ -257,7 +287,7 @@ class ReinforcedReader:
     def _entries(self, record: dict[str, object], embeddings: Embeddings, name: str) -> list[Any]:
         try:
             entries = augmentation_entries(record.get("param_aug"))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadSample("unreadable paug.json", name) from None
         if len(entries) != embeddings.rows("image_emb"):
             raise BadSample("param_aug and image_emb differ in number", name)
@@ -282,11 +312,13 @@ class ReinforcedReader:
             raise BadSample("no synthetic caption", name)
         return groups
 
-    def _check_width(self, rows: list[torch.Tensor], name: str) -> None:
+    def _check_rows(self, rows: list[torch.Tensor], name: str) -> None:
         width = self.rows.teacher_width or len(rows[0])
         for row in rows:
             if len(row) != width:
                 raise BadSample(f"embedding {len(row)} wide instead of {width}", name)
+            if not row.isfinite().all():
+                raise BadSample("non-finite embedding", name)
 
     def _fitted(
         self,
@@ -303,13 +335,15 @@ class ReinforcedReader:
             chosen = parse_augmentation(entries[number])
             boxes = [Box(*box) for box, _ in entries]
             fit = all(box.fits(*actual) for box in boxes)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             raise BadSample("unreadable paug.json", name) from None
         recorded = None
         if self.rows.other_sizes != "ignore":
             # Else whoever downloaded the picture may have noted what it was before it was made smaller.
             records = (record, json_of(members, "picture.json"), json_of(members, "json"))
             recorded = next((size for size in map(_size_in, records) if size is not None), None)
+        if recorded is not None and min(recorded) < 1:
+            raise BadSample("original size not positive", name)
         if recorded is None or recorded == actual:
             if not fit:
                 raise BadSample("box outside the picture", name)
@@ -335,5 +369,5 @@ def caption_of(members: dict[str, bytes]) -> list[str]:
 
 def _size_in(record: dict[str, object]) -> tuple[int, int] | None:
     """Height and width that a record gives as those of the picture in its original size."""
-    size = record.get("original_height"), record.get("original_width")
-    return (int(size[0]), int(size[1])) if isinstance(size[0], int) and isinstance(size[1], int) else None
+    height, width = record.get("original_height"), record.get("original_width")
+    return (height, width) if type(height) is int and type(width) is int else None  # True is no height

@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from .base import Split, splits_of
 from .clip_transforms import Three
 from .decode import MAX_PIXELS
+from .leftovers import clear_leftovers, mark, staged_path
 from .reinforced import ReinforcedDataModule, TeacherDtype
 from .reinforced_rows import ReinforcedTable
 from .reinforced_writer import ReinforcedRecord, write_shard
@@ -209,7 +209,11 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
             return
         if self.folder.is_dir():
             return
-        staged = self.folder.with_name(f".incomplete-{uuid.uuid4().hex}")
+        clear_leftovers(self.folder.parent)
+        staged = staged_path(self.folder)
+        staged.mkdir(parents=True)
+        held = os.open(staged, os.O_RDONLY)
+        mark(held)
         try:
             for number, first in enumerate(range(0, self.length, SHARD_ROWS)):
                 write_shard(staged / f"{number:08d}.tar", self._records(first, min(first + SHARD_ROWS, self.length)))
@@ -219,6 +223,7 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
                 if not self.folder.is_dir():
                     raise
         finally:
+            os.close(held)
             shutil.rmtree(staged, ignore_errors=True)
 
     def _records(self, start: int, stop: int) -> Iterator[ReinforcedRecord]:

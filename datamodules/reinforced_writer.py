@@ -7,7 +7,6 @@ import io
 import json
 import os
 import tarfile
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from .leftovers import clear_leftovers, mark, staged_path
 from .replay import Augmentation
 from .shards import index_beside
 
@@ -126,8 +126,11 @@ class ShardFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._staged = self.path.with_name(f".incomplete-{uuid.uuid4().hex}")
+        clear_leftovers(self.path.parent)
+        self._staged = staged_path(self.path)
         self._tar = tarfile.open(self._staged, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115  (finish, discard)
+        assert self._tar.fileobj is not None
+        mark(self._tar.fileobj.fileno())  # type: ignore[attr-defined]
         self._keys: list[str] = []
         self._starts: list[int] = []
         self._stops: list[int] = []
@@ -175,7 +178,7 @@ class ShardFile:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file beside its place, and rename it."""
-    staged = path.with_name(f".incomplete-{uuid.uuid4().hex}")
+    staged = staged_path(path)
     try:
         with open(staged, "w", encoding="utf-8") as file:
             json.dump(content, file)

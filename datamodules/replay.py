@@ -104,8 +104,8 @@ def parse_augmentation(entry: Any) -> Augmentation:
     try:
         box, operations = entry
         parsed = tuple(None if operation is None else _operation(*operation) for operation in operations)
-        return Augmentation(Box(*(int(side) for side in box)), parsed)
-    except (TypeError, ValueError) as error:
+        return Augmentation(Box(*(int(_finite(side)) for side in box)), parsed)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"found {str(entry)[:80]!r} in param_aug, expected [[top, left, height, width], [[operation, magnitude], "
             "...]]"
@@ -113,9 +113,17 @@ def parse_augmentation(entry: Any) -> Augmentation:
 
 
 def _operation(number: Any, magnitude: Any) -> tuple[int, float]:
-    if not 0 <= number < len(OPERATIONS):
+    if not 0 <= _finite(number) < len(OPERATIONS) or number != int(number):
         raise ValueError(f"found operation {number}, expected 0 to {len(OPERATIONS) - 1}")
-    return int(number), float(magnitude)
+    if OPERATIONS[int(number)] == "Posterize" and not 1 <= _finite(magnitude) <= 8:
+        raise ValueError(f"found {magnitude} bits to posterize to, expected 1 to 8")
+    return int(number), float(_finite(magnitude))
+
+
+def _finite(number: Any) -> int | float:
+    if type(number) not in (int, float) or not math.isfinite(number):
+        raise ValueError(f"found {str(number)[:80]}, expected a finite number")
+    return number  # type: ignore[no-any-return]
 
 
 def replay(picture: Image.Image, augmentation: Augmentation, size: int, interpolation: Interpolation) -> Image.Image:

@@ -39,10 +39,10 @@ class PairRows(Rows, Protocol):
     """Rows of pictures and captions."""
 
     def captions(self, row: int) -> list[str]:
-        """The raw captions, as many as there are."""
+        """The raw captions, as many as there are; raises :class:`BadSample`."""
 
     def image_id(self, row: int) -> int:
-        """Equal for rows that show the same picture."""
+        """Equal for rows that show the same picture; raises :class:`BadSample`."""
 
     def pictures(self) -> list[list[int]]:
         """The rows of each picture, for evaluation."""
@@ -215,14 +215,28 @@ class EvaluationSet(SeededSet):
 
     def __getitem__(self, picture: int) -> Outcome:
         rows = self.pictures[picture]
-        return evaluation_outcome(
-            lambda: self.table.picture(rows[0]),
-            [caption for row in rows for caption in self.table.captions(row)],
-            self.table.name(rows[0]),
-            self.table.image_id(rows[0]),
-            rows[0],
-            self,
+        captions, faults = captions_of(self.table, rows)
+        if len(faults) == len(rows):
+            return Outcome(None, len(faults), faults)
+        try:
+            image_id = self.table.image_id(rows[0])
+        except BadSample as bad:
+            return Outcome(None, max(1, len(captions)) + len(faults), [*faults, bad.fault])
+        outcome = evaluation_outcome(
+            lambda: self.table.picture(rows[0]), captions, self.table.name(rows[0]), image_id, rows[0], self
         )
+        return Outcome(outcome.sample, outcome.seen + len(faults), [*faults, *outcome.faults])
+
+
+def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[Fault]]:
+    """The raw captions of the rows of one picture, and what is wrong with the rows of which they cannot be read."""
+    captions, faults = list[str](), list[Fault]()
+    for row in rows:
+        try:
+            captions += table.captions(row)
+        except BadSample as bad:
+            faults.append(bad.fault)
+    return captions, faults
 
 
 class EvaluationParts(Protocol):

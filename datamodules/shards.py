@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import tarfile
-import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,12 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .decode import BadSample
+from .decode import BadSample, read_regular
+from .leftovers import clear_leftovers, mark, staged_path
+from .records import TAR_ERRORS
 
 log = logging.getLogger(__name__)
 _BLOCK = 512  # tar's unit, bytes
 _INDEX_VERSION = 1
-
+_LONGEST_UID = 1024  # they are kept in an array of fixed width
+STALE = "another sample than the index says"
 
 Arrays = dict[str, np.ndarray]
 
@@ -62,6 +64,9 @@ def find_shards(sources: Sequence[str]) -> list[str]:
 def tar_index(file: str, cache: Path) -> TarIndex:
     """The index of a shard: the one beside it, or from the cache if the file has not changed, else made and put there.
 
+    One that stands beside may come with the shard from elsewhere, so it is not judged by times but by what it says:
+    some samples are looked for here, and :func:`read_members` checks each one that is read.
+
     Args:
         file: absolute path.
         cache: folder for indexes.
@@ -89,20 +94,45 @@ def _index_beside(file: str) -> TarIndex | None:
     """The index that the writer of a shard has put beside it; None if there is none, or it is of another file."""
     try:
         kept = json.loads(index_beside(Path(file)).read_bytes())
-        if kept["bytes"] != os.path.getsize(file):
+        size = os.path.getsize(file)
+        if kept["bytes"] != size:
             return None
         start, stop = (np.array(kept[name], np.int64) for name in ("start", "stop"))
-        return TarIndex(start, stop, np.array([os.fsencode(key) for key in kept["keys"]], np.bytes_))
-    except (OSError, ValueError, KeyError, TypeError):
+        index = TarIndex(start, stop, np.array([os.fsencode(key) for key in kept["keys"]], np.bytes_))
+        return index if _is_of(index, file, size) else None
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def _is_of(index: TarIndex, file: str, size: int) -> bool:
+    """Whether an index can be a shard's: its places are inside, and at some of them is what it says."""
+    start, stop, keys = index
+    if not start.shape == stop.shape == keys.shape == (len(keys),):
+        return False
+    if not len(keys):
+        return True
+    if (start < 0).any() or (stop <= start).any() or (start[1:] < stop[:-1]).any() or stop[-1] > size:
+        return False
+    with open(file, "rb") as content:
+        for place in {0, len(keys) // 2, len(keys) - 1}:
+            content.seek(int(start[place]))
+            if _stem(content.read(_BLOCK)) != keys[place]:
+                return False
+    return True
 
 
 def tar_uids(file: str, index: TarIndex, cache: Path) -> np.ndarray:
     """The entry ``uid`` of each sample's ``json``, bytes [N], empty where there is none; cached like the index."""
 
     def read() -> Arrays:
-        spans = zip(index.start.tolist(), index.stop.tolist(), strict=True)
-        return {"uids": np.array([uid_of(read_members(file, *span, file)).encode() for span in spans], np.bytes_)}
+        spans = zip(index.start.tolist(), index.stop.tolist(), index.keys.tolist(), strict=True)
+        return {"uids": np.array([uid(*span) for span in spans], np.bytes_)}
+
+    def uid(start: int, stop: int, key: bytes) -> bytes:
+        try:
+            return uid_of(read_members(file, start, stop, file, key)).encode(errors="surrogatepass")
+        except BadSample:
+            return b""  # it is counted when it is read
 
     return cached_arrays(file, cache, "uids", read)["uids"]
 
@@ -125,10 +155,13 @@ def cached_arrays(file: str, cache: Path, what: str, make: Callable[[], Arrays])
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         pass
     made = make()
-    staged = cache / f".incomplete-{uuid.uuid4().hex}.npz"
+    staged = staged_path(kept)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        np.savez(staged, **made)  # type: ignore[arg-type]
+        clear_leftovers(cache)
+        with open(staged, "wb") as content:
+            mark(content.fileno())
+            np.savez(content, **made)  # type: ignore[arg-type]
         os.replace(staged, kept)
     except OSError as error:  # the next run makes them again
         log.warning("the %s of %s was not kept (%s)", what, file, error)
@@ -169,7 +202,7 @@ def _members(file: str) -> Iterator[tuple[bytes, int, int]]:
             content.seek(end)
             if content.read(_BLOCK).strip(b"\0"):
                 raise tarfile.ReadError(f"a damaged header at byte {end}")
-    except (tarfile.TarError, EOFError) as error:
+    except TAR_ERRORS as error:
         raise ValueError(f"found no readable tar file in {file!r} ({error}), expected a shard: copy it anew") from error
 
 
@@ -180,7 +213,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     return (f"{folder}{slash}{stem}", kind.lower()) if stem and dot else None
 
 
-def read_members(file: str, start: int, stop: int, name: str) -> dict[str, bytes]:
+def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dict[str, bytes]:
     """The members of a sample by kind, such as ``jpg`` and ``syn.json``.
 
     Args:
@@ -188,6 +221,7 @@ def read_members(file: str, start: int, stop: int, name: str) -> dict[str, bytes
         start: first byte.
         stop: byte after the last.
         name: what messages call the sample.
+        key: what the names of its members begin with.
 
     Raises:
         BadSample: the file has changed, or cannot be read.
@@ -196,25 +230,28 @@ def read_members(file: str, start: int, stop: int, name: str) -> dict[str, bytes
         with open(file, "rb") as content:
             content.seek(start)
             block = content.read(stop - start)
-        members = _plain_members(block)
-        if members is None:
-            members = {}
+        found = _plain_members(block)
+        if found is None:
+            found = []
             with tarfile.open(fileobj=io.BytesIO(block), mode="r:") as tar:
                 for member in tar:
                     stem = split_name(member.name)
                     if member.isfile() and stem is not None:
-                        members[stem[1]] = block[member.offset_data : member.offset_data + member.size]
-    except (OSError, tarfile.TarError):
+                        content = block[member.offset_data : member.offset_data + member.size]
+                        found.append((os.fsencode(stem[0]), stem[1], content))
+    except (OSError, MemoryError, *TAR_ERRORS):
         raise BadSample("unreadable shard", name) from None
-    return members
+    if {stem for stem, _, _ in found} != {key}:  # the shard was replaced by one of equal size
+        raise BadSample(STALE, name)
+    return {kind: content for _, kind, content in found}
 
 
-def _plain_members(block: bytes) -> dict[str, bytes] | None:
+def _plain_members(block: bytes) -> list[tuple[bytes, str, bytes]] | None:
     """The same of a block of plain files with names and sizes in their own headers; None where there is anything else.
 
     (The library's reader takes half a millisecond for a sample, an eighth of what decoding the picture takes.)
     """
-    members: dict[str, bytes] = {}
+    members: list[tuple[bytes, str, bytes]] = []
     place = 0
     while place < len(block):
         header = block[place : place + _BLOCK]
@@ -224,13 +261,25 @@ def _plain_members(block: bytes) -> dict[str, bytes] | None:
             return None
         if header[156:157] not in (b"0", b"\0") or total != sum(header) - sum(header[148:156]) + 8 * 32:
             return None
-        stem = split_name(os.fsdecode(header[:100].rstrip(b"\0")))
+        stem = split_name(_name_in(header))
         start = place + _BLOCK
         place = start + -(-size // _BLOCK) * _BLOCK
         if stem is None or place > len(block):
             return None
-        members[stem[1]] = block[start : start + size]
+        members.append((os.fsencode(stem[0]), stem[1], block[start : start + size]))
     return members
+
+
+def _name_in(header: bytes) -> str:
+    """The name of a plain file by its own header."""
+    name, prefix = (part.partition(b"\0")[0] for part in (header[:100], header[345:500]))
+    return os.fsdecode(prefix + b"/" + name if prefix else name)
+
+
+def _stem(header: bytes) -> bytes:
+    """What the name in a header begins with, empty where it is of no sample."""
+    stem = split_name(_name_in(header))
+    return os.fsencode(stem[0]) if stem is not None else b""
 
 
 class Shards:
@@ -267,13 +316,14 @@ class Shards:
         """The members of a sample; raises :class:`BadSample`."""
         shard, place = self.locate(sample)
         index = self.indexes[shard]
-        return read_members(self.files[shard], int(index.start[place]), int(index.stop[place]), self.name(sample))
+        span = int(index.start[place]), int(index.stop[place])
+        return read_members(self.files[shard], *span, self.name(sample), bytes(index.keys[place]))
 
 
 class BesideShards:
     """Pictures that stand beside the shards: in tar files of the same names, or in files.
 
-    A picture belongs to a sample whose key it has, or whose ``uid``.
+    A picture belongs to a sample whose key it has, or whose ``uid``. A ``uid`` that leads out of the folder finds none.
 
     Args:
         folder: of tar files with the names of the shards, or of files ``<key>.jpg`` or ``<shard>/<key>.jpg``.
@@ -321,25 +371,29 @@ class BesideShards:
             return self.tars[shard].members(other) if other >= 0 else {}
         stem = Path(self.shards.files[shard]).stem
         for name in dict.fromkeys(name for name in (key, uid) if name):
+            # Shards that were downloaded may say anything, such as "../../home/me/photo" or an absolute path.
+            if not Path(os.path.normpath(self.folder / name)).is_relative_to(self.folder) or ".." in Path(name).parts:
+                continue
             for base in (self.folder / name, self.folder / stem / name):
                 for suffix in self.suffixes:
                     if (picture := base.parent / f"{base.name}{suffix}").is_file():
                         kinds = {suffix.removeprefix("."): picture}
                         kinds |= {kind: base.parent / f"{base.name}.{kind}" for kind in ("txt", "json")}
-                        return {kind: file.read_bytes() for kind, file in kinds.items() if file.is_file()}
+                        return {kind: read_regular(file, str(file)) for kind, file in kinds.items() if file.is_file()}
         return {}
 
 
 def uid_of(members: dict[str, bytes]) -> str:
-    """The entry ``uid`` of a sample's ``json``, empty where there is none."""
-    return str(json_of(members, "json").get("uid", ""))
+    """The entry ``uid`` of a sample's ``json``, empty where there is none or where it is none."""
+    uid = json_of(members, "json").get("uid")
+    return str(uid) if isinstance(uid, (str, int)) and len(str(uid)) <= _LONGEST_UID else ""
 
 
 def json_of(members: dict[str, bytes], kind: str) -> dict[str, object]:
     """What a member says, empty where there is none or where it is no JSON object."""
     try:
         value = json.loads(members.get(kind, b"{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

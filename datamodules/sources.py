@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import glob
 import hashlib
@@ -16,7 +17,7 @@ from jsonargparse import Namespace
 
 from .hub import absence, hub_or_cache
 from .karpathy import is_karpathy, read_karpathy
-from .records import IMAGE_SUFFIXES, METADATA, first_keys, read_class_folders, read_folder, read_list, read_tars
+from .records import FAULT, IMAGE_SUFFIXES, METADATA, first_keys, read_class_folders, read_folder, read_list, read_tars
 from .shards import index_cache
 from .streamed_sources import ParquetSource, StreamedSource, TarSource
 from .tables import Layout
@@ -43,8 +44,8 @@ class Source:
         split: split of a hub data set; the datamodule's own split by default ("test" for prediction). Of a file with
             Karpathy's splits too, where "train+restval" reads both, which is the default for training.
         name: configuration of a hub data set.
-        image_root: folder that relative picture paths start from; by default the datamodule's, else the file's own
-            folder.
+        image_root: folder that relative picture paths start from, and that no path may leave; by default the
+            datamodule's, else the file's own folder, which paths may leave.
         image_column: column of the pictures, where it differs from the datamodule's.
         caption_column: column of the captions, where it differs from the datamodule's.
         image_id_column: column of the picture ids, where it differs from the datamodule's.
@@ -79,7 +80,7 @@ class Opening:
     """The datamodule's settings that all sources share.
 
     Args:
-        image_root: folder that relative picture paths start from.
+        image_root: folder that relative picture paths start from, and that no path may leave.
         image_column: column of the pictures.
         caption_column: column of the captions.
         image_id_column: column of the picture ids; None: "image_id" where there is one.
@@ -117,12 +118,15 @@ class Opening:
         image = spec.image_column or self.image_column
         caption = spec.caption_column or self.caption_column
         image_id = spec.image_id_column or self.image_id_column
-        root = os.path.abspath(os.path.expanduser(spec.image_root or self.image_root or folder))
+        named = spec.image_root or self.image_root
+        root = os.path.abspath(os.path.expanduser(named or folder))
         columns = (image, caption, image_id)
         try:
             if kind in ("json", "imagefolder", "webdataset"):
                 dataset = self._records(spec, kind, files, columns, split, streaming)
-                return dataset, Layout(spec.path, "image", "caption", "image_id", root)
+                # What the reader found by itself in folders is where it is, whatever the lists' root.
+                confined = named is not None and kind == "json"
+                return dataset, Layout(spec.path, "image", "caption", "image_id", root, fault=FAULT, confined=confined)
             dataset = self._library(spec, kind, files, split, streaming)
         except ValueError as error:
             if "corresponds to no data" not in str(error):
@@ -131,6 +135,8 @@ class Opening:
                 f"found no rows in the {split} split ({spec.path!r}), expected some: check the path"
             ) from None
         dataset, layout = self._with_columns(dataset, spec, columns, root)
+        # The library knows where the pictures of the hub's data sets are.
+        layout = dataclasses.replace(layout, confined=named is not None and kind == "parquet")
         if not streaming:
             return dataset, layout
         counted = kind == "parquet" and dataset.num_shards == len(files)
@@ -152,6 +158,7 @@ class Opening:
                 "image": {"bytes": Value("binary"), "path": Value("string")},
                 "caption": List(Value("string")),
                 "image_id": Value("string"),
+                FAULT: Value("string"),
             }
         )
         image, caption, image_id = columns

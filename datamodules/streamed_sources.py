@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .records import tar_records, tar_starts
+from .decode import ROW_ERRORS, unreadable
+from .records import FAULT, TAR_ERRORS, tar_records, tar_starts
 from .shards import Arrays, cached_arrays
 
 READ_AT_ONCE = 64
@@ -72,6 +72,17 @@ class ParquetSource(StreamedSource):
                 yield from itertools.islice(self._read(groups, group), start, None)
             start = max(start - rows, 0)
 
+    @staticmethod
+    def _read(data: Any, shard: int) -> Iterator[dict[str, Any]]:
+        part = data.shard(num_shards=data.num_shards, index=shard).with_format("arrow")
+        for table in part.iter(batch_size=READ_AT_ONCE):
+            for row in range(table.num_rows):
+                # One by one: text that is not UTF-8 in one row would end the batch of all.
+                try:
+                    yield {name: table[name][row].as_py() for name in table.column_names}
+                except ROW_ERRORS as error:
+                    yield {FAULT: unreadable(error, "").cause}
+
     def _group_sizes(self, shard: int) -> list[int]:
         from pyarrow import parquet
 
@@ -123,6 +134,6 @@ class TarSource(StreamedSource):
 
             try:
                 self._starts[shard] = cached_arrays(file, self.cache, f"samples with {self.caption}", make)["start"]
-            except tarfile.TarError:
+            except TAR_ERRORS:
                 self._starts[shard] = None
         return self._starts[shard]

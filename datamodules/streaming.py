@@ -60,7 +60,8 @@ class Stream:
         source, layout = self.parts[part]
         for place, values in enumerate(source.rows(number, start), start):
             index = shard << 32 | place
-            yield StreamedRow(layout.row(values), index, self.picture_name(index))
+            name = self.picture_name(index)
+            yield StreamedRow(layout.row(values, name), index, name)
 
     def picture_name(self, sample_index: int) -> str:
         """Source, shard and row of a picture; its path is known only while the row is read."""
@@ -83,9 +84,17 @@ class Stream:
         return item.sample_index
 
     def decoder(self, item: StreamedRow) -> Callable[[], Any]:
-        """A function that decodes a row's picture."""
-        name = item.row.path if item.row.data is None and item.row.path else item.name
-        return lambda: decode_image(item.row.data, item.row.path, name, self.max_pixels)
+        """A function that decodes a row's picture; it raises :class:`BadSample`."""
+        data, path, name = item.row.data, item.row.path, item.name
+
+        def decoded() -> Any:
+            if item.row.fault is not None:
+                raise BadSample(*item.row.fault)
+            if data is None and path:
+                self.parts[self.shards[item.sample_index >> 32][0]][1].check_inside(path)
+            return decode_image(data, path, path if data is None and path else name, self.max_pixels)
+
+        return decoded
 
     def texts(self) -> Iterator[str]:
         """The captions of the first rows, to train a tokenizer on."""
@@ -106,6 +115,9 @@ class Stream:
             if tried == PROBED_ROWS:
                 break
             tried += 1
+            if item.row.fault is not None:
+                faults.append(item.row.fault)
+                continue
             if need_captions and not any(usable_caption(text, clean, max_words) for text in item.row.captions):
                 faults.append(Fault("empty caption", item.name))
                 continue
@@ -259,6 +271,8 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         for attempt in range(ATTEMPTS):
             item = rows[substitute(self.seed, self.epoch, first.sample_index, attempt, len(rows))] if attempt else first
             try:
+                if item.row.fault is not None:
+                    raise BadSample(*item.row.fault)
                 image, caption = training_sample(
                     self.stream.decoder(item),
                     item.row.captions,
@@ -330,6 +344,9 @@ class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
         finished: set[int] = set()
         current = 0
         for item in self.stream.all_rows():
+            if item.row.fault is not None:
+                yield [item]  # perhaps between two rows of one picture
+                continue
             identity = self.stream.image_id(item)
             if group and identity != current:
                 finished.add(current)
@@ -351,6 +368,8 @@ class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
         return [self._outcome(pictures[place]) for place in mine]
 
     def _outcome(self, rows: list[StreamedRow]) -> Outcome:
+        if rows[0].row.fault is not None:  # such a row has no id, and is alone
+            return Outcome(None, 1, [rows[0].row.fault])
         return evaluation_outcome(
             self.stream.decoder(rows[0]),
             [caption for item in rows for caption in item.row.captions],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -14,19 +15,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from .decode import EMPTY_CAPTION, BadSample, Fault, decode_image, read_picture
+from .decode import EMPTY_CAPTION, BadSample, Fault, decode_image, read_picture, reading
+from .records import FAULT, picture_identity, whole_number
 from .text import text_id, usable_caption
 
 PROBED_ROWS = 64
 
 
 class Row(NamedTuple):
-    """One row, not decoded."""
+    """One row, not decoded; why it cannot be used, where that is known already."""
 
     data: bytes | None
     path: str | None
     captions: list[str]
     image_id: int | str | None
+    fault: Fault | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Layout:
         image_id: picture id column, None where there is none.
         root: folder that relative paths start from.
         classes: names of the labels 0, 1, ..., where the source has them.
+        fault: column that says why a row cannot be used, None where there is none.
+        confined: whether the root is one that no path may leave.
     """
 
     origin: str
@@ -48,6 +53,8 @@ class Layout:
     image_id: str | None
     root: str
     classes: tuple[str, ...] | None = None
+    fault: str | None = None
+    confined: bool = False
 
     def picture(self, values: dict[str, Any]) -> tuple[bytes | None, str | None]:
         """The encoded picture, or its absolute path."""
@@ -70,31 +77,62 @@ class Layout:
             return []
         return [caption] if isinstance(caption, str) else [text for text in caption if text is not None]
 
-    def row(self, values: dict[str, Any]) -> Row:
-        """All of it."""
-        identity = values[self.image_id] if self.image_id is not None else None
-        return Row(*self.picture(values), self.texts(values), identity)
+    def row(self, values: dict[str, Any], name: str) -> Row:
+        """All of it, or the fault that the row has.
+
+        Args:
+            values: by column; :data:`.records.FAULT` among them where the row could not be read.
+            name: what messages call the row.
+        """
+        try:
+            if (cause := values.get(FAULT)) is not None:
+                raise BadSample(cause, name)
+            with reading(name):
+                identity = values[self.image_id] if self.image_id is not None else None
+                return Row(*self.picture(values), self.texts(values), known_identity(identity, name))
+        except BadSample as bad:
+            return Row(None, None, [], None, bad.fault)
+
+    def check_inside(self, path: str | None) -> None:
+        """Fail where a path leaves the root that it may not leave, by `..` or because it is absolute.
+
+        Raises:
+            BadSample: with the cause "outside image_root".
+        """
+        if self.confined and path is not None and not _is_inside(path, self.root):
+            raise BadSample("outside image_root", path)
+
+
+def _is_inside(path: str, root: str) -> bool:
+    return os.path.normpath(path).startswith(os.path.join(root, ""))
+
+
+def known_identity(value: Any, name: str) -> int | str | None:
+    """A picture's id as :func:`~.records.picture_identity` has it; raises :class:`BadSample` with the row's name."""
+    try:
+        return picture_identity(value)
+    except BadSample as bad:
+        raise BadSample(bad.fault.cause, name) from None
 
 
 def identity_number(identity: int | str, source: int | None) -> int:
-    """A picture's id as a number: itself if it is one, else a 63-bit hash.
+    """A picture's id as a number: itself if it is one that 64 bits hold, else a 63-bit hash.
 
     Args:
         identity: the id in the data.
         source: number of the source, where several are read together whose ids have nothing to do with each other.
     """
-    if source is None:
-        if not isinstance(identity, str):
-            return int(identity)
-        if (
-            identity.isascii()
-            and identity.lstrip("-").isdigit()
-            and str(int(identity)) == identity
-            and len(identity) < 19
-        ):
-            return int(identity)
-        return text_id(identity)
-    return text_id(f"{source}\0{identity}")
+    if source is not None:
+        return text_id(f"{source}\0{_digits(identity)}")
+    if not isinstance(identity, str):
+        return int(identity) if -(2**63) <= identity < 2**63 else text_id(_digits(identity))
+    number = whole_number(identity)
+    return text_id(identity) if number is None or str(number) != identity else number
+
+
+def _digits(identity: int | str) -> str:
+    # Python refuses to write numbers of thousands of digits as decimals.
+    return hex(identity) if isinstance(identity, int) and identity.bit_length() > 64 else str(identity)
 
 
 class PictureTable:
@@ -108,7 +146,10 @@ class PictureTable:
     def __init__(self, parts: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
         self.max_pixels = max_pixels
         self.layouts = [layout for _, layout in parts]
-        self._pictures = [dataset.select_columns([layout.image]) for dataset, layout in parts]
+        self._pictures = [
+            dataset.select_columns([layout.image, *([layout.fault] if layout.fault is not None else [])])
+            for dataset, layout in parts
+        ]
         # Apart, so that asking for a caption does not copy the picture.
         self._texts = [
             dataset.select_columns([layout.caption]) if layout.caption is not None else None
@@ -142,13 +183,33 @@ class PictureTable:
 
     def encoded(self, row: int) -> bytes:
         """The picture's file; raises :class:`BadSample`."""
-        data, path = self._encoded(row)
-        return read_picture(data, path, path if data is None and path else self.name(row))
+        return read_picture(*self._readable(row))
 
     def _encoded(self, row: int) -> tuple[bytes | None, str | None]:
+        """The encoded picture, or its absolute path; raises :class:`BadSample`."""
+        layout = self.layouts[self._locate(row)[0]]
+        return layout.picture({layout.image: self._value(row, layout.image)})
+
+    def _readable(self, row: int) -> tuple[bytes | None, str | None, str]:
+        """The same for reading, and what messages call it; raises :class:`BadSample`."""
+        data, path = self._encoded(row)
+        if data is not None or not path:
+            return data, None, self.name(row)
+        self.layouts[self._locate(row)[0]].check_inside(path)
+        return None, path, path
+
+    def _value(self, row: int, column: str) -> Any:
+        """What stands in a row: the one place where a table meets what is wrong with a single one.
+
+        Raises:
+            BadSample: the row has a fault, or its content cannot be read, such as text that is not UTF-8.
+        """
         part, local = self._locate(row)
-        layout = self.layouts[part]
-        return layout.picture({layout.image: self._columns[part][layout.image][local].as_py()})
+        columns, fault = self._columns[part], self.layouts[part].fault
+        if fault is not None and (cause := columns[fault][local].as_py()) is not None:
+            raise BadSample(cause, self.name(row))
+        with reading(self.name(row)):
+            return columns[column][local].as_py()
 
     def picture(self, row: int) -> Image.Image:
         """The decoded picture.
@@ -156,8 +217,7 @@ class PictureTable:
         Raises:
             BadSample: it cannot be used.
         """
-        data, path = self._encoded(row)
-        return decode_image(data, path, path if data is None and path else self.name(row), self.max_pixels)
+        return decode_image(*self._readable(row), self.max_pixels)
 
     def name(self, row: int) -> str:
         """Source and number of a row in it."""
@@ -165,7 +225,11 @@ class PictureTable:
         return f"{self.layouts[part].origin}, row {local}"
 
     def picture_name(self, row: int) -> str:
-        """The absolute path of the picture where it is a file, else source and number of the row."""
+        """The absolute path of the picture where it is a file, else source and number of the row.
+
+        Raises:
+            BadSample: the row has a fault.
+        """
         if self._embedded[self._locate(row)[0]]:
             return self.name(row)
         data, path = self._encoded(row)
@@ -231,29 +295,34 @@ class PairTable(PictureTable):
         ]
 
     def captions(self, row: int) -> list[str]:
-        """The raw captions of a row."""
-        part, local = self._locate(row)
-        layout = self.layouts[part]
+        """The raw captions of a row; raises :class:`BadSample`."""
+        layout = self.layouts[self._locate(row)[0]]
         if layout.caption is None:
             return []
-        return layout.texts({layout.caption: self._columns[part][layout.caption][local].as_py()})
+        return layout.texts({layout.caption: self._value(row, layout.caption)})
 
     def image_id(self, row: int) -> int:
-        """Equal for rows that show one picture: the id column, else the path, else the row itself."""
+        """Equal for rows that show one picture: the id column, else the path, else the row itself.
+
+        Raises:
+            BadSample: the row has a fault, or no id where others have one.
+        """
         part, local = self._locate(row)
         ids = self._numbers[part]
         if ids is not None:
-            return int(ids[local])
+            if (cause := ids.faults.get(local)) is not None:
+                raise BadSample(cause, self.name(row))
+            return int(ids.values[local])
         if self._embedded[part]:
             return row
         data, path = self._encoded(row)
         return text_id(path) if data is None and path is not None else row
 
     @cached_property
-    def _numbers(self) -> list[np.ndarray | None]:
-        """The id column of each source as int64, None where it has none."""
+    def _numbers(self) -> list[_Ids | None]:
+        """The id column of each source, None where it has none."""
         several = len(self.layouts) > 1
-        numbers: list[np.ndarray | None] = []
+        numbers: list[_Ids | None] = []
         for part, (layout, identities) in enumerate(zip(self.layouts, self._identities, strict=True)):
             if identities is None:
                 numbers.append(None)
@@ -262,33 +331,29 @@ class PairTable(PictureTable):
             if column.null_count == len(column) and layout.image_id == "image_id":
                 numbers.append(None)  # the uniform records always have the column
                 continue
-            if column.null_count:
-                missing = column.is_null().to_pylist().index(True)
-                raise ValueError(
-                    f"found no {layout.image_id!r} in row {missing} of {layout.origin!r}, expected one in each row: "
-                    "fill the column, or name none in data.image_id_column"
-                )
-            if not several and pa.types.is_integer(column.type):
-                numbers.append(column.to_numpy().astype(np.int64))
+            fits = pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type)
+            if not several and fits and not column.null_count:
+                numbers.append(_Ids(column.to_numpy().astype(np.int64), {}))
                 continue
-            source = part if several else None
-            numbers.append(np.array([identity_number(value, source) for value in column.to_pylist()], dtype=np.int64))
+            numbers.append(_ids(column, part if several else None))
         return numbers
 
     def pictures(self) -> list[list[int]]:
-        """The rows of each picture, in the order in which the pictures first come up."""
-        groups: dict[int, list[int]] = {}
+        """The rows of each picture, in the order in which the pictures first come up; a row with a fault is alone."""
+        groups: dict[tuple[str, int], list[int]] = {}
         for row in range(len(self)):
-            groups.setdefault(self.image_id(row), []).append(row)
+            try:
+                key = "picture", self.image_id(row)
+            except BadSample:
+                key = "row", row
+            groups.setdefault(key, []).append(row)
         return list(groups.values())
 
     def texts(self) -> Iterator[str]:
-        """All captions."""
-        for layout, texts in zip(self.layouts, self._texts, strict=True):
-            if texts is not None:
-                for batch in texts.iter(1000):
-                    for caption in batch[str(layout.caption)]:
-                        yield from layout.texts({str(layout.caption): caption})
+        """All captions of rows without a fault."""
+        for row in range(len(self)):
+            with contextlib.suppress(BadSample):
+                yield from self.captions(row)
 
     def check(self, split: str, need_captions: bool, clean: bool, max_words: int) -> None:
         """Fail where the split is empty, or where nothing in it can be used.
@@ -300,18 +365,43 @@ class PairTable(PictureTable):
             _ = self._numbers
 
         def unusable(row: int) -> Fault | None:
-            if need_captions and not any(usable_caption(text, clean, max_words) for text in self.captions(row)):
+            try:
+                captions = self.captions(row)
+            except BadSample as bad:
+                return bad.fault
+            if need_captions and not any(usable_caption(text, clean, max_words) for text in captions):
                 return Fault(EMPTY_CAPTION, self.name(row))
             return self.unusable(row)
 
         self.check_rows(split, "pictures with captions: check data.image_root and the column names", unusable)
 
 
+class _Ids(NamedTuple):
+    """The ids of a source's pictures as numbers, and the causes of the rows that have none."""
+
+    values: np.ndarray  # int64 [N]
+    faults: dict[int, str]
+
+
+def _ids(column: pa.ChunkedArray, source: int | None) -> _Ids:
+    values, faults = np.zeros(len(column), np.int64), dict[int, str]()
+    for row, value in enumerate(column):
+        try:
+            with reading(""):
+                known = known_identity(value.as_py(), "")
+                if known is None:
+                    raise BadSample("no image id", "")
+                values[row] = identity_number(known, source)
+        except BadSample as bad:
+            faults[row] = bad.fault.cause
+    return _Ids(values, faults)
+
+
 def _all_embedded(dataset: Any, column: str) -> bool:
     for table in dataset.with_format("arrow").iter(batch_size=10_000):
         pictures = table[column]
         if pa.types.is_struct(pictures.type):
-            if pc.struct_field(pictures, "bytes").null_count:
+            if pictures.type.get_field_index("bytes") < 0 or pc.struct_field(pictures, "bytes").null_count:
                 return False
         elif not pa.types.is_binary(pictures.type) and not pa.types.is_large_binary(pictures.type):
             return False

@@ -43,6 +43,17 @@ def clean_caption(caption: str, max_words: int = 30) -> str:
     return " ".join(text.split(" ")[:max_words])
 
 
+def is_text(text: str) -> bool:
+    """Whether a string holds no lone surrogates, which JSON can spell but no tokenizer, file name or file takes."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def text_id(caption: str) -> int:
     """A 63-bit number that is equal for equal texts, in every process and every run."""
     return int.from_bytes(hashlib.blake2b(caption.encode(), digest_size=8).digest(), "big") >> 1
@@ -246,7 +257,7 @@ class TextEncoder:
 
 def usable_caption(caption: object, clean: bool, max_words: int) -> bool:
     """Whether ``caption`` is text of which something is left, after the cleaning if that is on."""
-    if not isinstance(caption, str):
+    if not isinstance(caption, str) or not is_text(caption):
         return False
     return bool(clean_caption(caption, max_words) if clean else caption.strip())
 

@@ -178,7 +178,6 @@ def test_unusable_pictures_are_replaced_in_training_and_left_out_in_evaluation(t
         ([0, -1, 1], {}, r"found the label -1 in .*row 1"),
         (["cat", "ape"], {"class_names": ["cat", "apes"]}, r"the label 'ape' .* one of the 2 classes, of which 'apes'"),
         (["cat", "ape"], {"num_classes": 1}, "found 2 classes by name"),
-        ([0, None], {}, r"found no label in .*row 1"),
         ([0, 1], {"label_column": "labels"}, "set data.label_column to 'label'"),
         ([0.5, 1.0], {}, "expected whole numbers or names: set data.label_column"),
     ],

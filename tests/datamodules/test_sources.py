@@ -10,10 +10,12 @@ import pytest
 from PIL import Image
 
 from support.pictures import encoded, picture
+from vlightning.datamodules.decode import BadSample
 from vlightning.datamodules.hub import hub_answers
+from vlightning.datamodules.records import FAULT, read_list
 from vlightning.datamodules.sources import Opening, Source
 from vlightning.datamodules.tables import PairTable, identity_number
-from vlightning.datamodules.text import open_tokenizer
+from vlightning.datamodules.text import open_tokenizer, text_id
 
 
 @pytest.fixture
@@ -192,8 +194,6 @@ def test_missing_columns_are_named_with_those_that_exist(files, table):
     listed = files.json([{"image": "a.png", "text": "b"}])
     with pytest.raises(ValueError, match=r"no column 'caption' in .* image, text"):
         table(listed)
-    with pytest.raises(ValueError, match=r"in item 1 of .* expected an object with the key 'image'"):
-        table(files.json([{"image": "a.png", "caption": "b"}, {"caption": "c"}], "gap.json"))
 
 
 def test_columns_of_the_wrong_kind_are_named(files, table):
@@ -234,10 +234,11 @@ def test_empty_and_useless_splits_are_named(files, table):
         rows.check("train", True, True, 30)
 
 
-def test_an_id_missing_in_some_rows_is_an_error(files, table):
-    rows = table(files.parquet(3, image_id=[1, None, 2]))
-    with pytest.raises(ValueError, match="found no 'image_id' in row 1"):
-        rows.pictures()
+def test_a_row_without_an_id_beside_others_with_one_is_bad_and_alone(files, table):
+    rows = table(files.parquet(3, image_id=[1, None, 1]))
+    assert rows.pictures() == [[0, 2], [1]]
+    with pytest.raises(BadSample, match="no image id"):
+        rows.image_id(1)
 
 
 def test_ids_as_numbers():
@@ -246,6 +247,12 @@ def test_ids_as_numbers():
     assert identity_number("-3", None) == -3
     assert identity_number("99999999999999999999", None) < 2**63
     assert identity_number(12, 0) != identity_number(12, 1)
+    assert 0 <= identity_number(2**63, None) < 2**63
+    assert identity_number(2**63, None) != identity_number(2**63 + 1, None)
+    assert identity_number(-(2**63), None) == -(2**63)
+    for digits in ("9" * 5000, "--5", "-", "٣"):
+        assert identity_number(digits, None) == text_id(digits)
+    assert identity_number(10**5000, 0) != identity_number(10**5000 + 1, 0)
 
 
 def test_pictures_stay_encoded_until_asked_for(files, table):
@@ -289,7 +296,6 @@ def test_csv_as_spreadsheets_save_it(files, table, name, delimiter, encoding):
     ("name", "text"),
     [
         ("pairs.csv", "image,caption\n0.png,pièce\n"),
-        ("pairs.jsonl", '{"image": "0.png", "caption": "pièce"}\n'),
         ("pairs.json", '[{"image": "0.png", "caption": "pièce"}]'),
         ("dataset_coco.json", '{"images": [{"filename": "0.png", "split": "train", "sentences": [{"raw": "pièce"}]}]}'),
     ],
@@ -298,6 +304,14 @@ def test_text_in_the_encoding_of_windows_is_named(files, table, name, text):
     (files.folder / name).write_text(text, encoding="cp1252")
     with pytest.raises(ValueError, match=rf"no UTF-8 in '.*{name}' \(the byte 0xe8\), .*iconv -f CP1252"):
         table(str(files.folder / name))
+
+
+def test_a_json_line_in_another_encoding_is_one_bad_row(files):
+    good, bad = ({"image": "0.png", "caption": caption} for caption in ("piece", "pièce"))
+    path = files.folder / "pairs.jsonl"
+    path.write_bytes(b"\n".join(json.dumps(row, ensure_ascii=False).encode("cp1252") for row in (good, bad)))
+    faults = [row[FAULT] for row in read_list([str(path)], "image", "caption", None, [])]
+    assert faults == [None, "text that is not UTF-8"]
 
 
 def test_json_with_a_byte_order_mark(files, table):
