@@ -6,14 +6,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from typing_extensions import override
 
 from .attributes import nearest
-from .distributed import all_reduce_sum
+from .distributed import all_reduce_sum, gather_uneven
 from .evaluating import evaluating, features_of
+from .finite import hits, some_of
 from .non_finite import is_skipped
 
 
@@ -27,6 +29,9 @@ class OnlineProbe(Callback):
     Logged are `train/<name>_loss`, the cross entropy before the step, and after validation, in percent over the
     labelled pictures of all processes, `val/<name>_top1`, and `val/<name>_top5` where there are more than five classes.
     Before the first step there is nothing to measure.
+
+    A picture with a feature that is infinite or not a number is not right in validation, where their number is logged
+    as `val/<name>_non_finite` and a warning names them, and has no part in training.
 
     N processes with B pictures each make the steps that one with N*B makes. Classifier and optimizer are in the
     checkpoint, under this callback's name.
@@ -72,6 +77,7 @@ class OnlineProbe(Callback):
         self._restored: dict[str, Any] = {}
         self._no_class: Tensor | int = 0  # labels outside the classes, over all processes
         self._counts: Tensor | None = None  # of this process's validation: pictures, right, right among five, no class
+        self._non_finite: list[Tensor] = []  # of it, [B, 2]: position in the data set, whether a feature is not finite
 
     @property
     @override
@@ -127,6 +133,7 @@ class OnlineProbe(Callback):
     @override
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._counts = torch.zeros(4, dtype=torch.long, device=trainer.strategy.root_device)
+        self._non_finite = [torch.zeros(0, 2, dtype=torch.long, device=trainer.strategy.root_device)]
 
     @override
     def on_validation_batch_end(
@@ -144,9 +151,10 @@ class OnlineProbe(Callback):
         assert self._counts is not None
         features, label = self._features(trainer, pl_module, batch), batch[self.label]
         head, _ = self._probe(features)
-        best = head(features).topk(min(5, self.num_classes)).indices
-        known, right = self._known(label), best == label[:, None]
+        known, right = self._known(label), hits(head(features), label, 5)
         self._counts += torch.stack([known.sum(), right[:, 0].sum(), right.sum(), (~known).sum()])
+        bad = known & ~features.isfinite().all(1)
+        self._non_finite.append(torch.stack([batch.get("sample_index", torch.full_like(label, -1)), bad.long()], 1))
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -160,8 +168,22 @@ class OnlineProbe(Callback):
         metrics = {"top1": 100 * top1 / pictures}
         if self.num_classes > 5:
             metrics["top5"] = 100 * top5 / pictures
+        if bad := self._count_non_finite(pictures):
+            metrics["non_finite"] = float(bad)
         # Every process has the same numbers; the mean over them only keeps Lightning from warning.
         pl_module.log_dict({f"val/{self.name}_{key}": value for key, value in metrics.items()}, sync_dist=True)
+
+    def _count_non_finite(self, pictures: int) -> int:
+        """How many pictures of all processes have a feature that is not finite, of so many; a warning names them."""
+        rows = gather_uneven(torch.cat(self._non_finite))
+        bad = rows[rows[:, 1] > 0, 0]
+        if len(bad):
+            rank_zero_warn(
+                f"{self} found infinite or undefined features for {len(bad)} of {pictures} pictures (sample_index "
+                f"{some_of(bad[bad >= 0])}), none of which counts as right: look at these samples, or, where they are "
+                "all, take an earlier checkpoint."
+            )
+        return len(bad)
 
     def __str__(self) -> str:
         return f"OnlineProbe {self.name!r}"
@@ -198,20 +220,22 @@ class OnlineProbe(Callback):
     def _step(self, features: Tensor, label: Tensor) -> Tensor:
         """One step on features [B, D] and labels [B]; the mean loss [] over all processes before it."""
         head, optimizer = self._probe(features)
-        known = self._known(label)
-        loss = F.cross_entropy(head(features), label.where(known, -100), reduction="sum")
+        known, finite = self._known(label), features.isfinite().all(1)
+        # Without features that are no numbers, which would be all that the head knows from then on.
+        features = features.where(finite[:, None], 0.0)
+        loss = F.cross_entropy(head(features), label.where(known & finite, -100), reduction="sum")
         parameters = list(head.parameters())
         gradients = torch.autograd.grad(loss, parameters)
-        sums = [*gradients, loss.detach(), known.sum(), (~known).sum()]
+        sums = [*gradients, loss.detach(), (known & finite).sum(), (~known).sum()]
         # At once: each process has a few labels less, perhaps, and the mean is that over all of them.
         total = all_reduce_sum(torch.cat([part.flatten().float() for part in sums]))
-        total, pictures, no_class = total[:-2], total[-2].clamp(min=1), total[-1]
-        mean = total / pictures
+        total, pictures, no_class = total[:-2], total[-2], total[-1]
+        mean = total / pictures.clamp(min=1)
         for parameter, gradient in zip(parameters, mean[:-1].split([p.numel() for p in parameters]), strict=True):
             parameter.grad = gradient.view_as(parameter)
         optimizer.step()
         self._no_class = self._no_class + no_class
-        return mean[-1]
+        return mean[-1].where(pictures > 0, torch.nan)
 
     def _known(self, label: Tensor) -> Tensor:
         return (label >= 0) & (label < self.num_classes)

@@ -6,13 +6,15 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from typing_extensions import override
 
-from .distributed import all_reduce_sum, gather_uneven
+from .distributed import all_reduce_max, all_reduce_sum, gather_uneven
 from .evaluating import evaluating
+from .finite import hits, some_of
 
 Split = Literal["validation", "test"]
 _STAGES: dict[Split, str] = {"validation": "validate", "test": "test"}
@@ -24,7 +26,8 @@ class PictureClassification(Callback):
 
     After validation, in percent: "val/<name>_top1"; "val/<name>_top5" where there are more than five classes;
     "val/<name>_class_recall", the mean over the classes that occur of the share of their pictures that are right. After
-    test the same with "test/".
+    test the same with "test/". A picture whose class has an infinite or undefined score is not right; where there are
+    such scores, the number of pictures is logged as "val/<name>_non_finite", and a warning names them.
 
     A subclass gives the scores of the classes. They are computed without gradient and in eval mode. A module's training
     is bit for bit what it is without this callback.
@@ -158,32 +161,41 @@ class PictureClassification(Callback):
         # What `data` and its loaders draw must not be missing in training. (A DataLoader draws a seed for each pass.)
         with isolate_rng(), evaluating(pl_module):
             counts = self.count(trainer, self.scorer(trainer, pl_module))
-        pictures, *right = counts
+        pictures, *right, non_finite = counts
         total = int(pictures.sum())
         recall = right[0][pictures > 0] / pictures[pictures > 0]
         metrics = {"top1": 100 * int(right[0].sum()) / total, "class_recall": 100 * float(recall.mean())}
         if len(pictures) > 5:
             metrics["top5"] = 100 * int(right[1].sum()) / total
+        if bad := int(non_finite.sum()):
+            metrics["non_finite"] = float(bad)
         # Every process has the same numbers; the mean over them only keeps Lightning from warning.
         pl_module.log_dict({f"{prefix}/{self.name}_{key}": value for key, value in metrics.items()}, sync_dist=True)
 
     def count(self, trainer: Trainer, scores: Callable[[Tensor], Tensor]) -> Tensor:
-        """Pictures of all processes by class, long [3, C]: all, those with the right class first, and among five."""
+        """Pictures of all processes by class, long [4, C].
+
+        All, those with the right class first, those with it among five, and those with a score that is not finite.
+        """
         classes = 0
-        found = [torch.zeros(0, 3, dtype=torch.long)]
-        for image, label in self._batches(trainer):
+        found = [torch.zeros(0, 5, dtype=torch.long)]
+        broken_classes = torch.tensor(False)  # [C] from the first batch on: of pictures that have other scores
+        for image, label, sample_index in self._batches(trainer):
             image = image.to(trainer.strategy.root_device, non_blocking=True)
             of_classes = scores(image)
             classes = of_classes.shape[1]
-            right = of_classes.topk(min(5, classes)).indices.cpu() == label[:, None]
-            found.append(torch.stack([label, right[:, 0].long(), right.any(1).long()], 1))
+            right = hits(of_classes, label.to(of_classes.device), 5)
+            broken = ~of_classes.isfinite()
+            broken_classes = broken_classes | (broken & ~broken.all(1, keepdim=True)).any(0).cpu()
+            kinds = torch.stack([right[:, 0], right.any(1), broken.any(1)], 1).cpu().long()
+            found.append(torch.cat([label[:, None], kinds, sample_index[:, None]], 1))
         # A process may have got no picture, and then knows the number of classes from the others.
         classes = int(gather_uneven(torch.tensor([classes])).max())
-        label, *hits = torch.cat(found).unbind(1)
+        label, *flags, sample_index = torch.cat(found).unbind(1)
         known = (label >= 0) & (label < classes)
-        kinds = [known, *(known & hit.bool() for hit in hits)]
+        of_kinds = [known, *(known & flag.bool() for flag in flags)]
         # Only now, since a process that raised alone would leave the others waiting.
-        counts = all_reduce_sum(torch.stack([label[kind].bincount(minlength=classes) for kind in kinds]))
+        counts = all_reduce_sum(torch.stack([label[kind].bincount(minlength=classes) for kind in of_kinds]))
         unknown = int(all_reduce_sum((~known).sum()[None]))
         if unknown:
             raise ValueError(
@@ -195,10 +207,19 @@ class PictureClassification(Callback):
                 f"{self} found no picture in the {self._split} split of {type(self.data).__name__}, expected some: "
                 "give data a source that has them."
             )
+        if counts[3].any():
+            named = gather_uneven(sample_index[of_kinds[3] & (sample_index >= 0)])
+            of = all_reduce_max(broken_classes.long().expand(classes)).nonzero()[:, 0]
+            rank_zero_warn(
+                f"{self} found infinite or undefined scores for {int(counts[3].sum())} of {int(counts[0].sum())} "
+                f"pictures (sample_index {some_of(named)}"
+                + (f"; of the classes {some_of(of)}" if len(of) else "")
+                + "), which rank last: look at these, or, where it is all pictures, take an earlier checkpoint."
+            )
         return counts
 
-    def _batches(self, trainer: Trainer) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pictures [B, 3, H, W] and labels, long [B] on the CPU."""
+    def _batches(self, trainer: Trainer) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Pictures [B, 3, H, W], labels, long [B] on the CPU, and positions in the data, alike, -1 if unknown."""
         loaders = getattr(self.data, _LOADERS[self._split])()
         batches = chain.from_iterable(loaders if isinstance(loaders, (list, tuple)) else [loaders])
         for batch in islice(batches, 1 if only_tries(trainer) else None):
@@ -208,7 +229,8 @@ class PictureClassification(Callback):
                     f"{self} found a batch of {found} from {type(self.data).__name__}, expected a dict with 'image' "
                     "and 'label': give data with labels."
                 )
-            yield batch["image"], batch["label"].cpu()
+            label = batch["label"].cpu()
+            yield batch["image"], label, batch.get("sample_index", torch.full_like(label, -1)).cpu()
 
 
 def datamodule(trainer: Trainer) -> Any:

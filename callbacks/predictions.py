@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
+from .finite import non_finite_last
 from .tables import prediction_folder
 
 # Queries in a block: 1024 rows of similarities to a million candidates are 4 GB.
@@ -37,8 +38,9 @@ class RetrievalPredictionWriter(Callback):
 
     `image` is the picture's path, or its source and row. `text_index` is the place in the list of texts; captions that
     came with the pictures are numbered on after the list. `rank` counts from 1 in the final order; `similarity` is the
-    cosine of the embeddings; `match_score` is null where no matching head was asked. All four files are written, some
-    without rows where there were only pictures or only texts. Each is written beside its place and then renamed.
+    cosine of the embeddings, null where one of them is infinite or not a number; `match_score` is null where no
+    matching head was asked. All four files are written, some without rows where there were only pictures or only texts.
+    Each is written beside its place and then renamed.
 
     The names come from the datamodule's `picture_name` and `predict_texts`. Other texts are decoded by its `tokenizer`,
     and then read as the model read them. What is not known is null.
@@ -152,16 +154,20 @@ class _Side:
                 score = near.match_score[rows, :count]
             if index.shape[1] < count:
                 # The evaluation has ordered fewer; those of the rest that are nearest come after them.
-                rest = (self.features[rows] @ others.features.T).scatter(1, index, -torch.inf)
+                rest = non_finite_last(self.features[rows] @ others.features.T)
+                # Nothing twice: what is not finite comes before what is there already.
+                rest = rest.clamp(min=torch.finfo(rest.dtype).min).scatter(1, index, -torch.inf)
                 further = rest.topk(count - index.shape[1], 1)
                 index, similarity = torch.cat([index, further.indices], 1), torch.cat([similarity, further.values], 1)
                 score = torch.nn.functional.pad(score, (0, further.values.shape[1]), value=torch.nan)
+            known = similarity > torch.finfo(similarity.dtype).min
             yield {
                 **self.identity(rows.repeat_interleave(count)),
                 "rank": np.tile(np.arange(1, count + 1, dtype=np.int32), len(rows)),
                 **others.identity(index.flatten()),
-                "similarity": similarity.flatten().numpy(),
-                "match_score": pa.array(score.flatten().numpy(), from_pandas=True),  # NaN becomes null
+                # NaN becomes null.
+                "similarity": pa.array(similarity.where(known, torch.nan).flatten().numpy(), from_pandas=True),
+                "match_score": pa.array(score.flatten().numpy(), from_pandas=True),
             }
 
 

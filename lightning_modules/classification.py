@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator
 
+import torch
 import torch.nn.functional as F
 from lightning import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import MeanMetric
 
+from ..callbacks.distributed import gather_uneven
+from ..callbacks.finite import hits, some_of
 from .schedules import after_milestones
 
 Batch = dict[str, Tensor]
@@ -20,39 +24,52 @@ SPLITS, TOP = ("val", "test"), (1, 5)
 class Accuracy(nn.Module):
     """Accuracy of each evaluation split in percent, over the pictures of all processes.
 
-    Shapes: B pictures, C classes.
+    With fewer than five classes, top-5 counts as many as there are. A picture whose class has an infinite or undefined
+    logit is not right.
 
-    Args:
-        classes: number C; with fewer than five, top-5 counts as many as there are.
+    Shapes: B pictures, C classes.
     """
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.metrics = nn.ModuleDict(
-            {
-                f"{split}_top{k}": MulticlassAccuracy(classes, top_k=min(k, classes), average="micro")
-                for split in SPLITS
-                for k in TOP
-            }
-        )
+        self.metrics = nn.ModuleDict({f"{split}_top{k}": MeanMetric() for split in SPLITS for k in TOP})
+        self._non_finite: dict[str, list[Tensor]] = {split: [] for split in SPLITS}  # [B, 2]: number, whether it is so
 
-    def update(self, split: str, logits: Tensor, label: Tensor) -> None:
-        """Count a batch: logits [B, C], label [B]."""
-        for _, metric in self._of(split):
-            metric.update(logits, label)
+    def update(self, split: str, logits: Tensor, label: Tensor, sample_index: Tensor) -> None:
+        """Count a batch: logits [B, C], label [B], positions in the data set [B]."""
+        right = hits(logits, label, max(TOP))
+        for k, metric in self._of(split):
+            metric.update(right[:, :k].any(1).float())
+        self._non_finite[split].append(torch.stack([sample_index, (~logits.isfinite().all(1)).long()], 1))
 
     def log(self, module: LightningModule, split: str) -> None:
-        """Log `<split>/top1` and `<split>/top5` from a module's hook, and start counting afresh."""
-        for k, metric in self._of(split):
-            value = 100 * metric.compute()
-            metric.reset()
-            # Every process has computed the same number; the mean over them only keeps Lightning from warning.
-            module.log(f"{split}/top{k}", value, prog_bar=k == 1, sync_dist=True)
+        """Log `<split>/top1` and `<split>/top5` from a module's hook, and start counting afresh.
 
-    def _of(self, split: str) -> Iterator[tuple[int, MulticlassAccuracy]]:
+        Where pictures had an infinite or undefined logit, their number is logged as `<split>/non_finite`, and a warning
+        names them.
+        """
+        found: dict[str, Tensor | float] = {}
+        for k, metric in self._of(split):
+            found[f"top{k}"] = 100 * metric.compute()
+            metric.reset()
+        none = torch.zeros(0, 2, dtype=torch.long, device=module.device)  # a process may have got no picture
+        rows = gather_uneven(torch.cat([none, *self._non_finite[split]]))
+        self._non_finite[split] = []
+        if bad := int(rows[:, 1].sum()):
+            found["non_finite"] = float(bad)
+            rank_zero_warn(
+                f"Found infinite or undefined logits for {bad} of {len(rows)} pictures (sample_index "
+                f"{some_of(rows[rows[:, 1] > 0, 0])}): these classes rank last; look at these samples, or, where they "
+                "are all, take an earlier checkpoint."
+            )
+        for name, value in found.items():
+            # Every process has computed the same number; the mean over them only keeps Lightning from warning.
+            module.log(f"{split}/{name}", value, prog_bar=name == "top1", sync_dist=True)
+
+    def _of(self, split: str) -> Iterator[tuple[int, MeanMetric]]:
         for k in TOP:
             metric = self.metrics[f"{split}_top{k}"]
-            assert isinstance(metric, MulticlassAccuracy)
+            assert isinstance(metric, MeanMetric)
             yield k, metric
 
 
@@ -93,7 +110,7 @@ class ClassifierModule(LightningModule):
 
     def _evaluate(self, batch: Batch, split: str) -> None:
         logits, label = self(batch["image"]).float(), batch["label"]
-        self.accuracy.update(split, logits, label)
+        self.accuracy.update(split, logits, label, batch["sample_index"])
         self.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
 
     def on_validation_epoch_end(self) -> None:

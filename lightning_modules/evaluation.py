@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 import torch
 from lightning import LightningModule
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from ..callbacks.distributed import gather_uneven
+from ..callbacks.finite import non_finite_last, some_of
 from .reranking import PairScorer, TokenStore, match_candidates
 from .retrieval import (
     RECALLS,
@@ -43,6 +45,10 @@ class RetrievalResult:
         near_texts: of every picture, by the final order in the same space.
         near_images: of every text, alike.
         matches: which belong together; None where nobody said.
+        non_finite_images: long, `sample_index` of the pictures with a feature, in any space, that is infinite or not a
+            number.
+        non_finite_texts: long, of the texts: `text_index`, or the picture's id where there is none.
+        non_finite_scores: how many scores of the matching head are infinite or not a number, of both directions.
     """
 
     recalls: dict[str, float]
@@ -55,6 +61,37 @@ class RetrievalResult:
     near_texts: Candidates
     near_images: Candidates
     matches: Matches | None
+    non_finite_images: Tensor
+    non_finite_texts: Tensor
+    non_finite_scores: int = 0
+
+    @property
+    def non_finite(self) -> dict[str, float]:
+        """Counts of what is infinite or not a number, by name; empty where all is well."""
+        counts = {
+            "non_finite_images": len(self.non_finite_images),
+            "non_finite_texts": len(self.non_finite_texts),
+            "rerank_non_finite_scores": self.non_finite_scores,
+        }
+        return {name: float(count) for name, count in counts.items() if count}
+
+    def tell(self) -> None:
+        """Warn of what is infinite or not a number, if there is any, and name it."""
+        found = [
+            f"features of {len(numbers)} of {total} {what} ({name} {some_of(numbers[numbers != _UNKNOWN])})"
+            for numbers, total, what, name in (
+                (self.non_finite_images, len(self.image_features), "pictures", "sample_index"),
+                (self.non_finite_texts, len(self.text_features), "texts", "text_index or image_id"),
+            )
+            if len(numbers)
+        ]
+        if self.non_finite_scores:
+            found.append(f"{self.non_finite_scores} scores of the matching head")
+        if found:
+            rank_zero_warn(
+                f"Found values that are infinite or not a number in {' and '.join(found)}: these rank last, which "
+                "lowers all recall; look at these samples, or, where they are all, take an earlier checkpoint."
+            )
 
 
 class RetrievalEvaluation:
@@ -201,7 +238,18 @@ class RetrievalEvaluation:
         features = images[predicted].contiguous(), texts[predicted].contiguous()
         near = nearest_candidates(*features, self.rerank_k or max(RECALLS))
         ids = _gathered_ids(self._ids)
-        result = RetrievalResult(found, *features, sample_index, *ids, text_index, *near, matches)
+        text_names = torch.where(text_index < 0, text_image_id, text_index)
+        result = RetrievalResult(
+            found,
+            *features,
+            sample_index,
+            *ids,
+            text_index,
+            *near,
+            matches,
+            sample_index[~image_features.isfinite().all(1)],
+            text_names[~text_features.isfinite().all(1)],
+        )
         if scorer is not None and len(image_features) and len(text_features):
             with precision():
                 scores = self._match(scorer, result)
@@ -286,14 +334,17 @@ class RetrievalEvaluation:
         """
         near = result.near_texts, result.near_images
         weight = {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1.0 / temperature}[self.rerank_score]
-        orders = [score + weight * found.similarity for found, score in zip(near, scores, strict=True)]
+        result.non_finite_scores = sum(int((~score.isfinite()).sum()) for score in scores)
+        # Zero times minus infinity is no number, so what is last by contrast stays last whatever the weight.
+        orders = [non_finite_last(score + weight * found.similarity) for found, score in zip(near, scores, strict=True)]
         if result.matches is not None and ranks is not None:
             images, texts = (torch.arange(len(candidates.index))[:, None] for candidates in near)
             match = (
                 result.matches.pairs(images, result.near_texts.index),
                 result.matches.pairs(result.near_images.index, texts),
             )
-            new_ranks = (reranked_ranks(*row) for row in zip(orders, match, ranks, strict=True))
+            others = len(texts), len(images)
+            new_ranks = (reranked_ranks(*row) for row in zip(orders, match, ranks, others, strict=True))
             result.recalls |= {f"rerank_{name}": value for name, value in recalls(*new_ranks).items()}
         result.near_texts, result.near_images = (
             candidates.reordered(*new) for candidates, *new in zip(near, scores, orders, strict=True)
@@ -421,15 +472,30 @@ class RetrievalModule(LightningModule):
             scorer, self.trainer.precision_plugin.forward_context, self.contrastive_temperature()
         )
         self.evaluation.reset()
+        result.tell()
         return result
 
     def _log_recalls(self, prefix: str, stage: str) -> None:
-        found = self._compute(stage).recalls
+        result = self._compute(stage)
+        found = result.recalls
         if not found:
             raise RuntimeError("Retrieval recall was asked for, but no picture with a caption was evaluated.")
-        for name, value in found.items():
+        if "rerank_recall_mean" in found and self.trainer.state.fn != "fit":
+            _compare_orders(found["recall_mean"], found["rerank_recall_mean"])
+        for name, value in (found | result.non_finite).items():
             # Every process has computed the same numbers; the mean over them only keeps Lightning from warning.
             self.log(f"{prefix}/{name}", value, prog_bar=name.endswith("recall_mean"), sync_dist=True)
+
+
+def _compare_orders(plain: float, reranked: float) -> None:
+    """Say which order of the candidates found more, in percent of mean recall."""
+    advice = (
+        "the matching head's order is the better one"
+        if reranked > plain
+        else "the order by contrast alone is no worse: the matching head is not trained well enough to help, and "
+        "model.rerank_k 0 leaves it out"
+    )
+    rank_zero_info(f"Mean recall is {plain:.1f} by contrast alone and {reranked:.1f} after re-ranking: {advice}.")
 
 
 def _as_computed(tokens: Tensor) -> Tensor:

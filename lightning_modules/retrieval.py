@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..callbacks.finite import non_finite_last
+
 RECALLS = (1, 5, 10)
 # Pictures whose similarities to all texts are held at a time: 1024 rows by 25,000 texts are 100 MB.
 _CHUNK = 1024
@@ -75,7 +77,8 @@ def retrieval_ranks(image_features: Tensor, text_features: Tensor, matches: Matc
     """Rank of the best match of every picture among the texts, and of every text among the pictures.
 
     A candidate that is no match and scores as high as the best match ranks before it, so a model that gives
-    everything the same feature gets no recall.
+    everything the same feature gets no recall. Nor does one whose features are infinite or not a number: what has such
+    a score is no better than what is not there.
 
     Args:
         image_features: [I, E].
@@ -83,26 +86,31 @@ def retrieval_ranks(image_features: Tensor, text_features: Tensor, matches: Matc
         matches: which belong together.
 
     Returns:
-        long [I] and long [T], ranks from 0. A row without any match gets the number of candidates.
+        long [I] and long [T], ranks from 0. A row without any match of a finite score gets the number of candidates.
     """
     images, texts = len(image_features), len(text_features)
     starts = range(0, images, _CHUNK)
     image_ranks = torch.full((images,), texts)
     best = torch.full((texts,), -torch.inf, dtype=image_features.dtype)
     for rows in (slice(start, start + _CHUNK) for start in starts):
-        scores, match = image_features[rows] @ text_features.T, matches.block(rows)
-        image_ranks[rows] = _rank_of_best_match(scores, match)
+        scores, match = _similarities(image_features[rows], text_features), matches.block(rows)
+        image_ranks[rows] = _rank_of_best_match(scores, match, texts)
         best = torch.maximum(best, scores.masked_fill(~match, -torch.inf).amax(0))
     text_ranks = torch.zeros(texts, dtype=torch.long)
     for rows in (slice(start, start + _CHUNK) for start in starts):
-        scores, match = image_features[rows] @ text_features.T, matches.block(rows)
+        scores, match = _similarities(image_features[rows], text_features), matches.block(rows)
         text_ranks += ((scores >= best) & ~match).sum(0)
-    return image_ranks, text_ranks
+    return image_ranks, text_ranks.masked_fill(best == -torch.inf, images)
 
 
-def _rank_of_best_match(scores: Tensor, match: Tensor) -> Tensor:
+def _similarities(image_features: Tensor, text_features: Tensor) -> Tensor:
+    return non_finite_last(image_features @ text_features.T)
+
+
+def _rank_of_best_match(scores: Tensor, match: Tensor, last: int) -> Tensor:
+    """Of scores that have gone through `non_finite_last`; `last` where no match has a finite one."""
     best = scores.masked_fill(~match, -torch.inf).amax(1, keepdim=True)
-    return ((scores >= best) & ~match).sum(1)
+    return ((scores >= best) & ~match).sum(1).masked_fill(best[:, 0] == -torch.inf, last)
 
 
 @dataclass
@@ -111,7 +119,7 @@ class Candidates:
 
     Attributes:
         index: long [R, k], numbers of the candidates.
-        similarity: [R, k], dot products of the features.
+        similarity: [R, k], dot products of the features; minus infinity for one that is not finite.
         match_score: [R, k], what a matching head says; None where none was asked.
     """
 
@@ -137,7 +145,7 @@ def nearest_candidates(image_features: Tensor, text_features: Tensor, k: int) ->
     text_parts = [torch.zeros(0, texts).topk(min(k, texts), 1)]  # there may be no picture at all
     found = Candidates(torch.zeros(texts, 0, dtype=torch.long), torch.zeros(texts, 0, dtype=image_features.dtype))
     for start in range(0, images, _CHUNK):
-        scores = image_features[start : start + _CHUNK] @ text_features.T
+        scores = _similarities(image_features[start : start + _CHUNK], text_features)
         text_parts.append(scores.topk(min(k, texts), 1))
         numbers = torch.arange(start, start + len(scores)).expand(texts, -1)
         similarity = torch.cat([found.similarity, scores.T], 1)
@@ -147,26 +155,31 @@ def nearest_candidates(image_features: Tensor, text_features: Tensor, k: int) ->
     return near_texts, found
 
 
-def reranked_ranks(order_by: Tensor, match: Tensor, ranks: Tensor) -> Tensor:
+def reranked_ranks(order_by: Tensor, match: Tensor, ranks: Tensor, last: int) -> Tensor:
     """Rank of the best match after the candidates of each row were put into a new order.
 
     Args:
-        order_by: [R, k], the new scores of the candidates.
+        order_by: [R, k], the new scores of the candidates; minus infinity for one that is not finite.
         match: boolean [R, k], which candidates are matches.
         ranks: long [R], ranks before; they stay where no match is among the candidates.
+        last: number of all that could have been candidates, the rank where no match has a finite score.
 
     Returns:
         long [R], from 0.
     """
-    return torch.where(match.any(1), _rank_of_best_match(order_by, match), ranks)
+    return torch.where(match.any(1), _rank_of_best_match(order_by, match, last), ranks)
 
 
 def recalls(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]:
-    """Recall at 1, 5 and 10 in both directions and the mean of the six, in percent."""
+    """Recall at 1, 5 and 10 in both directions and the mean of the six, in percent; ranks as of `retrieval_ranks`."""
     result = {}
-    for direction, ranks in (("text_to_image", text_ranks), ("image_to_text", image_ranks)):
+    for direction, ranks, others in (
+        ("text_to_image", text_ranks, image_ranks),
+        ("image_to_text", image_ranks, text_ranks),
+    ):
         for k in RECALLS:
-            result[f"{direction}_r{k}"] = 100 * (ranks < k).double().mean().item()
+            # The number of candidates is the rank of what is not found, be they as few as they may.
+            result[f"{direction}_r{k}"] = 100 * (ranks < min(k, len(others))).double().mean().item()
     result["recall_mean"] = sum(result.values()) / len(result)
     return result
 
@@ -179,7 +192,8 @@ def average_median_ranks(
     Pictures are cut into folds in their given order; a last incomplete fold counts only where there is no complete one.
     In each fold every picture stands with its first caption alone, then with its second one, and so on as far as all
     pictures have captions. Ranks are from 1, and ties count against the model as in `retrieval_ranks`: a perfect model
-    has 1, one that knows nothing about half a fold. Pictures without a caption are left out.
+    has 1, one that knows nothing about half a fold, and one whose features are not finite comes after the last of the
+    fold. Pictures without a caption are left out.
 
     Args:
         image_features: [I, E].

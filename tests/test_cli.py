@@ -133,7 +133,7 @@ def test_a_mistake_that_a_constructor_finds_is_one_sentence():
 
 
 def test_a_defect_in_a_constructor_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("vlightning.lightning_modules.cocord.module.Accuracy", lambda classes: int("x"))
+    monkeypatch.setattr("vlightning.lightning_modules.cocord.module.Accuracy", lambda: int("x"))
     with pytest.raises(ValueError, match="invalid literal for int"):
         run("fit", *PLAIN_CLASSIFIER)
 

@@ -170,7 +170,7 @@ class CoCoRDModule(InitialWeights, ClassifierModule):
             if self.contrasts
             else None
         )
-        self.accuracy = Accuracy(num_classes)
+        self.accuracy = Accuracy()
         self.train()
 
     def views(self) -> list[str]:

@@ -81,7 +81,7 @@ class VisionClassifierModule(AdamWModule, InitialWeights, ClassifierModule):
         self.head = nn.Linear(width, num_classes)
         nn.init.normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
-        self.accuracy = Accuracy(num_classes)
+        self.accuracy = Accuracy()
 
     def configure_callbacks(self) -> list[Callback]:
         """Supply what writes predictions, unless the user's own is there."""

@@ -121,7 +121,7 @@ class ImageProbeModule(WarmupShareModule, InitialWeights, ClassifierModule):
         if linear_probe:
             self.encoder.requires_grad_(False)
         self.probe = LinearProbe(self.encoder.num_features, num_classes)
-        self.accuracy = Accuracy(num_classes)
+        self.accuracy = Accuracy()
         kinds = ((v2.CutMix, cutmix), (v2.MixUp, mixup))
         self._mixers = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha]
         self.train()

@@ -186,6 +186,39 @@ def test_it_learns_and_validation_counts_all_labelled_pictures():
     assert found[0] < found[1]
 
 
+class Blind(Still):
+    """Cannot see the pictures that are black."""
+
+    def encode_images(self, image):
+        black = (image == 0).all((1, 2, 3))
+        return super().encode_images(image).masked_fill(black[:, None], torch.nan)
+
+
+def blacken(pictures, places):
+    return [
+        row | {"sample_index": place, "image": row["image"] * 0 if place in places else row["image"]}
+        for place, row in enumerate(pictures)
+    ]
+
+
+def test_features_that_are_no_numbers_are_misses_and_teach_nothing():
+    module, probe, losses = Blind(), OnlineProbe(CLASSES, learning_rate=0.03), Losses()
+    pictures, dead = blacken(rows(50, seed=2), (2, 30)), [3, *range(16, 24)]
+    data = DataLoader(blacken(rows(24), dead), 8)
+    with pytest.warns(match=r"features for 2 of 50 pictures \(sample_index 2, 30\), none of which counts as right"):
+        fitted = fit(
+            module, probe, losses, data=data, val=DataLoader(pictures, 8), max_epochs=20, num_sanity_val_steps=0
+        )
+    metrics = {name: value.item() for name, value in fitted.callback_metrics.items()}
+    assert metrics["val/probe_non_finite"] == 2
+    seen = [row for place, row in enumerate(pictures) if place not in (2, 30)]
+    expected = [share * 48 / 50 for share in percentages(module, probe.state_dict()["head"], seen)]
+    assert [metrics[f"val/probe_top{k}"] for k in (1, 5)] == pytest.approx(expected)
+    assert expected[0] > 50
+    # The third batch is all black: it has no loss, and not the best one there could be.
+    assert np.isnan(losses.losses).tolist() == [False, False, True] * 20
+
+
 def test_fewer_classes_than_six_have_no_top_five_and_validation_alone_logs_nothing():
     pictures = [row for row in rows(60) if row["label"] < 5]
     data = DataLoader(pictures[:16], 8)

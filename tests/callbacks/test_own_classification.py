@@ -13,7 +13,7 @@ from support.classification import accuracies, metrics_of
 from support.command_line import run
 from support.distributed import rank_trainer, run_distributed
 from support.tiny_modules import trainer
-from vlightning.callbacks import OwnClassification, ZeroShotClassification, rank
+from vlightning.callbacks import OwnClassification, ZeroShotClassification, rank, world_size
 from vlightning.datamodules import ShapeClassesDataModule
 
 CLASSES, PICTURES = 7, 53
@@ -265,6 +265,48 @@ def both_kinds(make):
         runs.validate(module, Pairs(), verbose=False)
         ends.append((found(runs), module.record.images))
     return ends
+
+
+class SomeDead(Pictures):
+    """Pictures 4 and 40 are no numbers; the second process has a part, if there is one."""
+
+    def split(self, length):
+        self.image[[4, 40]] = torch.nan
+        rows = [
+            {"image": image, "label": label, "sample_index": place}
+            for place, (image, label) in enumerate(zip(self.image, self.label, strict=True))
+        ]
+        parts = [rows] if world_size() == 1 else [rows[:16], rows[16:]]
+        return DataLoader(parts[rank()], batch_size=8)
+
+
+def with_dead_ones(make):
+    """A module that has no logit of class 6, which is the right one of ten pictures, and cannot see two pictures."""
+    module, runs = Classifier(), make(callbacks=[callback(SomeDead())])
+    module.head.bias.data[6] = torch.inf
+    runs.validate(module, Pairs(), verbose=False)
+    return found(runs)
+
+
+def with_dead_ones_on_rank():
+    return with_dead_ones(lambda **options: rank_trainer("ddp", **options))
+
+
+def test_scores_that_are_no_numbers_are_misses_on_one_process_and_on_two():
+    module, data = Classifier(), Pictures()
+    ranks = []
+    for place, (image, label) in enumerate(zip(data.image, data.label.tolist(), strict=True)):
+        scores = module.head(image.mean((1, 2)))
+        dead = label == 6 or place in (4, 40)
+        ranks.append(CLASSES if dead else int((scores[:6] > scores[label]).sum()))
+    expected = accuracies(ranks, data.label.tolist()) | {"non_finite": PICTURES}
+    with pytest.warns(
+        match=r"undefined scores for 53 of 53 pictures \(sample_index 0, 1, .* 37 more; of the classes 6\)"
+    ):
+        one = with_dead_ones(lambda callbacks: trainer(*callbacks))
+    assert one == pytest.approx(expected, abs=1e-4)
+    for process in run_distributed(with_dead_ones_on_rank):
+        assert process == pytest.approx(expected, abs=1e-4)
 
 
 def both_on_rank():

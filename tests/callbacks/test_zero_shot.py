@@ -221,6 +221,17 @@ def test_accuracies_are_those_of_plain_loops(module):
     assert data.calls == ["prepare", "validate", "no validate"]
 
 
+@pytest.mark.parametrize("part", ["words", "head"])
+def test_a_dead_tower_gets_nothing_right_and_says_so(part):
+    module = Linear()
+    nn.init.constant_(getattr(module, part).weight, torch.nan)
+    with pytest.warns(
+        match=r"found infinite or undefined scores for 53 of 53 pictures \(sample_index unknown\), which rank"
+    ):
+        metrics = found(validate(callback(), module=module))
+    assert metrics == {"top1": 0, "top5": 0, "class_recall": 0, "non_finite": PICTURES}
+
+
 def test_the_test_split_is_measured_after_test():
     module, data = Linear(), Pictures()
     runs = trainer(callback(data, name="birds"))

@@ -3,6 +3,7 @@ import torch
 from torch.nn.functional import normalize
 
 from support.distributed import run_distributed
+from support.methods import METHODS
 from support.tiny_modules import trainer
 from vlightning.callbacks import rank
 from vlightning.lightning_modules.evaluation import RetrievalEvaluation, RetrievalModule
@@ -24,9 +25,11 @@ class Scorer:
         return -(text_states[:, 0, 0] - image_tokens[0, 0, 0]).abs()
 
 
-def _add(evaluation, start, stop, step=4):
+def _add(evaluation, start, stop, step=4, dead=()):
     generator = torch.Generator().manual_seed(4)
     image, text = (torch.randn(IMAGES, 4, generator=generator) for _ in range(2))
+    for features, rows in zip((image, text), dead, strict=False):
+        features[rows] = torch.nan
     numbers = torch.arange(IMAGES)
     for first in range(start, stop, step):
         rows = slice(first, min(first + step, stop))
@@ -67,6 +70,64 @@ def test_the_matching_score_decides_the_order_of_the_candidates(score, weight):
         assert result.recalls["rerank_text_to_image_r1"] == plain.recalls["text_to_image_r10"]
         assert result.recalls["rerank_image_to_text_r1"] == plain.recalls["image_to_text_r10"]
     assert {k: v for k, v in result.recalls.items() if not k.startswith("rerank")} == plain.recalls
+
+
+class NoNumbers(Scorer):
+    """Cannot judge one text."""
+
+    def match_scores(self, text_states, attention_mask, image_tokens):
+        scores = super().match_scores(text_states, attention_mask, image_tokens)
+        return scores.masked_fill(text_states[:, 0, 0] == 2, torch.nan)
+
+
+DEAD = [3, 17], [20]
+
+
+def _broken_share(shares):
+    evaluation = RetrievalEvaluation(rerank_k=12, rerank_score="itm")
+    result = _add(evaluation, *shares[rank()], dead=DEAD).compute(NoNumbers())
+    return result.recalls, result.non_finite, result.non_finite_images, result.non_finite_texts
+
+
+def test_features_and_matching_scores_that_are_no_numbers_count_as_misses_on_one_process_and_on_two():
+    recalls, counts, images, texts = _broken_share([(0, IMAGES)])
+    assert (images.tolist(), texts.tolist()) == DEAD
+    near = _add(RetrievalEvaluation(rerank_k=12), 0, IMAGES, dead=DEAD).compute()
+    asked = int((near.near_texts.index == 2).sum()) + 12  # of the pictures that have text 2 near, and its own
+    assert counts == {"non_finite_images": 2, "non_finite_texts": 1, "rerank_non_finite_scores": asked}
+    # The scorer is always right about what it can judge, so a match is found where it is a candidate that is finite.
+    own = torch.arange(IMAGES)[:, None]
+    for direction, side in (("image_to_text", near.near_texts), ("text_to_image", near.near_images)):
+        found = ((side.index == own) & side.similarity.isfinite() & (own != 2)).any(1)
+        assert recalls[f"rerank_{direction}_r1"] == pytest.approx(100 * found.double().mean().item())
+        assert not found[[2, *DEAD[0], *DEAD[1]]].any()
+    for found in run_distributed(_broken_share, [(0, 15), (15, IMAGES)]):
+        assert found[:2] == (recalls, counts)
+        assert (found[2].tolist(), found[3].tolist()) == DEAD
+
+
+@pytest.mark.parametrize(
+    ("method", "weight", "names"),
+    [
+        ("albef", "student.vision_proj.weight", ["", "rerank_"]),
+        ("shre", "student.image_encoder.cls_token", ["h2/", "h3/"]),
+        ("mmlg", "student.vision.proj", ["karpathy5/", "paper/"]),
+        ("mobileclip", "average.visual.trunk.stem.0.conv_kxk.0.bn.weight", [""]),
+    ],
+)
+def test_a_dead_model_has_no_recall_and_says_so(tmp_path, method, weight, names):
+    module, data = METHODS[method].build(METHODS[method].prepare(tmp_path), seed=0, batch_size=5, num_workers=0)
+    torch.nn.init.constant_(module.get_parameter(weight), torch.nan)
+    runs = trainer(default_root_dir=tmp_path)
+    with pytest.warns(
+        match=r"features of 10 of 10 pictures \(sample_index 0, 1, 2, 3, 4, 5, 6, 7, 8, 9\): these rank last"
+    ):
+        runs.test(module, data, verbose=False)
+    found = {name: value.item() for name, value in runs.callback_metrics.items()}
+    assert found["test/non_finite_images"] == 10
+    assert {found[f"test/{name}recall_mean"] for name in names} == {0}
+    assert {value for name, value in found.items() if "_r1" in name or "_r5" in name} == {0}
+    assert {value for name, value in found.items() if "median" in name} <= {11}
 
 
 def test_features_are_kept_in_main_memory_in_float32():

@@ -79,6 +79,40 @@ def test_a_collapsed_model_gets_no_recall():
     assert recalls(*retrieval_ranks(torch.ones(20, 4), torch.ones(20, 4), Matches(ids, ids)))["recall_mean"] == 0
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("candidates", [3, 20])
+def test_a_model_whose_features_are_no_numbers_finds_nothing_and_ranks_last(value, candidates):
+    ids, good = torch.arange(candidates), torch.eye(candidates)
+    dead, matches = torch.full_like(good, value), Matches(ids, ids)
+    for features in ((dead, dead), (good, dead), (dead, good)):
+        assert set(recalls(*retrieval_ranks(*features, matches)).values()) == {0}
+        assert set(average_median_ranks(*features, matches).values()) == {candidates + 1}
+        near = nearest_candidates(*features, 2)
+        assert all((side.similarity == -torch.inf).all() for side in near)
+
+
+@pytest.mark.parametrize("chunk", [7, 1024])
+def test_some_features_that_are_no_numbers_rank_after_all_others_and_change_nothing_else(monkeypatch, chunk):
+    monkeypatch.setattr(retrieval, "_CHUNK", chunk)
+    image_id, text_image_id, _ = _ids(40, 2)
+    matches = Matches(image_id, text_image_id)
+    image, text = torch.randn(40, 8), torch.randn(len(text_image_id), 8)
+    images, texts = (torch.rand(len(side)) < 0.2 for side in (image, text))
+    image_ranks, text_ranks = retrieval_ranks(
+        image.masked_fill(images[:, None], torch.nan), text.masked_fill(texts[:, None], torch.nan), matches
+    )
+    # As if what is no number were not there at all, except that nothing finds it.
+    kept = Matches(image_id[~images], text_image_id[~texts])
+    expected = retrieval_ranks(image[~images], text[~texts], kept)
+    found = torch.isin(image_id, kept.text_image_id)
+    assert torch.equal(image_ranks[~images & found], expected[0][found[~images]])
+    assert (image_ranks[images | ~found] == len(text)).all()
+    found = torch.isin(text_image_id, kept.image_id)
+    assert torch.equal(text_ranks[~texts & found], expected[1][found[~texts]])
+    assert (text_ranks[texts | ~found] == len(image)).all()
+    assert (images.any(), texts.any(), found.any()) == (True, True, True)
+
+
 @pytest.mark.parametrize("k", [1, 4, 100])
 def test_candidates_are_the_nearest_in_both_directions(monkeypatch, k):
     monkeypatch.setattr(retrieval, "_CHUNK", 5)
@@ -95,7 +129,14 @@ def test_candidates_are_the_nearest_in_both_directions(monkeypatch, k):
 def test_a_match_outside_the_candidates_keeps_its_rank():
     order_by = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.1], [0.4, 0.4, 0.1]])
     match = torch.tensor([[True, False, False], [False, False, False], [True, False, False]])
-    assert reranked_ranks(order_by, match, torch.tensor([0, 17, 0])).tolist() == [2, 17, 1]
+    assert reranked_ranks(order_by, match, torch.tensor([0, 17, 0]), 20).tolist() == [2, 17, 1]
+
+
+def test_a_match_whose_new_score_is_no_number_ranks_last():
+    low = -torch.inf
+    order_by = torch.tensor([[0.1, low, 0.5], [low, low, low], [low, 0.4, 0.1]])
+    match = torch.tensor([[False, True, False], [True, True, False], [True, False, True]])
+    assert reranked_ranks(order_by, match, torch.tensor([0, 0, 0]), 20).tolist() == [20, 20, 1]
 
 
 def _median_ranks_by_loops(image, text, ids, fold):
