@@ -13,6 +13,9 @@ from .attributes import find_module, nearest
 from .distributed import broadcast, gather, keep_from_ddp
 from .non_finite import is_skipped
 
+NO_ID = torch.iinfo(torch.long).min  # an id that no data has
+"""What stands in a slot of a `FeatureQueue` that holds no row of the data."""
+
 
 class FeatureQueue(nn.Module):
     """The last `size` feature rows that were enqueued, oldest overwritten first.
@@ -29,7 +32,8 @@ class FeatureQueue(nn.Module):
 
     Attributes:
         features: float32 [size, dim].
-        ids: long [size], -1 where there is no id; None without `ids`.
+        ids: long [size], `NO_ID` where there is none (-1 in older checkpoints, which data may have, so a comparison
+            with them minds `valid` too); None without `ids`.
         pointer: long, 0-D: the slot that the next row goes to.
         filled: long, 0-D: number of slots that hold a feature.
     """
@@ -47,7 +51,7 @@ class FeatureQueue(nn.Module):
         self.dim = dim
         features = F.normalize(torch.randn(size, dim), dim=1) if random_start else torch.zeros(size, dim)
         self.register_buffer("features", features)
-        self.register_buffer("ids", torch.full((size,), -1) if ids else None)
+        self.register_buffer("ids", torch.full((size,), NO_ID) if ids else None)
         self.register_buffer("pointer", torch.tensor(0))
         self.register_buffer("filled", torch.tensor(size if random_start else 0))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...callbacks import AtomicCheckpointIO
+from ...callbacks.queue import NO_ID
 from ..fitting import load_fitting
 from ..vit_weights import resize_positions
 
@@ -25,7 +26,7 @@ QUEUES = ("image_queue", "text_queue")
 _PARTS = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
 _POSITION_IDS = "bert.embeddings.position_ids"
 _HEAD = ".text_encoder.cls."
-_NO_ID = -100  # theirs; ours is -1
+_NO_ID = -100  # theirs
 
 
 def to_official(module: "ALBEFModule") -> dict[str, Tensor]:
@@ -54,7 +55,9 @@ def to_official(module: "ALBEFModule") -> dict[str, Tensor]:
     }
     if flat:
         image_ids, text_ids = (state[f"{name}.ids"] for name in QUEUES)
-        known = (image_ids == text_ids) & (image_ids != -1)
+        # Older checkpoints of ours have -1 in empty slots.
+        filled = torch.arange(len(image_ids), device=image_ids.device) < state["image_queue.filled"]
+        known = (image_ids == text_ids) & (image_ids != NO_ID) & filled
         official["idx_queue"] = torch.where(known, image_ids, _NO_ID)[None]
     return official
 
@@ -217,9 +220,9 @@ def _own_state(official: Mapping[str, Tensor]) -> dict[str, Tensor]:
             filled = features.any(1) * torch.arange(1, 1 + len(features), device=features.device)
             state[f"{queue}.features"] = features
             state[f"{queue}.filled"] = filled.max()
-            state[f"{queue}.ids"] = torch.full((len(features),), -1)
+            state[f"{queue}.ids"] = torch.full((len(features),), NO_ID)
         if ids is not None:
-            state[f"{queue}.ids"] = torch.where(ids == _NO_ID, -1, ids).flatten()
+            state[f"{queue}.ids"] = torch.where(ids == _NO_ID, NO_ID, ids).flatten()
         if pointer is not None:
             state[f"{queue}.pointer"] = pointer.reshape(())
     return state

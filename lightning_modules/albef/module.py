@@ -386,15 +386,18 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, Retr
         pairs = len(batch["image_id"])
         first = rank() * pairs if self.hparams["key_columns"] == "global" else 0  # the column of the first row's key
 
+        def there(queue: FeatureQueue) -> Tensor:
+            return torch.cat([torch.ones_like(key_id, dtype=torch.bool), queue.valid])
+
         def logits(queries: Tensor, keys: Tensor, queue: FeatureQueue) -> Tensor:
             similarity = torch.cat([queries @ keys.T, queries @ queue.features.T], 1) / self.temperature
-            empty = torch.cat([torch.zeros_like(key_id, dtype=torch.bool), ~queue.valid])
             # The lowest finite number and not -inf: its product with a zero target is 0, not NaN.
-            return similarity.masked_fill(empty, torch.finfo(similarity.dtype).min)
+            return similarity.masked_fill(~there(queue), torch.finfo(similarity.dtype).min)
 
         def targets(queries: Tensor, keys: Tensor, queue: FeatureQueue, image_id: Tensor, column: Tensor) -> Tensor:
             assert queue.ids is not None  # both queues were made with ids
-            positives = self._positives(image_id, column, torch.cat([key_id, queue.ids]))
+            # Whatever an empty slot says is its picture, it is none of the data's.
+            positives = self._positives(image_id, column, torch.cat([key_id, queue.ids])) & there(queue)
             return contrastive_targets(logits(queries, keys, queue), positives, alpha)
 
         def contrast(*rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

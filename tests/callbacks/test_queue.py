@@ -8,13 +8,14 @@ from torch import nn
 from support.distributed import run_ddp_fit
 from support.tiny_modules import DIM, Student, loader, trainer
 from vlightning.callbacks import EMACallback, FeatureQueue, QueueCallback, rank
+from vlightning.callbacks.queue import NO_ID
 
 
 class SlowQueue:
     """The definition: one finite row after the other."""
 
     def __init__(self, size, dim):
-        self.features, self.ids = torch.zeros(size, dim), torch.full((size,), -1)
+        self.features, self.ids = torch.zeros(size, dim), torch.full((size,), NO_ID)
         self.pointer = self.filled = 0
 
     def enqueue(self, features, ids):
@@ -82,7 +83,7 @@ def test_an_empty_queue_has_no_valid_slot_and_a_random_one_unit_rows():
     assert not empty.valid.any()
     assert full.valid.all()
     torch.testing.assert_close(full.features.norm(dim=1), torch.ones(6))
-    assert full.ids.tolist() == [-1] * 6
+    assert full.ids.tolist() == [NO_ID] * 6
     assert empty.pointer.shape == empty.filled.shape == ()
 
 

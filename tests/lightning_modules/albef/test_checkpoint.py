@@ -13,6 +13,7 @@ from safetensors import safe_open
 from torch.utils.data import DataLoader
 
 from support.albef import pairs_loader, random_batch, tiny_albef
+from vlightning.callbacks.queue import NO_ID
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef.checkpoint import load_official, save_official, to_official
 
@@ -88,7 +89,7 @@ def test_what_the_authors_wrote_comes_out_as_it_went_in(authors, build):
     assert line == "a state dict of the authors"
     _equal(to_official(module), authors)
     assert module.text_queue.valid.all()
-    assert (module.image_queue.ids == -1).all()
+    assert (module.image_queue.ids == NO_ID).all()
 
 
 def test_retrieval_layout_comes_out_as_it_went_in(authors, build):
@@ -97,7 +98,7 @@ def test_retrieval_layout_comes_out_as_it_went_in(authors, build):
     load_official(module, retrieval)
     _equal(to_official(module), retrieval)
     for queue in module.queues().values():
-        assert queue.ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] + [-1] * 54
+        assert queue.ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] + [NO_ID] * 54
 
 
 @pytest.mark.parametrize("changes", [{}, {"mlm": False}, {"queue_start": "random"}])
@@ -111,7 +112,7 @@ def test_our_layout_through_the_authors_and_back_is_exact(tmp_path, changes):
     expected = module.state_dict()
     if module.hparams["mlm"]:  # pre-training files have no ids
         for name in ("image_queue.ids", "text_queue.ids"):
-            expected[name] = torch.full((16,), -1)
+            expected[name] = torch.full((16,), NO_ID)
     _equal(other.state_dict(), expected)
 
 
@@ -119,6 +120,8 @@ def test_queue_slots_of_two_pictures_are_written_without_an_id():
     module = tiny_albef(mlm=False)
     module.image_queue.ids[:3] = torch.tensor([5, 6, 7])
     module.text_queue.ids[:3] = torch.tensor([5, 8, 7])
+    for queue in module.queues().values():
+        queue.filled.fill_(3)
     assert to_official(module)["idx_queue"][0, :4].tolist() == [5, -100, 7, -100]
 
 

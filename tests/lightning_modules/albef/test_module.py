@@ -193,6 +193,22 @@ def test_empty_queue_slots_carry_no_loss_and_filled_ones_do(monkeypatch):
     assert _step(module, monkeypatch)["loss"] > empty
 
 
+@pytest.mark.parametrize("queue_start", ["empty", "random", "older checkpoint"])
+def test_any_number_may_be_the_id_of_a_picture(monkeypatch, queue_start):
+    losses = []
+    for own in (77, -1):
+        module = tiny_albef(queue_start="random" if queue_start == "random" else "empty", queue_size=24)
+        for queue in module.queues().values():
+            if queue_start == "older checkpoint":
+                queue.ids.fill_(-1)
+            queue.enqueue(torch.nn.functional.normalize(torch.eye(queue.dim), dim=1)[:3], torch.tensor([5, own, 6]))
+        batch = random_batch(8)
+        batch["image_id"] = batch["image_id"].clone()
+        batch["image_id"][3] = own
+        losses.append(_step(module, monkeypatch, batch)["loss"])
+    assert torch.equal(*losses)
+
+
 def test_a_step_is_the_same_function_in_a_shuffled_batch_apart_from_the_order(monkeypatch):
     """ITC of a permuted batch is the same number: no row depends on its place."""
     module = tiny_albef(mask_probability=0.0).double().eval()
