@@ -23,9 +23,17 @@ from vlightning.cli_support.lost import lost_processes_told
 from vlightning.cli_support.optimizer_options import TypedOptimizerOptions
 from vlightning.cli_support.progress import results_table
 from vlightning.cli_support.report import quiet, readable_errors
+from vlightning.cli_support.results import say_results
 from vlightning.cli_support.resume import as_first_config, find_checkpoint, merge, read_checkpoint, report_overrides
-from vlightning.cli_support.rundir import claim_run_dir, name_run, run_dir_released
-from vlightning.cli_support.save_config import SaveRunConfig, reproducible
+from vlightning.cli_support.rundir import (
+    checkpoint_of,
+    claim_run_dir,
+    find_named_run,
+    name_run,
+    run_dir_released,
+    run_name,
+)
+from vlightning.cli_support.save_config import SaveRunConfig, reproducible, shaping_settings
 from vlightning.cli_support.typed import UsageError, read_command_line
 
 DESCRIPTION = (
@@ -51,7 +59,9 @@ class VLightningCLI(LightningCLI):
         self.typed = typed = read_command_line(sys.argv[1:] if args is None else list(args))
         if typed.subcommand is not None:
             check_help(typed, self._subcommand_parsers[typed.subcommand])
-        path = find_checkpoint(typed)
+        path = find_named_run(typed) or find_checkpoint(typed)
+        if path is not None and (path / "checkpoints").is_dir():
+            path = checkpoint_of(path, best=typed.subcommand != "fit")
         self.saved = read_checkpoint(path) if path else None
         if self.saved is not None:
             merge(self.saved, typed)
@@ -66,7 +76,9 @@ class VLightningCLI(LightningCLI):
         """Complete the parsed configuration with what the checkpoint, the config's name and the data decide."""
         config = self.config[self.config.subcommand]
         self.replaced = report_overrides(self.saved, config, self.typed)
-        name_run(config, self.typed)
+        if self.saved is not None:
+            config["ckpt_path"] = str(self.saved.path)
+        name_run(config, self.typed, self.saved)
         leave_out_hp_metric(config, self.typed)
         check_strategy(config.trainer.strategy)
         linked = apply_links(config, self.typed, self.saved)
@@ -76,8 +88,9 @@ class VLightningCLI(LightningCLI):
         """Claim the run's folder; the seed is known by now."""
         config = self.config[self.config.subcommand]
         self.reproducible.seed_everything = config.seed_everything
-        self.save_config_kwargs = {"reproducible": self.reproducible}
-        claim_run_dir(config, self.typed)
+        claimed = claim_run_dir(config, self.typed, self.saved)
+        run = {"trainer": shaping_settings(config), "name": run_name(config, self.typed, self.saved)}
+        self.save_config_kwargs = {"reproducible": self.reproducible, "run": run, "claimed": claimed}
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         if self.replaced:
@@ -100,6 +113,8 @@ class VLightningCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         with lost_processes_told(self.trainer):
             super()._run_subcommand(subcommand)
+        if subcommand == "fit":
+            say_results(self.trainer, self.model, self.datamodule)
 
 
 def main(args: list[str] | None = None) -> None:

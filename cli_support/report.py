@@ -135,6 +135,16 @@ def tell(sentence: str) -> None:
         sys.stderr.write(f"vlightning: warning: {sentence}\n")
 
 
+def say(sentence: str) -> None:
+    """Print one line of the run's own account, once for all processes.
+
+    Args:
+        sentence: The line.
+    """
+    if getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("LOCAL_RANK", "0") == "0":
+        sys.stdout.write(f"{sentence}\n")
+
+
 def quiet() -> None:
     """Silence third-party messages that no user can act on."""
     for pattern in NOISE:

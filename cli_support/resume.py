@@ -16,15 +16,18 @@ from typing import Any
 
 import torch
 import yaml
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
 
 from ..callbacks.sharded_checkpoint import METADATA
 from .explain import subclasses
-from .report import tell
+from .named_code import INSTANTIATORS, ForeignCode, TypedNames, check_arguments, check_class, imported
+from .report import say, tell
+from .save_config import LENGTHS, RUN_KEY, SHAPING
 from .typed import Source, Typed, UsageError, nearest
 
 # Values of `ckpt_path` that Lightning resolves itself, once the run has begun.
 KEYWORDS = ("last", "best", "hpc")
+_BASES: dict[str, type] = {"model": LightningModule, "data": LightningDataModule}
 
 
 @dataclass
@@ -35,11 +38,15 @@ class Saved:
         path: The file, or the folder of a sharded checkpoint.
         hyper_parameters: Section name (`model`, `data`) to `{"class_path": ..., "init_args": {...}}`.
         seed: The run's seed, if the checkpoint holds one.
+        trainer: The run's settings of the Trainer that shape the result.
+        name: The run's name; None if the checkpoint does not tell.
     """
 
     path: Path
     hyper_parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
     seed: int | None = None
+    trainer: dict[str, Any] = field(default_factory=dict)
+    name: str | None = None
 
 
 def find_checkpoint(typed: Typed) -> Path | None:
@@ -97,16 +104,38 @@ def read_checkpoint(path: Path) -> Saved:
         raise UsageError(f"{str(path)!r} is not a readable checkpoint: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(content, Mapping) or ("state_dict" not in content and not path.is_dir()):
         raise UsageError(f"{str(path)!r} is not a Lightning checkpoint: it has no `state_dict`.")
-    saved = Saved(path, seed=_seed(content))
+    run = content.get(RUN_KEY)
+    run = run if isinstance(run, Mapping) else {}
+    saved = Saved(path, seed=_seed(content), trainer=_plain_settings(run.get("trainer")), name=_inside(run.get("name")))
     for section, key in (("model", "hyper_parameters"), ("data", "datamodule_hyper_parameters")):
         values = dict(content.get(key) or {})
-        values.pop("_instantiator", None)
+        if (instantiator := values.pop("_instantiator", None)) not in (None, *INSTANTIATORS):
+            raise UsageError(
+                f"The checkpoint {str(path)!r} has its {section} built by {instantiator!r}, which could run any code; "
+                "expected the function that Lightning names there: take a checkpoint that you trust."
+            )
         class_path = values.pop("_class_path", None)
         if section == "data" and class_path is None:
             class_path = _datamodule_class(content, values)
         if class_path:
             saved.hyper_parameters[section] = {"class_path": class_path, "init_args": values}
     return saved
+
+
+def best_beside(checkpoint: Path) -> Path | None:
+    """The best checkpoint that a run knew when it wrote this one, if it is still in the same folder.
+
+    Args:
+        checkpoint: A whole checkpoint, a file or a folder.
+    """
+    file = checkpoint / METADATA if checkpoint.is_dir() else checkpoint
+    content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    for name, state in (content.get("callbacks") or {}).items():
+        best = state.get("best_model_path") if isinstance(state, Mapping) else None
+        if str(name).startswith("BestCheckpoint") and isinstance(best, str) and best:
+            path = checkpoint.with_name(Path(best).name)
+            return path if path.exists() else None
+    return None
 
 
 def merge(saved: Saved, typed: Typed) -> None:
@@ -118,16 +147,73 @@ def merge(saved: Saved, typed: Typed) -> None:
     Args:
         saved: The checkpoint's values.
         typed: What was typed; its sources get one more, at the front.
+
+    Raises:
+        UsageError: If the checkpoint is of another class than the one that was typed, or names code that it may not
+            name.
     """
+    names = TypedNames(typed.sources)
     tree: dict[str, Any] = {}
     for section, values in saved.hyper_parameters.items():
-        named = typed.class_name(section)
-        if named is None or (section == "model" and named == values["class_path"].rsplit(".", 1)[-1]):
-            tree[section] = values
+        if typed.class_name(section) is None:
+            tree[section] = _checked(saved, section, typed, names)
         elif section == "model":
-            tell(f"model is {named}, the checkpoint is of {values['class_path']}: its hyper-parameters are not used.")
+            known = subclasses((LightningModule,))
+            named, found = (_find(name, known) for name in (typed.class_path(section), values["class_path"]))
+            if named is None:  # a typing error, which the parser explains
+                continue
+            if named is found:
+                tree[section] = _checked(saved, section, typed, names)
+                continue
+            old = str(values["class_path"]).rpartition(".")[2]
+            if found is None or not (issubclass(named, found) or issubclass(found, named)):
+                raise UsageError(
+                    f"The checkpoint {str(saved.path)!r} is of {old}, expected one of {named.__name__}: leave "
+                    "out the model, which then comes from the checkpoint, or give another --ckpt_path."
+                )
+            tell(f"model is {named.__name__}, the checkpoint is of {old}: its hyper-parameters are not used.")
+    saved.hyper_parameters |= tree
+    settings = {
+        name: value
+        for name, value in saved.trainer.items()
+        # An evaluation has no length; one that was typed stands for both.
+        if (typed.subcommand == "fit" or name == "precision")
+        and not (name in LENGTHS and any(typed.is_given(f"trainer.{length}") for length in LENGTHS))
+    }
+    if settings:
+        tree["trainer"] = settings
+        kept = [f"{name} {value}" for name, value in settings.items() if not typed.is_given(f"trainer.{name}")]
+        if kept:
+            say(f"From the checkpoint's run: trainer.{', trainer.'.join(kept)}.")
     if tree:
         typed.sources.insert(0, Source(str(saved.path), tree, "checkpoint"))
+
+
+def _checked(saved: Saved, section: str, typed: Typed, names: TypedNames) -> dict[str, Any]:
+    """A section of the checkpoint that names no code but its own, without what was typed in the place of other code."""
+    values = saved.hyper_parameters[section]
+    arguments = {}
+    try:
+        name, cls = check_class(values["class_path"], (_BASES[section],), names)
+        for argument, value in values["init_args"].items():
+            try:
+                arguments |= check_arguments({argument: value}, cls, names)
+            except ForeignCode:
+                instead = typed.lookup(f"{section}.init_args.{argument}")
+                if not (isinstance(instead, str) or (isinstance(instead, dict) and "class_path" in instead)):
+                    raise
+    except ForeignCode as error:
+        option = ".".join([section, *([error.key] if error.key else [])])
+        raise UsageError(
+            f"The checkpoint {str(saved.path)!r} names {error.name!r} for {option}, which is no class of vlightning or "
+            f"of torch.optim, so that it could run any code: if you trust it, type --{option} {error.name}, or give "
+            "the run's own config.yaml with --config."
+        ) from error
+    return {"class_path": name, "init_args": arguments}
+
+
+def _find(name: Any, known: dict[str, type]) -> type | None:
+    return imported(str(name)) if "." in str(name) else known.get(str(name))
 
 
 @contextlib.contextmanager
@@ -205,6 +291,24 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
+
+
+def _plain_settings(settings: Any) -> dict[str, Any]:
+    """Those of the settings in a checkpoint that are known, as far as they are numbers or names."""
+    if not isinstance(settings, Mapping):
+        return {}
+    plain = {name: value for name in SHAPING if isinstance(value := settings.get(name), (int, float, str))}
+    time = settings.get("max_time")
+    if isinstance(time, Mapping) and all(isinstance(amount, int) for amount in time.values()):
+        plain["max_time"] = dict(time)
+    return plain
+
+
+def _inside(name: Any) -> str | None:
+    """The name of a run in a checkpoint, if it leads to no folder outside that of all runs."""
+    if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        return None
+    return name
 
 
 def _seed(content: Mapping[str, Any]) -> int | None:

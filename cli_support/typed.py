@@ -70,18 +70,24 @@ class Typed:
                 found = value
         return found
 
-    def is_given(self, key: str) -> bool:
-        """Whether the key, or anything below it, was given."""
-        return any(True for source in self.sources for _ in _values_at(source.tree, key.split(".")))
+    def is_given(self, key: str, kind: str | None = None) -> bool:
+        """Whether the key, or anything below it, was given; by a source of one kind, where that is asked."""
+        sources = [source for source in self.sources if kind in (None, source.kind)]
+        return any(True for source in sources for _ in _values_at(source.tree, key.split(".")))
 
     def class_name(self, key: str) -> str | None:
         """Last component of the class named for `model` or `data`, or None."""
+        path = self.class_path(key)
+        return path.rsplit(".", 1)[-1] if path else None
+
+    def class_path(self, key: str) -> str | None:
+        """The class named for `model` or `data`, as it was written, or None."""
         name = None
         for source in self.sources:
             value = source.tree.get(key)
             value = value.get("class_path") if isinstance(value, dict) else value
             name = value if isinstance(value, str) else name
-        return name.rsplit(".", 1)[-1] if name else None
+        return name or None
 
     def init_args(self, key: str) -> dict[str, str]:
         """Constructor arguments typed for `model` or `data`, each with its last origin; not those of a checkpoint."""

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from ..cli_support.checked_loading import CheckedLoading
 from .decode import Account, BadSample
 from .loaders import BatchLoader, PredictionLoader, inner_loader
 from .samples import Collated, Outcome, Reader, TrainingSet
@@ -40,7 +41,7 @@ def splits_of(stage: str | None) -> tuple[Split, ...]:
     return _SPLITS[stage]
 
 
-class PictureDataModule(pl.LightningDataModule):
+class PictureDataModule(CheckedLoading, pl.LightningDataModule):
     """Pictures with what goes with them, in batches of the project's contract (dicts of tensors).
 
     Sample order is a function of (seed, epoch), every draw for a sample of (seed, epoch, row): a run that is resumed

@@ -143,8 +143,9 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     try:
+        # Left open, transformers asks at the terminal whether to run the Python files of a tokenizer.
         with contextlib.nullcontext() if path.is_dir() else hub_or_cache():
-            tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
+            tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0] if path.is_dir() else absence(error)
         raise ValueError(

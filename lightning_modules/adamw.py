@@ -6,12 +6,13 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
+from .checkpoints import CheckpointModule
 from .clipping import ClippedFusedGradients
 from .optimizer_groups import weight_decay_groups
 from .schedules import capped_warmup_cosine, steps_of_run, warmup_cosine, warn_of_capped_warmup
 
 
-class AdamWModule(ClippedFusedGradients):
+class AdamWModule(ClippedFusedGradients, CheckpointModule):
     """A LightningModule with this optimizer and schedule.
 
     A subclass saves the hyperparameters `learning_rate`, `warmup_steps`, `weight_decay`, `betas` and `eps`, and

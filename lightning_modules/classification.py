@@ -14,6 +14,7 @@ from torchmetrics import MeanMetric
 
 from ..callbacks.distributed import gather_uneven
 from ..callbacks.finite import hits, some_of
+from .checkpoints import CheckpointModule
 from .schedules import after_milestones
 
 Batch = dict[str, Tensor]
@@ -73,7 +74,7 @@ class Accuracy(nn.Module):
             yield k, metric
 
 
-class ClassifierModule(LightningModule):
+class ClassifierModule(CheckpointModule):
     """A LightningModule with the hooks of evaluation and prediction, and the optimizer of the CRD benchmark.
 
     A subclass supplies `forward`, from pictures [B, 3, H, W] to logits [B, C], sets `self.accuracy`, and saves the

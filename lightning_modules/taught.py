@@ -26,6 +26,7 @@ class TaughtModule(LightningModule):
         Raises:
             ValueError: if its weights are others.
         """
+        super().on_load_checkpoint(checkpoint)
         self.teacher.compare(checkpoint)
 
     def on_train_start(self) -> None:

@@ -259,6 +259,7 @@ class CoCoRDModule(InitialWeights, ClassifierModule):
         Raises:
             ValueError: if its weights are others.
         """
+        super().on_load_checkpoint(checkpoint)
         if self.teacher is not None:
             self.teacher.compare(checkpoint)
 

@@ -94,6 +94,7 @@ class LinearProbeModule(ClassifierModule):
         Raises:
             ValueError: if its weights are others.
         """
+        super().on_load_checkpoint(checkpoint)
         self.backbone.compare(checkpoint)
 
     def on_fit_start(self) -> None:

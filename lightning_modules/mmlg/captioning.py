@@ -149,6 +149,7 @@ class CaptioningModule(AdamWModule):
         Raises:
             ValueError: if their weights are others.
         """
+        super().on_load_checkpoint(checkpoint)
         self.language_model.compare(checkpoint)
         self.tower = _same_tower(checkpoint.get("tower"), self.tower)
 
@@ -273,7 +274,8 @@ def _same_tower(known: dict[str, str] | None, given: dict[str, str] | None) -> d
 
 def _from_hub(kind: Any, name: str, **options: Any) -> Any:
     try:
-        return kind.from_pretrained(name, **options)
+        # Left open, transformers asks at the terminal whether to run the Python files of a model.
+        return kind.from_pretrained(name, trust_remote_code=False, **options)
     except OSError as error:
         raise FileNotFoundError(
             f"Found no language model {name!r}, expected a name on the hub, or a folder with a network and its "

@@ -3,17 +3,17 @@
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from ...callbacks import ImageEmbeddingWriter, missing_callbacks
+from ..checkpoints import CheckpointModule
 from ..frozen import FrozenTeacher
 from ..precision import at_least_float32
 from .towers import load_tower
 
 
-class ImageEmbeddingModule(LightningModule):
+class ImageEmbeddingModule(CheckpointModule):
     """Embeds pictures, for `predict`; captioning trains on the file that `ImageEmbeddingWriter` writes.
 
     The embeddings are the tower's projected features, not scaled to unit length. Pictures are prepared as the tower

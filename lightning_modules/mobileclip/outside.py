@@ -1,5 +1,6 @@
 """Trained models from outside that reinforce data sets: open_clip's by tag, in a folder or a file, and ours."""
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,7 @@ def _from_folder(path: Path) -> _Loaded:
             "--layout open_clip` and open_clip write it: correct the path."
         )
     source = f"local-dir:{path}"
+    _refuse_remote_code(path)
     try:
         network = open_clip.create_model(source, require_pretrained=True)
         return network, _preprocessing(network), open_clip.get_tokenizer(source)
@@ -93,6 +95,23 @@ def _from_folder(path: Path) -> _Loaded:
         raise RuntimeError(
             f"The model in the folder {str(path)!r} cannot be loaded ({_shortened(error)}): get the folder again."
         ) from error
+
+
+def _refuse_remote_code(path: Path) -> None:
+    """Refuse what open_clip would hand on to transformers, which then runs the Python files of the folder.
+
+    Raises:
+        ValueError: If the folder's tokenizer asks for that.
+    """
+    try:
+        options = json.loads((path / _CONFIG).read_text(encoding="utf-8"))["model_cfg"]["text_cfg"]["tokenizer_kwargs"]
+    except (ValueError, LookupError, TypeError):  # open_clip says what is wrong, if anything is
+        return
+    if options.get("trust_remote_code"):
+        raise ValueError(
+            f"Found trust_remote_code in the {_CONFIG} of {str(path)!r}, which would run the folder's Python files: "
+            "take it out, if the tokenizer works without."
+        )
 
 
 def _from_file(model: str, path: Path) -> _Loaded:

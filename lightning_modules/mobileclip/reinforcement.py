@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
 from open_clip.transformer import QuickGELU
 from PIL import Image
 from torch import Tensor, nn
 
 from ...callbacks import LeftOut, Reinforced, ReinforcementWriter, missing_callbacks
+from ..checkpoints import CheckpointModule
 from ..frozen import FrozenTeacher
 from ..precision import unit
 from .captioner import Captioner
@@ -40,7 +40,7 @@ class Teacher:
     scale: float | None = None
 
 
-class ReinforcementModule(LightningModule):
+class ReinforcementModule(CheckpointModule):
     """Captions pictures and embeds pairs; for `predict`, over a :class:`ReinforcementDataModule`.
 
     Every teacher sees the same augmentations, each in its own size and normalisation. Its embeddings of pictures,

@@ -58,9 +58,11 @@ class TransformersCaptioner(Captioner):
         if self.network is not None:
             return
         try:
-            network = AutoModelForImageTextToText.from_pretrained(self.model, dtype=torch.float32)
-            self._tokenizer = AutoTokenizer.from_pretrained(self.model)
-            self._processor = AutoImageProcessor.from_pretrained(self.model)
+            # Where it is left open, transformers asks at the terminal whether to run the Python files of a model.
+            options: dict[str, Any] = {"trust_remote_code": False}
+            network = AutoModelForImageTextToText.from_pretrained(self.model, dtype=torch.float32, **options)
+            self._tokenizer = AutoTokenizer.from_pretrained(self.model, **options)
+            self._processor = AutoImageProcessor.from_pretrained(self.model, **options)
         except OSError as error:
             raise FileNotFoundError(
                 f"Found no captioner {self.model!r}, expected a name on the hub, or a folder with a network, its "

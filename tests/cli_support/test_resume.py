@@ -82,12 +82,13 @@ def test_the_checkpoints_seed_is_taken_silently_when_none_is_typed():
 
 @pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
 def test_evaluation_needs_no_model_config(subcommand: str):
-    ran = run(subcommand, f"--ckpt_path={CHECKPOINT}", "--data=TinyData", "--trainer.accelerator=cpu")
+    words = ("--model=TinyModel", "--data=TinyData", "--trainer.accelerator=cpu")  # without their arguments
+    ran = run(subcommand, f"--ckpt_path={CHECKPOINT}", *words)
     assert ran.status == 0, ran.err
 
 
 def test_evaluation_without_data_points_to_the_runs_config():
-    ran = run("validate", f"--ckpt_path={CHECKPOINT}")
+    ran = run("validate", f"--ckpt_path={CHECKPOINT}", "--model=TinyModel")
     assert ran.status == 2
     assert "runs/tiny/version_0/config.yaml" in ran.sentence
 

@@ -301,11 +301,21 @@ def test_damaged_folders(folder, break_it, said):
     assert said in found
 
 
-def with_hub_tokenizer(folder):
+def with_hub_tokenizer(folder, **options):
     path = folder / "open_clip_config.json"
     config = json.loads(path.read_text())
-    config["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = "of-nobody"
+    config["model_cfg"]["text_cfg"] |= {"hf_tokenizer_name": "of-nobody"} | options
     path.write_text(json.dumps(config))
+
+
+def test_a_folder_does_not_run_its_own_python_files(tmp_path, folder):
+    with_hub_tokenizer(folder, tokenizer_kwargs={"trust_remote_code": True})
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Own: pass\n")
+    named = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    (folder / "config.json").write_text("{}")
+    assert "Found trust_remote_code in the open_clip_config.json of" in sentence(ValueError, None, folder)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_files_of_something_else(tmp_path, file):
