@@ -25,9 +25,10 @@ class SkipNonFiniteSteps(Callback):
     (`QueueCallback`) and the running statistics of BatchNorm stay as they were; the schedule of the learning rate and
     `trainer.global_step` go on, because Lightning counts attempts. The samples of the batch are named in a warning, and
     the number of skipped steps is logged as `train/skipped_steps`. With the gradient scaler of 16-bit training an
-    infinite gradient is part of how the scale is found: then only the loss is looked at.
+    infinite gradient is part of how the scale is found: then only the loss is looked at, until the scale is at most 1,
+    where a gradient is not infinite because of it.
 
-    Accumulated gradients are skipped as a whole, with the batches that they are of.
+    Accumulated gradients are skipped as a whole, with all the batches that they are of, whichever of them is bad.
 
     It costs a pass over the gradients, and a number that goes around the processes and that the host waits for.
 
@@ -49,7 +50,7 @@ class SkipNonFiniteSteps(Callback):
         self.max_skipped = max_skipped
         self.skipped_steps = 0
         self.batch_is_bad = False
-        """Whether the batch that is trained on, or that has just been, was found to be bad."""
+        """Whether the batch that is trained on, or that has just been, is left out: it, or one of its step, is bad."""
         self._step_is_bad = False
         self._loss_is_bad: Tensor | None = None
         self._samples: list[Tensor] = []  # of the batches of this step
@@ -73,9 +74,11 @@ class SkipNonFiniteSteps(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self.batch_is_bad = False
+        self.batch_is_bad = self._step_is_bad
         if isinstance(batch, Mapping) and isinstance(batch.get("sample_index"), Tensor):
             self._samples.append(batch["sample_index"])
+        if self._statistics:  # of before the first batch of the step
+            return
         # A forward pass moves these, also one whose loss turns out to be bad.
         moved = [
             buffer
@@ -98,7 +101,8 @@ class SkipNonFiniteSteps(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._judge([] if scaler is not None else [weight.grad for weight in weights])
+        scale = None if scaler is None else scaler._get_scale_async()  # on the device
+        self._judge([weight.grad for weight in weights], scale)
         if not self._step_is_bad:
             return
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -112,7 +116,6 @@ class SkipNonFiniteSteps(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._statistics = []
         if trainer.fit_loop._should_accumulate():
             return
         if self._step_is_bad:
@@ -133,21 +136,29 @@ class SkipNonFiniteSteps(Callback):
     def _begin_step(self) -> None:
         self._step_is_bad = False
         self._samples = []
+        self._statistics = []
 
-    def _judge(self, gradients: list[Tensor]) -> None:
-        """Agree with the other processes on whether this batch is bad, and undo what its forward pass moved."""
+    def _judge(self, gradients: list[Tensor], scale: Tensor | None = None) -> None:
+        """Agree with the other processes on whether this step is bad, and undo what its forward passes moved.
+
+        Args:
+            gradients: Of the whole step, none if it is not complete.
+            scale: What the loss was multiplied by; above 1 gradients may be infinite because of it.
+        """
         flags = [] if self._loss_is_bad is None else [self._loss_is_bad.flatten()]
         local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
         by_device: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for gradient in local:
             if gradient.numel():  # a process may have no row of a sharded weight
                 by_device.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-        flags += [~_extremes(group).isfinite() for group in by_device.values()]
+        found = [~_extremes(group).isfinite() for group in by_device.values()]
+        flags += found if scale is None else [flag & (scale.to(flag.device) <= 1) for flag in found]
         bad = torch.stack([flag.any().cpu() for flag in flags]).any() if flags else torch.tensor(False)
         self._loss_is_bad = None
-        if not bool(all_reduce_max(bad.long()[None])):
+        if bool(all_reduce_max(bad.long()[None])):
+            self.batch_is_bad = self._step_is_bad = True
+        if not self._step_is_bad:
             return
-        self.batch_is_bad = self._step_is_bad = True
         for buffer, before in self._statistics:
             buffer.copy_(before)
 
@@ -169,6 +180,6 @@ def _extremes(gradients: list[Tensor]) -> Tensor:
 
 
 def is_skipped(trainer: Trainer) -> bool:
-    """Whether the batch that is trained on, or that has just been, was found to be bad by a `SkipNonFiniteSteps`."""
+    """Whether a `SkipNonFiniteSteps` leaves out the batch that is trained on, or that has just been."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return any(callback.batch_is_bad for callback in callbacks if isinstance(callback, SkipNonFiniteSteps))

@@ -61,6 +61,22 @@ class FeatureQueue(nn.Module):
         # The slots fill up from the first one, so a count says it all.
         return torch.arange(self.size, device=self.filled.device) < self.filled
 
+    def next_slots(self, rows: int) -> tuple[Tensor, ...]:
+        """Returns what `enqueue` of so many rows would overwrite; `put_back` undoes it with that."""
+        slots = (self.pointer + torch.arange(min(rows, self.size), device=self.pointer.device)) % self.size
+        held = [self.features[slots], *([] if self.ids is None else [self.ids[slots]])]
+        return slots, self.pointer.clone(), self.filled.clone(), *held
+
+    @torch.no_grad()
+    def put_back(self, before: tuple[Tensor, ...]) -> None:
+        """Undoes the last `enqueue`, given what `next_slots` returned before it."""
+        slots, pointer, filled, features, *ids = before
+        self.features.index_copy_(0, slots, features)
+        if self.ids is not None:
+            self.ids.index_copy_(0, slots, *ids)
+        self.pointer.copy_(pointer)
+        self.filled.copy_(filled)
+
     @torch.no_grad()
     def enqueue(self, features: Tensor, ids: Tensor | None = None) -> None:
         """Writes rows one after the other, as if each took the oldest slot in turn.
@@ -141,7 +157,8 @@ class QueueCallback(Callback):
     loader).
 
     Every batch counts, also those that only accumulate gradients. A step that returns None enqueues nothing, nor one
-    that `SkipNonFiniteSteps` leaves out.
+    that `SkipNonFiniteSteps` leaves out: what the batches before it had enqueued whose gradients were accumulated is
+    taken out again.
 
     Args:
         queues: Attribute path of the queue by the name its keys have; None asks the module's `queues()`, which returns
@@ -155,6 +172,7 @@ class QueueCallback(Callback):
             raise ValueError("QueueCallback got an empty dict of queues: name one, or give None to ask the module.")
         self.queues = queues
         self.log = log
+        self._overwritten: list[tuple[FeatureQueue, tuple[Tensor, ...]]] = []  # by the batches of this step
 
     @property
     @override
@@ -203,6 +221,7 @@ class QueueCallback(Callback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Checks every name before the first batch, and gives every process rank 0's queues."""
+        self._overwritten = []
         for queue in self.queues_of(pl_module).values():
             for buffer in queue.buffers():
                 broadcast(buffer)
@@ -211,7 +230,15 @@ class QueueCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not outputs or is_skipped(trainer):  # the training step returned None, or what is no number
+        if is_skipped(trainer):  # the loss or a gradient is no number
+            for queue, before in reversed(self._overwritten):
+                queue.put_back(before)
+            self._overwritten = []
+            return
+        accumulates = trainer.fit_loop._should_accumulate()
+        if not accumulates:
+            self._overwritten = []
+        if not outputs:  # the training step returned None
             return
         queues = self.queues_of(pl_module)
         keys = _keys_of(outputs, queues, type(pl_module).__name__)
@@ -219,8 +246,11 @@ class QueueCallback(Callback):
         spread: Callable[[Tensor], Tensor] = _as_they_are if outputs.get("keys_are_gathered") else gather
         for name, queue in queues.items():
             own_ids = ids.get(name)
+            rows = spread(keys[name])
+            if accumulates:
+                self._overwritten.append((queue, queue.next_slots(len(rows))))
             try:
-                queue.enqueue(spread(keys[name]), None if own_ids is None else spread(own_ids))
+                queue.enqueue(rows, None if own_ids is None else spread(own_ids))
             except ValueError as error:
                 raise ValueError(f"Keys for the queue {name!r}: {error}") from error
             if self.log:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from support.distributed import rank_trainer, run_distributed, whole_state
-from support.tiny_modules import Recorder, trainer
+from support.tiny_modules import trainer
 from vlightning.callbacks import (
     EMACallback,
     EMAPair,
@@ -65,22 +65,22 @@ class Moco(LightningModule):
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0), "interval": "step"}]
 
 
-def batches(bad=None, at=3, left_out=False, count=BATCHES):
-    """This process's batches; one is bad in the last process only, or missing in all."""
+def batches(bad=None, at=(3,), left_out=(), count=BATCHES):
+    """This process's batches; some are bad in the last process only, or missing in all."""
     draws = torch.Generator().manual_seed(7 + rank())
     rows = []
     for number in range(count):
         batch = {"x": torch.randn(ROWS, DIM, generator=draws), "target": torch.randn(ROWS, DIM, generator=draws)}
         batch |= {"added": torch.zeros(1), "root": torch.zeros(1)}
         batch["sample_index"] = torch.arange(ROWS) + 100 * number + 10 * rank()
-        if number == at and rank() == world_size() - 1:
+        if number in at and rank() == world_size() - 1:
             if bad == "picture":
                 batch["x"][1, 2] = torch.nan
             elif bad == "loss":
                 batch["added"] += torch.inf
             elif bad == "gradient":
                 batch["root"] += 1
-        if not (left_out and number == at):
+        if number not in left_out:
             rows.append(batch)
     return DataLoader(rows, batch_size=None)
 
@@ -135,7 +135,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("bad", ["picture", "loss", "gradient"])
 def test_it_is_as_if_the_batch_had_not_been_there(bad):
     state, counts, messages = run(one_process, bad=bad)
-    expected, _, _ = run(one_process, left_out=True)
+    expected, _, _ = run(one_process, left_out=(3,))
     assert_same(state, expected)
     assert counts == [BATCHES, BATCHES, 1, BATCHES - 1]  # the step and the schedule went on, the average did not
     assert len(messages) == 1
@@ -155,26 +155,36 @@ def on_rank(kind, **data):
 @pytest.mark.parametrize("bad", ["picture", "loss", "gradient"])
 def test_all_processes_skip_what_is_bad_in_one(kind, bad):
     found = run_distributed(on_rank, kind, bad=bad)
-    expected = run_distributed(on_rank, kind, left_out=True)
+    expected = run_distributed(on_rank, kind, left_out=(3,))
     for (state, counts, _), (whole, _, _) in zip(found, expected, strict=True):
         assert_same(state, whole)
         assert counts == [BATCHES, BATCHES, 1, BATCHES - 1]
     assert "300, 301, 302, 303, 310, 311, 312, 313" in found[0][2][0]
 
 
-@pytest.mark.fault("the same in one of two accumulated batches", "NaN pixel", "both batches are left out")
-def test_accumulated_gradients_are_skipped_together():
-    recorder, skip = Recorder(), SkipNonFiniteSteps()
-    fitted = trainer(EMACallback(), QueueCallback(), skip, recorder, accumulate_grad_batches=2)
-    with pytest.warns(match="200, 201, 202, 203, 300, 301, 302, 303"):
-        fitted.fit(Moco(), batches("picture", at=2))  # in the first batch of the second step
-    first, second, third = ({name: one[name] for name in one if "running" not in name} for one in recorder.students)
-    for name, value in first.items():
-        assert "num_batches" in name or torch.equal(second[name], value), name
-        assert "num_batches" in name or not torch.equal(third[name], value), name
-    assert all(value.isfinite().all() for value in everything(fitted).values())
-    assert int(fitted.lightning_module.queue.filled) == 4 * ROWS  # nor were the keys of both batches taken
-    assert skip.skipped_steps == 1
+@pytest.mark.fault(
+    "the same in one of two accumulated batches",
+    "as above, in the first or the second, with and without a gradient scaler",
+    "as if both batches had not been there",
+)
+@pytest.mark.parametrize(
+    ("bad", "scaled"),
+    [("picture", False), ("loss", False), ("gradient", False), ("picture", True), ("loss", True)],
+)
+@pytest.mark.parametrize("at", [2, 3])
+def test_accumulated_batches_are_left_out_together(at, bad, scaled):
+    def make(**options):
+        # The scale is halved where gradients are infinite; with one that is no power of two, all of it would round.
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+        plugins = [MixedPrecision("16-mixed", device="cpu", scaler=scaler)] if scaled else []
+        return one_process(**options, plugins=plugins, accumulate_grad_batches=2)
+
+    state, counts, messages = run(make, bad=bad, at=(at,))
+    expected, _, _ = run(make, left_out=(2, 3))
+    assert_same(state, expected)
+    assert int(state["queue.filled"]) == 4 * ROWS
+    assert counts == [BATCHES // 2, BATCHES // 2, 1, BATCHES // 2 - 1]
+    assert "200, 201, 202, 203, 300, 301, 302, 303" in messages[0]
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -194,6 +204,24 @@ def test_a_gradient_scaler_skips_gradients_by_itself(bad, skipped, fused):
 
 
 @pytest.mark.fault(
+    "undefined gradients in every step, with a gradient scaler",
+    "a loss whose gradient is NaN",
+    "once the scale is down to 1 they count, and the run ends",
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_gradient_scaler_does_not_skip_for_ever(tmp_path, fused):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**3)
+    plugins = [MixedPrecision("16-mixed", device="cpu", scaler=scaler)]
+    fitted = trainer(SkipNonFiniteSteps(2), QueueCallback(), plugins=plugins, default_root_dir=tmp_path, max_epochs=9)
+    start = Moco(fused).state_dict()
+    with pytest.raises(RuntimeError, match=r"Found 3 steps with .*expected at most max_skipped=2"):
+        fitted.fit(Moco(fused), batches("gradient", at=range(BATCHES)))
+    assert fitted.global_step == 3 + 3  # the scales 8, 4 and 2, then three that count
+    kept = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(kept[name], value) for name, value in start.items() if name.endswith(("weight", "bias")))
+
+
+@pytest.mark.fault(
     "too many bad steps", "as many infinite losses", "the run ends; a checkpoint with the weights of before"
 )
 def test_past_the_limit_the_run_ends_with_the_weights_of_before(tmp_path):
@@ -204,7 +232,7 @@ def test_past_the_limit_the_run_ends_with_the_weights_of_before(tmp_path):
     checkpoint = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
     expected = Moco()
     reference = trainer(EMACallback(), QueueCallback(), max_epochs=3, max_steps=BATCHES - 1 + 3)
-    reference.fit(expected, batches(left_out=True))
+    reference.fit(expected, batches(left_out=(3,)))
     assert_same(checkpoint["state_dict"], expected.state_dict())
     assert checkpoint["callbacks"]["SkipNonFiniteSteps"] == {"skipped_steps": 2}
     # The count goes on where it stood.
