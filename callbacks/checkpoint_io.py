@@ -15,6 +15,7 @@ import torch
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import Strategy
 from typing_extensions import override
 
 from .leftovers import REPLACED, clear_leftovers, place_of, remove, replaced_beside, staged_beside
@@ -185,6 +186,22 @@ def check_free(target: Path) -> None:
         return
     if target.exists():
         raise FileExistsError(f"Found {str(target)!r} already there, expected a new name: remove it or give another.")
+
+
+def check_free_among(strategy: Strategy, target: Path) -> None:
+    """Does the same where rank 0 is; every process must call it, and all raise.
+
+    Raises:
+        FileExistsError: If something has that name.
+    """
+    problem = None
+    if strategy.is_global_zero:
+        try:
+            check_free(target)
+        except FileExistsError as error:
+            problem = error
+    if problem := strategy.broadcast(problem):
+        raise problem
 
 
 def write_file(content: Any, path: Path) -> None:

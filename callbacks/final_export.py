@@ -7,7 +7,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from .checkpoint_io import check_free
+from .checkpoint_io import check_free_among
 
 
 class FinalExport(Callback):
@@ -40,14 +40,18 @@ class FinalExport(Callback):
                 f"FinalExport found no method export(folder) in {type(pl_module).__name__}: add it, or leave the "
                 "callback out."
             )
-        if self.folder is not None and trainer.is_global_zero:
-            check_free(Path(self.folder).expanduser())
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            check_free_among(trainer.strategy, self._target(trainer))
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.interrupted or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        home = trainer.log_dir or trainer.default_root_dir
-        folder = Path(self.folder).expanduser() if self.folder is not None else Path(home) / "export"
+        folder = self._target(trainer)
         pl_module.export(folder, **self.options)  # type: ignore[operator]
         rank_zero_info(f"The trained model was exported to {folder}.")
+
+    def _target(self, trainer: Trainer) -> Path:
+        """The folder; every process must ask for it."""
+        home = trainer.log_dir or trainer.default_root_dir
+        return Path(self.folder).expanduser() if self.folder is not None else Path(home) / "export"

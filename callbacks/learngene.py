@@ -11,7 +11,7 @@ from torch import nn
 from typing_extensions import override
 
 from .attributes import find_module
-from .checkpoint_io import check_free
+from .checkpoint_io import check_free_among
 from .learngene_expansion import expand_learngene
 from .learngene_file import Learngene, Storage, load_learngene, save_learngene
 from .learngene_layers import Components, Tower
@@ -119,21 +119,25 @@ class LearngeneWriter(Callback):
                 f"LearngeneWriter found no method learngene() in {type(pl_module).__name__}: train a module that "
                 "extracts one, such as MMLGModule, or leave the callback out."
             )
-        if self.file is not None and trainer.is_global_zero:
-            check_free(Path(self.file).expanduser())
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            check_free_among(trainer.strategy, self._target(trainer))
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.interrupted or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        home = trainer.log_dir or trainer.default_root_dir  # which the processes agree on
+        file = self._target(trainer)
         found: Learngene = pl_module.learngene()  # type: ignore[operator]
         if not trainer.is_global_zero:
             return
-        file = Path(home) / "learngene.safetensors" if self.file is None else Path(self.file).expanduser()
         whole = dataclasses.replace(found, data=_described(trainer), step=trainer.global_step)
         save_learngene(whole, file, self.storage)
         rank_zero_info(f"The learngene was written to {file}.")
+
+    def _target(self, trainer: Trainer) -> Path:
+        """The file; every process must ask for it."""
+        home = trainer.log_dir or trainer.default_root_dir  # which the processes agree on
+        return Path(home) / "learngene.safetensors" if self.file is None else Path(self.file).expanduser()
 
 
 def _described(trainer: Trainer) -> dict[str, Any] | None:

@@ -192,6 +192,9 @@ def test_a_fit_that_cannot_end_with_a_file_does_not_start(tmp_path):
     (tmp_path / "a").touch()
     with pytest.raises(FileExistsError, match="expected a new name"):
         fit(LearngeneWriter(str(tmp_path / "a")))
+    (tmp_path / "learngene.safetensors").touch()  # of an earlier run, in the folder that this one goes on in
+    with pytest.raises(FileExistsError, match="expected a new name"):
+        fit(LearngeneWriter(), default_root_dir=tmp_path)
     with pytest.raises(AttributeError, match=r"found no method learngene\(\) in BoringModel"):
         fit(LearngeneWriter(str(tmp_path / "b")), BoringModel())
 

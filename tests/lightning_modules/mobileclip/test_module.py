@@ -375,6 +375,23 @@ def test_the_trained_model_is_exported_fused_when_the_run_ends(tmp_path, shapes)
         quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport(str(target))]).fit(student_of_shapes(), shapes())
 
 
+def test_an_export_is_refused_before_training_where_its_default_folder_is_taken(tmp_path):
+    """As when a run goes on, or is made again, in the folder where it has been exported."""
+    (tmp_path / "export").mkdir()
+    trainer = quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport()])
+    trainer.fit(Exported())  # an empty folder is no hindrance
+    (tmp_path / "export" / "image.pt2").touch()
+    again = quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport()])
+    with pytest.raises(FileExistsError, match=r"export' already there, expected a new name"):
+        again.fit(Exported())
+    assert (trainer.global_step, again.global_step) == (1, 0)
+
+
+class Exported(BoringModel):
+    def export(self, folder):
+        pass
+
+
 def test_an_export_is_refused_before_training_where_the_module_has_none(tmp_path):
     with pytest.raises(AttributeError, match=r"no method export\(folder\) in BoringModel"):
         quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport()]).fit(BoringModel())
