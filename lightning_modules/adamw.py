@@ -8,6 +8,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .checkpoints import CheckpointModule
 from .clipping import ClippedFusedGradients
+from .layout import lay_out_moments
 from .optimizer_groups import weight_decay_groups
 from .schedules import capped_warmup_cosine, steps_of_run, warmup_cosine, warn_of_capped_warmup
 
@@ -42,6 +43,7 @@ class AdamWModule(ClippedFusedGradients, CheckpointModule):
         """AdamW, fused, with the schedule moved once per optimizer step."""
         rates = {name: self.hparams[name] for name in ("betas", "eps")}
         optimizer = AdamW(self.parameter_groups(), lr=self.hparams["learning_rate"], fused=True, **rates)
+        lay_out_moments(optimizer)
         # A factor of the peak, so that changing the peak on resume takes effect.
         schedule = LambdaLR(optimizer, lambda step: self.scheduled_lr(step) / self.hparams["learning_rate"])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

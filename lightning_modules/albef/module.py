@@ -34,6 +34,7 @@ from ..clamped import ClampedParameters
 from ..clipping import ClippedFusedGradients
 from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
 from ..initial_weights import InitialWeights
+from ..layout import lay_out_moments
 from ..optimizer_groups import weight_decay_groups
 from ..precision import at_least_float32
 from ..schedules import steps_of_run
@@ -582,6 +583,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, Retr
         decay = ("temperature",) if self.hparams["decay_temperature"] else ()
         groups = weight_decay_groups(self, self.hparams["weight_decay"], decay)
         optimizer = AdamW(groups, lr=self.hparams["learning_rate"], betas=self.hparams["betas"], fused=True)
+        lay_out_moments(optimizer)
         # A factor of the peak, so that changing the peak on resume takes effect.
         schedule = LambdaLR(optimizer, lambda step: self.scheduled_lr(step) / self.hparams["learning_rate"])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -1,0 +1,108 @@
+"""Moments lie as their weights do, whatever checkpoint they come from: a fused step is that of a plain loop."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from lightning import Callback
+
+from support.clip import DIMS, LENGTH, SCALES, WORDS, reinforced_batch
+from support.distributed import rank_trainer, run_distributed, whole_state
+from support.random_batches import Rows
+from support.tiny_modules import trainer
+from vlightning.callbacks import AtomicCheckpointIO
+from vlightning.convert import main as convert
+from vlightning.lightning_modules import MobileCLIPModule
+
+SIZE = 32
+TOWERS = {  # with dense convolutions of several pixels, as RN50 and ConvNeXt have
+    "resnet": {"layers": [1, 1, 1, 1], "width": 8, "patch_size": None},
+    "convnext": {"timm_model_name": "test_convnext", "timm_pool": "", "timm_proj": "linear"},
+}
+
+
+def build(tower):
+    name = f"layout-{tower}"
+    text = {"context_length": LENGTH, "vocab_size": WORDS, "width": 16, "heads": 2, "layers": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.json"
+        path.write_text(
+            json.dumps({"embed_dim": 8, "vision_cfg": {"image_size": SIZE} | TOWERS[tower], "text_cfg": text})
+        )
+        open_clip.add_model_config(path)
+    torch.manual_seed(0)
+    sizes = {"max_tokens": LENGTH, "teacher_dims": DIMS, "teacher_scales": SCALES}
+    return MobileCLIPModule(name, **sizes, learning_rate=0.01, warmup_steps=1)
+
+
+class Until(Callback):
+    """Ends a run after so many steps, with the schedule of a longer one."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.global_step == self.step
+
+
+class Loop(Callback):
+    """Makes the optimizer step weight by weight, in torch's plain loop."""
+
+    def on_train_start(self, trainer, pl_module):
+        for group in trainer.optimizers[0].param_groups:
+            group.update(fused=False, foreach=False)
+
+
+def fit(make, tower, steps, *callbacks, **options):
+    options_of_trainer = {"max_steps": 8, "max_epochs": -1, "min_epochs": 0, "limit_val_batches": 0}
+    fitted = make(callbacks=[Until(steps), *callbacks], **options_of_trainer)
+    rows = Rows(reinforced_batch(8, dtype=torch.float32, size=SIZE))
+    loader = torch.utils.data.DataLoader(rows, batch_size=8 // fitted.world_size)
+    fitted.fit(build(tower), loader, **options)
+    return fitted
+
+
+def one_process(callbacks, **options):
+    return trainer(*callbacks, plugins=[AtomicCheckpointIO()], **options)
+
+
+def both_ways(make, tower, checkpoint, steps):
+    """The state after going on with a step, fused and in a loop."""
+    return [
+        whole_state(fit(make, tower, steps, *callbacks, ckpt_path=checkpoint).lightning_module)
+        for callbacks in ((), (Loop(),))
+    ]
+
+
+def on_rank(tower, folder):
+    def under(kind):
+        return lambda **options: rank_trainer(kind, plugins=[AtomicCheckpointIO()], **options)
+
+    many, one = os.path.join(folder, "many.ckpt"), os.path.join(folder, "ddp.ckpt")
+    fit(under("sharded"), tower, 2).save_checkpoint(many)
+    ways = {"to ddp": both_ways(under("ddp"), tower, many, 3)}
+    fit(under("ddp"), tower, 3, ckpt_path=many).save_checkpoint(one)
+    return ways | {"from ddp's file to sharded": both_ways(under("sharded"), tower, one, 4)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tower", TOWERS)
+def test_a_step_after_loading_is_that_of_a_plain_loop(tower, tmp_path):
+    ways = run_distributed(on_rank, tower, str(tmp_path))[0]
+    many, file = str(tmp_path / "many.ckpt"), str(tmp_path / "one.ckpt")
+    convert([many, file])
+    for name, checkpoint in {"to one": many, "converted": file, "from ddp's file": str(tmp_path / "ddp.ckpt")}.items():
+        ways[name] = both_ways(one_process, tower, checkpoint, 4 if "ddp" in name else 3)
+    before = AtomicCheckpointIO().load_checkpoint(file)["state_dict"]
+    for way, (fused, loop) in ways.items():
+        moved = 0
+        for name, expected in loop.items():
+            difference = (fused[name].double() - expected.double()).abs().max()
+            assert difference < 1e-5, (way, name)
+            kernel = expected.dim() == 4 and min(expected.shape[1:]) > 1
+            moved += kernel and bool(((expected - before[name]).abs() > 1e-3).any())
+        assert moved > 1, way  # dense convolutions of several pixels
