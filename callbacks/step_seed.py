@@ -10,6 +10,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
+from .stopping import validate_after_resume
+
 
 class StepSeedCallback(Callback):
     """Seeds torch (CPU and accelerators) and Python's `random` before every training batch.
@@ -20,6 +22,10 @@ class StepSeedCallback(Callback):
 
     Draws between batches (in epoch hooks, in initialisation) are not covered, nor are those of loader workers.
 
+    It also sees to it that a validation is not left out when a run goes on from a checkpoint that was written when the
+    batch before it ended, and warns where checkpoints would hold a part of a step: those of a validation between two
+    accumulated batches.
+
     Args:
         seed: Seed of the run; None takes the one of `seed_everything` (the environment variable PL_GLOBAL_SEED), else
             0. A checkpoint's seed wins over both, with a warning, since a resumed run must repeat its draws.
@@ -28,6 +34,7 @@ class StepSeedCallback(Callback):
     def __init__(self, seed: int | None = None) -> None:
         super().__init__()
         self._seed = seed
+        self._told = False
 
     @property
     def seed(self) -> int:
@@ -59,6 +66,22 @@ class StepSeedCallback(Callback):
         seed = step_seed(self.seed, counted - 1, trainer.global_rank)
         torch.manual_seed(seed)
         random.seed(seed)
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        training = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if training and trainer.fit_loop._should_accumulate() and not self._told:
+            self._told = True
+            batches = trainer.accumulate_grad_batches
+            rank_zero_warn(
+                f"This validation is between two of the {batches} accumulated batches of a step, whose gradients are "
+                "in no checkpoint: a run that goes on from one that is written now is not exactly this one; give a "
+                f"trainer.val_check_interval that is a multiple of {batches} batches."
+            )
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        validate_after_resume(trainer, checkpoint)
 
 
 def step_seed(seed: int, batch: int, rank: int) -> int:

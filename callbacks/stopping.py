@@ -31,7 +31,8 @@ class StopOnSignal(Callback):
     but not SIGTERM under SLURM, which sends that twice and kills in any case.
 
     A checkpoint from the middle of a validation begins that validation anew when the run goes on, so that its numbers
-    are those of the whole.
+    are those of the whole. A validation between two accumulated batches is run to its end, and so is their step: no
+    checkpoint holds gradients.
 
     Lightning's own handlers are replaced for as long as the training runs. (2.6.6: the one of SIGUSR1 saves from
     within the signal handler, wherever the program is, and trains on; that of SIGTERM saves nothing, and enters a
@@ -83,13 +84,17 @@ class StopOnSignal(Callback):
 
     @override
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._validation_is_even:
+        if _is_between_steps(trainer) and self._validation_is_even:
             self._stop_if_asked(trainer, in_validation=True)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if _is_between_steps(trainer):
             self._stop_if_asked(trainer)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        validate_after_resume(trainer, checkpoint)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -170,11 +175,34 @@ def save_resumable(trainer: Trainer, dirpath: str | None = None, filename: str =
     return path
 
 
-def _validates_next(trainer: Trainer) -> bool:
-    """Whether a validation follows the batch that ends now: the run then stops in its first batch.
+def validate_after_resume(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Let a checkpoint that is written when a batch ends say that the validation after it has been begun.
 
-    Lightning (2.6.6) would leave out that validation when the run goes on.
+    Lightning (2.6.6) leaves out that validation when a run goes on from such a checkpoint, as `every_n_train_steps`
+    writes them. For `on_save_checkpoint` of a callback; calling it twice does no harm.
     """
+    if trainer.state.fn != "fit" or trainer.sanity_checking:
+        return
+    begun = trainer.fit_loop.epoch_loop.batch_progress.total
+    if begun.processed != begun.completed + 1 or not _validates_next(trainer):  # type: ignore[attr-defined]
+        return
+    loops = checkpoint["loops"]["fit_loop"]
+    for counts in (loops["epoch_loop.batch_progress"][kind] for kind in ("total", "current")):
+        counts["completed"] = counts["processed"]
+    validation = loops["epoch_loop.val_loop.batch_progress"]
+    for counts, before in ((validation["current"], 0), (validation["total"], validation["total"]["completed"])):
+        counts.update(ready=before + 1, started=before + 1, processed=before, completed=before)
+    validation["is_last_batch"] = False
+
+
+def _is_between_steps(trainer: Trainer) -> bool:
+    """Whether a validation of a training runs while no gradients wait for more, which are in no checkpoint."""
+    training = trainer.state.fn == "fit" and not trainer.sanity_checking
+    return training and not trainer.fit_loop._should_accumulate()
+
+
+def _validates_next(trainer: Trainer) -> bool:
+    """Whether a validation follows the batch that ends now: the run then stops in its first batch."""
     fetcher: Any = trainer.fit_loop._data_fetcher
     return trainer.enable_validation and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
