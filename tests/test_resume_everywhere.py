@@ -101,8 +101,8 @@ def test_it_goes_on_exactly_from_every_checkpoint(tmp_path, method, options):
 class InValidation(Callback):
     """Sends a signal in the first batch of the first validation."""
 
-    def on_validation_batch_start(self, trainer, pl_module, *_):
-        if trainer.fit_loop.epoch_loop.batch_progress.total.ready == 3:
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, *_):
+        if trainer.fit_loop.epoch_loop.batch_progress.total.ready == 3 and batch_idx == 0:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
