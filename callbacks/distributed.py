@@ -113,6 +113,36 @@ def all_reduce_max(tensor: Tensor) -> Tensor:
     return _all_reduce(tensor, dist.ReduceOp.MAX)
 
 
+class LateMax:
+    """The largest of a number that each process has, asked for in every step and not waited for.
+
+    Where messages go through a GPU, the host would wait there for all work that is queued. So there `exchange` returns
+    what was asked for at its last call, which is done by now, and the answer is one call late in all processes alike.
+    """
+
+    def __init__(self) -> None:
+        self._asked: tuple[Tensor, torch.cuda.Event] | None = None
+
+    def exchange(self, number: int) -> int:
+        """Send this call's number, and return the largest of all: of this call, or of the last one (0 at the first)."""
+        if world_size() == 1:
+            return number
+        device = _device_for_communication(torch.empty(0))
+        largest = torch.full((1,), number, device=device)  # made there, and not sent there
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        if device.type == "cpu":
+            return int(largest)
+        answer = torch.empty(1, dtype=largest.dtype, pin_memory=True)
+        answer.copy_(largest, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        before, self._asked = self._asked, (answer, arrived)
+        if before is None:
+            return 0
+        before[1].synchronize()
+        return int(before[0])
+
+
 def broadcast(tensor: Tensor) -> None:
     """Overwrites a tensor with rank 0's, which has the same shape and type in every process."""
     if world_size() == 1:

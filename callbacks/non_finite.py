@@ -153,7 +153,9 @@ class SkipNonFiniteSteps(Callback):
                 by_device.setdefault((gradient.device, gradient.dtype), []).append(gradient)
         found = [~_extremes(group).isfinite() for group in by_device.values()]
         flags += found if scale is None else [flag & (scale.to(flag.device) <= 1) for flag in found]
-        bad = torch.stack([flag.any().cpu() for flag in flags]).any() if flags else torch.tensor(False)
+        if len({flag.device for flag in flags}) > 1:
+            flags = [flag.cpu() for flag in flags]
+        bad = torch.stack([flag.any() for flag in flags]).any() if flags else torch.tensor(False)
         self._loss_is_bad = None
         if bool(all_reduce_max(bad.long()[None])):
             self.batch_is_bad = self._step_is_bad = True

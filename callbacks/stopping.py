@@ -15,7 +15,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
-from .distributed import all_reduce_max
+from .distributed import LateMax, all_reduce_max
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REQUEUE = signal.SIGUSR1
@@ -26,9 +26,15 @@ class StopOnSignal(Callback):
 
     A signal only sets a flag. After the next optimizer step, or validation batch, all processes agree on it, whichever
     of them was sent the signal, write one checkpoint, and leave with the exit status 128 + the signal's number: 138
-    after SIGUSR1, 143 after SIGTERM, 130 after SIGINT. Under SLURM, SIGUSR1 (`#SBATCH --signal=SIGUSR1@90`) puts the
-    job back into the queue first. The second signal ends the process at once, as if there were no handler;
-    but not SIGTERM under SLURM, which sends that twice and kills in any case.
+    after SIGUSR1, 143 after SIGTERM, 130 after SIGINT. Where processes talk over GPUs it is one step or batch later,
+    since the host does not wait for their answers. Under SLURM, SIGUSR1 (`#SBATCH --signal=SIGUSR1@90`) puts the job
+    back into the queue first. The second signal ends the process at once, as if there were no handler; but not SIGTERM
+    under SLURM, which sends that twice and kills in any case.
+
+    The run that goes on ends as one that was never stopped if three things are so, none of them this callback's work:
+    what the method changes is in the module's state, as with `EMACallback` and `QueueCallback`; its draws follow from
+    counters (`StepSeedCallback`); and its loader goes on with the next batch, as those of this package's datamodules
+    do. A plain `DataLoader` begins its epoch anew, in another order if it shuffles, so the run sees some samples twice.
 
     A checkpoint from the middle of a validation begins that validation anew when the run goes on, so that its numbers
     are those of the whole. A validation between two accumulated batches is run to its end, and so is their step: no
@@ -52,6 +58,7 @@ class StopOnSignal(Callback):
         self.filename = filename
         self.requeue = requeue
         self._received: int | None = None
+        self._agreement = LateMax()
         self._handlers: dict[int, Any] = {}
         self._validation_is_even = False
 
@@ -107,7 +114,7 @@ class StopOnSignal(Callback):
     def _listen(self) -> None:
         if self._handlers or threading.current_thread() is not threading.main_thread():
             return
-        self._received = None
+        self._received, self._agreement = None, LateMax()
         self._handlers = {number: signal.signal(number, self._receive) for number in SIGNALS}
 
     def _stop_listening(self) -> None:
@@ -125,7 +132,7 @@ class StopOnSignal(Callback):
 
     def _stop_if_asked(self, trainer: Trainer, in_validation: bool = False) -> None:
         # Ctrl-C in a terminal, or `srun`, reaches all processes, but not at the same step; `kill` reaches one.
-        number = int(all_reduce_max(torch.tensor([self._received or 0])))
+        number = self._agreement.exchange(self._received or 0)
         if not number:
             return
         if in_validation:

@@ -40,21 +40,23 @@ def one_update(network: nn.Module) -> Iterator[None]:
     before: list[tuple[Tensor, Tensor, Tensor, float | None]] = []
     for norm in norms:
         mean, var, count = _statistics(norm)
-        before.append((mean.clone(), var.clone(), count.clone(), norm.momentum))
+        before.append((mean.clone(), var.clone(), count, norm.momentum))
         norm.momentum = None  # a plain mean over the passes since the count was zero
-        count.zero_()
+        # The layer divides by the count: it would wait for the device in each pass if it had to fetch it from there.
+        norm.num_batches_tracked = torch.zeros_like(count, device="cpu")
     try:
         yield
     finally:
         with torch.no_grad():
-            for norm, (old_mean, old_var, old_count, momentum) in zip(norms, before, strict=True):
-                mean, var, count = _statistics(norm)
-                passed = bool(count)
-                count.copy_(old_count + passed)
-                share = (momentum if momentum is not None else 1 / float(count)) if passed else 0.0
+            for norm, (old_mean, old_var, count, momentum) in zip(norms, before, strict=True):
+                mean, var, passes = _statistics(norm)
+                norm.num_batches_tracked, norm.momentum = count, momentum
+                if not passes:
+                    continue
+                count.add_(1)
+                share = momentum if momentum is not None else 1 / count.to(mean.dtype)
                 mean.copy_(torch.lerp(old_mean, mean, share))
                 var.copy_(torch.lerp(old_var, var, share))
-                norm.momentum = momentum
 
 
 def _statistics(norm: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:

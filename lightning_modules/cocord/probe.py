@@ -66,10 +66,10 @@ class LinearProbeModule(ClassifierModule):
         )
         self.linear = nn.Linear(self.backbone.network.feature_dim, num_classes)
         init_linear(self.linear)  # N(0, 0.01^2) and zero, as in that implementation
-        self.accuracy = Accuracy(num_classes)
+        self.accuracy = Accuracy()
         # Not buffers: they are for this training set, and not for the checkpoint.
         self._features: Tensor | None = None  # [M, D]
-        self._rows: Tensor | None = None  # [M], ascending: the sample_index of each
+        self._rows: Tensor | None = None  # [M] on the host, ascending: the sample_index of each
 
     def views(self) -> list[str]:
         """Nothing: a training batch holds no pictures."""
@@ -131,8 +131,9 @@ class LinearProbeModule(ClassifierModule):
         found = gather_uneven(torch.cat(rows)) if rows else torch.empty(0)
         if not len(found):
             raise RuntimeError("Found no training picture that can be read, expected some: see the warnings above.")
-        self._rows, order = found.sort()
+        rows_there, order = found.sort()
         self._features = gather_uneven(torch.cat(features))[order]
+        self._rows = rows_there.cpu()
         rank_zero_info(f"Linear probe: encoded {len(found)} training pictures, once and without augmentation.")
 
     @torch.no_grad()
@@ -140,22 +141,28 @@ class LinearProbeModule(ClassifierModule):
         """Pictures [B, 3, H, W] to the frozen network's features [B, D]."""
         return self.backbone.network.forward_features(image.contiguous(memory_format=torch.channels_last))
 
-    def _look_up(self, sample_index: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [K, D] of the K pictures [B] that have some, and which these are, [B]."""
-        assert self._features is not None
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Look up the features of a training batch while it is on the host, which would wait for the device later."""
+        return batch if "image" in batch else batch | self._look_up(batch)
+
+    def _look_up(self, batch: Batch) -> Batch:
+        """Of the pictures [B]: rows [K] of the features, and labels [K], of those K that have features."""
         assert self._rows is not None
+        sample_index = batch["sample_index"].cpu()
         place = torch.searchsorted(self._rows, sample_index).clamp(max=len(self._rows) - 1)
         known = self._rows[place] == sample_index
-        return self._features[place[known]], known
+        return {"feature_row": place[known], "known_label": batch["label"].cpu()[known]}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Cross entropy, over the pictures of all processes that have features."""
-        features, known = self._look_up(batch["sample_index"])
-        total = F.cross_entropy(self.linear(features).float(), batch["label"][known], reduction="sum")
+        assert self._features is not None
+        row, label = batch["feature_row"], batch["known_label"]
+        total = F.cross_entropy(self.linear(self._features[row]).float(), label, reduction="sum")
+        size, known = len(batch["label"]), len(row)
         # DDP averages gradients over processes, which may have different numbers of such pictures.
-        loss = total * world_size() / all_reduce_sum(known.sum()).clamp(min=1)
-        size, left_out = len(known), (~known).sum().float()
+        loss = total * world_size() / all_reduce_sum(torch.full((), known, device=row.device)).clamp(min=1)
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=size)
+        left_out = torch.full((), float(size - known), device=row.device)
         self.log("train/left_out", left_out, on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
         return loss
 

@@ -153,21 +153,31 @@ class CaptioningModule(AdamWModule):
         self.language_model.compare(checkpoint)
         self.tower = _same_tower(checkpoint.get("tower"), self.tower)
 
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Look up where the tokens are, while the mask is still on the host, which would wait for the device later."""
+        if "attention_mask" not in batch:
+            return batch
+        return batch | {"token_places": _token_places(batch["attention_mask"])}
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Cross entropy of the next token, over the tokens and ends of all captions of all processes."""
-        losses = self.token_losses(batch["embedding"], batch["input_ids"], batch["attention_mask"])
+        names = ("embedding", "input_ids", "attention_mask")
+        losses = self.token_losses(*(batch[name] for name in names), batch.get("token_places"))
         count = all_reduce_sum(batch["attention_mask"].sum())
         loss = losses.sum() * world_size() / count  # gradients are averaged over the processes
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss
 
-    def token_losses(self, embedding: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def token_losses(
+        self, embedding: Tensor, input_ids: Tensor, attention_mask: Tensor, token_places: Tensor | None = None
+    ) -> Tensor:
         """Cross entropy of each token that the mask has, one after another.
 
         Args:
             embedding: [B, D].
             input_ids: long [B, L], filled up on the right.
             attention_mask: long [B, L], 1 for the tokens of a caption and its end.
+            token_places: long [tokens], where these are in the mask row by row; looked up in it if not given.
 
         Returns:
             Float32 [tokens].
@@ -177,10 +187,10 @@ class CaptioningModule(AdamWModule):
         # The last token is only predicted. What fills up a row comes after all that the mask has, so nothing sees it.
         words = network.get_input_embeddings()(input_ids[:, :-1])
         states = network.base_model(inputs_embeds=torch.cat([prefix, words], 1), use_cache=False).last_hidden_state
-        kept = attention_mask.bool()
+        kept = _token_places(attention_mask) if token_places is None else token_places
         # Of the vocabulary's size, so only where there is a token to predict.
-        logits = network.get_output_embeddings()(states[:, prefix.shape[1] - 1 :][kept])
-        return F.cross_entropy(at_least_float32(logits), input_ids[kept], reduction="none")
+        logits = network.get_output_embeddings()(states[:, prefix.shape[1] - 1 :].flatten(0, 1)[kept])
+        return F.cross_entropy(at_least_float32(logits), input_ids.flatten()[kept], reduction="none")
 
     def _prefix(self, embedding: Tensor) -> Tensor:
         """[B, D] to [B, P, W], in the precision of the language model's weights."""
@@ -260,6 +270,10 @@ class CaptioningModule(AdamWModule):
         """Learning rate at a step of a run of so many: linear warm-up, then linear decay to 0, as ClipCap's."""
         warmup = capped_warmup(self.hparams["warmup_steps"], total)
         return warmup_linear(step, total, self.hparams["learning_rate"], warmup)
+
+
+def _token_places(attention_mask: Tensor) -> Tensor:
+    return attention_mask.flatten().nonzero()[:, 0]
 
 
 def _same_tower(known: dict[str, str] | None, given: dict[str, str] | None) -> dict[str, str] | None:

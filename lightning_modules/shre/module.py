@@ -177,6 +177,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeig
         self.scales = nn.ParameterDict([(name, nn.Parameter(start.clone())) for name in self._contrasted()])
         self.teacher: FrozenTeacher[Any] = FrozenTeacher(nn.Identity())  # until a fit needs it
         self._told = False  # how sure the teacher is
+        self._sent: tuple[Any, tuple[Tensor, Tensor, Tensor, Tensor] | None] | None = None  # what normalises pictures
         first, *_, last = self.student.widths
         self.spaces = {name: self.student.widths[name] for name in (first, last)}
         self.evaluation = RetrievalEvaluation(
@@ -282,16 +283,31 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeig
     def _as_taught(self, image: Tensor) -> Tensor:
         """Pictures as the teacher is used to see them."""
         config = self._teacher_config()
-        theirs = [self.hparams[f"teacher_{name}"] or config.get(name) for name in ("mean", "std")]
-        if theirs[0] is not None and theirs[1] is not None:
-            mean, std = (image.new_tensor(part)[:, None, None] for part in theirs)
-            own_mean, own_std = (image.new_tensor(part)[:, None, None] for part in self._normalisation())
-            if not (torch.equal(mean, own_mean) and torch.equal(std, own_std)):
-                image = (image * own_std + own_mean - mean) / std
+        if (numbers := self._renormalisation(config, image.dtype, image.device)) is not None:
+            own_mean, own_std, mean, std = numbers
+            image = (image * own_std + own_mean - mean) / std
         side = config.get("input_size", image.shape)[-1]
         if config.get("fixed_input_size", False) and side != image.shape[-1]:
             image = F.interpolate(image, (side, side), mode="bilinear", antialias=True)
         return image
+
+    def _renormalisation(
+        self, config: dict[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """Mean and deviation of the data's pictures, then of the teacher's, [3, 1, 1]; None where they are the same.
+
+        They are compared and sent to the device once, since each slice of each step would wait for that.
+        """
+        theirs = tuple(self.hparams[f"teacher_{name}"] or config.get(name) for name in ("mean", "std"))
+        if theirs[0] is None or theirs[1] is None:
+            return None
+        wanted = (*map(tuple, (*self._normalisation(), *theirs)), dtype, device)
+        if self._sent is None or self._sent[0] != wanted:
+            numbers = [torch.tensor(part, dtype=dtype)[:, None, None] for part in (*self._normalisation(), *theirs)]
+            same = torch.equal(numbers[0], numbers[2]) and torch.equal(numbers[1], numbers[3])
+            own_mean, own_std, mean, std = (number.to(device) for number in numbers)
+            self._sent = wanted, None if same else (own_mean, own_std, mean, std)
+        return self._sent[1]
 
     def _normalisation(self) -> tuple[Three, Three]:
         """Mean and deviation that the data's pictures were normalised with."""

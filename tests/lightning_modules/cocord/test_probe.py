@@ -104,7 +104,8 @@ def test_each_training_picture_is_read_and_encoded_once_in_all_epochs(tmp_path, 
     assert sum(batches) == 24
     # Opening a split decodes one picture, of each split's first row, to see that some can be used.
     assert sorted(decoded) == sorted([0, 0, *range(24)])
-    assert steps == [({"label", "sample_index"}, 26)] * (3 * 24 // BATCH)
+    names = {"label", "sample_index", "feature_row", "known_label"}
+    assert steps == [(names, 26)] * (3 * 24 // BATCH)
 
 
 def test_backbone_stays_as_it_is_bit_for_bit(tmp_path):
