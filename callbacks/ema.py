@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -19,6 +19,7 @@ from .optimizer_step import OptimizerStepCallback
 
 Schedule = Literal["constant", "linear", "cosine"]
 Buffers = Literal["copy", "keep", "average"]
+Warmup = Literal["never", "always", "short"]
 
 # What wrappers put into parameter names; the averaged copy need not be wrapped alike.
 _WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -39,6 +40,9 @@ class EMAPair:
         buffers: `copy` takes every buffer over from the source as it is, whatever its type; `keep` leaves the target's
             own; `average` averages those of floats like parameters, which keeps the statistics of BatchNorm with the
             weights that they belong to, and takes the others over.
+        warmup: Whether m is at most (1 + n) / (10 + n) after n updates, as TensorFlow's `ExponentialMovingAverage` has
+            it (`num_updates`), so that the average forgets the weights that it started from. `short` does so in runs
+            that would not: of fewer than 10 / (1 - m) optimizer steps, or of a length that is not known.
 
     Raises:
         ValueError: If a value is outside its range or a combination would be ignored.
@@ -51,13 +55,15 @@ class EMAPair:
     schedule: Schedule = "constant"
     schedule_steps: int | None = None
     buffers: Buffers = "copy"
+    warmup: Warmup = "never"
 
     def __post_init__(self) -> None:
         for name in ("momentum", "final_momentum"):
             value = getattr(self, name)
             if value is not None and not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name}={value} of an EMAPair is outside [0, 1]: give a share, such as 0.995.")
-        for name, choices in (("schedule", get_args(Schedule)), ("buffers", get_args(Buffers))):
+        choices_of = {"schedule": get_args(Schedule), "buffers": get_args(Buffers), "warmup": get_args(Warmup)}
+        for name, choices in choices_of.items():
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"{name}={value!r} of an EMAPair is unknown: choose one of {', '.join(choices)}.")
@@ -100,7 +106,8 @@ class EMACallback(OptimizerStepCallback):
 
     The average lives in the LightningModule, as a submodule of its own: it is in every checkpoint, has its own forward
     pass and is never swapped with the online weights. The callback only holds how often each pair was updated, which
-    decides where its schedule stands.
+    decides where its schedule stands. So a resumed run has the average of the checkpoint, exactly. To end as the run
+    that was never stopped it needs the batches that come next, too, and the draws of its steps: see `StopOnSignal`.
 
     Parameters are matched by name and updated in place with the fused multi-tensor kernel that torch's own averaging
     uses; sharded parameters (DTensor) are updated shard by shard. In 16-bit weights an average with a momentum near 1
@@ -121,6 +128,7 @@ class EMACallback(OptimizerStepCallback):
         self.log = log
         self.updates: dict[str, int] = {}
         self._steps_of_run: int | None = None
+        self._short: set[str] = set()  # pairs that warm up because the run is short
 
     @property
     @override
@@ -165,6 +173,12 @@ class EMACallback(OptimizerStepCallback):
                     "run is not known: set the pair's schedule_steps, or the Trainer's max_steps."
                 )
             self._steps_of_run = int(steps)
+        self._short = {name for name, pair in pairs.items() if pair.warmup == "short" and _is_short(trainer, pair)}
+        for name in sorted(self._short):
+            rank_zero_info(
+                f"The average {name!r} of momentum {pairs[name].momentum} warms up, because the run is too short for "
+                "it to forget the weights that it starts from."
+            )
 
     @override
     def on_optimizer_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -191,6 +205,8 @@ class EMACallback(OptimizerStepCallback):
             count = self.updates.get(name, 0)
             steps = self._steps_of_run if pair.schedule_steps is None else pair.schedule_steps
             momentum = ema_momentum(count, pair.momentum, pair.final_momentum, pair.schedule, steps)
+            if pair.warmup == "always" or name in self._short:
+                momentum = min(momentum, (1 + count) / (10 + count))
             averages, weights, buffers = _matched(name, pair, pl_module)
             if pair.buffers == "average":
                 floats = [both for both in buffers if both[0].is_floating_point()]
@@ -234,6 +250,11 @@ class EMACallback(OptimizerStepCallback):
                             f"{pair.target!r}), which would average twice per step: leave one of them out."
                         )
                 owner.update({id(parameter): name for parameter in target.parameters()})
+
+
+def _is_short(trainer: Trainer, pair: EMAPair) -> bool:
+    steps = trainer.estimated_stepping_batches
+    return not 0 < steps < math.inf or steps * (1 - pair.momentum) < 10
 
 
 def _matched(

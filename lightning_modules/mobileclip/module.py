@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
 from ...callbacks.distributed import gather, rank
+from ...callbacks.ema import Warmup
 from ..adamw import AdamWModule
 from ..batch_norm import kept_statistics, one_update
 from ..clamped import ClampedLogitScale
@@ -66,6 +67,9 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         teacher_scales: what each teacher's cosines are multiplied by (DataCompDR: 100 both; DFNDR: 70 and 60).
         average_momentum: of the moving average of the student that is evaluated and exported (paper: 0.9995); None
             evaluates the student itself, as the released scripts do.
+        average_warmup: whether that momentum is at most (1 + n) / (10 + n) after n steps (`EMAPair`): else the average
+            of a short run is still what it started from. "short" does so in runs of fewer than 10 / (1 -
+            average_momentum) steps, 20,000, and leaves longer ones, such as the paper's of 200,000, as they are.
         max_logit_scale: the student's own scale is clamped to at most this after each optimizer step (CLIP: 100).
         learning_rate: peak (paper).
         min_learning_rate: at the end (paper; MobileCLIP2-S3 and -S4, and the released scripts: 0).
@@ -100,6 +104,7 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         teacher_dims: list[int] = [768, 768],  # noqa: B006  (jsonargparse shows it as the default)
         teacher_scales: list[float] = [100.0, 100.0],  # noqa: B006
         average_momentum: float | None = 0.9995,
+        average_warmup: Warmup = "short",
         max_logit_scale: float = 100.0,
         learning_rate: float = 1e-3,
         min_learning_rate: float = 1e-6,
@@ -143,7 +148,8 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         """Return what `EMACallback` moves once per optimizer step; statistics of BatchNorm are averaged too."""
         if self.average is None:
             return {}
-        return {"average": EMAPair("student", "average", self.hparams["average_momentum"], buffers="average")}
+        momentum, warmup = self.hparams["average_momentum"], self.hparams["average_warmup"]
+        return {"average": EMAPair("student", "average", momentum, buffers="average", warmup=warmup)}
 
     def configure_callbacks(self) -> list[Callback]:
         """Supply what the method cannot run without, and what writes predictions, unless the user's own is there."""

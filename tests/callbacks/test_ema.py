@@ -5,7 +5,7 @@ import pytest
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 
 from support.distributed import run_ddp_fit, run_distributed
@@ -100,6 +100,57 @@ def test_schedule_values(schedule, values):
     found = [ema_momentum(update, 0.9, final, schedule, steps) for update in (0, 25, 50, 100)]
     assert found == pytest.approx(values, abs=1e-12)
     assert ema_momentum(1000, 0.9, final, schedule, steps) == pytest.approx(values[-1], abs=1e-12)
+
+
+# 10 / (1 - 0.375) is 16 steps.
+@pytest.mark.parametrize(
+    ("pair", "steps", "warms_up"),
+    [
+        ({"momentum": 0.9995}, 4, False),
+        ({"momentum": 0.9995, "warmup": "always"}, 12, True),
+        ({"momentum": 0.9995, "warmup": "short"}, 12, True),
+        ({"momentum": 0.375, "warmup": "short"}, 15, True),
+        ({"momentum": 0.375, "warmup": "short"}, 16, False),
+        ({"momentum": 1.0, "warmup": "short"}, 4, True),
+    ],
+)
+def test_the_average_of_a_short_run_warms_up(pair, steps, warms_up):
+    module, recorder = Student(**pair).double(), Recorder()
+    start = copy.deepcopy(module.teacher.state_dict())
+    trainer(recorder, EMACallback(log=False), precision="64-true").fit(module, loader(steps))
+    momenta = [min(pair["momentum"], (1 + n) / (10 + n)) if warms_up else pair["momentum"] for n in range(steps)]
+    for name, tensor in slow_average(start, recorder.students, momenta).items():
+        assert (module.teacher.state_dict()[name] - tensor).abs().max() < 1e-12
+
+
+def test_a_run_of_unknown_length_warms_up_and_resumes_where_it_was(tmp_path, caplog):
+    def run(steps, ckpt_path=None):
+        torch.manual_seed(0)
+        module, stop = Student(momentum=0.9995, warmup="short"), Stop(steps)
+        callbacks = [EMACallback(), stop]
+        fitted = trainer(*callbacks, max_epochs=-1)
+        fitted.fit(module, loader(12), ckpt_path=ckpt_path)
+        fitted.save_checkpoint(tmp_path / f"{steps}.ckpt")
+        return fitted.callback_metrics["momentum/teacher"].item(), module.state_dict()
+
+    with caplog.at_level("INFO"):
+        assert run(5)[0] == pytest.approx(5 / 14)
+    assert "average 'teacher' of momentum 0.9995 warms up, because the run is too short" in caplog.text
+    momentum, state = run(9)
+    assert momentum == pytest.approx(9 / 18)
+    resumed = run(9, tmp_path / "5.ckpt")
+    assert resumed[0] == momentum
+    assert resumed[1].keys() == state.keys()
+
+
+class Stop(Callback):
+    """Ends a run that has no end of its own."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = trainer.global_step >= self.steps
 
 
 class Notes(EMACallback):

@@ -253,7 +253,8 @@ class Watch(pl.Callback):
 
 
 def test_the_average_follows_with_its_statistics_and_is_what_is_evaluated(tmp_path, shapes):
-    module, watch = student_of_shapes(average_momentum=0.75, max_logit_scale=50.0, learning_rate=1e-2), Watch()
+    options = {"average_momentum": 0.75, "average_warmup": "never", "max_logit_scale": 50.0, "learning_rate": 1e-2}
+    module, watch = student_of_shapes(**options), Watch()
     quiet_trainer(tmp_path, max_steps=3, callbacks=[EMACallback(log=False), watch], limit_val_batches=0).fit(
         module, shapes()
     )
