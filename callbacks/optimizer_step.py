@@ -16,7 +16,7 @@ class OptimizerStepCallback(Callback):
     optimizers themselves. Micro-batches that only accumulate gradients do not count. With manual optimization and
     several steps in one batch there is one call for the batch.
 
-    There is no state: whether the weights changed is decided anew in each batch, so a resumed run goes on exactly.
+    There is no state: whether the weights changed is decided anew in each batch, so there is nothing to resume.
 
     A subclass that overrides one of the hooks below calls `super()` there.
     """

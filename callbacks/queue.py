@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
@@ -156,6 +157,13 @@ class QueueCallback(Callback):
     of 2048 values), is told to leave it out. All processes must bring equally many rows (`drop_last` in the training
     loader).
 
+    A resumed run has the queue of the checkpoint, exactly. To end as the run that was never stopped it needs the
+    batches that come next, too, and the draws of its steps: see `StopOnSignal`.
+
+    Lightning's `WeightAveraging` (and `EMAWeightAveraging`) would blend the rows of the queue, its pointer and its ids
+    with older ones, so it is refused beside this callback unless it has `use_buffers=False`. The averaged module then
+    has the queue as it was when the average was last updated.
+
     Every batch counts, also those that only accumulate gradients. A step that returns None enqueues nothing, nor one
     that `SkipNonFiniteSteps` leaves out: what the batches before it had enqueued whose gradients were accumulated is
     taken out again.
@@ -212,6 +220,7 @@ class QueueCallback(Callback):
         """Keeps the queues out of what DDP sends; a callback has no later hook before it wraps the module."""
         if stage != "fit":
             return
+        _refuse_averaged_buffers(trainer)
         try:
             queues = list(self.queues_of(pl_module).values())
         except (AttributeError, TypeError):  # `configure_model` may still bring them, else `on_fit_start` says it
@@ -255,6 +264,16 @@ class QueueCallback(Callback):
                 raise ValueError(f"Keys for the queue {name!r}: {error}") from error
             if self.log:
                 pl_module.log(f"queue/{name}_filled", queue.filled / queue.size, on_step=True, on_epoch=False)
+
+
+def _refuse_averaged_buffers(trainer: Trainer) -> None:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, WeightAveraging) and callback._use_buffers:
+            raise ValueError(
+                f"Found Lightning's {type(callback).__name__} beside a queue, whose rows, ids and pointer it would "
+                "average like weights: give it use_buffers=False, or average a part of the module by EMACallback."
+            )
 
 
 def _as_they_are(rows: Tensor) -> Tensor:

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
 from torch import nn
 
 from support.distributed import run_ddp_fit
@@ -232,6 +233,19 @@ def test_wrong_paths_end_in_a_sentence_before_the_first_batch(queues, error, mes
     module.on_train_start = lambda: pytest.fail("training began")
     with pytest.raises(error, match=message):
         trainer(QueueCallback(queues)).fit(module, loader(1))
+
+
+class Weights(EMAWeightAveraging):
+    """Another project's own."""
+
+
+@pytest.mark.parametrize("kind", [WeightAveraging, EMAWeightAveraging, Weights])
+def test_lightnings_averages_of_weights_are_refused_where_they_would_average_the_queue(kind):
+    with pytest.raises(ValueError, match=rf"Found Lightning's {kind.__name__} beside a queue, .*use_buffers=False"):
+        trainer(kind(), QueueCallback()).fit(Queued(), loader(2))
+    module = Queued()
+    trainer(QueueCallback(), kind(use_buffers=False)).fit(module, loader(2))
+    assert int(module.bank.filled) == 4
 
 
 def test_a_module_without_queues_is_told_what_to_add():

@@ -327,3 +327,43 @@ def test_a_module_logs_each_space_under_its_name():
     names = [f"val/{space}/{name}" for space in SPACES for name in [f"paper/{name}" for name in NAMES] + MEDIANS]
     recalls = module.evaluation.result.recalls.values()
     assert runs.callback_metrics == pytest.approx(dict(zip(names, recalls, strict=True)))
+
+
+class Judged(RetrievalModule):
+    """A picture is its features and its number; the matching head is right, or wrong."""
+
+    def __init__(self, sign, text):
+        super().__init__()
+        self.evaluation, self.sign, self.text = RetrievalEvaluation(rerank_k=10), sign, text
+
+    def encode_images(self, image):
+        return image[:, :4], image[:, None, 4:]
+
+    def encode_texts(self, input_ids, attention_mask):
+        return self.text[input_ids[:, 0]]
+
+    def reranks(self, stage):
+        return True
+
+    def text_states(self, input_ids, attention_mask):
+        return input_ids[..., None].float()
+
+    def match_scores(self, text_states, attention_mask, image_tokens):
+        return self.sign * Scorer().match_scores(text_states, attention_mask, image_tokens)
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_it_is_said_which_order_of_the_candidates_is_the_better_one(better, caplog):
+    torch.manual_seed(0)
+    numbers, image, text = torch.arange(IMAGES), torch.randn(IMAGES, 4), torch.randn(IMAGES, 4)
+    pictures = torch.cat([image, numbers[:, None].float()], 1)
+    ids = {"image_id": numbers, "sample_index": numbers, "text_image_id": numbers, "input_ids": numbers[:, None]}
+    batch = {"image": pictures, "attention_mask": torch.ones_like(numbers[:, None]), **ids}
+    module, runs = Judged(1 if better else -1, text), trainer()
+    with caplog.at_level("INFO"):
+        runs.test(module, torch.utils.data.DataLoader([batch], batch_size=None), verbose=False)
+    plain, reranked = (float(runs.callback_metrics[f"test/{name}recall_mean"]) for name in ("", "rerank_"))
+    assert (reranked > plain) == better
+    (said,) = [record.message for record in caplog.records if record.message.startswith("Mean recall")]
+    assert said.startswith(f"Mean recall is {plain:.1f} by contrast alone and {reranked:.1f} after re-ranking: ")
+    assert said.endswith("order is the better one." if better else "and model.rerank_k 0 leaves it out.")
