@@ -161,8 +161,9 @@ class CaptioningModule(AdamWModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Cross entropy of the next token, over the tokens and ends of all captions of all processes."""
-        names = ("embedding", "input_ids", "attention_mask")
-        losses = self.token_losses(*(batch[name] for name in names), batch.get("token_places"))
+        losses = self.token_losses(
+            batch["embedding"], batch["input_ids"], batch["attention_mask"], batch.get("token_places")
+        )
         count = all_reduce_sum(batch["attention_mask"].sum())
         loss = losses.sum() * world_size() / count  # gradients are averaged over the processes
         self.log("train/loss", loss.detach(), prog_bar=True)

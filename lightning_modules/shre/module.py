@@ -298,12 +298,12 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeig
 
         They are compared and sent to the device once, since each slice of each step would wait for that.
         """
-        theirs = tuple(self.hparams[f"teacher_{name}"] or config.get(name) for name in ("mean", "std"))
+        theirs = [self.hparams[f"teacher_{name}"] or config.get(name) for name in ("mean", "std")]
         if theirs[0] is None or theirs[1] is None:
             return None
-        wanted = (*map(tuple, (*self._normalisation(), *theirs)), dtype, device)
+        wanted = [list(part) for part in (*self._normalisation(), *theirs)], dtype, device
         if self._sent is None or self._sent[0] != wanted:
-            numbers = [torch.tensor(part, dtype=dtype)[:, None, None] for part in (*self._normalisation(), *theirs)]
+            numbers = [torch.tensor(part, dtype=dtype)[:, None, None] for part in wanted[0]]
             same = torch.equal(numbers[0], numbers[2]) and torch.equal(numbers[1], numbers[3])
             own_mean, own_std, mean, std = (number.to(device) for number in numbers)
             self._sent = wanted, None if same else (own_mean, own_std, mean, std)
