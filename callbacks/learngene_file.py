@@ -147,6 +147,7 @@ class Learngene:
         data: What it was trained on, plain data.
         step: Optimizer steps of its training.
         method: Whose rules expand it.
+        preprocessing: What evaluation did to a picture in its training, plain data.
     """
 
     tensors: dict[str, Tensor]
@@ -155,6 +156,7 @@ class Learngene:
     data: dict[str, Any] | None = None
     step: int | None = None
     method: Method = "MM-LG"
+    preprocessing: dict[str, Any] | None = None
 
 
 def save_learngene(learngene: Learngene, path: str | Path, storage: Storage = "float32") -> None:
@@ -185,6 +187,7 @@ def save_learngene(learngene: Learngene, path: str | Path, storage: Storage = "f
         "teacher": learngene.teacher,
         "data": learngene.data,
         "step": learngene.step,
+        "preprocessing": learngene.preprocessing,
         "storage": storage,
     }
     staged = staged_beside(target)
@@ -238,7 +241,8 @@ def load_learngene(path: str | Path) -> Learngene:
         )
     sizes, method = LearngeneSizes(**manifest["sizes"]), manifest["method"]
     _check(tensors, sizes.shapes(method), repr(str(path)))
-    return Learngene(tensors, sizes, manifest["teacher"], manifest["data"], manifest["step"], method)
+    teacher, data, step = (manifest[name] for name in ("teacher", "data", "step"))
+    return Learngene(tensors, sizes, teacher, data, step, method, manifest.get("preprocessing"))
 
 
 def _stored(tensor: Tensor, storage: Storage) -> Tensor:

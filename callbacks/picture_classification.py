@@ -159,6 +159,8 @@ class PictureClassification(Callback):
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, prefix: str) -> None:
         # What `data` and its loaders draw must not be missing in training. (A DataLoader draws a seed for each pass.)
+        if self.transform == "trainer":  # once more: a checkpoint may have changed it after `setup`
+            self._take_transform(datamodule(trainer))
         with isolate_rng(), evaluating(pl_module):
             counts = self.count(trainer, self.scorer(trainer, pl_module))
         pictures, *right, non_finite = counts

@@ -8,6 +8,7 @@ from ..datamodules.text import open_tokenizer, set_ending, tokenizer_from_json
 from ..lightning_modules.albef.checkpoint import save_official
 from ..lightning_modules.albef.module import ALBEFModule
 from ..lightning_modules.albef.pretrained import arguments_without_weights, rebuild
+from ..lightning_modules.preprocessing import recorded_preprocessing, said
 
 LAYOUTS = {
     "vlightning": "a folder with model.safetensors, config.json and the tokenizer",
@@ -35,15 +36,17 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
     """
     arguments = arguments_without_weights(content["hyper_parameters"])
     module = rebuild(ALBEFModule, arguments, content["state_dict"], source)
+    look = recorded_preprocessing(content)
+    module.adopt_preprocessing(look)
     if layout == "albef":
         if Path(target).is_dir():
             raise FileExistsError(f"Found a folder {target!r}, expected the name of a new file, such as albef.pth.")
         save_official(module, target)
         family = "pre-training" if module.hparams["mlm"] else "retrieval"
-        return f"Wrote {target} in the authors' {family} layout."
+        return f"Wrote {target} in the authors' {family} layout; {said(look)}."
     tokenizer, note = _tokenizer(content)
     module.save_pretrained(target, tokenizer)
-    return f"Wrote {target} {note}; ALBEFModule.from_pretrained({target!r}) reads it."
+    return f"Wrote {target} {note}; ALBEFModule.from_pretrained({target!r}) reads it; {said(look)}."
 
 
 def _tokenizer(content: Mapping[str, Any]) -> tuple[str | None, str]:

@@ -1,5 +1,6 @@
 """What `python -m vlightning.export` writes of a CoCoRD checkpoint: the student, without what it learned with."""
 
+import json
 import pickle
 import re
 from collections.abc import Mapping
@@ -13,8 +14,10 @@ from torchvision.models import ResNet
 
 from ..callbacks.checkpoint_io import swap_in, write_file, writing
 from ..callbacks.leftovers import staged_beside
+from ..datamodules.class_transforms import IMAGENET_MEAN, IMAGENET_STD
 from ..lightning_modules.cocord.checkpoint import load_classifier, public_state
 from ..lightning_modules.cocord.network import build_classifier, public_network
+from ..lightning_modules.preprocessing import recorded_preprocessing, said
 
 LAYOUTS = {
     "student": "a .safetensors, .pth or .pt file of the student under its public names, a library's own for its "
@@ -26,11 +29,7 @@ LAYOUTS = {
 """What each layout is; the first is the default."""
 _TENSOR_FILES = (".safetensors", ".pth", ".pt")
 _FILES = {"student": _TENSOR_FILES, "torchvision": _TENSOR_FILES, "detectron2": (".pkl",)}
-_NEEDED = (
-    'expects pictures as ImageNet\'s recipe prepares them, so set INPUT.FORMAT "RGB", MODEL.PIXEL_MEAN '
-    "[123.675, 116.280, 103.530], MODEL.PIXEL_STD [58.395, 57.120, 57.375] (other data: its mean and std times 255) "
-    "and MODEL.RESNETS.STRIDE_IN_1X1 False, without which it loses accuracy and nothing says so"
-)
+_IMAGENET = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 
 
 def export(content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
@@ -60,17 +59,34 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
             f"{layout!r}: rename the target."
         )
     name, state = _student(content, source, backbone=layout != "student")
+    look = recorded_preprocessing(content)
+    known = {} if look is None else {"preprocessing": look}
+    about = {"network": name} | {entry: json.dumps(record) for entry, record in known.items()}
     if layout == "student":
         classes = str(content["hyper_parameters"]["num_classes"])
-        _write(path, {"model": state}, {"network": name, "num_classes": classes})
-        return f"Wrote {target} with the student {name}, {len(state)} tensors."
+        _write(path, {"model": state, **known}, about | {"num_classes": classes})
+        return f"Wrote {target} with the student {name}, {len(state)} tensors; {said(look)}."
     if layout == "torchvision":
-        _write(path, state, {"network": name})
-        return f"Wrote {target} with the backbone of {name}, {len(state)} tensors in torchvision's layout."
+        _write(path, state, about)
+        tensors = f"{len(state)} tensors in torchvision's layout"
+        return f"Wrote {target} with the backbone of {name}, {tensors}; {said(look)}."
     model = {detectron2_name(key): _array(tensor) for key, tensor in state.items()}
     # matching_heuristics: detectron2 finds the names by how they end, whatever its detector calls the backbone.
     _write(path, {"model": model, "__author__": "vlightning", "matching_heuristics": True})
-    return f"Wrote {target} with the backbone of {name}, {len(model)} arrays in detectron2's layout, which {_NEEDED}."
+    arrays = f"{len(model)} arrays in detectron2's layout"
+    return f"Wrote {target} with the backbone of {name}, {arrays}, which {_needed(look)}; {said(look)}."
+
+
+def _needed(look: Mapping[str, Any] | None) -> str:
+    """What detectron2's configuration has to say of pictures, since the file cannot."""
+    known = look if look is not None and "mean" in look else None
+    mean, std = (", ".join(f"{255 * value:.3f}" for value in (known or _IMAGENET)[name]) for name in ("mean", "std"))
+    other = "" if known else " (as ImageNet's recipe has it; other data: its mean and std times 255)"
+    return (
+        f'expects pictures as its training prepared them, so set INPUT.FORMAT "RGB", MODEL.PIXEL_MEAN [{mean}], '
+        f"MODEL.PIXEL_STD [{std}]{other} and MODEL.RESNETS.STRIDE_IN_1X1 False, without which it loses accuracy and "
+        "nothing says so"
+    )
 
 
 def detectron2_name(name: str) -> str:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ..callbacks import Learngene, save_learngene
-from ..lightning_modules.mmlg.pretrained import rebuild_student, save_student
+from ..lightning_modules.mmlg.pretrained import preprocessing_of_training, rebuild_student, save_student
+from ..lightning_modules.mobileclip.pretrained import Preprocessing
+from ..lightning_modules.preprocessing import said
 
 LAYOUTS = {
     "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads, and MMLGModule",
@@ -31,16 +33,18 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         ValueError: if the checkpoint does not fit its own arguments.
         OSError: if it cannot be written.
     """
-    student, arguments = rebuild_student(content, source)
+    student = rebuild_student(content, source)
+    look = preprocessing_of_training(content)
     if layout == "open_clip":
-        save_student(student, arguments, target)
-        return f"Wrote {target} with the CLIP of {student.sizes.layers} layers a tower, for open_clip."
+        save_student(student, Preprocessing.of(look, source), target)
+        return f"Wrote {target} with the CLIP of {student.sizes.layers} layers a tower, for open_clip; {said(look)}."
     if Path(target).is_dir():
         raise FileExistsError(
             f"Found a folder {target!r}, expected the name of a new file, such as learngene.safetensors."
         )
     tensors = student.learngene_tensors(dict(student.state_dict()))
     step = content.get("global_step")
-    learngene = Learngene(tensors, student.sizes, content.get("teacher"), step=step, method=student.method)
+    teacher, method = content.get("teacher"), student.method
+    learngene = Learngene(tensors, student.sizes, teacher, step=step, method=method, preprocessing=look)
     save_learngene(learngene, target)
-    return f"Wrote {target} with the learngene of {student.method}."
+    return f"Wrote {target} with the learngene of {method}; {said(look)}."

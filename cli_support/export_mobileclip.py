@@ -4,8 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..lightning_modules.mobileclip.pretrained import of_training, save_open_clip, save_vendor
+from ..lightning_modules.mobileclip.models import model_config
+from ..lightning_modules.mobileclip.pretrained import (
+    Preprocessing,
+    of_training,
+    preprocessing_of_training,
+    save_open_clip,
+    save_vendor,
+)
 from ..lightning_modules.mobileclip.towers import export_towers
+from ..lightning_modules.preprocessing import recorded_preprocessing, said
 
 LAYOUTS = {
     "torch_export": "a folder with image.pt2 and text.pt2, fused, for torch.export.load",
@@ -35,14 +43,17 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         OSError: if it cannot be written.
     """
     trained, kind = of_training(content, source)
-    name = content["hyper_parameters"]["model"]
+    name, size = (content["hyper_parameters"][argument] for argument in ("model", "image_size"))
+    look = preprocessing_of_training(content)
     if layout == "vendor":
         if Path(target).is_dir():
             raise FileExistsError(f"Found a folder {target!r}, expected the name of a new file, such as student.pt.")
-        save_vendor(trained.model, target)
+        save_vendor(trained, target)
     elif layout == "open_clip":
-        save_open_clip(trained.model, name, trained.preprocessing, target)
+        save_open_clip(trained, name, Preprocessing.of(look, source), target)
     else:
-        size, look = trained.preprocessing.image_size, vars(trained.preprocessing)
-        export_towers(trained.model, target, layout, size, preprocessing=look)  # type: ignore[arg-type]
-    return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}."
+        size = size or model_config(name)["vision_cfg"]["image_size"]
+        export_towers(trained, target, layout, size, preprocessing=look)  # type: ignore[arg-type]
+    assumed = recorded_preprocessing(content) is None
+    unsure = " (by the arguments of its module, since no datamodule of this package has evaluated it)" * assumed
+    return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}; {said(look)}{unsure}."

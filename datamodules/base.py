@@ -25,6 +25,7 @@ from .decode import Account, BadSample
 from .loaders import BatchLoader, PredictionLoader, inner_loader
 from .samples import Collated, Outcome, Reader, TrainingSet
 from .sampling import TrainingBatchSampler, TrainingPosition, evaluation_batches
+from .transforms import preprocessing_of
 
 Split = Literal["train", "validation", "test", "predict"]
 _SPLITS: dict[str | None, tuple[Split, ...]] = {
@@ -58,7 +59,7 @@ class PictureDataModule(CheckedLoading, pl.LightningDataModule):
         pin_memory: copy batches to page-locked memory; by default where the trainer uses CUDA.
         seed: of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without one.
             The value in a checkpoint wins when a run is resumed.
-        train_transform: RGB picture to float [3, H, W], for training.
+        train_transform: RGB picture to float [3, H, W], for training; None asks :meth:`default_train_transform`.
         eval_transform: the same for evaluation and prediction.
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
     """
@@ -72,8 +73,8 @@ class PictureDataModule(CheckedLoading, pl.LightningDataModule):
         persistent_workers: bool,
         pin_memory: bool | None,
         seed: int | None,
-        train_transform: nn.Module,
-        eval_transform: nn.Module,
+        train_transform: nn.Module | None,
+        eval_transform: nn.Module | None,
         max_bad_share: float,
     ) -> None:
         super().__init__()
@@ -94,8 +95,8 @@ class PictureDataModule(CheckedLoading, pl.LightningDataModule):
         self.num_workers = num_workers
         self.persistent_workers = persistent_workers
         self.pin_memory = pin_memory
-        self.train_transform = train_transform
-        self.eval_transform = eval_transform
+        self._train_transform = train_transform
+        self._eval_transform = eval_transform
         self.max_bad_share = max_bad_share
         self._seed = seed
         self._rows: dict[Split, Any] = {}
@@ -114,6 +115,14 @@ class PictureDataModule(CheckedLoading, pl.LightningDataModule):
 
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
         """What makes a training batch of samples."""
+        raise NotImplementedError
+
+    def default_train_transform(self) -> nn.Module:
+        """The training transform where none was given."""
+        raise NotImplementedError
+
+    def default_eval_transform(self) -> nn.Module:
+        """The evaluation transform where none was given."""
         raise NotImplementedError
 
     def evaluation_items(self, rows: Any) -> Sequence[Any]:
@@ -188,11 +197,12 @@ class PictureDataModule(CheckedLoading, pl.LightningDataModule):
         self.teardown()
 
     def state_dict(self) -> dict[str, Any]:
-        """The run's seed, and what the batch counter counts."""
+        """The run's seed, what the batch counter counts, and what evaluation does to a picture."""
         return {
             "seed": self.run_seed,
             "global_batch_size": self.batch_size * self.replicas()[0],
             "rows": self._epoch_rows() if "train" in self._rows else None,
+            "preprocessing": self.preprocessing,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -216,7 +226,42 @@ class PictureDataModule(CheckedLoading, pl.LightningDataModule):
                 f"{now[0]} from {now[1]}: the sample order is not continued exactly"
             )
 
-    # What callbacks ask for
+    # What callbacks and exports ask for
+
+    @property
+    def train_transform(self) -> nn.Module:
+        """RGB picture to float [3, H, W], for training."""
+        return self.default_train_transform() if self._train_transform is None else self._train_transform
+
+    @train_transform.setter
+    def train_transform(self, transform: nn.Module) -> None:
+        self._train_transform = transform
+
+    @property
+    def eval_transform(self) -> nn.Module:
+        """RGB picture to float [3, H, W], for evaluation and prediction."""
+        return self.default_eval_transform() if self._eval_transform is None else self._eval_transform
+
+    @eval_transform.setter
+    def eval_transform(self, transform: nn.Module) -> None:
+        self._eval_transform = transform
+
+    @property
+    def preprocessing(self) -> dict[str, Any] | None:
+        """What evaluation does to a picture, plain data; None where no pictures are read."""
+        return preprocessing_of(self.eval_transform)
+
+    def expected_preprocessing(self) -> dict[str, Any]:
+        """What the trainer's module expects to be done with a picture, as far as it knows; nothing without one."""
+        module = self.trainer.lightning_module if self.trainer is not None else None
+        ask = getattr(module, "expected_preprocessing", None)
+        expected: dict[str, Any] = ask() if callable(ask) else {}
+        if "transform" in expected:
+            rank_zero_warn(
+                f"the weights were evaluated with the transform {expected['transform']}, which is no part of a "
+                "checkpoint: give it as data.eval_transform, or these pictures are prepared in another way"
+            )
+        return expected
 
     def picture(self, split: Split, sample_index: int) -> Image.Image:
         """A picture as evaluation reads it before the transform: decoded, RGB, the right way up.

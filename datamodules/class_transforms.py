@@ -7,7 +7,7 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
-from .transforms import ToNormalized
+from .transforms import ToNormalized, preprocessing
 
 # Of CIFAR-100's training pictures, as in the CRD benchmark (arXiv 1910.10699).
 CIFAR100_MEAN = (0.5071, 0.4867, 0.4408)
@@ -66,6 +66,7 @@ class CIFAREvalTransform(nn.Module):
         super().__init__()
         self.resize = _ToSquare(size)
         self.finish = ToNormalized(mean, std)
+        self.preprocessing = preprocessing(size, mean, std, "bicubic", "squash")
 
     def forward(self, image: Image.Image) -> torch.Tensor:
         """Turn an RGB picture of any size into float [3, size, size]."""
@@ -119,9 +120,11 @@ class ImageNetEvalTransform(nn.Module):
         std: tuple[float, float, float] = IMAGENET_STD,
     ) -> None:
         super().__init__()
-        self.resize = v2.Resize(resize or round(size * 8 / 7), interpolation=InterpolationMode.BILINEAR)
+        resize = resize or round(size * 8 / 7)
+        self.resize = v2.Resize(resize, interpolation=InterpolationMode.BILINEAR)
         self.crop = v2.CenterCrop(size)
         self.finish = ToNormalized(mean, std)
+        self.preprocessing = preprocessing(size, mean, std, "bilinear", "shortest", resize)
 
     def forward(self, image: Image.Image) -> torch.Tensor:
         """Turn an RGB picture of any size into float [3, size, size]."""

@@ -343,6 +343,11 @@ class EmbeddedCaptionsDataModule(PictureDataModule):
         """Stacks embeddings and encodes captions."""
         return CaptionCollate(self.embeddings.width, self.tokenizer, self.max_tokens)
 
+    @property
+    def preprocessing(self) -> None:
+        """No pictures are read."""
+        return None
+
     def evaluation_items(self, rows: EmbeddedPictures) -> list[list[int]]:
         """The rows of each picture."""
         return rows.pictures()

@@ -261,7 +261,7 @@ class ImageClassificationDataModule(LabelDataModule):
         """How many classes there are.
 
         Raises:
-            ValueError: nobody said, and there are no labels to tell from; or more names than classes were given.
+            ValueError: nobody said, and there are no labels to tell from; or there are more or fewer names.
         """
         names = self.class_names
         if self._num_classes is None:
@@ -273,6 +273,12 @@ class ImageClassificationDataModule(LabelDataModule):
         if names and len(names) > self._num_classes:
             raise ValueError(
                 f"found {len(names)} classes by name, such as {names[-1]!r}, expected at most "
+                f"num_classes={self._num_classes}: set data.num_classes to {len(names)}"
+            )
+        # Evaluation may show some of the classes only, and so may a share of the rows.
+        if names and len(names) < self._num_classes and "train" in self._rows and self.limit_train_rows is None:
+            raise ValueError(
+                f"found {len(names)} classes in the training data, from {names[0]!r} to {names[-1]!r}, expected "
                 f"num_classes={self._num_classes}: set data.num_classes to {len(names)}"
             )
         return self._num_classes

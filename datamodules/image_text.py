@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from .base import Split, splits_of
+from .clip_transforms import pair_eval_transform, pair_train_transform
 from .decode import MAX_PIXELS
 from .pairs import PairDataModule
 from .sources import Opening, Source, as_source
 from .streaming import Stream
 from .tables import Layout, PairTable
-from .transforms import ALBEFEvalTransform, ALBEFTrainTransform
 
 Sources = str | Source | list[str | Source] | None
 
@@ -45,11 +45,12 @@ class ImageTextDataModule(PairDataModule):
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
         seed: of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without one.
             The value in a checkpoint wins when a run is resumed.
-        image_size: side of the square pictures, pixels (ALBEF: 256).
+        image_size: side of the square pictures, pixels; by default the module's, or 256 (ALBEF).
         horizontal_flip: mirror half of the training pictures, as ALBEF does; switch it off where captions tell left
             from right. Has no effect beside a ``train_transform``.
-        train_transform: takes the place of ALBEF's training transform: RGB picture to float [3, H, W].
-        eval_transform: takes the place of ALBEF's test transform.
+        train_transform: RGB picture to float [3, H, W]; by default ALBEF's, interpolated and normalised as the module's
+            weights expect it, where they were trained before.
+        eval_transform: the same for evaluation and prediction; by default what those weights expect, else ALBEF's.
         tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
             default a WordPiece tokenizer is trained on the training captions, and travels in the checkpoint.
         vocab_size: largest number of entries a tokenizer may have (BERT: 30,522); a trained one gets at most as many.
@@ -83,7 +84,7 @@ class ImageTextDataModule(PairDataModule):
         persistent_workers: bool = True,
         pin_memory: bool | None = None,
         seed: int | None = None,
-        image_size: int = 256,
+        image_size: int | None = None,
         horizontal_flip: bool = True,
         train_transform: nn.Module | None = None,
         eval_transform: nn.Module | None = None,
@@ -107,9 +108,8 @@ class ImageTextDataModule(PairDataModule):
             persistent_workers=persistent_workers,
             pin_memory=pin_memory,
             seed=seed,
-            train_transform=train_transform
-            or ALBEFTrainTransform(image_size, horizontal_flip=0.5 if horizontal_flip else 0.0),
-            eval_transform=eval_transform or ALBEFEvalTransform(image_size),
+            train_transform=train_transform,
+            eval_transform=eval_transform,
             tokenizer=tokenizer,
             vocab_size=vocab_size,
             max_tokens=max_tokens,
@@ -129,7 +129,8 @@ class ImageTextDataModule(PairDataModule):
         self.streaming = streaming
         self.samples_per_epoch = samples_per_epoch
         self.shuffle_block = shuffle_block
-        self.image_size = image_size
+        self.horizontal_flip = horizontal_flip
+        self._image_size = image_size
         self.max_pixels = max_pixels
         self.pairs = PairSources(
             by_split(train, validation, test, predict),
@@ -138,6 +139,20 @@ class ImageTextDataModule(PairDataModule):
             streaming,
         )
         self._record_hyperparameters()
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square pictures, pixels."""
+        return self._image_size or self.expected_preprocessing().get("image_size") or 256
+
+    def default_train_transform(self) -> nn.Module:
+        """ALBEF's, normalised as trained weights expect it."""
+        flip = 0.5 if self.horizontal_flip else 0.0
+        return pair_train_transform(self.image_size, self.expected_preprocessing(), horizontal_flip=flip)
+
+    def default_eval_transform(self) -> nn.Module:
+        """What trained weights expect, else ALBEF's."""
+        return pair_eval_transform(self.image_size, self.expected_preprocessing())
 
     def prepare_data(self) -> None:
         """Convert the files once per node, so that the other processes find the memory-mapped copies.

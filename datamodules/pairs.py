@@ -61,7 +61,7 @@ class PairDataModule(PictureDataModule):
         pin_memory: copy batches to page-locked memory; by default where the trainer uses CUDA.
         seed: of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without one.
             The value in a checkpoint wins when a run is resumed.
-        train_transform: RGB picture to float [3, H, W], for training.
+        train_transform: RGB picture to float [3, H, W], for training; None for the subclass's own.
         eval_transform: the same for evaluation and prediction.
         tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
             default a WordPiece tokenizer is trained on the training captions, and travels in the checkpoint.
@@ -87,8 +87,8 @@ class PairDataModule(PictureDataModule):
         persistent_workers: bool,
         pin_memory: bool | None,
         seed: int | None,
-        train_transform: nn.Module,
-        eval_transform: nn.Module,
+        train_transform: nn.Module | None,
+        eval_transform: nn.Module | None,
         tokenizer: str | None,
         vocab_size: int,
         max_tokens: int,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from .base import Split, splits_of
 from .clip_text import CLIP, CLIP_TOKENS, CLIP_VOCABULARY
-from .clip_transforms import CLIPEvalTransform, ReplayTransform, Three
+from .clip_transforms import ReplayTransform, Three, pair_eval_transform
 from .decode import MAX_PIXELS
 from .image_text import PairSources, Sources, by_split
 from .pairs import PairDataModule
@@ -18,13 +19,14 @@ from .records import IMAGE_SUFFIXES
 from .reinforced_rows import OtherSizes, ReinforcedReader, ReinforcedSample, ReinforcedTable
 from .replay import Interpolation
 from .samples import Collated, Outcome, account, stacked
-from .shards import BesideShards, Shards, find_shards, index_cache
+from .shards import BesideShards, Shards, find_shards, index_cache, teachers_of
 from .sources import Opening
 from .streaming import Stream
 from .tables import PairTable
 from .text import Encoder
 
 TeacherDtype = Literal["float32", "bfloat16"]
+_GIVEN = ("mean", "std", "interpolation")  # of what is done to a picture, what has an argument
 
 
 @dataclass
@@ -78,9 +80,9 @@ class ReinforcedDataModule(PairDataModule):
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
         seed: of sample order and of the choice of augmentation and captions.
         image_size: side of the square pictures, pixels.
-        image_mean: of each channel, on the 0-1 scale.
-        image_std: of each channel, on the 0-1 scale.
-        image_interpolation: of the crops in training and of the resizing in evaluation.
+        image_mean: of each channel, on the 0-1 scale; None for what trained weights of the module expect, else 0.
+        image_std: the same, else 1.
+        image_interpolation: of the crops in training and of the resizing in evaluation; the same, else bilinear.
         max_tokens: length of the token sequences, which is the model's context.
         teacher_dtype: in which the teachers' embeddings come.
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
@@ -97,15 +99,14 @@ class ReinforcedDataModule(PairDataModule):
         pin_memory: bool | None,
         seed: int | None,
         image_size: int,
-        image_mean: Three,
-        image_std: Three,
-        image_interpolation: Interpolation,
+        image_mean: Three | None,
+        image_std: Three | None,
+        image_interpolation: Interpolation | None,
         max_tokens: int,
         teacher_dtype: TeacherDtype,
         max_bad_share: float,
         predict_texts: str | list[str] | None,
     ) -> None:
-        look = (image_size, image_mean, image_std, image_interpolation)
         super().__init__(
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
@@ -113,8 +114,8 @@ class ReinforcedDataModule(PairDataModule):
             persistent_workers=persistent_workers,
             pin_memory=pin_memory,
             seed=seed,
-            train_transform=ReplayTransform(*look),
-            eval_transform=CLIPEvalTransform(*look),
+            train_transform=None,
+            eval_transform=None,
             tokenizer=CLIP,
             vocab_size=CLIP_VOCABULARY,
             max_tokens=max_tokens,
@@ -135,10 +136,31 @@ class ReinforcedDataModule(PairDataModule):
         """Width of the teachers' embeddings, one after another; None before training rows are opened."""
         return self._rows["train"].teacher_width if "train" in self._rows else None
 
+    @property
+    def teachers(self) -> dict[str, Any] | None:
+        """Width (``dims``) and scale (``scales``) of each teacher, and the file that says so (``source``); or None."""
+        return None
+
+    def default_train_transform(self) -> ReplayTransform:
+        """Carries recorded augmentations out, for pictures as they are evaluated."""
+        look = self._look(self.expected_preprocessing())
+        return ReplayTransform(self.image_size, **{name: look[name] for name in _GIVEN})
+
+    def default_eval_transform(self) -> nn.Module:
+        """What was given, else what trained weights expect, else MobileCLIP's own."""
+        return pair_eval_transform(self.image_size, self._look(self.expected_preprocessing()))
+
+    def _look(self, expected: Mapping[str, Any]) -> dict[str, Any]:
+        """How pictures are resized and normalised."""
+        own = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "interpolation": "bilinear"}
+        given = {name: getattr(self, f"image_{name}") for name in _GIVEN}
+        return {**own, **expected, **{name: value for name, value in given.items() if value is not None}}
+
     def training_reader(self, rows: Any) -> ReinforcedReader:
         """Reads one recorded augmentation with its captions and embeddings."""
-        assert isinstance(self.train_transform, ReplayTransform)
-        return ReinforcedReader(rows, self.train_transform)
+        transform = self.train_transform
+        assert isinstance(transform, ReplayTransform)
+        return ReinforcedReader(rows, transform)
 
     def training_collate(self) -> ReinforcedCollate:
         """Stacks pictures and embeddings, and encodes both captions."""
@@ -187,9 +209,11 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         seed: of sample order and of the choice of augmentation and captions; by default Lightning's global seed, or 0
             without one. The value in a checkpoint wins when a run is resumed.
         image_size: side of the square pictures, pixels (MobileCLIP: 256; its ViTs: 224).
-        image_mean: of each channel, on the 0-1 scale (MobileCLIP's S and B models: 0).
-        image_std: of each channel, on the 0-1 scale (MobileCLIP's S and B models: 1).
-        image_interpolation: of the crops in training and of the resizing in evaluation (MobileCLIP: bilinear).
+        image_mean: of each channel, on the 0-1 scale; by default what the module's weights expect, where they were
+            trained before, else 0 (MobileCLIP's S and B models).
+        image_std: the same, else 1 (MobileCLIP's S and B models).
+        image_interpolation: of the crops in training and of the resizing in evaluation; the same, else bilinear
+            (MobileCLIP).
         max_tokens: length of the token sequences, which is the model's context (CLIP: 77).
         teacher_dtype: in which the teachers' embeddings come: "bfloat16" halves what processes send each other, and
             loses nothing of data that is stored so.
@@ -220,9 +244,9 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         pin_memory: bool | None = None,
         seed: int | None = None,
         image_size: int = 256,
-        image_mean: Three = (0.0, 0.0, 0.0),
-        image_std: Three = (1.0, 1.0, 1.0),
-        image_interpolation: Interpolation = "bilinear",
+        image_mean: Three | None = None,
+        image_std: Three | None = None,
+        image_interpolation: Interpolation | None = None,
         max_tokens: int = CLIP_TOKENS,
         teacher_dtype: TeacherDtype = "float32",
         max_bad_share: float = 0.05,
@@ -276,6 +300,11 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         return self.check_training(
             ReinforcedTable(shards, beside, self.synthetic_keys, self.other_sizes, self.max_pixels)
         )
+
+    @property
+    def teachers(self) -> dict[str, Any] | None:
+        """What the manifests beside the shards say; None where there are none, as with DataCompDR."""
+        return teachers_of(find_shards(self.shards)) if self.shards else None
 
     def _open_shards(self) -> tuple[Shards, BesideShards | None]:
         shards = Shards(find_shards(self.shards), self.cache)

@@ -145,9 +145,9 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
         seed: of sample order and of the choice of augmentation and captions.
         image_size: side of the pictures, stored and trained, pixels.
-        image_mean: of each channel, on the 0-1 scale.
-        image_std: of each channel, on the 0-1 scale.
-        image_interpolation: of crops and resizing.
+        image_mean: see :class:`ReinforcedImageTextDataModule`, as the next two.
+        image_std: see there.
+        image_interpolation: see there.
         max_tokens: length of the token sequences; the captions need 16.
         teacher_dtype: in which the teachers' embeddings come.
         max_bad_share: largest share of unusable samples; nothing is ever unusable here.
@@ -169,9 +169,9 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
         pin_memory: bool | None = None,
         seed: int | None = None,
         image_size: int = 64,
-        image_mean: Three = (0.0, 0.0, 0.0),
-        image_std: Three = (1.0, 1.0, 1.0),
-        image_interpolation: Interpolation = "bilinear",
+        image_mean: Three | None = None,
+        image_std: Three | None = None,
+        image_interpolation: Interpolation | None = None,
         max_tokens: int = 16,
         teacher_dtype: TeacherDtype = "float32",
         max_bad_share: float = 0.05,

@@ -10,9 +10,9 @@ from PIL import Image, ImageDraw
 from torch import nn
 
 from .base import Split
+from .clip_transforms import pair_eval_transform, pair_train_transform
 from .pairs import PairDataModule
 from .sampling import generator
-from .transforms import ALBEFEvalTransform, ALBEFTrainTransform
 
 SIZES = {"small": 0.095, "large": 0.17}  # radius, as a share of the side
 COLOURS = {
@@ -254,11 +254,8 @@ class ShapesDataModule(PairDataModule):
             persistent_workers=persistent_workers,
             pin_memory=pin_memory,
             seed=seed,
-            train_transform=train_transform
-            or ALBEFTrainTransform(
-                image_size, scale=(min_crop, 1.0), ratio=(1.0, 1.0), horizontal_flip=0.0, rand_augment=rand_augment
-            ),
-            eval_transform=eval_transform or ALBEFEvalTransform(image_size),
+            train_transform=train_transform,
+            eval_transform=eval_transform,
             tokenizer=tokenizer,
             vocab_size=vocab_size,
             max_tokens=max_tokens,
@@ -272,7 +269,19 @@ class ShapesDataModule(PairDataModule):
         self.eval_length = eval_length
         self.data_seed = data_seed
         self.image_size = image_size
+        self.min_crop = min_crop
+        self.rand_augment = rand_augment
         self._record_hyperparameters()
+
+    def default_train_transform(self) -> nn.Module:
+        """Crop and, if asked for, RandAugment; normalised as trained weights expect it."""
+        crop = {"scale": (self.min_crop, 1.0), "ratio": (1.0, 1.0), "horizontal_flip": 0.0}
+        expected = self.expected_preprocessing()
+        return pair_train_transform(self.image_size, expected, rand_augment=self.rand_augment, **crop)
+
+    def default_eval_transform(self) -> nn.Module:
+        """What trained weights expect, else ALBEF's."""
+        return pair_eval_transform(self.image_size, self.expected_preprocessing())
 
     def open_split(self, split: Split) -> ShapesTable:
         """The pictures of a split; ``predict`` is the test split."""

@@ -17,7 +17,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from .leftovers import clear_leftovers, mark, staged_path
 from .records import TAR_ERRORS
 
 log = logging.getLogger(__name__)
+MANIFEST = "manifest.json"  # beside shards that were reinforced here
 _BLOCK = 512  # tar's unit, bytes
 _INDEX_VERSION = 1
 _LONGEST_UID = 1024  # they are kept in an array of fixed width
@@ -59,6 +60,40 @@ def find_shards(sources: Sequence[str]) -> list[str]:
             raise ValueError(f"found no tar file under {source!r}, expected shards: correct the path or the pattern")
         files += [os.path.abspath(file) for file in found]
     return files
+
+
+def teachers_of(shards: Sequence[str]) -> dict[str, Any] | None:
+    """Who reinforced shards, by `manifest.json` in their folders.
+
+    Args:
+        shards: absolute paths.
+
+    Returns:
+        Width (``dims``) and scale (``scales``) of each teacher, and the manifest's path (``source``); None without one.
+
+    Raises:
+        ValueError: a manifest cannot be read, or several differ.
+    """
+    found: list[dict[str, Any]] = []
+    for folder in dict.fromkeys(Path(shard).parent for shard in shards):
+        path = folder / MANIFEST
+        if not path.is_file():
+            continue
+        try:
+            teachers = json.loads(path.read_text(encoding="utf-8"))["teachers"]
+            dims, scales = ([kind(one[name]) for one in teachers] for name, kind in (("width", int), ("scale", float)))
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"found no width and scale of teachers in {str(path)!r} ({error}), expected what the reinforcement "
+                "wrote: get the file again, or remove it and set model.teacher_dims and model.teacher_scales"
+            ) from None
+        found.append({"dims": dims, "scales": scales, "source": repr(str(path))})
+        if (dims, scales) != (found[0]["dims"], found[0]["scales"]):
+            raise ValueError(
+                f"found teachers {dims} wide with scales {scales} by {str(path)!r}, expected those of "
+                f"{found[0]['source']}: train on shards that were reinforced by the same teachers"
+            )
+    return found[0] if found else None
 
 
 def tar_index(file: str, cache: Path) -> TarIndex:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -178,6 +178,7 @@ class ALBEFTrainTransform(nn.Module):
         fill: see there.
         mean: of each channel, on the 0-1 scale (authors: CLIP's).
         std: of each channel, on the 0-1 scale (authors: CLIP's).
+        interpolation: of the crop (authors: bicubic).
     """
 
     def __init__(
@@ -199,9 +200,10 @@ class ALBEFTrainTransform(nn.Module):
         fill: tuple[int, int, int] = (128, 128, 128),
         mean: tuple[float, float, float] = CLIP_MEAN,
         std: tuple[float, float, float] = CLIP_STD,
+        interpolation: Literal["bilinear", "bicubic"] = "bicubic",
     ) -> None:
         super().__init__()
-        self.crop = v2.RandomResizedCrop(size, scale=scale, ratio=ratio, interpolation=InterpolationMode.BICUBIC)
+        self.crop = v2.RandomResizedCrop(size, scale, ratio, InterpolationMode(interpolation))
         self.flip = v2.RandomHorizontalFlip(horizontal_flip) if horizontal_flip else None
         self.augment = (
             ALBEFRandAugment(
@@ -249,10 +251,46 @@ class ALBEFEvalTransform(nn.Module):
         super().__init__()
         self.resize = v2.Resize((size, size), interpolation=InterpolationMode.BICUBIC)
         self.finish = ToNormalized(mean, std)
+        self.preprocessing = preprocessing(size, mean, std, "bicubic", "squash")
 
     def forward(self, image: Image.Image) -> torch.Tensor:
         """Turn an RGB picture of any size into float [3, size, size]."""
         return self.finish(self.resize(image))
+
+
+def preprocessing(
+    image_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    interpolation: str,
+    resize_mode: Literal["shortest", "squash"],
+    resize: int | None = None,
+) -> dict[str, Any]:
+    """What a transform for evaluation does to a picture, as plain data for checkpoints and exports.
+
+    Args:
+        image_size: side of the square result, pixels.
+        mean: subtracted from the channels, on the 0-1 scale.
+        std: what the channels are divided by then.
+        interpolation: of the resizing.
+        resize_mode: "squash" gives both sides a size, "shortest" gives it to the shorter one and cuts the middle out.
+        resize: that size, where it is another than ``image_size``.
+    """
+    return {
+        "image_size": image_size,
+        "mean": [float(value) for value in mean],
+        "std": [float(value) for value in std],
+        "interpolation": interpolation,
+        "resize_mode": resize_mode,
+        "resize": None if resize == image_size else resize,
+    }
+
+
+def preprocessing_of(transform: nn.Module) -> dict[str, Any]:
+    """What a transform for evaluation says that it does; of one that does not say, the name of its class."""
+    said: dict[str, Any] | None = getattr(transform, "preprocessing", None)
+    kind = type(transform)
+    return {"transform": f"{kind.__module__}.{kind.__qualname__}"} if said is None else dict(said)
 
 
 class ToNormalized(nn.Module):

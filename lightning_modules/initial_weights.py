@@ -6,6 +6,7 @@ from typing import Any
 from lightning import LightningModule
 
 from ..callbacks import LearngeneExpansionCallback
+from .preprocessing import recorded_preprocessing
 
 
 class InitialWeights(LightningModule):
@@ -17,6 +18,8 @@ class InitialWeights(LightningModule):
     """
 
     _started = False  # whether the weights are where training, or an evaluation, goes on from
+    _restored = False  # whether they are of a checkpoint
+    _expected: dict[str, Any] | None = None  # what they expect to be done with a picture, where that is known
 
     def load_initial_weights(self) -> None:
         """Load them."""
@@ -25,6 +28,40 @@ class InitialWeights(LightningModule):
     def evaluates_initial_weights(self) -> bool:
         """Whether an evaluation without a checkpoint loads them too."""
         raise NotImplementedError
+
+    def initial_preprocessing(self) -> dict[str, Any] | None:
+        """What the initial weights expect to be done with a picture; None where there are none, or nobody knows."""
+        return None
+
+    def picture_size(self) -> int | None:
+        """Side of the pictures that the network is made for, pixels."""
+        return self.hparams.get("image_size")
+
+    def adopt_preprocessing(self, record: Mapping[str, Any] | None) -> None:
+        """Take over what weights that come from outside expect to be done with a picture."""
+        self._expected = None if record is None else dict(record)
+
+    def expected_preprocessing(self) -> dict[str, Any]:
+        """What the weights expect to be done with a picture, in the words of `preprocessing.py`; datamodules ask.
+
+        It is the checkpoint's, else that of the initial weights; of a network that starts at random, its size alone.
+        """
+        if self._expected is None and not self._restored:
+            self._expected = self.initial_preprocessing()
+        size = self.picture_size()
+        return (self._expected or {}) | ({} if size is None else {"image_size": size})
+
+    def preprocessing(self) -> dict[str, Any] | None:
+        """What exports say of how pictures are made ready: as the trainer's datamodule does, else as is expected."""
+        data = None if self._trainer is None else getattr(self._trainer, "datamodule", None)
+        found: dict[str, Any] | None = getattr(data, "preprocessing", None) or self.expected_preprocessing()
+        return found if found and ("mean" in found or "transform" in found) else None
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Note what evaluation did to a picture in the training that the checkpoint is of."""
+        super().on_load_checkpoint(checkpoint)
+        self._restored = True
+        self.adopt_preprocessing(recorded_preprocessing(checkpoint))
 
     def setup(self, stage: str) -> None:
         """Load initial weights where what stands now is going to be sharded; such strategies restore later.

@@ -444,7 +444,7 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
     assert [teacher["scale"] for teacher in manifest["teachers"]] == [pytest.approx(1 / 0.07, rel=1e-5), 50.0]
     assert [teacher["model"] for teacher in manifest["teachers"]] == ["teacher0", "teacher1"]
     student = ("--model", "MobileCLIPModule", "--model.model", "MobileCLIP-tiny", "--model.warmup_steps", "1")
-    dims = ("--model.teacher_dims", "[8,8]", "--model.teacher_scales", "[14,50]", "--trainer.max_epochs", "1")
+    dims = ("--trainer.max_epochs", "1")  # its teachers' widths and scales are in the manifest
     data = ("--data", "ReinforcedImageTextDataModule", "--data.train", "reinforced", "--data.batch_size", "10")
     more = (
         "--data.num_workers",
@@ -456,6 +456,9 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
         "--data.max_tokens",
         "16",
     )
+    forgotten = ("--model.teacher_dims", "[8,8]", "--model.teacher_scales", "[100,100]")
+    ran = run("fit", *student, *dims, *forgotten, *data, *more, "--trainer.accelerator", "cpu")
+    assert "teacher_scales is [100.0, 100.0], but the data was reinforced with teachers of [14.28" in ran.sentence
     ran = run("fit", *student, *dims, *data, *more, "--trainer.accelerator", "cpu")
     assert ran.status == 0, ran.err
     ran = run("predict", *config, *where, *own, "--data.folder", "reinforced", "--data.augmentations", "3")
@@ -480,7 +483,7 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
         assert (*found, trainer["gradient_clip_val"]) == expected[recipe]
         common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95], "distillation_weight": 1.0}
         assert {name: model[name] for name in common} == common
-        assert (model["teacher_dims"], model["teacher_scales"]) == ([768, 768], [100.0, 100.0])
+        assert (model["teacher_dims"], model["teacher_scales"]) == (None, None)  # as DataCompDR's
     clip = composed["released_script"]["data"]["init_args"]
     assert clip["image_mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-4)
-    assert composed["paper"]["data"]["init_args"]["image_std"] == [1.0, 1.0, 1.0]
+    assert composed["paper"]["data"]["init_args"]["image_std"] is None  # MobileCLIP's own, 1

@@ -1,13 +1,22 @@
 """What the README shows is what the repository holds."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import yaml
 
 from support.command_line import run
+from support.pictures import picture
+from support.reinforcement import write_pairs
+from vlightning.datamodules import ReinforcedShapesDataModule
+from vlightning.lightning_modules import MobileCLIPModule
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -62,3 +71,69 @@ def test_every_command_that_is_shown_parses(command: str, tmp_path: Path, monkey
 def test_there_are_commands_to_check():
     assert len(COMMANDS) >= 5
     assert COMMANDS[0] == "vlightning fit --config configs/albef/quickstart.yaml"
+
+
+def words_of(start: str) -> list[str]:
+    """The one command of the README that begins so, without the program's name."""
+    (found,) = [command for command in COMMANDS if command.startswith(start)]
+    return found.split()[1:]
+
+
+SMALL = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--data.num_workers=0")
+
+
+def test_the_command_for_ones_own_classes_trains_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    words = words_of("vlightning fit --config configs/cocord/vanilla.yaml --model.student torchvision/resnet18 ")
+    for label in range(12):
+        for split in ("train", "val"):
+            file = Path(f"pictures/{split}/class {label:02d}/one.png")
+            file.parent.mkdir(parents=True)
+            picture(label).save(file)
+    said = yaml.safe_load(run(*words, "--print_config").out)
+    assert (said["trainer"]["max_epochs"], said["data"]["init_args"]["preset"]) == (90, "imagenet")
+    small = ("--trainer.max_epochs=2", "--data.batch_size=12", "--data.image_size=32", "--data.cache_dir=cache")
+    ran = run(*words, *SMALL, *small)
+    assert ran.status == 0, ran.err
+    (last,) = Path("runs").rglob("last.ckpt")
+    state = torch.load(last, weights_only=True)
+    assert len(state["state_dict"]["student.network.fc.bias"]) == 12
+    assert state["global_step"] == 2
+    assert list(Path("runs").rglob("best-step*.ckpt"))
+    for label in (10, 11):
+        for split in ("train", "val"):
+            shutil.rmtree(f"pictures/{split}/class {label:02d}")
+    refused = run(*words, *SMALL, *small).sentence
+    assert "found 10 classes in the training data" in refused
+    assert "set data.num_classes to 10" in refused
+
+
+def test_the_command_for_ones_own_reinforced_data_trains_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    words = words_of("vlightning fit --model MobileCLIPModule --data ReinforcedImageTextDataModule ")
+    made = ReinforcedShapesDataModule("made", length=8, eval_length=2, augmentations=1, image_size=32)
+    made.prepare_data()
+    made.folder.rename("reinforced")
+    teachers = [{"width": 64, "scale": 20.0}, {"width": 96, "scale": 50.0}]
+    Path("reinforced/manifest.json").write_text(json.dumps({"teachers": teachers}))
+    write_pairs("validation.parquet", 4)
+    small = ("--model.model=MobileCLIP-tiny", "--data.image_size=32", "--data.max_tokens=16", "--data.batch_size=4")
+    small = (*SMALL, *small, "--data.cache_dir=cache", "--trainer.max_epochs=1")
+    heard: list[tuple[list[int], list[float]]] = []
+    step = MobileCLIPModule.training_step
+
+    def listening(self: MobileCLIPModule, *batch: Any) -> Any:
+        heard.append((self.teacher_dims, self.teacher_scales))
+        return step(self, *batch)
+
+    monkeypatch.setattr(MobileCLIPModule, "training_step", listening)
+    ran = run(*words, *small)
+    assert ran.status == 0, ran.err
+    assert heard == [([64, 96], [20.0, 50.0])] * 2
+    assert list(Path("runs").rglob("best-step*.ckpt"))
+    refused = run(*words, *small, "--model.teacher_scales=[100,100]").sentence
+    assert refused.startswith(
+        "teacher_scales is [100.0, 100.0], but the data was reinforced with teachers of [20.0, 50.0]"
+    )
+    Path("reinforced/manifest.json").write_text("{}")
+    assert "found no width and scale of teachers" in run(*words, *small).sentence

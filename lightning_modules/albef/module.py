@@ -44,7 +44,7 @@ from ..vit_weights import load_vision_weights
 from . import draws, gradcam
 from .losses import contrastive_targets, itc_loss, itm_loss, mlm_loss
 from .network import ALBEFNetwork
-from .pretrained import load_folder, load_trained, save_folder
+from .pretrained import load_folder, load_trained, preprocessing_of_source, save_folder
 from .schedule import learning_rate
 from .weights import load_text_weights
 
@@ -277,6 +277,11 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, Retr
         """Fail before the first step where the end of the schedule is not known."""
         super().on_train_start()
         steps_of_run(self.trainer)
+
+    def initial_preprocessing(self) -> dict[str, Any] | None:
+        """What `weights` expect, where they say it."""
+        source = self.hparams["weights"]
+        return None if source is None else preprocessing_of_source(source)
 
     def evaluates_initial_weights(self) -> bool:
         """Whether there is a trained ALBEF to start from."""

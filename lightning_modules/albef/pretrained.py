@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from timm.data.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from ...callbacks.checkpoint_io import check_free
 from ...callbacks.leftovers import staged_beside
+from ..preprocessing import is_checkpoint, preprocessing_of_checkpoint
 from .checkpoint import QUEUES, load_official, load_own, tied_names
 
 if TYPE_CHECKING:
@@ -60,6 +60,18 @@ def load_trained(module: "ALBEFModule", source: str) -> str:
     return load_official(module, official, queues=False, source=f"the authors' checkpoint {source!r}")
 
 
+def preprocessing_of_source(source: str) -> dict[str, Any] | None:
+    """What a trained ALBEF expects to be done with a picture, where a checkpoint or the folder of an export says it.
+
+    Args:
+        source: as in `load_trained`.
+    """
+    folder = Path(source).expanduser()
+    if is_checkpoint(folder):
+        return preprocessing_of_checkpoint(folder)
+    return _read_folder(folder)[0].get("preprocessing") if (folder / _CONFIG).is_file() else None
+
+
 def save_folder(module: "ALBEFModule", folder: str | Path, tokenizer_json: str | None = None) -> None:
     """Write `model.safetensors`, `config.json` and, where there is one, the tokenizer; all of it or nothing.
 
@@ -82,9 +94,7 @@ def save_folder(module: "ALBEFModule", folder: str | Path, tokenizer_json: str |
         "class": type(module).__name__,
         "vlightning_version": version("vlightning"),
         "arguments": arguments_without_weights(module.hparams),
-        # What the pictures of the authors, and by default ours, are normalised with.
-        "image_mean": OPENAI_CLIP_MEAN,
-        "image_std": OPENAI_CLIP_STD,
+        "preprocessing": module.preprocessing(),
     }
     staged = staged_beside(target)
     staged.mkdir(parents=True)
@@ -110,7 +120,9 @@ def load_folder(cls: type[Module], folder: str | Path) -> Module:
     if config["class"] != cls.__name__:
         raise ValueError(f"Found an export of {config['class']} in {str(folder)!r}, expected one of {cls.__name__}.")
     source = f"the export {str(folder)!r} of vlightning {config['vlightning_version']}"
-    return rebuild(cls, config["arguments"], state, source).eval()
+    module = rebuild(cls, config["arguments"], state, source).eval()
+    module.adopt_preprocessing(config.get("preprocessing"))
+    return module
 
 
 def rebuild(cls: type[Module], arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Module:

@@ -7,6 +7,7 @@ that. Such a descendant is activated on a tenth of the pairs, and fine-tuned; bo
 with an ordinary CLIP as the student.
 """
 
+import dataclasses
 import math
 from statistics import fmean
 from typing import Any
@@ -34,6 +35,7 @@ from ..frozen import FrozenTeacher
 from ..initial_weights import InitialWeights
 from ..mobileclip.outside import Outside, load_outside
 from ..precision import unit
+from ..preprocessing import preprocessing_of_checkpoint
 from ..sharding import shard
 from ..slices import in_slices
 from ..taught import TaughtModule
@@ -62,7 +64,8 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         patch_size: side of a patch, pixels (paper).
         image_size: side of the square pictures, pixels (paper). The command line sets it, and the four that follow,
             from the data's.
-        image_mean: what the pictures are normalised with (CLIP), which has to be what the teacher expects.
+        image_mean: what the pictures are normalised with (CLIP), where the datamodule is none of this package, which
+            would say it. It has to be what the teacher expects.
         image_std: the same.
         max_tokens: length of the token sequences (CLIP).
         vocab_size: number of tokens (CLIP).
@@ -127,6 +130,7 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         self.student = NETWORKS[student](sizes)
         self.teacher: FrozenTeacher[Any] = FrozenTeacher(nn.Identity())  # until a fit needs it
         self.teacher_scale = 0.0
+        self._teachers_look: dict[str, Any] | None = None  # what the teacher expects to be done with a picture
         self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=protocols)
 
     def configure_callbacks(self) -> list[Callback]:
@@ -139,6 +143,7 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         super().setup(stage)
         if stage == "fit" and self.hparams["distillation_weight"] and self.teacher.origin is None:
             outside = load_outside(self.hparams["teacher"], self.hparams["teacher_weights"])
+            self._teachers_look = dataclasses.asdict(outside.preprocessing)
             self._check_teacher(outside)
             network = outside.network
             self.teacher_scale = float(network.logit_scale.exp())
@@ -159,8 +164,9 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
             "max_tokens": text.context_length,
             "vocab_size": text.vocab_size,
         }
+        shown = getattr(getattr(self._trainer, "datamodule", None), "preprocessing", None) or {}
         for name, expected in compared.items():
-            found = self.hparams[name]
+            found = shown.get(name.removeprefix("image_"), self.hparams[name])
             if not torch.allclose(torch.tensor(found).double(), torch.tensor(expected).double()):
                 raise ValueError(
                     f"{name} is {found}, but the teacher {outside.model} of {outside.weights!r} expects {expected}: "
@@ -170,6 +176,11 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
     def evaluates_initial_weights(self) -> bool:
         """Whether there are some."""
         return self.hparams["weights"] is not None
+
+    def initial_preprocessing(self) -> dict[str, Any] | None:
+        """What `weights` expect, else what the teacher does, which sees the same pictures."""
+        source = self.hparams["weights"]
+        return self._teachers_look if source is None else preprocessing_of_checkpoint(source)
 
     def load_initial_weights(self) -> None:
         """Start from `weights`, where they are given; what was done is logged."""
@@ -271,7 +282,8 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         state: Any = get_model_state_dict(self.student, options=options)
         state = {name: tensor.detach().float() for name, tensor in state.items()}
         tensors = self.student.learngene_tensors(state) if state else state  # the other processes get nothing
-        return Learngene(tensors, self.student.sizes, self.teacher.origin, method=self.student.method)
+        origin, look = self.teacher.origin, self.preprocessing()
+        return Learngene(tensors, self.student.sizes, origin, method=self.student.method, preprocessing=look)
 
 
 def _side(image: Tensor, text: Tensor, scale: Tensor | float, gradient: bool = False) -> Side:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from ...callbacks import Learngene, LearngeneSizes, expand_learngene
 from ..fitting import load_fitting, student_state
 from ..mobileclip.pretrained import Preprocessing, write_open_clip
+from ..preprocessing import recorded_preprocessing
 from .descendant import PlainCLIP, clip_config
 from .network import LearngeneCLIP, LinearCLIP, SummedCLIP
 
@@ -20,8 +21,8 @@ NETWORKS: dict[str, type[SummedCLIP] | type[PlainCLIP]] = {
 """What each kind of student is."""
 
 
-def rebuild_student(content: Mapping[str, Any], source: str) -> tuple[SummedCLIP | PlainCLIP, Mapping[str, Any]]:
-    """The student of a checkpoint, in eval mode, and the arguments of its module.
+def rebuild_student(content: Mapping[str, Any], source: str) -> SummedCLIP | PlainCLIP:
+    """The student of a checkpoint, in eval mode.
 
     Args:
         content: the checkpoint.
@@ -40,7 +41,7 @@ def rebuild_student(content: Mapping[str, Any], source: str) -> tuple[SummedCLIP
         )
     student = NETWORKS[arguments["student"]](LearngeneSizes(**{name: arguments[name] for name in names}))
     load_fitting(student, student_state(content), f"the student from {source}")
-    return student.eval(), arguments
+    return student.eval()
 
 
 def as_clip(student: SummedCLIP | PlainCLIP) -> PlainCLIP:
@@ -53,21 +54,33 @@ def as_clip(student: SummedCLIP | PlainCLIP) -> PlainCLIP:
     return clip.eval()
 
 
-def preprocessing_of(student: SummedCLIP | PlainCLIP, arguments: Mapping[str, Any]) -> Preprocessing:
-    """What a student expects to be done with a picture, by its sizes and the arguments of its module."""
-    return Preprocessing(student.sizes.image_size, arguments["image_mean"], arguments["image_std"], "bicubic")
+def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What evaluation did to a picture in a training, in the words of `recorded_preprocessing`.
+
+    Where the datamodule is not one of this package the module's arguments say it.
+
+    Args:
+        content: its checkpoint.
+    """
+    arguments = content["hyper_parameters"]
+    size, mean, std = (arguments[f"image_{part}"] for part in ("size", "mean", "std"))
+    recorded = recorded_preprocessing(content)
+    if recorded is None:
+        return dataclasses.asdict(Preprocessing(size, mean, std, "bicubic"))
+    return recorded if "transform" in recorded else recorded | {"image_size": size}
 
 
-def save_student(student: SummedCLIP | PlainCLIP, arguments: Mapping[str, Any], folder: str | Path) -> None:
+def save_student(student: SummedCLIP | PlainCLIP, preprocessing: Preprocessing, folder: str | Path) -> None:
     """Write a folder that open_clip loads, of an auxiliary as the CLIP of full depth that it computes.
 
     Args:
         student: what to write.
-        arguments: of its module.
+        preprocessing: what it expects to be done with a picture.
         folder: a new or an empty one.
 
     Raises:
+        ValueError: if open_clip's configuration has no words for that.
         FileExistsError: if there is something of that name already.
         OSError: if it cannot be written.
     """
-    write_open_clip(as_clip(student), clip_config(student.sizes), preprocessing_of(student, arguments), folder)
+    write_open_clip(as_clip(student), clip_config(student.sizes), preprocessing, folder)

@@ -9,7 +9,7 @@ from ...callbacks import AtomicCheckpointIO
 from ..frozen import FrozenTeacher
 from ..mobileclip.outside import load_outside
 from ..mobileclip.pretrained import Preprocessing
-from .pretrained import as_clip, preprocessing_of, rebuild_student
+from .pretrained import as_clip, preprocessing_of_training, rebuild_student
 
 
 class Tower(NamedTuple):
@@ -69,5 +69,6 @@ def _of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
     content = AtomicCheckpointIO().load_checkpoint(path)
     if "model" in content.get("hyper_parameters", {}):  # what `load_outside` reads
         return None
-    student, arguments = rebuild_student(content, f"the checkpoint {str(path)!r}")
-    return as_clip(student).visual, preprocessing_of(student, arguments)
+    source = f"the checkpoint {str(path)!r}"
+    student = rebuild_student(content, source)
+    return as_clip(student).visual, Preprocessing.of(preprocessing_of_training(content), source)

@@ -8,6 +8,7 @@ contrastive training costs.
 import copy
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,10 +33,11 @@ from ..precision import unit
 from ..sharding import shard
 from ..slices import in_slices
 from .losses import reinforced_loss
-from .models import Three, build_model
-from .pretrained import load_weights, rebuild
+from .models import Three, build_model, model_config
+from .pretrained import given_preprocessing, load_weights, preprocessing_of_file, rebuild
 from .towers import Format, export_towers
 
+_DATACOMP_DIMS, _DATACOMP_SCALE = [768, 768], 100.0
 REAL, SYNTHETIC = "real", "synthetic"
 _CAPTIONS = {REAL: "input_ids", SYNTHETIC: "synthetic_input_ids"}
 _TEACHERS = {REAL: "teacher_text", SYNTHETIC: "teacher_synthetic"}
@@ -55,16 +57,20 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         model: name of the student: one of MobileCLIP's or MobileCLIP2's ("MobileCLIP-S0"), or any of open_clip's.
         image_size: side of the square pictures, pixels; the model's own by default. The command line sets it, and the
             three that follow, from the data's.
-        image_mean: what the pictures are normalised with, for exports; the model's own by default.
+        image_mean: what the pictures are normalised with, for exports, where the datamodule is none of this package,
+            which would say it; the model's own by default.
         image_std: the same.
-        image_interpolation: how they are resized, for exports; the model's own by default.
+        image_interpolation: how they are resized; the same.
         max_tokens: length of the token sequences (CLIP: 77).
-        weights: file of a trained model of that name, the vendor's, open_clip's or a checkpoint of ours, to start from.
+        weights: file of a trained model of that name, the vendor's, open_clip's or a checkpoint of ours, to start from,
+            or to evaluate. Datamodules of this package prepare pictures as it expects them, unless they are told how.
         captions: which captions of reinforced data to train on: "both", as in the paper, or one kind, for ablations.
         distillation_weight: lambda, the share of the distillation in the loss (paper: 1 for the S models and
             MobileCLIP2, 0.75 for B).
-        teacher_dims: width of each teacher's part of the embeddings.
-        teacher_scales: what each teacher's cosines are multiplied by (DataCompDR: 100 both; DFNDR: 70 and 60).
+        teacher_dims: width of each teacher's part of the embeddings; by default what `manifest.json` beside the data
+            says, else DataCompDR's, 768 both.
+        teacher_scales: what each teacher's cosines are multiplied by; the same, else 100 each (DataCompDR; DFNDR: 70
+            and 60).
         average_momentum: of the moving average of the student that is evaluated and exported (paper: 0.9995); None
             evaluates the student itself, as the released scripts do.
         average_warmup: whether that momentum is at most (1 + n) / (10 + n) after n steps (`EMAPair`): else the average
@@ -101,8 +107,8 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         weights: str | None = None,
         captions: Literal["both", "real", "synthetic"] = "both",
         distillation_weight: float = 1.0,
-        teacher_dims: list[int] = [768, 768],  # noqa: B006  (jsonargparse shows it as the default)
-        teacher_scales: list[float] = [100.0, 100.0],  # noqa: B006
+        teacher_dims: list[int] | None = None,
+        teacher_scales: list[float] | None = None,
         average_momentum: float | None = 0.9995,
         average_warmup: Warmup = "short",
         max_logit_scale: float = 100.0,
@@ -121,12 +127,13 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         self.save_hyperparameters()
         if not 0 <= distillation_weight <= 1:
             raise ValueError(f"distillation_weight is {distillation_weight}: give a share from 0 to 1.")
-        if len(teacher_dims) != len(teacher_scales):
+        self.teacher_dims, self.teacher_scales = self._teachers_of(None)
+        if len(self.teacher_dims) != len(self.teacher_scales):
             raise ValueError(
-                f"teacher_dims names {len(teacher_dims)} teachers, teacher_scales {len(teacher_scales)}: give one "
-                "width and one scale for each."
+                f"teacher_dims names {len(self.teacher_dims)} teachers, teacher_scales {len(self.teacher_scales)}: "
+                "give one width and one scale for each."
             )
-        if distillation_weight > 0 and not teacher_dims:
+        if distillation_weight > 0 and not self.teacher_dims:
             raise ValueError("There is no teacher to distil from: name their widths as teacher_dims.")
         for name, value in (("micro_batch_size", micro_batch_size), ("loss_rows", loss_rows)):
             if value is not None and value < 1:
@@ -165,15 +172,32 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
             channels_last(self)
 
     def on_fit_start(self) -> None:
-        """Load initial weights once a checkpoint would be restored, and compare widths with the data's.
+        """Load initial weights once a checkpoint would be restored, and learn from the data who its teachers are.
 
         Raises:
-            ValueError: if the data's embeddings are not as wide as all teachers together.
+            ValueError: if that contradicts what was given, or the embeddings are not as wide as all teachers together.
         """
         super().on_fit_start()
-        found = getattr(getattr(self.trainer, "datamodule", None), "teacher_width", None)
-        if self.hparams["distillation_weight"] > 0 and found is not None:
-            self._check_width(found)
+        data = getattr(self.trainer, "datamodule", None)
+        if self.hparams["distillation_weight"] > 0:
+            self.teacher_dims, self.teacher_scales = self._teachers_of(getattr(data, "teachers", None))
+            found = getattr(data, "teacher_width", None)
+            if found is not None:
+                self._check_width(found)
+
+    def _teachers_of(self, stored: dict[str, Any] | None) -> tuple[list[int], list[float]]:
+        """Width and scale of each teacher: as given, else as stored with the data, else DataCompDR's."""
+        given = {name: self.hparams[f"teacher_{name}"] for name in ("dims", "scales")}
+        if stored is not None:
+            for name, value in given.items():
+                if value is not None and not _alike(value, stored[name]):
+                    raise ValueError(
+                        f"teacher_{name} is {value}, but the data was reinforced with teachers of {stored[name]} by "
+                        f"{stored['source']}: leave model.teacher_{name} out, or set it to null."
+                    )
+            return stored["dims"], stored["scales"]
+        dims = _DATACOMP_DIMS if given["dims"] is None else given["dims"]
+        return dims, [_DATACOMP_SCALE] * len(dims) if given["scales"] is None else given["scales"]
 
     def evaluates_initial_weights(self) -> bool:
         """Whether there is a trained model to start from."""
@@ -186,6 +210,17 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         rank_zero_info(load_weights(self.student, self.hparams["model"], self.hparams["weights"]))
         if self.average is not None:
             self.average.load_state_dict(self.student.state_dict())
+
+    def initial_preprocessing(self) -> dict[str, Any] | None:
+        """What `weights` expect."""
+        if self.hparams["weights"] is None:
+            return None
+        return preprocessing_of_file(self.hparams["model"], self.hparams["weights"], self.hparams["image_size"])
+
+    def picture_size(self) -> int:
+        """The argument, else the model's own."""
+        size: int = self.hparams["image_size"] or model_config(self.hparams["model"])["vision_cfg"]["image_size"]
+        return size
 
     def train(self, mode: bool = True) -> "MobileCLIPModule":
         """Set the mode; the average is for evaluation only."""
@@ -250,7 +285,7 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         own = dict(zip(names, (batch[name] for name in names), strict=True))
         gathered = gather(torch.cat(list(own.values()), 1)).chunk(len(own), 1)
         everyone = dict(zip(names, gathered, strict=True))
-        dims, scales = self.hparams["teacher_dims"], self.hparams["teacher_scales"]
+        dims, scales = self.teacher_dims, self.teacher_scales
         return {
             kind: [
                 Side(image, text, all_image, all_text, scale)
@@ -267,7 +302,7 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         }
 
     def _check_width(self, found: int) -> None:
-        dims = self.hparams["teacher_dims"]
+        dims = self.teacher_dims
         if found != sum(dims):
             raise ValueError(
                 f"The data's teacher embeddings are {found} wide, but teacher_dims {dims} add up to {sum(dims)}: set "
@@ -316,9 +351,9 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         state: Any = get_model_state_dict(self.evaluated, options=options)
         if rank() != 0:
             return
-        trained = rebuild(self.hparams, state, "the module")
-        size = trained.preprocessing.image_size
-        export_towers(trained.model, folder, format, size, fused, preprocessing=vars(trained.preprocessing))
+        model = rebuild(self.hparams, state, "the module")
+        look = self.preprocessing() or given_preprocessing(self.hparams)
+        export_towers(model, folder, format, self.picture_size(), fused, preprocessing=look)
 
     def decay_spared(self) -> tuple[str, ...]:
         """Scales of layers, unless they are to decay."""
@@ -326,3 +361,8 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
             return ()
         names = (name for name, _ in self.student.named_parameters(prefix="student"))
         return tuple(name for name in names if name.endswith(".gamma"))
+
+
+def _alike(given: list[float], stored: list[float]) -> bool:
+    """Whether numbers are the same, as far as somebody has typed them: to one in a hundred."""
+    return len(given) == len(stored) and all(map(partial(math.isclose, rel_tol=0.01), given, stored))

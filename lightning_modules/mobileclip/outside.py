@@ -16,7 +16,7 @@ from ...callbacks.sharded_checkpoint import METADATA
 from ..attention import set_clip_attention
 from ..frozen import FrozenTeacher
 from .models import PRESETS
-from .pretrained import Preprocessing, Pretrained, load_pretrained, of_training
+from .pretrained import Preprocessing, Pretrained, load_pretrained, of_training, preprocessing_of_training
 
 _CONFIG = "open_clip_config.json"
 
@@ -142,7 +142,8 @@ def _of_training(model: str, path: Path) -> Pretrained | None:
         return None
     if arguments["model"] != model:
         raise ValueError(f"Found a training of {arguments['model']} in {str(path)!r}, expected {model}: correct it.")
-    return of_training(content, str(path))[0]
+    network, _ = of_training(content, str(path))
+    return Pretrained(network, Preprocessing.of(preprocessing_of_training(content), repr(str(path))))
 
 
 def _from_tag(model: str, tag: str) -> _Loaded:

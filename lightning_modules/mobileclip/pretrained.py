@@ -28,6 +28,7 @@ from ...callbacks import AtomicCheckpointIO
 from ...callbacks.checkpoint_io import check_free, swap_in, writing
 from ...callbacks.leftovers import staged_beside
 from ...callbacks.sharded_checkpoint import METADATA
+from ..preprocessing import is_checkpoint, recorded_preprocessing
 from .checkpoint import fit, is_vit, own_names, to_vendor, vendor_name
 from .models import PRESETS, Interpolation, Three, build_model, has_vendor_stem, model_config
 
@@ -45,6 +46,7 @@ class Preprocessing:
         std: what the channels are divided by then.
         interpolation: how it is resized.
         resize_mode: "shortest" gives the shorter side that size and cuts the middle out, "squash" gives it to both.
+        resize: size of the side before the cut, where it is another.
     """
 
     image_size: int
@@ -52,15 +54,40 @@ class Preprocessing:
     std: Three
     interpolation: Interpolation
     resize_mode: Literal["shortest", "squash"] = "shortest"
+    resize: int | None = None
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], source: str) -> "Preprocessing":
+        """Of what a checkpoint says.
+
+        Args:
+            record: in the words of `recorded_preprocessing`.
+            source: where it is from, for messages.
+
+        Raises:
+            ValueError: if it names a transform that does not say what it does.
+        """
+        if "transform" in record:
+            raise ValueError(
+                f"Found the transform {record['transform']} in {source}, expected one that says what it does to a "
+                "picture: evaluate with CLIPEvalTransform or ALBEFEvalTransform as data.eval_transform, or export in a "
+                "layout that does not say it."
+            )
+        return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls) if field.name in record})
 
     def transform(self) -> v2.Transform:
         """A PIL picture, or an 8-bit one [3, H, W], to float [3, S, S], normalised."""
-        squash = self.resize_mode == "squash"
+        if self.resize_mode not in ("shortest", "squash"):
+            raise ValueError(
+                f"Found the resize_mode {self.resize_mode!r}, expected shortest or squash, since nothing here fills "
+                "pictures up: choose other weights."
+            )
+        squash, side = self.resize_mode == "squash", self.resize or self.image_size
         return v2.Compose(
             [
                 v2.RGB(),
                 v2.Resize(
-                    (self.image_size, self.image_size) if squash else self.image_size,
+                    (side, side) if squash else side,
                     interpolation=v2.InterpolationMode(self.interpolation),
                     antialias=True,
                 ),
@@ -126,8 +153,56 @@ def load_pretrained(
     return Pretrained(model.eval(), preprocessing_of(name, image_size))
 
 
-def rebuild(arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Pretrained:
-    """The network that a training evaluates, in eval mode, and what its pictures were.
+def preprocessing_of_file(name: str, path: str | Path, image_size: int | None = None) -> dict[str, Any] | None:
+    """What weights in a file expect to be done with a picture, in the words of `recorded_preprocessing`.
+
+    Args:
+        name: as in `build_model`.
+        path: as in `load_weights`.
+        image_size: side of the pictures, pixels; the model's own by default.
+
+    Returns:
+        What a checkpoint of ours or a folder of open_clip's says, else what is known of the model; None for a
+        checkpoint that does not say.
+    """
+    file = Path(path).expanduser()
+    if is_checkpoint(file):
+        content = AtomicCheckpointIO().load_checkpoint(file)
+        return preprocessing_of_training(content) if "model" in content.get("hyper_parameters", {}) else None
+    own = dataclasses.asdict(preprocessing_of(name, image_size))
+    beside = file.parent / _CONFIG
+    if file.name == _WEIGHTS and beside.is_file():
+        noted = json.loads(beside.read_text(encoding="utf-8")).get("preprocess_cfg", {})
+        own |= {field: value for field, value in noted.items() if field in own}
+    return own
+
+
+def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What evaluation did to a picture in a training, in the words of `recorded_preprocessing`.
+
+    Where the datamodule is not one of this package the module's arguments say it, and what they leave out is the
+    model's own.
+
+    Args:
+        content: its checkpoint.
+    """
+    recorded = recorded_preprocessing(content)
+    arguments = content["hyper_parameters"]
+    if recorded is None:
+        return given_preprocessing(arguments)
+    size = arguments["image_size"] or recorded.get("image_size")
+    return recorded if "transform" in recorded else recorded | {"image_size": size}
+
+
+def given_preprocessing(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What the arguments of `MobileCLIPModule` say; what they leave out is the model's own."""
+    own = dataclasses.asdict(preprocessing_of(arguments["model"], arguments["image_size"]))
+    given = {part: arguments[f"image_{part}"] for part in ("mean", "std", "interpolation")}
+    return own | {part: value for part, value in given.items() if value is not None}
+
+
+def rebuild(arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> CustomTextCLIP:
+    """The network that a training evaluates, in eval mode.
 
     Args:
         arguments: the module's.
@@ -142,12 +217,10 @@ def rebuild(arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: s
     if "logit_bias" not in state:
         model.logit_bias = None
     model.load_state_dict(fit(model, state, source, str))
-    given = {part: arguments[f"image_{part}"] for part in ("mean", "std", "interpolation")}
-    changes = {part: value for part, value in given.items() if value is not None}
-    return Pretrained(model.eval(), dataclasses.replace(preprocessing_of(name, image_size), **changes))
+    return model.eval()
 
 
-def of_training(content: Mapping[str, Any], source: str) -> tuple[Pretrained, str]:
+def of_training(content: Mapping[str, Any], source: str) -> tuple[CustomTextCLIP, str]:
     """The network of a training's checkpoint: the moving average where there is one, else the student.
 
     Args:
@@ -238,6 +311,7 @@ def save_open_clip(model: CustomTextCLIP, name: str, preprocessing: Preprocessin
         FileExistsError: if there is something of that name already.
         OSError: if it cannot be written.
     """
+    _check_sayable(preprocessing)
     check_free(Path(folder).expanduser().absolute())
     write_open_clip(model, _checked_config(model, name, preprocessing.image_size), preprocessing, folder)
 
@@ -254,13 +328,16 @@ def write_open_clip(
         folder: a new or an empty one.
 
     Raises:
+        ValueError: if open_clip's configuration has no words for what it expects.
         FileExistsError: if there is something of that name already.
         OSError: if it cannot be written.
     """
+    _check_sayable(preprocessing)
     target = Path(folder).expanduser().absolute()
     check_free(target)
     preprocess = dataclasses.asdict(preprocessing)
     preprocess["size"] = preprocess.pop("image_size")
+    del preprocess["resize"]
     # A number has no dimension there.
     state = {
         key: tensor.reshape(()) if key in ("logit_scale", "logit_bias") else tensor.contiguous()
@@ -276,6 +353,15 @@ def write_open_clip(
             swap_in(staged, target)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+
+
+def _check_sayable(preprocessing: Preprocessing) -> None:
+    if preprocessing.resize not in (None, preprocessing.image_size):
+        raise ValueError(
+            f"Found pictures that are resized to {preprocessing.resize} pixels before {preprocessing.image_size} are "
+            "cut out, expected one size, since open_clip's configuration has no word for the other: evaluate with "
+            "CLIPEvalTransform as data.eval_transform, or export in another layout."
+        )
 
 
 def _checked_config(model: CustomTextCLIP, name: str, image_size: int) -> dict[str, Any]:

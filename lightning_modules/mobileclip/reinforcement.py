@@ -20,7 +20,7 @@ from ..precision import unit
 from .captioner import Captioner
 from .outside import Outside, load_outside
 
-_LOOK = ("image_size", "interpolation", "mean", "std")
+_LOOK = ("image_size", "interpolation", "mean", "std", "resize_mode")
 NO_SYNTHETIC, NOT_FINITE = "no synthetic caption", "embedding not finite"
 
 

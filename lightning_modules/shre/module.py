@@ -35,6 +35,7 @@ from ..frozen import FrozenTeacher
 from ..initial_weights import InitialWeights
 from ..layout import channels_last
 from ..precision import at_least_float32, unit
+from ..preprocessing import preprocessing_of_checkpoint
 from ..sharding import shard
 from ..slices import in_slices
 from ..taught import TaughtModule
@@ -234,6 +235,11 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeig
     def evaluates_initial_weights(self) -> bool:
         """Whether there is a trained student."""
         return self.hparams["weights"] is not None
+
+    def initial_preprocessing(self) -> dict[str, Any] | None:
+        """What the training that `weights` are of did to a picture."""
+        source = self.hparams["weights"]
+        return None if source is None else preprocessing_of_checkpoint(source)
 
     def load_initial_weights(self) -> None:
         """Start the student from a training, or its encoders from public models; what is random is said too."""

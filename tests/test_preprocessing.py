@@ -1,0 +1,309 @@
+"""What was done to pictures in evaluation is what every export, and whoever takes the weights over, does to them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from lightning import Callback, Trainer
+from PIL import Image
+from safetensors import safe_open
+from torch import nn
+from torch.nn.functional import normalize
+
+from support.albef import tiny_albef
+from support.clip import LENGTH, SIZE, add_tiny_clip, randomized
+from support.command_line import run
+from support.mmlg import tiny_extraction
+from vlightning.callbacks import load_learngene
+from vlightning.datamodules import (
+    CLIPEvalTransform,
+    ImageClassificationDataModule,
+    ImageTextDataModule,
+    ReinforcedImageTextDataModule,
+    ReinforcedShapesDataModule,
+    ShapesDataModule,
+)
+from vlightning.export import export
+from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
+from vlightning.lightning_modules.mmlg.towers import load_tower
+from vlightning.lightning_modules.mobileclip.models import build_model
+from vlightning.lightning_modules.mobileclip.outside import load_outside
+from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of, save_vendor, write_open_clip
+
+CLIP_WORDS = {"tokenizer": "clip", "vocab_size": 49408, "max_tokens": LENGTH}
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+OWN = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
+COUNT = 6
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Oblong pictures with fine detail, their list, and the same in a folder for each of two classes."""
+    folder = tmp_path_factory.mktemp("pictures")
+    generator = np.random.default_rng(0)
+    lines = []
+    for number in range(COUNT):
+        coarse = Image.fromarray(generator.integers(0, 256, (8, 12, 3), dtype=np.uint8))
+        name = f"classes/{number % 2}/{number}.png"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        coarse.resize((90, 60), Image.Resampling.BICUBIC).save(folder / name)
+        lines.append(json.dumps({"image": name, "caption": f"picture {number} of {COUNT}"}))
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+class Seen(Callback):
+    """Keeps what a module says of each picture in a test: features, or logits."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_test_batch_end(self, trainer, module, outputs, batch, *_):
+        say = (lambda image: module.encode_images(image)[0]) if hasattr(module, "encode_images") else module
+        with torch.no_grad():
+            self.found.append(say(batch["image"]))
+
+
+def trained(module, data, folder):
+    """Takes a step, tests what was saved, and returns the checkpoint and what the test saw."""
+    trainer = Trainer(max_steps=1, limit_val_batches=0, enable_checkpointing=False, default_root_dir=folder, **QUIET)
+    trainer.fit(module, data)
+    file = str(folder / "last.ckpt")
+    trainer.save_checkpoint(file)
+    return file, shown(module, data, file)
+
+
+def shown(module, data, checkpoint=None):
+    seen = Seen()
+    Trainer(callbacks=[seen], **QUIET).test(module, data, ckpt_path=checkpoint, verbose=False)
+    return torch.cat(seen.found)
+
+
+def as_told(look, folder):
+    """The pictures, made ready by a record's words alone."""
+    way = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[look["interpolation"]]
+    size, side = look["image_size"], look["resize"] or look["image_size"]
+    ready = []
+    for number in range(COUNT):
+        picture = Image.open(folder / f"classes/{number % 2}/{number}.png").convert("RGB")
+        width, height = picture.size
+        scale = side / min(width, height)
+        new = (side, side) if look["resize_mode"] == "squash" else (int(width * scale), int(height * scale))
+        picture = picture.resize(new, way)
+        left, top = round((picture.width - size) / 2), round((picture.height - size) / 2)
+        pixels = np.asarray(picture.crop((left, top, left + size, top + size)), dtype=np.float32) / 255
+        ready.append((pixels - look["mean"]) / look["std"])
+    return torch.from_numpy(np.stack(ready)).permute(0, 3, 1, 2).float().contiguous()
+
+
+def pairs(pictures, **options):
+    file = str(pictures / "pairs.jsonl")
+    defaults = {"train": file, "test": file, "batch_size": COUNT, "num_workers": 0}
+    return ImageTextDataModule(**defaults | CLIP_WORDS | {"cache_dir": str(pictures / "cache")} | options)
+
+
+def reinforced(pictures, **options):
+    shards = ReinforcedShapesDataModule(str(pictures / "shards"), length=COUNT, eval_length=2, image_size=SIZE)
+    shards.prepare_data()
+    sizes = {"image_size": SIZE, "max_tokens": LENGTH, "batch_size": COUNT, "num_workers": 0}
+    sizes |= {"test": str(pictures / "pairs.jsonl"), "cache_dir": str(pictures / "cache")}
+    return ReinforcedImageTextDataModule(str(shards.folder), **sizes | options)
+
+
+DATA = {
+    "pairs": pairs,
+    "pairs, transform given": lambda folder: pairs(
+        folder, eval_transform=CLIPEvalTransform(SIZE, OWN["mean"], OWN["std"], "bilinear")
+    ),
+    "reinforced": reinforced,
+    "reinforced, normalised": lambda folder: reinforced(folder, image_mean=OWN["mean"], image_std=OWN["std"]),
+}
+
+
+def mobileclip(name=None, **options):
+    torch.manual_seed(0)
+    stored = {"teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0], "max_tokens": LENGTH}
+    module = MobileCLIPModule(name or add_tiny_clip(), average_momentum=None, **stored | options)
+    if name is None:
+        randomized(module.student)
+    return module
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_a_mobileclip_gives_outside_the_features_of_its_test(kind, pictures, tmp_path):
+    data = DATA[kind](pictures)
+    module = mobileclip(distillation_weight=float(kind.startswith("reinforced")))
+    checkpoint, features = trained(module, data, tmp_path)
+    assert "nothing is known" not in export(checkpoint, str(tmp_path / "made"), "open_clip")
+    model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'made'}")
+    files = [Image.open(pictures / f"classes/{number % 2}/{number}.png") for number in range(COUNT)]
+    teachers = [
+        load_outside(None, str(tmp_path / "made")),
+        load_outside(add_tiny_clip(), checkpoint),
+    ]
+    with torch.no_grad():
+        found = [model.eval().encode_image(torch.stack([transform(file) for file in files]))]
+        for teacher in teachers:
+            prepare = teacher.preprocessing.transform()
+            found.append(teacher.network.encode_image(torch.stack([prepare(file) for file in files])))
+    for outside in found:
+        torch.testing.assert_close(normalize(outside, dim=-1), features, rtol=0, atol=1e-5)
+
+
+def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_test(pictures, tmp_path, monkeypatch):
+    """As it is typed: a plain CLIP training on one's own pairs, its test, its export."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    add_tiny_clip()
+    file = pictures / "pairs.jsonl"
+    words = [f"--data.{split}={file}" for split in ("train", "validation", "test")]
+    words += ["--data.tokenizer=clip", "--data.vocab_size=49408", f"--data.max_tokens={LENGTH}", "--data.num_workers=0"]
+    words += ["--data.batch_size=6", f"--data.cache_dir={pictures / 'cache'}", "--trainer.accelerator=cpu"]
+    model = [f"--model.model={add_tiny_clip()}", "--model.distillation_weight=0", "--model.average_momentum=null"]
+    words += ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false"]
+    ran = run("fit", "--model=MobileCLIPModule", *model, "--data=ImageTextDataModule", *words)
+    assert ran.status == 0, ran.err
+    (checkpoint,) = tmp_path.glob("runs/**/last.ckpt")
+    module = MobileCLIPModule.load_from_checkpoint(checkpoint)
+    features = shown(module, pairs(pictures))
+    export(str(checkpoint), "made", "onnx")
+    look = json.loads(Path("made/config.json").read_text())["preprocessing"]
+    assert (look["image_size"], look["resize_mode"], look["interpolation"]) == (SIZE, "squash", "bicubic")
+    session = onnxruntime.InferenceSession("made/image.onnx")
+    (found,) = session.run(None, {"image": as_told(look, pictures).numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), features, rtol=0, atol=1e-4)
+    module.export(tmp_path / "by_hand")  # as FinalExport does
+    assert json.loads(Path("by_hand/config.json").read_text())["preprocessing"] == look
+
+
+def shapes(folder):
+    return ShapesDataModule(8, image_size=SIZE, length=8, eval_length=8, **CLIP_WORDS)
+
+
+@pytest.mark.parametrize("data", [pairs, shapes])
+def test_mmlg_gives_outside_the_features_of_its_test(data, pictures, tmp_path):
+    data = data(pictures)
+    checkpoint, features = trained(tiny_extraction(None), data, tmp_path)
+    export(checkpoint, str(tmp_path / "made"), "open_clip")
+    model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'made'}")
+    tower = load_tower(None, checkpoint)
+    originals = [data.picture("test", number) for number in range(COUNT)]
+    with torch.no_grad():
+        found = [model.eval().encode_image(torch.stack([transform(picture) for picture in originals]))]
+        prepare = tower.preprocessing.transform()
+        found.append(tower.network.network(torch.stack([prepare(picture) for picture in originals])))
+    for outside in found:
+        torch.testing.assert_close(normalize(outside, dim=-1), features[:COUNT], rtol=0, atol=1e-5)
+    export(checkpoint, str(tmp_path / "learngene.safetensors"), "learngene")
+    assert load_learngene(tmp_path / "learngene.safetensors").preprocessing == data.preprocessing
+
+
+def test_an_albef_tells_how_its_pictures_were_prepared(pictures, tmp_path):
+    prepare = CLIPEvalTransform(16, OWN["mean"], OWN["std"], "bilinear")
+    data = pairs(pictures, eval_transform=prepare, tokenizer=None, vocab_size=200, max_tokens=16)
+    checkpoint, features = trained(tiny_albef(vocab_size=200), data, tmp_path)
+    export(checkpoint, str(tmp_path / "made"))
+    look = json.loads((tmp_path / "made" / "config.json").read_text())["preprocessing"]
+    albef = ALBEFModule.from_pretrained(tmp_path / "made")
+    with torch.no_grad():
+        found = albef.encode_images(as_told(look, pictures))[0]
+    torch.testing.assert_close(found, features, rtol=0, atol=1e-4)
+    assert "normalised with mean (0.1, 0.2, 0.3)" in export(checkpoint, str(tmp_path / "made.pth"), "albef")
+    assert albef.expected_preprocessing() == look
+    # It is evaluated so on other data too, unless that says how.
+    words = {"tokenizer": str(tmp_path / "made"), "vocab_size": 200, "max_tokens": 16}
+    torch.testing.assert_close(shown(albef, pairs(pictures, **words)), features, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("preset", "resize"), [("cifar", None), ("imagenet", 37)])
+def test_a_classifier_tells_how_its_pictures_were_prepared(preset, resize, pictures, tmp_path):
+    folder = str(pictures / "classes")
+    sizes = {"image_size": 32, "batch_size": COUNT, "num_workers": 0, "cache_dir": str(pictures / "cache")}
+    data = ImageClassificationDataModule(train=folder, test=folder, preset=preset, **sizes)
+    module = CoCoRDModule("resnet8", 2, contrast_weight=0, prediction_weight=0)
+    checkpoint, logits = trained(module, data, tmp_path)
+    export(checkpoint, str(tmp_path / "student.safetensors"))
+    with safe_open(tmp_path / "student.safetensors", "pt") as file:
+        look = json.loads(file.metadata()["preprocessing"])
+    assert look["resize"] == resize
+    export(checkpoint, str(tmp_path / "student.pth"))
+    assert torch.load(tmp_path / "student.pth", weights_only=True)["preprocessing"] == look
+    outside = CoCoRDModule("resnet8", 2, str(tmp_path / "student.pth"), contrast_weight=0, prediction_weight=0).eval()
+    outside.load_initial_weights()
+    names = [str(file.stem) for file in sorted((pictures / "classes").rglob("*.png"))]
+    with torch.no_grad():
+        found = outside(as_told(look, pictures))[[int(name) for name in names]]
+    torch.testing.assert_close(found, logits, rtol=0, atol=1e-4)
+
+
+class Unknown(nn.Module):
+    """A transform that does not say what it does."""
+
+    def forward(self, image):
+        return torch.zeros(3, SIZE, SIZE)
+
+
+def test_what_has_no_words_is_said_and_never_written_as_something_else(pictures, tmp_path):
+    checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(pictures, eval_transform=Unknown()), tmp_path)
+    with pytest.raises(ValueError, match=r"Found the transform .*Unknown .* expected one that says what it does"):
+        export(checkpoint, str(tmp_path / "made"), "open_clip")
+    with pytest.raises(ValueError, match=r"Found the transform .*Unknown"):
+        load_outside(add_tiny_clip(), checkpoint)
+    assert "Unknown, which no file can say" in export(checkpoint, str(tmp_path / "programs"), "torch_export")
+    written = json.loads((tmp_path / "programs" / "config.json").read_text())["preprocessing"]
+    assert written == {"transform": f"{Unknown.__module__}.Unknown"}
+    larger = CLIPEvalTransform(SIZE, resize=SIZE + 2)
+    checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(pictures, eval_transform=larger), tmp_path)
+    with pytest.raises(ValueError, match="resized to 18 pixels before 16 are cut out"):
+        export(checkpoint, str(tmp_path / "made"), "open_clip")
+    assert not (tmp_path / "made").exists()
+
+
+def mean_of(data):
+    transform = data.train_transform
+    return tuple(transform.finish.mean)
+
+
+def test_published_weights_see_pairs_as_they_were_trained(pictures, tmp_path):
+    model = build_model("MobileCLIP-tiny", context_length=LENGTH)
+    save_vendor(model, tmp_path / "tiny.pt")
+    module = mobileclip("MobileCLIP-tiny", weights=str(tmp_path / "tiny.pt"))
+    data = pairs(pictures)
+    shown(module, data)
+    own = preprocessing_of("MobileCLIP-tiny")
+    assert data.preprocessing == vars(own) | {"mean": list(own.mean), "std": list(own.std)}
+    assert data.image_size == own.image_size
+    assert mean_of(data) == own.mean
+    typed = pairs(pictures, image_size=64, eval_transform=CLIPEvalTransform(64, OWN["mean"], OWN["std"]))
+    shown(module, typed)
+    assert typed.preprocessing["mean"] == list(OWN["mean"])
+
+
+def test_a_checkpoint_is_evaluated_on_other_data_as_it_was(pictures, tmp_path):
+    module = mobileclip()
+    checkpoint, features = trained(module, reinforced(pictures, image_mean=OWN["mean"]), tmp_path)
+    for data, found in (
+        (pairs(pictures), mobileclip()),
+        (reinforced(pictures), mobileclip()),
+    ):
+        torch.testing.assert_close(shown(found, data, checkpoint), features, rtol=0, atol=1e-6)
+    again = mobileclip(weights=checkpoint, distillation_weight=0)
+    torch.testing.assert_close(shown(again, pairs(pictures)), features, rtol=0, atol=1e-6)
+
+
+def test_a_teacher_decides_what_its_student_sees(pictures, tmp_path):
+    torch.manual_seed(0)
+    clip = open_clip.create_model(add_tiny_clip())
+    look = preprocessing_of(add_tiny_clip())
+    assert look.resize_mode == "shortest"
+    write_open_clip(clip, open_clip.get_model_config(add_tiny_clip()), look, tmp_path / "teacher")
+    module = tiny_extraction(str(tmp_path / "teacher"))
+    data = pairs(pictures)
+    trained(module, data, tmp_path)
+    assert data.preprocessing["resize_mode"] == "shortest"
+    other = tiny_extraction(str(tmp_path / "teacher"))
+    with pytest.raises(ValueError, match=r"image_mean is \[0.1, 0.2, 0.3\], but the teacher .* expects"):
+        trained(other, pairs(pictures, eval_transform=CLIPEvalTransform(SIZE, OWN["mean"], OWN["std"])), tmp_path)
