@@ -10,6 +10,7 @@ from torch import nn
 
 from .base import PictureDataModule, Split, splits_of
 from .class_transforms import CIFAREvalTransform, CIFARTrainTransform, ImageNetEvalTransform, ImageNetTrainTransform
+from .clip_transforms import pair_eval_transform
 from .decode import MAX_PIXELS, Account
 from .image_text import Sources, by_split
 from .labels import LabelCollate, LabelledEvaluationSet, LabelledRows, LabelReader, LabelTable
@@ -35,8 +36,8 @@ class LabelDataModule(PictureDataModule):
         pin_memory: copy batches to page-locked memory; by default where the trainer uses CUDA.
         seed: of sample order and augmentation; by default Lightning's global seed, or 0 without one. The value in a
             checkpoint wins when a run is resumed.
-        preset: whose transforms are the default.
-        image_size: side of the square pictures, pixels; the preset's by default.
+        preset: whose transforms are the default; None: as the module's checkpoint was evaluated, else "cifar".
+        image_size: side of the square pictures, pixels; by default the module's or the checkpoint's, else the preset's.
         train_transform: takes the place of the preset's.
         eval_transform: takes the place of the preset's.
         augment: False uses the evaluation transform in training too.
@@ -54,7 +55,7 @@ class LabelDataModule(PictureDataModule):
         persistent_workers: bool,
         pin_memory: bool | None,
         seed: int | None,
-        preset: Preset,
+        preset: Preset | None,
         image_size: int | None,
         train_transform: nn.Module | None,
         eval_transform: nn.Module | None,
@@ -62,11 +63,6 @@ class LabelDataModule(PictureDataModule):
         views: list[str] | None,
         max_bad_share: float,
     ) -> None:
-        evaluation, training, size = {
-            "cifar": (CIFAREvalTransform, CIFARTrainTransform, image_size or 32),
-            "imagenet": (ImageNetEvalTransform, ImageNetTrainTransform, image_size or 224),
-        }[preset]
-        eval_transform = eval_transform or evaluation(size)
         super().__init__(
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
@@ -74,11 +70,35 @@ class LabelDataModule(PictureDataModule):
             persistent_workers=persistent_workers,
             pin_memory=pin_memory,
             seed=seed,
-            train_transform=(train_transform or training(size)) if augment else eval_transform,
+            train_transform=train_transform if augment else eval_transform,
             eval_transform=eval_transform,
             max_bad_share=max_bad_share,
         )
         self._views = views
+        self._preset, self._side, self._augment = preset, image_size, augment
+
+    def default_train_transform(self) -> nn.Module:
+        """The preset's, normalised as the module's checkpoint was."""
+        if not self._augment:
+            return self.default_eval_transform()
+        kind, size = self._look()
+        training = {"cifar": CIFARTrainTransform, "imagenet": ImageNetTrainTransform}[kind]
+        expected = self.expected_preprocessing() if self._preset is None else {}
+        return training(size, **{name: expected[name] for name in ("mean", "std") if name in expected})
+
+    def default_eval_transform(self) -> nn.Module:
+        """What the module's checkpoint was evaluated with, where no preset was given; else the preset's."""
+        expected, (kind, size) = self.expected_preprocessing(), self._look()
+        if self._preset is None and "mean" in expected:
+            return pair_eval_transform(size, expected)
+        return {"cifar": CIFAREvalTransform, "imagenet": ImageNetEvalTransform}[kind](size)
+
+    def _look(self) -> tuple[Preset, int]:
+        """Whose transforms these are, and the side of the pictures."""
+        expected = self.expected_preprocessing() if self._preset is None else {}
+        cut = expected.get("resize_mode") == "shortest"
+        kind = self._preset or ("imagenet" if cut else "cifar")
+        return kind, self._side or expected.get("image_size") or {"cifar": 32, "imagenet": 224}[kind]
 
     @property
     def views(self) -> list[str]:
@@ -154,8 +174,9 @@ class ImageClassificationDataModule(LabelDataModule):
         seed: of sample order and augmentation; by default Lightning's global seed, or 0 without one. The value in a
             checkpoint wins when a run is resumed.
         preset: whose transforms are the default: "cifar" pads by 4, crops and mirrors; "imagenet" crops at random and
-            mirrors, and evaluates the middle.
-        image_size: side of the square pictures, pixels; 32 for "cifar", 224 for "imagenet" by default.
+            mirrors, and evaluates the middle. None: as the module's checkpoint was evaluated, else "cifar".
+        image_size: side of the square pictures, pixels; by default, without a preset, the module's or its checkpoint's,
+            else 32 for "cifar" and 224 for "imagenet".
         train_transform: takes the place of the preset's.
         eval_transform: takes the place of the preset's.
         augment: False uses the evaluation transform in training too.
@@ -184,7 +205,7 @@ class ImageClassificationDataModule(LabelDataModule):
         persistent_workers: bool = True,
         pin_memory: bool | None = None,
         seed: int | None = None,
-        preset: Preset = "cifar",
+        preset: Preset | None = None,
         image_size: int | None = None,
         train_transform: nn.Module | None = None,
         eval_transform: nn.Module | None = None,

@@ -233,6 +233,8 @@ def test_a_classifier_tells_how_its_pictures_were_prepared(preset, resize, pictu
     assert torch.load(tmp_path / "student.pth", weights_only=True)["preprocessing"] == look
     outside = CoCoRDModule("resnet8", 2, str(tmp_path / "student.pth"), contrast_weight=0, prediction_weight=0).eval()
     outside.load_initial_weights()
+    unsaid = ImageClassificationDataModule(test=folder, num_workers=0, cache_dir=str(pictures / "cache"))
+    torch.testing.assert_close(shown(module, unsaid, checkpoint), logits, rtol=0, atol=1e-6)
     names = [str(file.stem) for file in sorted((pictures / "classes").rglob("*.png"))]
     with torch.no_grad():
         found = outside(as_told(look, pictures))[[int(name) for name in names]]
