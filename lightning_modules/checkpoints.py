@@ -9,8 +9,6 @@ from lightning import LightningModule
 from ..cli_support.checked_loading import CheckedLoading
 from ..cli_support.explain import subclasses
 
-_NOTES = ("_instantiator", "_class_path")
-
 
 class CheckpointModule(CheckedLoading, LightningModule):
     """A LightningModule that says why a checkpoint does not fit it: another class, or another argument.
@@ -35,7 +33,7 @@ class CheckpointModule(CheckedLoading, LightningModule):
         saved, self._of_checkpoint = self._of_checkpoint, None
         try:
             return super().load_state_dict(state_dict, strict, assign)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # a queue speaks of its own size
             sentence = _why(type(self), self.hparams, saved) if saved else None
             if sentence is None:
                 raise
@@ -60,16 +58,14 @@ def _why(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]) -> str |
 
 
 def _class_name(saved: Mapping[str, Any]) -> str | None:
-    """The class that hyper-parameters are of: noted by the command line, else the only one with these arguments."""
+    """The class that hyper-parameters are of: noted by the command line, else the one with most of these arguments."""
     if "_class_path" in saved:
         return str(saved["_class_path"]).rpartition(".")[2]
-    names = set(saved) - set(_NOTES)
-    having = [
-        name
-        for name, cls in subclasses((LightningModule,)).items()
-        if names and set(inspect.signature(cls).parameters) == names
-    ]
-    return having[0] if len(having) == 1 else None
+    # Lightning puts what is passed to `load_from_checkpoint` among them.
+    arguments = {name: set(inspect.signature(cls).parameters) for name, cls in subclasses((LightningModule,)).items()}
+    having = {name: len(all_of) for name, all_of in arguments.items() if all_of and all_of <= set(saved)}
+    most = [name for name, count in having.items() if count == max(having.values())]
+    return most[0] if len(most) == 1 else None
 
 
 def _plain(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """What is typed wins over the checkpoint; what is not typed comes from it; the seed is the checkpoint's."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 import yaml
 
 from support.command_line import run, tiny_config
+from vlightning.cli_support.resume import read_checkpoint
 
+HOUR = {"max_time": "00:01:00:00"}
 CHECKPOINT = "runs/tiny/version_0/checkpoints/last.ckpt"
 
 
@@ -159,3 +162,122 @@ def test_what_is_no_sharded_checkpoint_is_one_sentence():
     ran = resume(checkpoint=folder)
     assert ran.status == 2
     assert "no whole checkpoint" in ran.sentence
+
+
+def shaping(file: str) -> dict:
+    return torch.load(file, weights_only=True)["vlightning_run"]
+
+
+def test_the_runs_settings_and_name_come_from_the_checkpoint_wherever_it_lies(tmp_path: Path):
+    words = ("--trainer.accumulate_grad_batches=2", "--trainer.gradient_clip_val=0.5", "--trainer.precision=bf16-mixed")
+    clip = "--trainer.gradient_clip_algorithm=value"
+    long = ("--trainer.max_epochs=9", "--trainer.max_time=00:01:00:00")
+    assert run("fit", "--config=tiny.yaml", *words, clip, *long, "--trainer.limit_train_batches=1").status == 0
+    settings = shaping("runs/tiny/version_1/checkpoints/last.ckpt")
+    assert settings["name"] == "tiny"
+    kept = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"}
+    assert settings["trainer"] == kept | {"max_epochs": 9, "max_steps": -1, "precision": "bf16-mixed", **HOUR}
+    Path("elsewhere").mkdir()
+    Path("runs/tiny/version_1/checkpoints/last.ckpt").rename("elsewhere/copied.ckpt")
+    own = ("--model=TinyModel", "--data=TinyData", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false")
+    ran = run("fit", "--ckpt_path=elsewhere/copied.ckpt", *own, "--trainer.gradient_clip_val=0.25")
+    assert ran.status == 0, ran.err
+    assert "Run folder: runs/tiny/version_2\n" in ran.out
+    assert "trainer.max_epochs 9" in ran.out
+    assert "gradient_clip_val" not in ran.out
+    after = "runs/tiny/version_2/checkpoints/last.ckpt"
+    assert shaping(after)["trainer"] == settings["trainer"] | {"gradient_clip_val": 0.25}
+    assert torch.load(after, weights_only=True)["epoch"] == 8
+    assert yaml.safe_load(Path("runs/tiny/version_2/config.yaml").read_text())["trainer"]["precision"] == "bf16-mixed"
+    # A length that was typed stands for the other one too; an evaluation has none.
+    ran = run("fit", f"--ckpt_path={after}", *own, "--trainer.max_steps=20")
+    assert shaping("runs/tiny/version_3/checkpoints/last.ckpt")["trainer"].get("max_epochs") is None
+    ran = run("test", f"--ckpt_path={after}", *own)
+    assert ran.status == 0, ran.err
+    assert "From the checkpoint's run: trainer.precision bf16-mixed.\n" in ran.out
+
+
+def test_a_run_resumed_by_its_checkpoint_alone_ends_like_one_that_went_on(monkeypatch: pytest.MonkeyPatch):
+    """Stopped after the first of three epochs, with accumulation that would else be lost."""
+    words = ("--trainer.max_epochs=3", "--trainer.accumulate_grad_batches=2", "--data.rows=40")
+    assert run("fit", "--config=tiny.yaml", *words).status == 0
+    stop = "--trainer.callbacks+={class_path: support.tiny.Sender, init_args: {name: SIGTERM, step: 4}}"
+    assert run("fit", "--config=tiny.yaml", *words, stop).status == 143
+    stopped = "runs/tiny/version_2/checkpoints/last.ckpt"
+    assert torch.load(stopped, weights_only=True)["global_step"] < 9
+    own = ("--model=TinyModel", "--data=TinyData", "--data.rows=40")
+    ran = run("fit", f"--ckpt_path={stopped}", *own)
+    assert ran.status == 0, ran.err
+    first, second = (
+        torch.load(f"runs/tiny/version_{version}/checkpoints/last.ckpt", weights_only=True) for version in (1, 3)
+    )
+    assert first["global_step"] == second["global_step"] == 9
+    for name, value in first["state_dict"].items():
+        assert torch.equal(value, second["state_dict"][name]), name
+
+
+def test_settings_in_a_checkpoint_lead_to_no_folder_outside_and_to_no_code():
+    content = torch.load(CHECKPOINT, weights_only=True)
+    evil = {"class_path": "subprocess.Popen"}
+    bad = {"precision": evil, "callbacks": [evil], "max_time": evil, "max_epochs": 4}
+    content["vlightning_run"] = {"trainer": bad, "name": "../outside"}
+    torch.save(content, "evil.ckpt")
+    found = read_checkpoint(Path("evil.ckpt"))
+    assert found.trainer == {"max_epochs": 4}
+    assert found.name is None
+
+
+def test_last_is_of_the_newest_run_of_the_name():
+    assert run("fit", "--config=tiny.yaml").status == 0
+    assert run("fit", "--config=tiny.yaml", "--trainer.logger.name=other").status == 0
+    Path("runs/tiny/version_9").mkdir()  # of a run that has not saved yet
+    os.utime(CHECKPOINT, (2e9, 2e9))
+    ran = resume(checkpoint="last")
+    assert ran.status == 0, ran.err
+    assert f"Checkpoint: {CHECKPOINT}, the newest of its run." in ran.out
+    assert torch.load("runs/tiny/version_10/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
+    assert "the best of its run" in resume("--trainer.logger.name=other", checkpoint="best").out
+
+
+def test_last_without_a_run_is_refused():
+    ran = resume("--trainer.logger.name=none", checkpoint="last")
+    assert ran.status == 2
+    assert "there is none in 'runs/none'" in ran.sentence
+    assert not Path("runs/none").exists()
+
+
+@pytest.mark.parametrize(("subcommand", "which"), [("fit", "last.ckpt"), ("test", "best-step2.ckpt")])
+def test_a_runs_folder_stands_for_its_checkpoint_and_an_evaluation_writes_beside_it(subcommand: str, which: str):
+    ran = run(subcommand, "--ckpt_path=runs/tiny/version_0", "--config=tiny.yaml", "--trainer.max_epochs=2")
+    assert ran.status == 0, ran.err
+    assert f"Checkpoint: runs/tiny/version_0/checkpoints/{which}" in ran.out
+    folder = "runs/tiny/version_1" if subcommand == "fit" else "runs/tiny/version_0_test_0"
+    assert f"Run folder: {folder}\n" in ran.out
+    assert Path(folder, "config.yaml").is_file()
+
+
+def test_an_evaluation_finds_the_runs_folder_where_it_was_moved_to_and_a_typed_place_wins():
+    Path("runs/tiny/version_0").rename("kept")
+    own = ("--ckpt_path=kept/checkpoints/last.ckpt", "--model=TinyModel", "--data=TinyData")
+    assert "Run folder: kept_predict_0\n" in run("predict", *own).out
+    assert "Run folder: runs/mine/version_0\n" in run("validate", *own, "--trainer.logger.name=mine").out
+
+
+def test_what_fit_says_in_the_end_can_be_typed():
+    ran = run("fit", "--config=tiny.yaml")
+    run_dir = "runs/tiny/version_1"
+    lines = ran.out.splitlines()
+    content = torch.load(f"{run_dir}/checkpoints/best-step2.ckpt", weights_only=True)
+    (best,) = [state for name, state in content["callbacks"].items() if name.startswith("BestCheckpoint")]
+    value = f"{float(best['best_model_score']):.4g}"
+    assert f"Best val/recall_mean: {value} at step 2, in {run_dir}/checkpoints/best-step2.ckpt" in lines
+    assert f"Last checkpoint: of step 2, in {run_dir}/checkpoints/last.ckpt" in lines
+    (following,) = [line for line in lines if line.startswith("Next: vlightning ")]
+    ran = run(*following.removeprefix("Next: vlightning ").split())
+    assert ran.status == 0, ran.err
+
+
+def test_a_checkpoint_of_another_class_is_one_sentence():
+    ran = resume("--model=ALBEFModule")
+    assert ran.status == 2
+    assert "is of TinyModel, expected one of ALBEFModule" in ran.sentence

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from jsonargparse import Namespace
 
 from support.command_line import run, tiny_config
 from support.slurm import pretend_slurm
 from vlightning.callbacks.checkpoint_io import newest_whole
+from vlightning.cli_support.rundir import claim_run_dir, run_dir_released
+from vlightning.cli_support.typed import read_command_line
 
 
 @pytest.fixture(autouse=True)
@@ -192,3 +195,62 @@ def test_a_sharded_checkpoint_is_whole_with_all_its_files(tmp_path: Path):
     newest, found = newest_whole(tmp_path)
     assert newest is None
     assert found[left].startswith("shard-00001.pt: ")
+
+
+def slurm_job(monkeypatch: pytest.MonkeyPatch, folder: Path, restarts: int, *seeds: int) -> list[str]:
+    """Two commands of one job, as its script gives them; where each wrote."""
+    pretend_slurm(monkeypatch, folder, restarts=restarts)
+    said = []
+    for seed in seeds:
+        ran = fit(f"--seed_everything={seed}", "--trainer.max_epochs=2")
+        assert ran.status == 0, ran.err
+        said += [line.removeprefix("Run folder: ") for line in ran.out.splitlines() if line.startswith("Run folder: ")]
+    return said
+
+
+def test_each_command_of_a_requeued_job_goes_on_in_its_own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    before = slurm_job(monkeypatch, tmp_path, 0, 1, 2)
+    assert before == ["runs/tiny/slurm_41", "runs/tiny/slurm_41_0"]
+    assert slurm_job(monkeypatch, tmp_path, 1, 2, 1) == before[::-1]
+    for seed, folder in enumerate(before, 1):
+        assert torch.load(f"{folder}/checkpoints/last.ckpt", weights_only=True)["TinyData"] == {"seed": seed}
+    assert slurm_job(monkeypatch, tmp_path, 1, 3) == ["runs/tiny/slurm_41_1"]  # one that had not begun before
+
+
+def test_two_commands_of_a_job_that_start_together_do_not_share_a_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """The second one looks while the first has claimed its folder and written nothing."""
+    pretend_slurm(monkeypatch, tmp_path)
+    config = read_command_line(["fit", "--config=tiny.yaml"])
+    claimed = []
+    for _ in range(2):
+        trainer = Namespace(logger=Namespace(class_path="CSVLogger", init_args=Namespace(save_dir="runs", name="a")))
+        claimed.append(claim_run_dir(Namespace(trainer=trainer), config, None))
+    assert [str(one.folder) for one in claimed] == ["runs/a/slurm_41", "runs/a/slurm_41_0"]
+    with run_dir_released():
+        pass
+    assert not Path("runs").exists()
+
+
+def test_a_requeued_job_goes_on_from_its_own_checkpoint_not_from_where_it_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    assert fit().status == 0
+    words = ("--ckpt_path=runs/tiny/version_0/checkpoints/last.ckpt", "--trainer.max_epochs=3")
+    pretend_slurm(monkeypatch, tmp_path)
+    assert fit(*words).status == 0
+    pretend_slurm(monkeypatch, tmp_path, restarts=1)
+    ran = fit(*words)
+    assert ran.status == 0, ran.err
+    assert "checkpoint path at runs/tiny/slurm_41/checkpoints/last.ckpt" in ran.err
+
+
+def test_a_start_that_fails_before_the_first_batch_leaves_no_folder():
+    ran = fit("--model=FailingModel", "--trainer.num_sanity_val_steps=1")
+    assert ran.status == 1
+    assert "cannot be trained" in ran.sentence
+    assert not Path("runs").exists()
+    assert fit().status == 0
+    assert fit("--model=FailingModel", "--trainer.logger.name=b").status == 1
+    assert [path.name for path in Path("runs").iterdir()] == ["tiny"]
