@@ -35,6 +35,7 @@ from vlightning.cli_support.rundir import (
 )
 from vlightning.cli_support.save_config import SaveRunConfig, reproducible, shaping_settings
 from vlightning.cli_support.typed import UsageError, read_command_line
+from vlightning.cli_support.untrained import tell_if_untrained
 
 DESCRIPTION = (
     "Train and evaluate vision-language models, as in `vlightning fit --config configs/albef/quickstart.yaml`. "
@@ -111,6 +112,8 @@ class VLightningCLI(LightningCLI):
             sys.stdout.write(results_table(results))
 
     def _run_subcommand(self, subcommand: str) -> None:
+        if subcommand != "fit" and self.config[subcommand].ckpt_path is None:
+            tell_if_untrained(subcommand, self.model)
         with lost_processes_told(self.trainer):
             super()._run_subcommand(subcommand)
         if subcommand == "fit":

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -60,8 +62,19 @@ def readable_errors(debug: bool = False, program: str = "vlightning") -> Iterato
             raise
         usage = isinstance(error, UsageError)
         hint = "" if usage or program != "vlightning" else " (--debug shows the traceback)"
-        sys.stderr.write(f"{program}: error: {sentence}{hint}\n")
+        if _is_first_to_say(sentence):
+            sys.stderr.write(f"{program}: error: {sentence}{hint}\n")
         raise SystemExit(2 if usage else 1) from None
+
+
+def _is_first_to_say(sentence: str) -> bool:
+    """Whether no other process of the run has said it yet, as far as they can still be asked."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return True
+    try:
+        return int(dist.distributed_c10d._get_default_store().add(f"vlightning said: {sentence}", 1)) == 1
+    except RuntimeError:  # the process that keeps the store has ended
+        return True
 
 
 def spoken(error: Exception) -> str | None:
@@ -76,6 +89,15 @@ def spoken(error: Exception) -> str | None:
     text = " ".join(str(error).split())
     if isinstance(error, (UsageError, MisconfigurationException)):
         return text
+    frames = traceback.extract_tb(error.__traceback__)
+    if _is_out_of_memory(error):
+        return _out_of_memory(text, frames)
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and frames
+        and _raised_on_purpose(frames[-1].filename, frames[-1].lineno or 0)
+    ):
+        return _missing_package(error)
     if not isinstance(error, SPOKEN):
         return None
     if "Error(s) in loading state_dict for" in text:
@@ -84,7 +106,6 @@ def spoken(error: Exception) -> str | None:
         places = re.findall(r'File "([^"]+)", line (\d+)', str(error))
         on_purpose = bool(places) and _raised_on_purpose(places[-1][0], int(places[-1][1]))
         return " ".join(re.split(r"\n[\w.]+: ", str(error))[-1].split()) if on_purpose else None
-    frames = traceback.extract_tb(error.__traceback__)
     if frames and "jsonargparse" in Path(frames[-1].filename).parts and isinstance(error.__cause__, Exception):
         return spoken(error.__cause__)  # a constructor's error, wrapped: the model may also be left out
     if not frames or not _raised_on_purpose(frames[-1].filename, frames[-1].lineno or 0):
@@ -98,6 +119,47 @@ def _raised_on_purpose(filename: str, line: int) -> bool:
     libraries = "site-packages" in path.parts[len(PACKAGE_ROOT.parts) :]  # an environment inside the repository
     ours = path.is_relative_to(PACKAGE_ROOT) and not libraries
     return (ours or "lightning" in path.parts) and linecache.getline(filename, line).lstrip().startswith("raise ")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    allocating = r"DefaultCPUAllocator: (can't allocate|not enough) memory|CUDA out of memory"
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or (isinstance(error, RuntimeError) and re.search(allocating, str(error)) is not None)
+
+
+def _out_of_memory(text: str, frames: traceback.StackSummary) -> str:
+    """What ran out of memory, and what to make smaller; classes are built by jsonargparse, everything else is not."""
+    asked = re.search(r"allocate ([\d.]+) ?(bytes|[KMGT]iB)", text)
+    amount = ""
+    if asked is not None:
+        gib = float(asked[1]) * {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2**10}[asked[2]]
+        amount = f", for {gib:,.3g} GiB more" if gib < 1000 else f", for {gib:,.0f} GiB more"
+    if any("jsonargparse" in Path(frame.filename).parts for frame in frames):
+        part = "data" if any("datamodules" in Path(frame.filename).parts for frame in frames) else "model"
+        return (
+            f"There is not enough memory to build the {part}{amount}: lower its sizes (--{part}.help NAME lists the "
+            "arguments), or use a machine with more memory."
+        )
+    return (
+        f"Memory ran out{amount}: lower data.batch_size, or model.micro_batch_size where the module has it, or use a "
+        "machine with more memory."
+    )
+
+
+def _missing_package(error: Exception) -> str:
+    """Lightning's word for a class whose package is not installed, with what to do."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    owner = tb.tb_frame.f_locals.get("self") if tb is not None else None
+    name = type(owner).__name__ if owner is not None else "What was configured"
+    found = re.search(r"'([\w.-]+)([^']*)'", str(error)) or re.search(r"pip install (?:-U )?([\w.-]+)()", str(error))
+    if found is None:
+        return f"{name} needs a package that is not installed: {' '.join(str(error).split())}"
+    return (
+        f"{name} needs the package {found[1]!r}, which is not installed: run pip install '{found[1]}{found[2]}', or "
+        f"leave {name} out."
+    )
 
 
 def _mismatch(message: str) -> str:

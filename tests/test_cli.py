@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch import LightningModule
+from lightning_utilities.core.imports import RequirementCache
 
+from support.albef import tiny_albef
 from support.command_line import run, tiny_config
+from vlightning.cli_support.untrained import tell_if_untrained
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN_CLASSIFIER = ("--config", "configs/cocord/vanilla.yaml", "--data", "ShapeClassesDataModule")
@@ -46,6 +50,7 @@ def test_the_other_subcommands_run_from_a_checkpoint(subcommand: str):
     fit()
     ran = run(subcommand, "--config", "tiny.yaml", "--ckpt_path", "runs/tiny/version_0/checkpoints/last.ckpt")
     assert ran.status == 0, ran.err
+    assert "random weights" not in ran.err
 
 
 def test_main_returns_none_because_that_becomes_the_exit_status():
@@ -130,6 +135,57 @@ def test_a_mistake_that_a_constructor_finds_is_one_sentence():
     assert ran.status == 1
     assert ran.sentence.startswith("There is no classifier 'resnet21'")
     assert run("fit", *PLAIN_CLASSIFIER, "--data.batch_size=0").sentence.startswith("found batch_size=0")
+
+
+def test_a_model_that_does_not_fit_into_memory_says_so_in_a_sentence():
+    ran = run("fit", "--config", "tiny.yaml", "--model.dim", str(10**15))
+    assert ran.status == 1
+    assert ran.sentence.startswith("There is not enough memory to build the model, for 11,175,871 GiB more: lower")
+
+
+def test_a_logger_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=999"))
+    ran = run("fit", "--config", "tiny.yaml", "--trainer.logger", "WandbLogger")
+    assert ran.status == 1
+    assert ran.sentence.startswith("WandbLogger needs the package 'wandb', which is not installed: run pip install ")
+
+
+def test_a_config_may_stand_before_the_subcommand(tmp_path: Path):
+    """A plain one counts as if it stood behind; one with a section for each subcommand stays what it is."""
+    tiny_config(tmp_path, "parts.yaml", "fit: {model: {class_path: TinyModel}, trainer: {max_epochs: 2}}\n")
+    shown = run("--config", "tiny.yaml", "--config", "parts.yaml", "fit", "--model.dim=6", "--print_config")
+    assert shown.status == 0, shown.err
+    config = yaml.safe_load(shown.out)
+    assert config["model"]["init_args"]["dim"] == 6
+    assert config["data"]["init_args"]["batch_size"] == 8
+    ran = run("--config", "tiny.yaml", "fit", "--trainer.max_steps=1")
+    assert ran.status == 0, ran.err
+    assert Path("runs/tiny/version_0/checkpoints/last.ckpt").is_file()
+
+
+@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
+def test_random_weights_are_evaluated_with_a_warning(subcommand: str):
+    ran = run(subcommand, "--config", "tiny.yaml", "--trainer.logger=false")
+    assert ran.status == 0, ran.err
+    (warning,) = [line for line in ran.err.splitlines() if line.startswith("vlightning: warning: ")]
+    assert f"{subcommand} was given no checkpoint, so TinyModel has the random weights" in warning
+    assert "--ckpt_path" in warning
+
+
+def test_weights_that_were_named_are_evaluated_without_a_warning(capsys: pytest.CaptureFixture):
+    for module in (tiny_albef(weights="trained.ckpt"), LightningModule()):  # the second one is not for training
+        tell_if_untrained("test", module)
+    assert not capsys.readouterr().err
+    tell_if_untrained("test", tiny_albef())
+    assert "ALBEFModule has the random weights" in capsys.readouterr().err
+
+
+def test_an_error_in_every_process_is_printed_once(tmp_path: Path):
+    words = ["fit", "--config", "tiny.yaml", "--model=FailingModel", "--model.how=sentence"]
+    done = start([sys.executable, TINY_CLI, *words, "--trainer.devices=2", "--trainer.strategy=ddp"], tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("This cannot be trained; use another.") == 1, done.stderr
+    assert done.stderr.count("vlightning: error: ") == 1, done.stderr
 
 
 def test_a_defect_in_a_constructor_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):

@@ -68,6 +68,15 @@ def test_a_checkpoint_that_does_not_fit_says_what_differs():
     )
 
 
+def test_out_of_memory_says_what_to_make_smaller():
+    sentence = spoken(caught(torch.empty, 10**15))
+    assert sentence is not None
+    assert sentence.startswith("Memory ran out, for 3,725,290 GiB more: lower data.batch_size")
+    assert spoken(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")) == (
+        sentence.replace("3,725,290", "2.5")
+    )
+
+
 def test_the_exit_status_is_2_for_what_was_typed_and_1_for_a_run_that_stopped(capsys: pytest.CaptureFixture):
     for error, status in ((UsageError("No."), 2), (caught(say), 1)):
         with pytest.raises(SystemExit) as stopped, readable_errors():
