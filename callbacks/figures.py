@@ -95,8 +95,8 @@ class RetrievalFigures(_Figures):
     the figures of a run, "val/retrieval" and "test/retrieval" in TensorBoard, show how it improves.
 
     Args:
-        queries: texts, spread evenly over the evaluation set.
-        top: pictures for each.
+        queries: number of texts, spread evenly over the evaluation set.
+        top: number of pictures shown for each text.
         every_n_epochs: epochs of training between two figures of the validation.
     """
 
@@ -145,8 +145,8 @@ class WordMapFigures(_Figures):
     "test/words".
 
     Args:
-        pictures: captions with their picture, spread evenly over the evaluation set and the same every time.
-        words: with content of their own, spread evenly over the caption.
+        pictures: number of captions with their picture, spread evenly over the evaluation set and the same every time.
+        words: number of words with content of their own, spread evenly over the caption.
         every_n_epochs: epochs of training between two figures of the validation.
     """
 

@@ -26,11 +26,11 @@ class LearngeneExpansionCallback(Callback):
     a run that is resumed does without the file. A second `fit` goes on from where the first one ended.
 
     Args:
-        file: The learngene's.
+        file: The learngene's file.
         target: Attribute path of the network in the module, or several, such as `["student", "average"]` where a moving
             average starts as the student does.
-        tower: Which tower of a CLIP to set, the other one stays as it is; by default what the network has.
-        components: What is taken of each sum: "unimodal" and "multimodal" are for ablations.
+        tower: The tower of a CLIP that is set; the other one stays as it is; by default what the network has.
+        components: What to take of each sum: "unimodal" and "multimodal" are for ablations.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class LearngeneFigures(Callback):
     Args:
         every_n_epochs: epochs between two figures; the end of a fit has them too.
         every_n_steps: optimizer steps between two recorded values, at first.
-        points: steps that are kept.
+        points: number of recorded steps that are kept.
     """
 
     def __init__(self, every_n_epochs: int = 1, every_n_steps: int = 50, points: int = 500) -> None:

@@ -38,15 +38,16 @@ class OnlineProbe(Callback):
 
     Args:
         num_classes: how many classes there are; labels go from 0 to that minus one.
-        name: of the metrics; several of these need one each.
-        method: of the module that turns `batch[image]` into features [B, D] or tokens [B, T, D], or into a tuple that
-            starts with them. Of tokens the first, the class token, is left out, and the mean of the others is taken.
+        name: name of the metrics; several of these callbacks need one each.
+        method: name of the module's method that turns `batch[image]` into features [B, D] or tokens [B, T, D], or into
+            a tuple that starts with them. Of tokens the first, the class token, is left out, and the mean of the others
+            is taken.
         image: key of the pictures in a batch.
         label: key of the labels [B]. A validation batch without it is not counted.
-        learning_rate: of AdamW, constant.
-        weight_decay: of AdamW.
-        betas: of AdamW.
-        eps: of AdamW.
+        learning_rate: learning rate of AdamW, constant.
+        weight_decay: weight decay of AdamW.
+        betas: beta1 and beta2 of AdamW.
+        eps: epsilon of AdamW.
 
     Raises:
         ValueError: for a module without that method, features of another shape, a training batch without pictures or

@@ -31,7 +31,7 @@ class OwnClassification(PictureClassification):
         data: gives batches, dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its validation
             split and test its test split, or the one that it has. It is set up here, and no part of the Trainer. If it
             names its classes (`class_names`), it has as many as there are logits.
-        name: of the metrics.
+        name: name of the metrics.
         every_n_epochs: epochs of training between two measurements in validation.
         transform: "trainer" prepares the pictures by `eval_transform` of the trainer's datamodule, if it has one, since
             a model must see pictures as those that it was trained on; "own" leaves that to `data`.

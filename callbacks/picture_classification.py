@@ -39,7 +39,7 @@ class PictureClassification(Callback):
     Args:
         data: gives batches, dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its validation
             split and test its test split, or the one that it has. It is set up here, and no part of the Trainer.
-        name: of the metrics.
+        name: name of the metrics.
         every_n_epochs: epochs of training between two measurements in validation.
         transform: "trainer" prepares the pictures by `eval_transform` of the trainer's datamodule, if it has one, since
             a model must see pictures as those that it was trained on; "own" leaves that to `data`.

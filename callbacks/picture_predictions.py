@@ -149,9 +149,9 @@ class ClassPredictionWriter(_ClassesWriter):
     The module's `predict_step` returns `{"sample_index": long [B], "probabilities": [B, C]}`.
 
     Args:
-        top_k: classes in the lists.
+        top_k: number of classes in the lists.
         folder: where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
-        class_names: of the classes 0, 1, ...; by default the datamodule's.
+        class_names: names of the classes 0, 1, ...; by default the datamodule's.
 
     Raises:
         ValueError: if `top_k` is below 1, or `predict_step` returns something else.
@@ -169,9 +169,9 @@ class TextClassPredictionWriter(_ClassesWriter):
     The module's `predict_step` returns `{"text_index": long [B], "probabilities": [B, C]}`.
 
     Args:
-        top_k: classes in the lists.
+        top_k: number of classes in the lists.
         folder: where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
-        class_names: of the classes 0, 1, ...; by default the datamodule's.
+        class_names: names of the classes 0, 1, ...; by default the datamodule's.
 
     Raises:
         ValueError: if `top_k` is below 1, or `predict_step` returns something else.

@@ -50,7 +50,7 @@ class RetrievalPredictionWriter(Callback):
     more than the evaluation has kept, also the similarities of these queries to all candidates.
 
     Args:
-        top_k: matches of each query.
+        top_k: number of matches of each query.
         folder: where the files go, by default `predictions` in the Trainer's `default_root_dir`.
 
     Raises:

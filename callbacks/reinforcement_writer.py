@@ -107,7 +107,7 @@ class ReinforcementWriter(BasePredictionWriter):
 
     Args:
         checked_samples: how many samples are embedded again; 0 leaves the check out.
-        least_cosine: what each embedding must reach with the one that was written.
+        least_cosine: cosine that each embedding must reach with the one that was written.
 
     Raises:
         ValueError: if the folder holds shards of other settings, or there is no datamodule of that kind.

@@ -63,7 +63,7 @@ class ShardedStrategy(ModelParallelStrategy):
         save_distributed_checkpoint: Whether a checkpoint is a folder, into which every process writes what it holds, on
             a file system that all share; else rank 0 gathers everything and writes one file.
         process_group_backend: As in Lightning; None takes NCCL for GPUs and gloo for CPUs.
-        timeout: Of the collective operations.
+        timeout: Time limit of the collective operations.
     """
 
     def __init__(

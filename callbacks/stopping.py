@@ -48,7 +48,7 @@ class StopOnSignal(Callback):
 
     Args:
         dirpath: Folder of the checkpoint; by default as in `save_resumable`.
-        filename: Its name without ".ckpt"; one that is there is replaced.
+        filename: The checkpoint's name without ".ckpt"; one that is there is replaced.
         requeue: Whether SIGUSR1 requeues a SLURM job.
     """
 

@@ -41,11 +41,11 @@ class ZeroShotClassification(PictureClassification):
     Args:
         data: gives batches, dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its validation
             split and test its test split, or the one that it has. It is set up here, and no part of the Trainer.
-        class_names: of the labels 0, 1, ...: a list, a text file with one a line, or "imagenet" for the 1000 of
+        class_names: names of the labels 0, 1, ...: a list, a text file with one a line, or "imagenet" for the 1000 of
             open_clip. By default `data.class_names`.
         templates: open_clip's 80 for ImageNet ("openai"), its short list of 7 ("simple"), or texts with one `{}` each,
             where the name goes (quoted in YAML, to which braces mean something).
-        name: of the metrics.
+        name: name of the metrics.
         every_n_epochs: epochs of training between two measurements in validation.
         transform: "trainer" prepares the pictures by `eval_transform` of the trainer's datamodule, if it has one, since
             a model must see pictures as those that it was trained on; "own" leaves that to `data`.

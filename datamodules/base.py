@@ -57,10 +57,11 @@ class PictureDataModule(CheckedLoading, pl.LightningDataModule):
         num_workers: loader processes per process, 0 to load in the process itself.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: copy batches to page-locked memory; by default where the trainer uses CUDA.
-        seed: of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without one.
-            The value in a checkpoint wins when a run is resumed.
+        seed: seed of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without
+            one. The value in a checkpoint wins when a run is resumed.
         train_transform: RGB picture to float [3, H, W], for training; None asks :meth:`default_train_transform`.
-        eval_transform: the same for evaluation and prediction.
+        eval_transform: RGB picture to float [3, H, W], for evaluation and prediction; None asks
+            :meth:`default_eval_transform`.
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
     """
 

@@ -25,8 +25,8 @@ class CIFARTrainTransform(nn.Module):
         size: side of the result, pixels.
         padding: black pixels on each side before the crop.
         horizontal_flip: probability of mirroring.
-        mean: of each channel, on the 0-1 scale.
-        std: of each channel, on the 0-1 scale.
+        mean: mean of each channel, on the 0-1 scale.
+        std: standard deviation of each channel, on the 0-1 scale.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class CIFAREvalTransform(nn.Module):
 
     Args:
         size: side of the result, pixels.
-        mean: of each channel, on the 0-1 scale.
-        std: of each channel, on the 0-1 scale.
+        mean: mean of each channel, on the 0-1 scale.
+        std: standard deviation of each channel, on the 0-1 scale.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class ImageNetTrainTransform(nn.Module):
         size: side of the result, pixels.
         scale: share of the picture that a crop covers.
         horizontal_flip: probability of mirroring.
-        mean: of each channel, on the 0-1 scale.
-        std: of each channel, on the 0-1 scale.
+        mean: mean of each channel, on the 0-1 scale.
+        std: standard deviation of each channel, on the 0-1 scale.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class ImageNetEvalTransform(nn.Module):
     Args:
         size: side of the result, pixels.
         resize: the shorter side before the crop, pixels; by default 8/7 of ``size`` (256 for 224).
-        mean: of each channel, on the 0-1 scale.
-        std: of each channel, on the 0-1 scale.
+        mean: mean of each channel, on the 0-1 scale.
+        std: standard deviation of each channel, on the 0-1 scale.
     """
 
     def __init__(

@@ -21,9 +21,10 @@ class CLIPEvalTransform(nn.Module):
 
     Args:
         size: side of the square result, pixels (MobileCLIP: 256; its ViTs: 224).
-        mean: of each channel, on the 0-1 scale; 0 and a deviation of 1 leave that scale, as with most of MobileCLIP.
-        std: of each channel, on the 0-1 scale.
-        interpolation: of the resizing (MobileCLIP: bilinear).
+        mean: mean of each channel, on the 0-1 scale; 0 and a deviation of 1 leave that scale, as with most of
+            MobileCLIP.
+        std: standard deviation of each channel, on the 0-1 scale.
+        interpolation: interpolation of the resizing (MobileCLIP: bilinear).
         resize_mode: "squash" resizes both sides instead, whatever the aspect ratio (SigLIP).
         resize: size of the shorter side before the crop, pixels; by default ``size``.
     """
@@ -55,9 +56,9 @@ class ReplayTransform(nn.Module):
 
     Args:
         size: side of the square result, pixels.
-        mean: of each channel, on the 0-1 scale.
-        std: of each channel, on the 0-1 scale.
-        interpolation: of the crop.
+        mean: mean of each channel, on the 0-1 scale.
+        std: standard deviation of each channel, on the 0-1 scale.
+        interpolation: interpolation of the crop.
     """
 
     def __init__(

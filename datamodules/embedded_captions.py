@@ -247,8 +247,8 @@ class EmbeddedCaptionsDataModule(PictureDataModule):
         embeddings: a Parquet file, glob pattern or folder, or a list of these.
         train: pictures with captions for training, in the forms that ``ImageTextDataModule`` takes, such as Karpathy's
             ``dataset_coco.json``, of which each argument takes its own split.
-        validation: the same for validation.
-        test: the same for testing.
+        validation: pictures with captions for validation, in the same forms.
+        test: pictures with captions for testing, in the same forms.
         predict: pictures to caption; captions may be missing.
         join_on: what finds a picture's embedding: "image", its path (its source and row, where the data holds the
             picture), or "image_id", for pictures that have moved since.
@@ -264,8 +264,8 @@ class EmbeddedCaptionsDataModule(PictureDataModule):
         num_workers: loader processes per process; there is little for them to do.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
-        seed: of the order; by default Lightning's global seed, or 0 without one. The value in a checkpoint wins when a
-            run is resumed.
+        seed: seed of the order; by default Lightning's global seed, or 0 without one. The value in a checkpoint wins
+            when a run is resumed.
         max_bad_share: largest share of unusable samples (no embedding, empty caption), of those read so far, with which
             a run goes on.
         cache_dir: where the ``datasets`` library keeps its memory-mapped copies.

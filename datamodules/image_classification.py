@@ -34,12 +34,13 @@ class LabelDataModule(PictureDataModule):
         num_workers: loader processes per process, 0 to load in the process itself.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: copy batches to page-locked memory; by default where the trainer uses CUDA.
-        seed: of sample order and augmentation; by default Lightning's global seed, or 0 without one. The value in a
-            checkpoint wins when a run is resumed.
-        preset: whose transforms are the default; None: as the module's checkpoint was evaluated, else "cifar".
+        seed: seed of sample order and augmentation; by default Lightning's global seed, or 0 without one. The value in
+            a checkpoint wins when a run is resumed.
+        preset: name of the preset whose transforms are the default; None: as the module's checkpoint was evaluated,
+            else "cifar".
         image_size: side of the square pictures, pixels; by default the module's or the checkpoint's, else the preset's.
-        train_transform: takes the place of the preset's.
-        eval_transform: takes the place of the preset's.
+        train_transform: transform that takes the place of the preset's in training.
+        eval_transform: transform that takes the place of the preset's in evaluation.
         augment: False uses the evaluation transform in training too.
         views: names of the augmented views of a training picture; by default those that the module's ``views()`` names,
             or "image" alone. An empty list reads no training pictures at all.
@@ -171,14 +172,15 @@ class ImageClassificationDataModule(LabelDataModule):
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
-        seed: of sample order and augmentation; by default Lightning's global seed, or 0 without one. The value in a
-            checkpoint wins when a run is resumed.
-        preset: whose transforms are the default: "cifar" pads by 4, crops and mirrors; "imagenet" crops at random and
-            mirrors, and evaluates the middle. None: as the module's checkpoint was evaluated, else "cifar".
+        seed: seed of sample order and augmentation; by default Lightning's global seed, or 0 without one. The value in
+            a checkpoint wins when a run is resumed.
+        preset: name of the preset whose transforms are the default: "cifar" pads by 4, crops and mirrors; "imagenet"
+            crops at random and mirrors, and evaluates the middle. None: as the module's checkpoint was evaluated, else
+            "cifar".
         image_size: side of the square pictures, pixels; by default, without a preset, the module's or its checkpoint's,
             else 32 for "cifar" and 224 for "imagenet".
-        train_transform: takes the place of the preset's.
-        eval_transform: takes the place of the preset's.
+        train_transform: transform that takes the place of the preset's in training.
+        eval_transform: transform that takes the place of the preset's in evaluation.
         augment: False uses the evaluation transform in training too.
         views: names of the augmented views of a training picture; by default those that the module's ``views()`` names,
             or "image" alone. An empty list reads no training pictures at all.

@@ -43,14 +43,15 @@ class ImageTextDataModule(PairDataModule):
         num_workers: loader processes per process (ALBEF: 4).
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
-        seed: of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without one.
-            The value in a checkpoint wins when a run is resumed.
+        seed: seed of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without
+            one. The value in a checkpoint wins when a run is resumed.
         image_size: side of the square pictures, pixels; by default the module's, or 256 (ALBEF).
         horizontal_flip: mirror half of the training pictures, as ALBEF does; switch it off where captions tell left
             from right. Has no effect beside a ``train_transform``.
-        train_transform: RGB picture to float [3, H, W]; by default ALBEF's, interpolated and normalised as the module's
-            weights expect it, where they were trained before.
-        eval_transform: the same for evaluation and prediction; by default what those weights expect, else ALBEF's.
+        train_transform: RGB picture to float [3, H, W]; by default ALBEF's training transform, interpolated and
+            normalised as the module's weights expect it, where they were trained before.
+        eval_transform: RGB picture to float [3, H, W], for evaluation and prediction; by default what the module's
+            weights expect, else ALBEF's test transform.
         tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
             default a WordPiece tokenizer is trained on the training captions, and travels in the checkpoint.
         vocab_size: largest number of entries a tokenizer may have (BERT: 30,522); a trained one gets at most as many.

@@ -59,10 +59,11 @@ class PairDataModule(PictureDataModule):
         num_workers: loader processes per process, 0 to load in the process itself.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: copy batches to page-locked memory; by default where the trainer uses CUDA.
-        seed: of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without one.
-            The value in a checkpoint wins when a run is resumed.
+        seed: seed of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without
+            one. The value in a checkpoint wins when a run is resumed.
         train_transform: RGB picture to float [3, H, W], for training; None for the subclass's own.
-        eval_transform: the same for evaluation and prediction.
+        eval_transform: RGB picture to float [3, H, W], for evaluation and prediction; None for the subclass's
+            own.
         tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
             default a WordPiece tokenizer is trained on the training captions, and travels in the checkpoint.
         vocab_size: largest number of entries a tokenizer may have; the number a trained one is given at most.

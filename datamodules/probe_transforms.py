@@ -23,9 +23,9 @@ class ProbeTrainTransform(nn.Module):
         rand_augment: timm's name of the variant: "m" the magnitude, "n" the operations drawn (2 by default), "mstd" the
             standard deviation of the level, "inc1" for operations that all grow with it.
         erase: probability of erasing a rectangle, whose pixels are drawn from the standard normal distribution.
-        interpolation: of the crop and of RandAugment.
-        mean: of each channel, on the 0-1 scale.
-        std: of each channel, on the 0-1 scale.
+        interpolation: interpolation of the crop and of RandAugment.
+        mean: mean of each channel, on the 0-1 scale.
+        std: standard deviation of each channel, on the 0-1 scale.
     """
 
     def __init__(

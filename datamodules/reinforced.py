@@ -78,13 +78,14 @@ class ReinforcedDataModule(PairDataModule):
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
-        seed: of sample order and of the choice of augmentation and captions.
+        seed: seed of sample order and of the choice of augmentation and captions.
         image_size: side of the square pictures, pixels.
-        image_mean: of each channel, on the 0-1 scale; None for what trained weights of the module expect, else 0.
-        image_std: the same, else 1.
-        image_interpolation: of the crops in training and of the resizing in evaluation; the same, else bilinear.
+        image_mean: mean of each channel, on the 0-1 scale; None for what trained weights of the module expect, else 0.
+        image_std: standard deviation of each channel, on the 0-1 scale; None for what those weights expect, else 1.
+        image_interpolation: interpolation of the crops in training and of the resizing in evaluation; None for what
+            those weights expect, else bilinear.
         max_tokens: length of the token sequences, which is the model's context.
-        teacher_dtype: in which the teachers' embeddings come.
+        teacher_dtype: type in which the teachers' embeddings come.
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
         predict_texts: texts for prediction, or a text file with one a line.
     """
@@ -206,17 +207,18 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
-        seed: of sample order and of the choice of augmentation and captions; by default Lightning's global seed, or 0
-            without one. The value in a checkpoint wins when a run is resumed.
+        seed: seed of sample order and of the choice of augmentation and captions; by default Lightning's global seed,
+            or 0 without one. The value in a checkpoint wins when a run is resumed.
         image_size: side of the square pictures, pixels (MobileCLIP: 256; its ViTs: 224).
-        image_mean: of each channel, on the 0-1 scale; by default what the module's weights expect, where they were
+        image_mean: mean of each channel, on the 0-1 scale; by default what the module's weights expect, where they were
             trained before, else 0 (MobileCLIP's S and B models).
-        image_std: the same, else 1 (MobileCLIP's S and B models).
-        image_interpolation: of the crops in training and of the resizing in evaluation; the same, else bilinear
-            (MobileCLIP).
+        image_std: standard deviation of each channel, on the 0-1 scale; by default what those weights expect, else 1
+            (MobileCLIP's S and B models).
+        image_interpolation: interpolation of the crops in training and of the resizing in evaluation; by default what
+            those weights expect, else bilinear (MobileCLIP).
         max_tokens: length of the token sequences, which is the model's context (CLIP: 77).
-        teacher_dtype: in which the teachers' embeddings come: "bfloat16" halves what processes send each other, and
-            loses nothing of data that is stored so.
+        teacher_dtype: type in which the teachers' embeddings come: "bfloat16" halves what processes send each other,
+            and loses nothing of data that is stored so.
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
         max_pixels: pictures with more are refused before they are decoded.
         cache_dir: where the places of samples in shards are kept, and the copies of evaluation pairs; by default

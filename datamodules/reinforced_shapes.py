@@ -72,7 +72,7 @@ class OracleTeacher:
 
     Args:
         width: of the embeddings.
-        seed: of the directions.
+        seed: seed of the directions.
     """
 
     def __init__(self, width: int, seed: int) -> None:
@@ -134,22 +134,22 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
     Args:
         folder: where the shards are written to, in a folder of their own for each set of arguments; those that are
             there are read again.
-        length: training pictures.
-        eval_length: pictures in the validation split, and in the test split; so many different captions each.
-        data_seed: of what the pictures show.
-        augmentations: recorded for each picture (DataCompDR-12M: 30, -1B: 10).
+        length: number of training pictures.
+        eval_length: number of pictures in the validation split, and in the test split; so many different captions each.
+        data_seed: seed of what the pictures show.
+        augmentations: number of augmentations recorded for each picture (DataCompDR-12M: 30, -1B: 10).
         batch_size: training pairs per process and batch.
         eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
-        seed: of sample order and of the choice of augmentation and captions.
+        seed: seed of sample order and of the choice of augmentation and captions.
         image_size: side of the pictures, stored and trained, pixels.
-        image_mean: see :class:`ReinforcedImageTextDataModule`, as the next two.
-        image_std: see there.
-        image_interpolation: see there.
+        image_mean: mean of each channel, on the 0-1 scale; by default as :class:`ReinforcedImageTextDataModule` has it.
+        image_std: standard deviation of each channel, on the 0-1 scale; by default as there.
+        image_interpolation: interpolation of crops and resizing; by default as there.
         max_tokens: length of the token sequences; the captions need 16.
-        teacher_dtype: in which the teachers' embeddings come.
+        teacher_dtype: type in which the teachers' embeddings come.
         max_bad_share: largest share of unusable samples; nothing is ever unusable here.
         predict_texts: see :class:`ReinforcedImageTextDataModule`; prediction takes them beside the test split's
             pictures.

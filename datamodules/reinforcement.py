@@ -47,20 +47,22 @@ class ReinforcementDataModule(PictureDataModule):
         image_root: folder that relative picture paths start from.
         image_column: column of the pictures.
         caption_column: column of the captions.
-        augmentations: of each picture (DataCompDR-12M: 30, -1B: 10; 5 reach almost the same, paper).
+        augmentations: number of augmentations of each picture (DataCompDR-12M: 30, -1B: 10; 5 reach almost the same,
+            paper).
         crop_scale: smallest and largest share of the picture's area in a crop (released data: torchvision's default).
         crop_ratio: smallest and largest aspect ratio of a crop.
-        num_ops: operations of RandAugment after the crop (released data).
-        magnitude: their level, out of 30 (released data).
+        num_ops: number of operations of RandAugment after the crop (released data).
+        magnitude: level of these operations, out of 30 (released data).
         operations: the pool of operations (released data: RandAugment's 14).
         image_size: side that shifts are measured on, pixels (released data).
-        version: of the layout; 2 keeps the embeddings of synthetic captions in an array of their own.
+        version: version of the layout; 2 keeps the embeddings of synthetic captions in an array of their own.
         embeddings: "npz" stores float32, "pth.gz" bfloat16 (DataCompDR-12M-bf16).
         shard_size: rows of a shard, which is what a kill can cost each process (DataCompDR-12M: 12,500).
         batch_size: pairs that the teachers see at a time.
         num_workers: loader processes per process, which decode and augment.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
-        seed: of the augmentations and of the captioner's draws; by default Lightning's global seed, or 0 without one.
+        seed: seed of the augmentations and of the captioner's draws; by default Lightning's global seed, or 0 without
+            one.
         max_bad_share: largest share of unusable pairs, of those read so far, with which a run goes on.
         max_pixels: pictures with more are refused before they are decoded.
         cache_dir: where the ``datasets`` library keeps its memory-mapped copies.

@@ -129,8 +129,8 @@ class ReinforcementSet(SeededSet):
         synthetic: the same rows with synthetic captions for captions; None where a captioner makes them.
         looks: what to make of a picture.
         draw: draws an augmentation.
-        augmentations: of each picture.
-        seed: of the draws.
+        augmentations: number of augmentations of each picture.
+        seed: seed of the draws.
     """
 
     def __init__(

@@ -133,7 +133,8 @@ def replay(picture: Image.Image, augmentation: Augmentation, size: int, interpol
         picture: 8-bit RGB.
         augmentation: its box lies inside the picture.
         size: side of the result, pixels. Magnitudes in pixels (shifts) are taken as they are.
-        interpolation: of the crop; the operations take the nearest pixel, and black from outside, as recorded ones do.
+        interpolation: interpolation of the crop; the operations take the nearest pixel, and black from outside, as
+            recorded ones do.
     """
     picture = F.resized_crop(picture, *augmentation.box, [size, size], InterpolationMode(interpolation))
     for operation in augmentation.operations:

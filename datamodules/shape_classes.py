@@ -88,18 +88,18 @@ class ShapeClassesDataModule(LabelDataModule):
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
-        seed: of sample order and augmentation; by default Lightning's global seed, or 0 without one.
-        length: training pictures, an epoch.
-        eval_length: pictures in the validation split, and in the test split.
-        data_seed: of what the pictures show. Apart from ``seed``, so that runs with different seeds have one test
+        seed: seed of sample order and augmentation; by default Lightning's global seed, or 0 without one.
+        length: number of training pictures in an epoch.
+        eval_length: number of pictures in the validation split, and in the test split.
+        data_seed: seed of what the pictures show. Apart from ``seed``, so that runs with different seeds have one test
             split.
         image_size: side of the pictures, pixels.
         noise: deviation of the pixels, of 255. Without it a small network gets everything right.
-        train_transform: takes the place of CIFAR's.
-        eval_transform: takes the place of CIFAR's.
+        train_transform: transform that takes the place of CIFAR's in training.
+        eval_transform: transform that takes the place of CIFAR's in evaluation.
         augment: False uses the evaluation transform in training too.
         views: see :class:`ImageClassificationDataModule`.
-        max_bad_share: see there; nothing is ever unusable here.
+        max_bad_share: largest share of unusable samples; nothing is ever unusable here.
     """
 
     def __init__(

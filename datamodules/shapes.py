@@ -205,22 +205,22 @@ class ShapesDataModule(PairDataModule):
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
-        seed: of sample order and augmentation; by default Lightning's global seed, or 0 without one.
-        length: training pictures, an epoch.
-        eval_length: pictures in the validation split, and in the test split; so many different captions each.
-        data_seed: of what the pictures show. Apart from ``seed``, so that runs with different seeds have one test
+        seed: seed of sample order and augmentation; by default Lightning's global seed, or 0 without one.
+        length: number of training pictures in an epoch.
+        eval_length: number of pictures in the validation split, and in the test split; so many different captions each.
+        data_seed: seed of what the pictures show. Apart from ``seed``, so that runs with different seeds have one test
             split.
         image_size: side of the pictures, pixels.
         min_crop: smallest share of the picture in a training crop; low values cut objects off.
         rand_augment: apply ALBEF's RandAugment in training. Off by default: a shift or a changed shade can make the
             caption wrong.
-        train_transform: takes the place of the crop, RandAugment and normalisation.
-        eval_transform: takes the place of the resize and normalisation.
+        train_transform: transform that takes the place of the crop, RandAugment and normalisation.
+        eval_transform: transform that takes the place of the resize and normalisation.
         tokenizer: see :class:`ImageTextDataModule`; by default one is trained on the captions.
         vocab_size: largest number of tokenizer entries. The captions need about 250, of which 104 are reserved.
         max_tokens: longest token sequence, special tokens included.
         append_sep: end sequences with [SEP].
-        max_bad_share: see :class:`ImageTextDataModule`; nothing is ever unusable here.
+        max_bad_share: largest share of unusable samples; nothing is ever unusable here.
         predict_texts: see :class:`ImageTextDataModule`; prediction takes them beside the test split's pictures.
     """
 

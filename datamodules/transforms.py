@@ -167,18 +167,18 @@ class ALBEFTrainTransform(nn.Module):
         horizontal_flip: probability of mirroring; 0 where captions tell left from right (authors: 0.5 everywhere).
         rand_augment: whether to apply :class:`ALBEFRandAugment` at all.
         num_ops: see :class:`ALBEFRandAugment`, as all that follow down to ``fill``.
-        magnitude: see there.
-        max_magnitude: see there.
-        skip_probability: see there.
-        operations: see there.
-        enhance_range: see there.
-        max_shear: see there.
-        max_translate: see there.
-        max_rotate: see there.
-        fill: see there.
-        mean: of each channel, on the 0-1 scale (authors: CLIP's).
-        std: of each channel, on the 0-1 scale (authors: CLIP's).
-        interpolation: of the crop (authors: bicubic).
+        magnitude: see :class:`ALBEFRandAugment`.
+        max_magnitude: see :class:`ALBEFRandAugment`.
+        skip_probability: see :class:`ALBEFRandAugment`.
+        operations: see :class:`ALBEFRandAugment`.
+        enhance_range: see :class:`ALBEFRandAugment`.
+        max_shear: see :class:`ALBEFRandAugment`.
+        max_translate: see :class:`ALBEFRandAugment`.
+        max_rotate: see :class:`ALBEFRandAugment`.
+        fill: see :class:`ALBEFRandAugment`.
+        mean: mean of each channel, on the 0-1 scale (authors: CLIP's).
+        std: standard deviation of each channel, on the 0-1 scale (authors: CLIP's).
+        interpolation: interpolation of the crop (authors: bicubic).
     """
 
     def __init__(
@@ -238,8 +238,8 @@ class ALBEFEvalTransform(nn.Module):
 
     Args:
         size: side of the square result, pixels (authors: 256 for pre-training).
-        mean: of each channel, on the 0-1 scale (authors: CLIP's).
-        std: of each channel, on the 0-1 scale (authors: CLIP's).
+        mean: mean of each channel, on the 0-1 scale (authors: CLIP's).
+        std: standard deviation of each channel, on the 0-1 scale (authors: CLIP's).
     """
 
     def __init__(

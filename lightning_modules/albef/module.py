@@ -87,7 +87,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, Retr
         text_ffn_width: hidden width of BERT's feed-forward part.
         text_layers: layers below the fusion.
         fusion_layers: layers with cross-attention to the image.
-        dropout: of BERT, on hidden states and on attention; the ViT has none.
+        dropout: dropout probability of BERT, on hidden states and on attention; the ViT has none.
         embed_dim: width of the contrastive space.
         vision_weights: timm model name or file that the image encoder starts from (the paper:
             "deit_base_patch16_224.fb_in1k"). None means random.
@@ -96,33 +96,33 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, Retr
         weights: a trained ALBEF that student and teacher start from: a checkpoint of the authors or of ours, or the
             folder of an export. Takes the place of `vision_weights` and `text_weights`.
         mlm: whether words are masked and predicted. Fine-tuning for retrieval goes without, and without the head.
-        queue_size: keys kept for each modality (section 3.5).
+        queue_size: number of keys kept for each modality (section 3.5).
         queue_start: "empty" hides slots until they are filled; "random" starts with random unit vectors as negatives,
             as the authors do.
-        momentum: of the teacher's moving average (section 3.5).
+        momentum: momentum of the teacher's moving average (section 3.5).
         teacher_dropout: whether BERT's dropout stays on in the teacher, as in the authors' code.
         alpha: weight of the teacher's soft targets (section 3.5).
         alpha_warmup_epochs: epochs over which alpha rises from 0, step by step.
         temperature: start of the learnable temperature.
         temperature_min: the temperature is clamped to at least this after each optimizer step.
-        temperature_max: and to at most this.
+        temperature_max: the temperature is clamped to at most this after each optimizer step.
         positives: "image_id" counts every key of the same picture as a match and never draws one as a hard negative;
             "diagonal" only the pair itself, as the authors' pre-training does.
         key_columns: "global" contrasts with the teacher's keys of all processes, so that N processes give the loss of
             one with N times the batch; "local" with this process's alone, as the authors do.
         mask_probability: share of the words that is masked.
-        pad_token_id: of the tokenizer.
-        cls_token_id: of the tokenizer.
-        sep_token_id: of the tokenizer.
-        mask_token_id: of the tokenizer.
-        learning_rate: peak (section 3.5).
-        min_learning_rate: at the end.
-        warmup_learning_rate: at the first step.
+        pad_token_id: id of the tokenizer's padding token.
+        cls_token_id: id of the tokenizer's [CLS] token.
+        sep_token_id: id of the tokenizer's [SEP] token.
+        mask_token_id: id of the tokenizer's [MASK] token.
+        learning_rate: learning rate at its peak (section 3.5).
+        min_learning_rate: learning rate at the last step.
+        warmup_learning_rate: learning rate at the first step.
         warmup_steps: optimizer steps of warm-up (the paper says 1000, the authors' configuration 2000).
         lr_schedule: "cosine" is linear warm-up and a cosine over all steps; "official" is the authors' staircase.
-        weight_decay: of AdamW (section 3.5); norms, biases and the temperature are spared.
+        weight_decay: weight decay of AdamW (section 3.5); norms, biases and the temperature are spared.
         decay_temperature: whether the temperature is decayed too, as in the authors' code.
-        betas: of AdamW; torch's default, as with the authors.
+        betas: beta1 and beta2 of AdamW; torch's default, as with the authors.
         micro_batch_size: pairs that go through the networks at a time, activations computed again in the backward
             pass: the memory of a small batch for the loss of the whole one, exactly. None: all at once.
         activation_checkpointing: whether every block of the student computes its activations again in the backward

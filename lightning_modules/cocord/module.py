@@ -63,30 +63,32 @@ class CoCoRDModule(InitialWeights, ClassifierModule):
         teacher_weights: the teacher's file (a checkpoint of this class whose student it was, a public one of the CRD
             benchmark, or safetensors), the folder of the run that trained it, whose newest last checkpoint is taken, or
             the name of the library's own weights, such as IMAGENET1K_V1.
-        contrast_weight: of the contrastive loss (section 4.1).
-        prediction_weight: of the predictive loss, or of the sum of both (section 4.1; kept where there is only one).
-        class_weight: of the cross entropy with the labels.
-        kd_weight: of the KL divergence from the teacher's distribution; 1 beside the rest for CoCoRD+KD, 0.9 beside
-            `class_weight` 0.1 for KD as in the CRD benchmark.
-        kd_temperature: of both distributions (CRD benchmark).
-        temperature: of the contrastive loss (section 4.1: 0.1; ImageNet 0.07).
-        queue_size: keys N in the dictionary (section 4.1: 2048; ImageNet 65536).
+        contrast_weight: weight of the contrastive loss (section 4.1).
+        prediction_weight: weight of the predictive loss, or of the sum of both (section 4.1; kept where there is only
+            one).
+        class_weight: weight of the cross entropy with the labels.
+        kd_weight: weight of the KL divergence from the teacher's distribution; 1 beside the rest for CoCoRD+KD, 0.9
+            beside `class_weight` 0.1 for KD as in the CRD benchmark.
+        kd_temperature: temperature of both distributions (CRD benchmark).
+        temperature: temperature of the contrastive loss (section 4.1: 0.1; ImageNet 0.07).
+        queue_size: number N of keys in the dictionary (section 4.1: 2048; ImageNet 65536).
         queue_start: "empty" hides slots until they are filled; "random" starts with random unit vectors as negatives,
             as the authors do.
-        embed_dim: values of a key (derived from Table 12).
+        embed_dim: number of values of a key (derived from Table 12).
         head_hidden: width inside a projection head (the authors' code).
         predictor_hidden: width inside the predictor (the authors' code).
         slow_momentum: m_r of the slow-moving student and its head (section 4.1).
         teacher_head_momentum: m_c of the teacher's head (section 4.1), where its features are as wide as the student's;
             else that head stays random.
         symmetric_prediction: whether the second view is predicted from the first too (eq. 7; ImageNet does without).
-        dictionary_encoder: who gives the keys of the dictionary (Table 5).
-        cognate_encoder: who gives the targets of the prediction (Table 5).
-        learning_rate: at the start; by default 0.05, and 0.01 for MobileNets and ShuffleNets (CRD benchmark).
+        dictionary_encoder: the encoder that gives the keys of the dictionary (Table 5).
+        cognate_encoder: the encoder that gives the targets of the prediction (Table 5).
+        learning_rate: learning rate at the start; by default 0.05, and 0.01 for MobileNets and ShuffleNets (CRD
+            benchmark).
         lr_milestones: epochs after which the learning rate falls (CRD benchmark).
-        lr_decay: to which share.
-        momentum: of SGD.
-        weight_decay: of SGD, on all parameters (CRD benchmark).
+        lr_decay: factor by which the learning rate is multiplied at each milestone.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of SGD, on all parameters (CRD benchmark).
 
     Raises:
         ValueError: for unknown names, or a loss without what it needs.

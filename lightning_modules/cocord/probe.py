@@ -37,11 +37,11 @@ class LinearProbeModule(ClassifierModule):
             the CRD benchmark), the folder of the run that trained it, whose newest last checkpoint is taken, or the
             name of the library's own weights, such as IMAGENET1K_V1.
         num_classes: classes to tell apart. The command line sets it from the data's, where that is given.
-        learning_rate: at the start (that implementation: 0.05, and 0.01 for MobileNets and ShuffleNets).
+        learning_rate: learning rate at the start (that implementation: 0.05, and 0.01 for MobileNets and ShuffleNets).
         lr_milestones: epochs after which the learning rate falls (that implementation).
-        lr_decay: to which share (that implementation).
-        momentum: of SGD (that implementation).
-        weight_decay: of SGD, on weight and bias (that implementation).
+        lr_decay: factor by which the learning rate is multiplied at each milestone (that implementation).
+        momentum: momentum of SGD (that implementation).
+        weight_decay: weight decay of SGD, on weight and bias (that implementation).
 
     Raises:
         ValueError: for an unknown network.

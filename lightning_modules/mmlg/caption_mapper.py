@@ -15,7 +15,7 @@ class MapperBlock(nn.Module):
 
     Args:
         width: of a token.
-        heads: of the attention.
+        heads: number of attention heads.
         mlp_ratio: hidden width of the MLP, in widths.
     """
 

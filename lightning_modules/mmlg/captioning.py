@@ -34,20 +34,21 @@ class CaptioningModule(AdamWModule):
     names both and holds fingerprints of their weights.
 
     Args:
-        embed_dim: D, values of an embedding (open_clip's ViT-S-16).
+        embed_dim: number D of values of an embedding (open_clip's ViT-S-16).
         language_model: GPT-2's hub name or folder (ClipCap: gpt2, 124M). The command line sets it from the data's.
-        width: W, of a word of the language model (GPT-2).
+        width: width W of a word of the language model (GPT-2).
         prefix_length: words that the language model gets (ClipCap's class; its published command has 40).
         clip_length: positions of the mapper that the embedding is spread over (the same).
-        mapper_layers: of the mapper.
-        mapper_heads: of the mapper's attention.
-        mlp_ratio: of the mapper's MLPs.
-        learning_rate: peak (MM-LG, ClipCap).
+        mapper_layers: number of layers of the mapper.
+        mapper_heads: number of attention heads of the mapper.
+        mlp_ratio: hidden width of the mapper's MLPs over their width.
+        learning_rate: learning rate at its peak (MM-LG, ClipCap).
         warmup_steps: optimizer steps of warm-up (the same); a tenth of the run where that is not longer.
-        weight_decay: of AdamW (neither gives one, and the AdamW of ClipCap's code has 0); norms and biases are spared.
-        betas: of AdamW (ClipCap's code).
-        eps: of AdamW (ClipCap's code).
-        num_beams: of the search for a caption (ClipCap).
+        weight_decay: weight decay of AdamW (neither gives one, and the AdamW of ClipCap's code has 0); norms and biases
+            are spared.
+        betas: beta1 and beta2 of AdamW (ClipCap's code).
+        eps: epsilon of AdamW (ClipCap's code).
+        num_beams: number of beams of the search for a caption (ClipCap).
         max_new_tokens: longest caption that is written, its end included (ClipCap).
         stop_at_period: end a caption at its first full stop too, as ClipCap does, which knows no other end.
 

@@ -35,20 +35,20 @@ class VisionClassifierModule(AdamWModule, InitialWeights, ClassifierModule):
     Shapes: B pictures of S pixels a side, C classes.
 
     Args:
-        num_classes: number C. The command line sets it from the data's, where that is given.
+        num_classes: number of classes C. The command line sets it from the data's, where that is given.
         width: values of a token (open_clip's ViT-S-16).
-        heads: of the attention (open_clip's ViT-S-16).
-        layers: of the tower (paper: 6, 8 or 12).
+        heads: number of attention heads (open_clip's ViT-S-16).
+        layers: number of layers of the tower (paper: 6, 8 or 12).
         patch_size: side of a patch, pixels (paper).
-        image_size: side S (paper). The command line sets it from the data's.
+        image_size: side S of the square pictures, pixels (paper). The command line sets it from the data's.
         weights: a checkpoint, file or folder, to take the tower from: of `MMLGModule` with an ordinary CLIP as student,
             or of this class. For another size of pictures the position embeddings are resampled. The linear layer is
             new in any case.
-        learning_rate: peak (paper).
+        learning_rate: learning rate at its peak (paper).
         warmup_steps: optimizer steps of warm-up (paper); a tenth of the run where that is not longer.
-        weight_decay: of AdamW (paper); vectors are spared.
-        betas: of AdamW (as in extraction; the paper does not say).
-        eps: of AdamW (the same).
+        weight_decay: weight decay of AdamW (paper); vectors are spared.
+        betas: beta1 and beta2 of AdamW (as in extraction; the paper does not say).
+        eps: epsilon of AdamW (the same).
 
     Raises:
         ValueError: for sizes that do not fit together.

@@ -20,8 +20,8 @@ class ImageEmbeddingModule(CheckpointModule):
     expects it, whatever transform the datamodule has.
 
     Args:
-        weights: of the tower: a checkpoint of a CLIP that `MMLGModule` trained; or a tag of open_clip's, a folder or a
-            file, as in `load_outside`.
+        weights: weights of the tower: a checkpoint of a CLIP that `MMLGModule` trained; or a tag of open_clip's, a
+            folder or a file, as in `load_outside`.
         model: one of open_clip's or MobileCLIP's names; not used where `weights` is a checkpoint of `MMLGModule` or a
             folder, which tell it.
     """

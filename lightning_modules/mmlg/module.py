@@ -58,15 +58,15 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
             ordinary CLIP: a descendant, if a `LearngeneExpansionCallback` sets it, or else the paper's "PT-FT" or
             "scratch", and what He-LG's learngene is cut out of.
         width: values of a token in both towers, which share blocks (open_clip's ViT-S-16).
-        heads: of the attention, in both towers (open_clip's ViT-S-16).
-        layers: of each tower (paper), an even number for "MM-LG".
-        embed_dim: values of a feature; the teacher's may have another number (open_clip's ViT-S-16).
+        heads: number of attention heads in both towers (open_clip's ViT-S-16).
+        layers: number of layers of each tower (paper), an even number for "MM-LG".
+        embed_dim: number of values of a feature; the teacher's may have another number (open_clip's ViT-S-16).
         patch_size: side of a patch, pixels (paper).
         image_size: side of the square pictures, pixels (paper). The command line sets it, and the four that follow,
             from the data's.
         image_mean: what the pictures are normalised with (CLIP), where the datamodule is none of this package, which
             would say it. It has to be what the teacher expects.
-        image_std: the same.
+        image_std: standard deviation that goes with `image_mean`.
         max_tokens: length of the token sequences (CLIP).
         vocab_size: number of tokens (CLIP).
         teacher: name of one of open_clip's models (paper: OpenAI's ViT-B/16).
@@ -75,11 +75,11 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         distillation_weight: lambda (paper: 1); 0 leaves the teacher out.
         weights: checkpoint of an earlier training here whose student this one starts from; of the same sizes.
         max_logit_scale: the scale of the logits is clamped to at most this after each optimizer step (CLIP).
-        learning_rate: peak (paper).
+        learning_rate: learning rate at its peak (paper).
         warmup_steps: optimizer steps of warm-up (paper); a tenth of the run where that is not longer.
-        weight_decay: of AdamW (paper); norms, biases, coefficients and the scale are spared.
-        betas: of AdamW (open_clip's for ViTs; the paper does not say).
-        eps: of AdamW (the same).
+        weight_decay: weight decay of AdamW (paper); norms, biases, coefficients and the scale are spared.
+        betas: beta1 and beta2 of AdamW (open_clip's for ViTs; the paper does not say).
+        eps: epsilon of AdamW (the same).
         micro_batch_size: pairs that go through the towers at a time, activations computed again in the backward pass:
             the memory of a small batch for the loss of the whole one. None: all at once.
         loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None holds all.

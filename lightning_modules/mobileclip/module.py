@@ -59,32 +59,32 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
             three that follow, from the data's.
         image_mean: what the pictures are normalised with, for exports, where the datamodule is none of this package,
             which would say it; the model's own by default.
-        image_std: the same.
-        image_interpolation: how they are resized; the same.
+        image_std: standard deviation that goes with `image_mean`.
+        image_interpolation: how the pictures are resized, for exports; the model's own by default.
         max_tokens: length of the token sequences (CLIP: 77).
         weights: file of a trained model of that name, the vendor's, open_clip's or a checkpoint of ours, to start from,
             or to evaluate. Datamodules of this package prepare pictures as it expects them, unless they are told how.
-        captions: which captions of reinforced data to train on: "both", as in the paper, or one kind, for ablations.
+        captions: captions of reinforced data to train on: "both", as in the paper, or one kind, for ablations.
         distillation_weight: lambda, the share of the distillation in the loss (paper: 1 for the S models and
             MobileCLIP2, 0.75 for B).
         teacher_dims: width of each teacher's part of the embeddings; by default what `manifest.json` beside the data
             says, else DataCompDR's, 768 both.
-        teacher_scales: what each teacher's cosines are multiplied by; the same, else 100 each (DataCompDR; DFNDR: 70
-            and 60).
-        average_momentum: of the moving average of the student that is evaluated and exported (paper: 0.9995); None
-            evaluates the student itself, as the released scripts do.
+        teacher_scales: what each teacher's cosines are multiplied by; by default what `manifest.json` says, else 100
+            each (DataCompDR; DFNDR: 70 and 60).
+        average_momentum: momentum of the moving average of the student that is evaluated and exported (paper: 0.9995);
+            None evaluates the student itself, as the released scripts do.
         average_warmup: whether that momentum is at most (1 + n) / (10 + n) after n steps (`EMAPair`): else the average
             of a short run is still what it started from. "short" does so in runs of fewer than 10 / (1 -
             average_momentum) steps, 20,000, and leaves longer ones, such as the paper's of 200,000, as they are.
         max_logit_scale: the student's own scale is clamped to at most this after each optimizer step (CLIP: 100).
-        learning_rate: peak (paper).
-        min_learning_rate: at the end (paper; MobileCLIP2-S3 and -S4, and the released scripts: 0).
+        learning_rate: learning rate at its peak (paper).
+        min_learning_rate: learning rate at the last step (paper; MobileCLIP2-S3 and -S4, and the released scripts: 0).
         warmup_steps: optimizer steps of warm-up (paper: 2000; MobileCLIP2-S0 and -S2: 10,000; released scripts: 1000);
             a tenth of the run where that is not longer.
-        weight_decay: of AdamW (paper); norms, biases and scales are spared.
+        weight_decay: weight decay of AdamW (paper); norms, biases and scales are spared.
         decay_layer_scales: whether the factors of residual branches are decayed, as in the released scripts.
-        betas: of AdamW (paper).
-        eps: of AdamW (open_clip: 1e-6 for models with "vit" in their name).
+        betas: beta1 and beta2 of AdamW (paper).
+        eps: epsilon of AdamW (open_clip: 1e-6 for models with "vit" in their name).
         micro_batch_size: pairs that go through the towers at a time, activations computed again in the backward pass:
             the memory of a small batch for the loss of the whole one. Exact for towers without BatchNorm. Those of MCi
             and MCt normalise each slice by its own statistics then, as they would normalise a smaller batch; running

@@ -51,7 +51,7 @@ class ReinforcementModule(CheckpointModule):
     difference, paper.)
 
     Args:
-        teachers: in the order of their embeddings.
+        teachers: the teachers in the order of their embeddings.
         captioner: makes synthetic captions; None takes those that the data brings.
         forward_batch: augmented pictures, or texts, in one pass through a teacher.
         checked_samples: how many of the written samples are embedded again at the end.

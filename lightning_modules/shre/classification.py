@@ -42,29 +42,29 @@ class ImageProbeModule(WarmupShareModule, InitialWeights, ClassifierModule):
     Shapes: B pictures of S pixels a side, C classes, L blocks, width D.
 
     Args:
-        num_classes: number C. The command line sets it from the data's, where that is given.
+        num_classes: number of classes C. The command line sets it from the data's, where that is given.
         encoder: name of a vision transformer of timm's with one class token, as it is there but for the size of its
             pictures; None: SHRe's image encoder, by the sizes that follow.
-        image_size: side S (thesis). The command line sets it from the data's.
+        image_size: side S of the square pictures, pixels (thesis). The command line sets it from the data's.
         patch_size: side of a patch, pixels (thesis). This and the next four are of SHRe's encoder only.
         width: values of a token, D (thesis).
         layers: number of blocks L (thesis).
-        heads: of the attention (thesis).
+        heads: number of attention heads (thesis).
         post_norm: normalise after attention and MLP, as Data2Vec2 does (thesis), and not before them.
         weights: a checkpoint, file or folder, to take the encoder from: of a training of SHRe's, or of this class;
             "pretrained": timm's own, for an encoder of timm's; None: random. The head is new in any case.
         linear_probe: train the head alone.
-        learning_rate: peak, that of the head (thesis).
-        warmup_share: share of the run's optimizer steps in which the rate rises from 0 (thesis).
-        weight_decay: of AdamW (thesis); vectors, the class token and positions are spared.
-        betas: of AdamW (thesis).
-        eps: of AdamW (thesis).
+        learning_rate: learning rate of the head at its peak (thesis).
+        warmup_share: share of the run's optimizer steps in which the learning rate rises from 0 (thesis).
+        weight_decay: weight decay of AdamW (thesis); vectors, the class token and positions are spared.
+        betas: beta1 and beta2 of AdamW (thesis).
+        eps: epsilon of AdamW (thesis).
         layer_decay: factor of the learning rate from each block to the one below it, in fine-tuning; the embeddings
             have the head's rate times its power L + 1 (thesis: 0.81 on ImageNet, 0.75 on CIFAR). 1 is none.
         mixup: alpha of mixup (thesis), 0 for none.
         cutmix: alpha of CutMix (thesis), 0 for none.
-        mix_probability: with which a batch is mixed (thesis).
-        switch_probability: with which it is mixed by CutMix, where there are both (thesis).
+        mix_probability: probability with which a batch is mixed (thesis).
+        switch_probability: probability with which a mixed batch is mixed by CutMix, where there are both (thesis).
         label_smoothing: share of a label that all classes have alike (thesis).
 
     Raises:

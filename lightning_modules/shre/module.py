@@ -61,46 +61,47 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeig
     supervised teacher's work, not zero-shot.
 
     Args:
-        num_classes: C, of the teacher (ImageNet).
+        num_classes: number of classes C of the teacher (ImageNet).
         teacher: name of a classifier as in `build_classifier`, "timm/..." for timm's (listing: ResNet-50-A1).
         teacher_weights: a file; the folder of a run that trained it here; or the name of the library's own weights.
         teacher_mean: what the teacher's pictures are normalised with; by default as timm says for its models, and as
             the data's for others.
-        teacher_std: the same.
+        teacher_std: standard deviation that goes with `teacher_mean`.
         image_size: side of the square pictures, pixels. The command line sets it, and the four that follow, from the
             data's.
         image_mean: what the data's pictures are normalised with; by default as its training transform says.
-        image_std: the same.
+        image_std: standard deviation that goes with `image_mean`.
         max_tokens: longest caption in tokens (listing: 64).
         vocab_size: number of tokens (BERT, uncased).
         patch_size: side of a patch, pixels.
-        width: D, of both encoders (BERT-base, ViT-B).
-        heads: of the attention in both.
+        width: width D of both encoders (BERT-base, ViT-B).
+        heads: number of attention heads in both.
         image_layers: blocks of the image encoder (origin).
         text_layers: layers of the text encoder (origin).
         post_norm: whether the image encoder is Data2Vec 2.0's (origin), or the usual ViT.
         shared: "mlp" is the origin's shared encoder; "transformer" the later one, contrasted on h2 alone, which was 2
             to 3 points better; "mlp_in_order" the listing's widths read as those of layers in a row.
-        dropout: of BERT.
+        dropout: dropout probability of BERT.
         image_weights: timm model name or file that the image encoder starts from, the first blocks of a deeper one
             (origin: Data2Vec 2.0's `base_imagenet.pt`). None means random.
         text_weights: hub name or folder of a BERT that the text encoder starts from (origin: "bert-base-uncased").
         weights: checkpoint of an earlier training here whose student this one starts from; takes the place of both.
-        kl_weight: of the divergences together (listing: 1); 0 leaves the teacher out.
-        kl_image_share: of them that is the picture's, the rest is the caption's (listing: 1/2).
-        kl_temperature: of both posteriors (origin: 1).
-        itc_weight: of the contrast (listing: 1).
+        kl_weight: weight of the KL divergences together (listing: 1); 0 leaves the teacher out.
+        kl_image_share: share of `kl_weight` that the picture's divergence has, the rest is the caption's (listing:
+            1/2).
+        kl_temperature: temperature of both posteriors (origin: 1).
+        itc_weight: weight of the contrast (listing: 1).
         itc_layers: results that are contrasted, of "h1", "h2", "h3"; all that the shared encoder has for it by default.
-        temperature: of each contrast at the start; learned.
+        temperature: temperature of each contrast at the start; it is learned.
         max_logit_scale: one over a temperature is clamped to at most this after each optimizer step (CLIP).
         mask_same_image: whether other captions of a picture are no negatives for it; the origin counts them.
         features: space of `predict`, and of class names in `ZeroShotClassification`: "h2" (what the origin's
             evaluation reads) or "h3" (what its text says).
-        learning_rate: peak (origin: 1e-4 for each 256 pairs of the global batch).
-        warmup_share: share of the run (origin).
-        weight_decay: of AdamW (origin); vectors, tokens, positions and embeddings are spared.
-        betas: of AdamW (origin).
-        eps: of AdamW (origin).
+        learning_rate: learning rate at its peak (origin: 1e-4 for each 256 pairs of the global batch).
+        warmup_share: share of the run's optimizer steps in which the learning rate rises from 0 (origin).
+        weight_decay: weight decay of AdamW (origin); vectors, tokens, positions and embeddings are spared.
+        betas: beta1 and beta2 of AdamW (origin).
+        eps: epsilon of AdamW (origin).
         micro_batch_size: pairs that go through the encoders at a time, activations computed again in the backward pass:
             the memory of a small batch for the loss of the whole one. None: all at once.
         loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None holds all.

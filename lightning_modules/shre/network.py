@@ -43,7 +43,7 @@ def image_encoder(
         patch_size: side of a patch, pixels.
         width: D.
         layers: number of blocks.
-        heads: of the attention.
+        heads: number of attention heads.
         post_norm: Data2Vec 2.0's kind: fixed sine-cosine positions of the patches alone, a norm before the blocks and
             in them after the sums, none behind. False is the usual ViT, as MAE and DINO train it.
     """
@@ -143,7 +143,7 @@ class SharedTransformer(nn.Module):
 
     Args:
         width: D.
-        heads: of the attention.
+        heads: number of attention heads.
         classes: C.
     """
 

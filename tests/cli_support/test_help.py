@@ -13,6 +13,8 @@ from support.command_line import run
 from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
 from vlightning.cli_support.help import HelpfulParser
 
+# How the description of an argument begins that cannot be understood without its name.
+FRAGMENT = re.compile(r"(of|at|to|with|in|by|and|whose|peak|the same|see there|which|who)\b", re.IGNORECASE)
 OTHERS = re.compile(r"\b(torch|torchvision|timm|transformers|torchmetrics|open_clip|lightning)\.\w+\.\w+")
 
 
@@ -37,6 +39,7 @@ def test_the_help_of_a_class_holds_its_arguments_and_little_else(cls: type):
     shown = parser.format_help()
     for name in arguments(cls):
         assert re.search(rf"^  --[\w.]+\.{name}\b", shown, re.MULTILINE), name
+    assert not [f"{action.dest}: {action.help}" for action in parser._actions if FRAGMENT.match(action.help or "")]
     assert not OTHERS.findall(shown)
     assert "``" not in shown
     assert ":class:" not in shown
