@@ -15,6 +15,7 @@ from torchmetrics import MeanMetric
 from ..callbacks.distributed import gather_uneven
 from ..callbacks.finite import hits, some_of
 from .checkpoints import CheckpointModule
+from .data_sizes import DataSizesModule
 from .schedules import after_milestones
 
 Batch = dict[str, Tensor]
@@ -74,7 +75,7 @@ class Accuracy(nn.Module):
             yield k, metric
 
 
-class ClassifierModule(CheckpointModule):
+class ClassifierModule(DataSizesModule, CheckpointModule):
     """A LightningModule with the hooks of evaluation and prediction, and the optimizer of the CRD benchmark.
 
     A subclass supplies `forward`, from pictures [B, 3, H, W] to logits [B, C], sets `self.accuracy`, and saves the

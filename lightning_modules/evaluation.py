@@ -12,6 +12,7 @@ from torch import Tensor
 from ..callbacks.distributed import gather_uneven
 from ..callbacks.finite import non_finite_last, some_of
 from .checkpoints import CheckpointModule
+from .data_sizes import DataSizesModule
 from .reranking import PairScorer, TokenStore, match_candidates
 from .retrieval import (
     RECALLS,
@@ -373,7 +374,7 @@ def _gathered_ids(batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Ten
     return gather_uneven(padded[0]), gather_uneven(padded[1])
 
 
-class RetrievalModule(CheckpointModule):
+class RetrievalModule(DataSizesModule, CheckpointModule):
     """A LightningModule with the hooks of retrieval evaluation and prediction.
 
     A subclass sets `self.evaluation` and supplies `encode_images` and `encode_texts`; one with a matching head also

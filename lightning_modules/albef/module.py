@@ -32,6 +32,7 @@ from ...callbacks.distributed import all_reduce_sum, gather, rank, world_size
 from ..bert import bert_config
 from ..clamped import ClampedParameters
 from ..clipping import ClippedFusedGradients
+from ..data_sizes import DataSizes
 from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
 from ..initial_weights import InitialWeights
 from ..layout import lay_out_moments
@@ -236,6 +237,10 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, Retr
 
     def _start_teacher(self) -> None:
         self.teacher.load_state_dict(self.student.state_dict())
+
+    def data_sizes(self) -> DataSizes:
+        """What the encoders were made for."""
+        return DataSizes(*(self.hparams[name] for name in ("image_size", "vocab_size", "max_positions")))
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return what `EMACallback` moves once per optimizer step."""

@@ -24,6 +24,7 @@ from ...callbacks import (
 )
 from ...callbacks.distributed import keep_from_ddp, world_size
 from ..classification import Accuracy, Batch, ClassifierModule
+from ..data_sizes import DataSizes
 from ..frozen import FrozenTeacher
 from ..initial_weights import InitialWeights
 from ..precision import at_least_float32, unit
@@ -178,6 +179,11 @@ class CoCoRDModule(InitialWeights, ClassifierModule):
     def views(self) -> list[str]:
         """Names of the views that a training batch holds: what a datamodule asks for."""
         return ["image", *["image_slow"] * self.predicts, *["image_teacher"] * self.contrasts]
+
+    def data_sizes(self) -> DataSizes:
+        """The size that one of the networks asks for, if any does."""
+        networks = [self.student, *([] if self.teacher is None else [self.teacher.network])]
+        return DataSizes(next((network.image_size for network in networks if network.image_size), None))
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return what `EMACallback` moves once per optimizer step.

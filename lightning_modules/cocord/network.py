@@ -90,6 +90,7 @@ class LibraryClassifier(Classifier):
                 f"Found {found} in {type(network).__name__}, expected one, which classifies: use another network."
             )
         self.network = network
+        self.image_size = _only_size(network)
         self.last = last[0]
         layer = network.get_submodule(self.last)
         layer.__class__ = _LastLinear if isinstance(layer, nn.Linear) else _LastConv
@@ -115,6 +116,15 @@ class LibraryClassifier(Classifier):
         layer = self.network.get_submodule(self.last)
         assert isinstance(layer, _LastLinear | _LastConv)
         return layer
+
+
+def _only_size(network: Any) -> int | None:
+    """Side of the pictures for which a vision transformer of torchvision or timm was made, if it takes no other."""
+    patches = getattr(network, "patch_embed", None)  # of timm
+    if getattr(patches, "strict_img_size", False):
+        return int(patches.img_size[0])
+    side = getattr(network, "image_size", None)  # of torchvision
+    return side if isinstance(side, int) else None
 
 
 class _LastLinear(nn.Linear):

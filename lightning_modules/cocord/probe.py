@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ...callbacks.distributed import all_reduce_sum, gather_uneven, world_size
 from ..classification import Accuracy, Batch, ClassifierModule
+from ..data_sizes import DataSizes
 from ..frozen import FrozenTeacher
 from .cifar import Classifier
 from .cifar.classifier import init_linear
@@ -97,6 +98,10 @@ class LinearProbeModule(ClassifierModule):
         super().on_load_checkpoint(checkpoint)
         self.backbone.compare(checkpoint)
 
+    def data_sizes(self) -> DataSizes:
+        """The size that the network asks for, if it does."""
+        return DataSizes(self.backbone.network.image_size)
+
     def on_fit_start(self) -> None:
         """Compare class counts, and encode every training picture.
 
@@ -123,6 +128,7 @@ class LinearProbeModule(ClassifierModule):
         precision = self.trainer.precision_plugin
         features, rows = [], []
         for batch in data.every_picture("train"):
+            self.compare_sizes(batch)
             # As in validation_step, where Lightning sees to this: the layer is to train on what it will be given.
             with precision.forward_context():
                 features.append(self.encode(precision.convert_input(batch["image"].to(self.device))))

@@ -18,6 +18,7 @@ from ...callbacks import CaptionWriter, StepSeedCallback, all_reduce_sum, gather
 from ...callbacks.distributed import gather_uneven
 from ..adamw import AdamWModule
 from ..caption_metrics import caption_scores
+from ..data_sizes import DataSizes, DataSizesModule
 from ..frozen import FrozenTeacher
 from ..precision import at_least_float32
 from ..schedules import capped_warmup, warmup_linear
@@ -27,7 +28,7 @@ from .caption_mapper import CaptionMapper
 Batch = dict[str, Any]
 
 
-class CaptioningModule(AdamWModule):
+class CaptioningModule(AdamWModule, DataSizesModule):
     """A mapper between embeddings of pictures and a language model, over an :class:`EmbeddedCaptionsDataModule`.
 
     Defaults are MM-LG's, else ClipCap's. Neither the language model nor the image tower is in the checkpoint, which
@@ -101,6 +102,10 @@ class CaptioningModule(AdamWModule):
         self.load()
         given = getattr(getattr(self.trainer, "datamodule", None), "tower", None)
         self.tower = _same_tower(self.tower, given)
+
+    def data_sizes(self) -> DataSizes:
+        """The words that the language model has."""
+        return DataSizes(vocab_size=self.language_model.network.get_input_embeddings().weight.shape[0])
 
     def load(self) -> None:
         """Load the language model, unless that is done.

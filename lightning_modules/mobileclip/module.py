@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -26,6 +27,7 @@ from ..adamw import AdamWModule
 from ..batch_norm import kept_statistics, one_update
 from ..clamped import ClampedLogitScale
 from ..contrast import Side, Terms, contrast_terms
+from ..data_sizes import DataSizes
 from ..evaluation import Batch, RetrievalEvaluation, RetrievalModule
 from ..initial_weights import InitialWeights
 from ..layout import channels_last
@@ -150,6 +152,11 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
     def evaluated(self) -> Any:
         """The network that is evaluated and exported: the moving average where there is one, else the student."""
         return self.student if self.average is None else self.average
+
+    def data_sizes(self) -> DataSizes:
+        """What the towers were made for."""
+        side = self.hparams["image_size"] or to_2tuple(self.student.visual.image_size)[0]
+        return DataSizes(side, self.student.vocab_size)
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return what `EMACallback` moves once per optimizer step; statistics of BatchNorm are averaged too."""

@@ -317,8 +317,9 @@ def test_a_quickstart_model_looks_for_texts_in_a_folder_of_pictures(folder, monk
     asked = ("--data.predict", "pictures/", "--data.predict_texts", "texts.txt", "--data.max_bad_share", "0.5")
     machine = ("--data.num_workers", "0", "--data.cache_dir", "cache", "--trainer.enable_progress_bar", "false")
     _cli("predict", *checkpoint, "--data", "ImageTextDataModule", *asked, *machine)
-    assert "12 pictures and 2 texts: embeddings and matches are in runs/small/version_0_predict_0/predictions" in caplog.text
-    found = _tables(Path("runs/small/version_0_predict_0/predictions"))
+    folder = "runs/small/version_0_predict_0/predictions"
+    assert f"12 pictures and 2 texts: embeddings and matches are in {folder}" in caplog.text
+    found = _tables(Path(folder))
     assert found.text_to_image["text"].tolist() == ["a small red circle"] * 10 + ["a large blue ring"] * 10
     assert found.text_to_image["match_score"].notna().all()
     # The words are those that the drawn shapes taught.

@@ -13,6 +13,8 @@ class Classifier(nn.Module, ABC):
 
     feature_dim: int
     """Width D of the features."""
+    image_size: int | None = None
+    """Side of the pictures, H and W, where it takes one size only."""
 
     @abstractmethod
     def forward_features(self, image: Tensor) -> Tensor:
