@@ -126,7 +126,9 @@ class Opening:
                 dataset = self._records(spec, kind, files, columns, split, streaming)
                 # What the reader found by itself in folders is where it is, whatever the lists' root.
                 confined = named is not None and kind == "json"
-                return dataset, Layout(spec.path, "image", "caption", "image_id", root, fault=FAULT, confined=confined)
+                named_id = image_id is not None
+                layout = Layout(spec.path, "image", "caption", "image_id", root, None, FAULT, confined, named_id)
+                return dataset, layout
             dataset = self._library(spec, kind, files, split, streaming)
         except ValueError as error:
             if "corresponds to no data" not in str(error):
@@ -136,7 +138,8 @@ class Opening:
             ) from None
         dataset, layout = self._with_columns(dataset, spec, columns, root)
         # The library knows where the pictures of the hub's data sets are.
-        layout = dataclasses.replace(layout, confined=named is not None and kind == "parquet")
+        confined = named is not None and kind == "parquet"
+        layout = dataclasses.replace(layout, confined=confined, needs_id=image_id is not None)
         if not streaming:
             return dataset, layout
         counted = kind == "parquet" and dataset.num_shards == len(files)

@@ -20,6 +20,7 @@ from .records import FAULT, picture_identity, whole_number
 from .text import text_id, usable_caption
 
 PROBED_ROWS = 64
+NO_ID = "no image id"
 
 
 class Row(NamedTuple):
@@ -45,6 +46,8 @@ class Layout:
         classes: names of the labels 0, 1, ..., where the source has them.
         fault: column that says why a row cannot be used, None where there is none.
         confined: whether the root is one that no path may leave.
+        needs_id: whether the user named the picture id column, so that a row without an id cannot be used; otherwise
+            its path stands for it.
     """
 
     origin: str
@@ -55,6 +58,7 @@ class Layout:
     classes: tuple[str, ...] | None = None
     fault: str | None = None
     confined: bool = False
+    needs_id: bool = False
 
     def picture(self, values: dict[str, Any]) -> tuple[bytes | None, str | None]:
         """The encoded picture, or its absolute path."""
@@ -89,7 +93,10 @@ class Layout:
                 raise BadSample(cause, name)
             with reading(name):
                 identity = values[self.image_id] if self.image_id is not None else None
-                return Row(*self.picture(values), self.texts(values), known_identity(identity, name))
+                known = known_identity(identity, name)
+                if known is None and self.needs_id:
+                    raise BadSample(NO_ID, name)
+                return Row(*self.picture(values), self.texts(values), known)
         except BadSample as bad:
             return Row(None, None, [], None, bad.fault)
 
@@ -305,14 +312,18 @@ class PairTable(PictureTable):
         """Equal for rows that show one picture: the id column, else the path, else the row itself.
 
         Raises:
-            BadSample: the row has a fault, or no id where others have one.
+            BadSample: the row has a fault, or no id in the column that the user has named.
         """
         part, local = self._locate(row)
         ids = self._numbers[part]
         if ids is not None:
             if (cause := ids.faults.get(local)) is not None:
                 raise BadSample(cause, self.name(row))
-            return int(ids.values[local])
+            if local not in ids.absent:
+                return int(ids.values[local])
+            data, path = self._encoded(row)
+            # Not the row's number, which can be another picture's id.
+            return text_id(path if data is None and path is not None else f"row\0{row}")
         if self._embedded[part]:
             return row
         data, path = self._encoded(row)
@@ -333,9 +344,9 @@ class PairTable(PictureTable):
                 continue
             fits = pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type)
             if not several and fits and not column.null_count:
-                numbers.append(_Ids(column.to_numpy().astype(np.int64), {}))
+                numbers.append(_Ids(column.to_numpy().astype(np.int64), {}, set()))
                 continue
-            numbers.append(_ids(column, part if several else None))
+            numbers.append(_ids(column, part if several else None, layout.needs_id))
         return numbers
 
     def pictures(self) -> list[list[int]]:
@@ -377,24 +388,28 @@ class PairTable(PictureTable):
 
 
 class _Ids(NamedTuple):
-    """The ids of a source's pictures as numbers, and the causes of the rows that have none."""
+    """The ids of a source's pictures as numbers; the causes of the rows that have none; those that may have none."""
 
     values: np.ndarray  # int64 [N]
     faults: dict[int, str]
+    absent: set[int]
 
 
-def _ids(column: pa.ChunkedArray, source: int | None) -> _Ids:
-    values, faults = np.zeros(len(column), np.int64), dict[int, str]()
+def _ids(column: pa.ChunkedArray, source: int | None, needed: bool) -> _Ids:
+    values, faults, absent = np.zeros(len(column), np.int64), dict[int, str](), set[int]()
     for row, value in enumerate(column):
         try:
             with reading(""):
                 known = known_identity(value.as_py(), "")
-                if known is None:
-                    raise BadSample("no image id", "")
-                values[row] = identity_number(known, source)
+                if known is not None:
+                    values[row] = identity_number(known, source)
+                elif needed:
+                    raise BadSample(NO_ID, "")
+                else:
+                    absent.add(row)
         except BadSample as bad:
             faults[row] = bad.fault.cause
-    return _Ids(values, faults)
+    return _Ids(values, faults, absent)
 
 
 def _all_embedded(dataset: Any, column: str) -> bool:

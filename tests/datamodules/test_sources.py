@@ -234,8 +234,12 @@ def test_empty_and_useless_splits_are_named(files, table):
         rows.check("train", True, True, 30)
 
 
-def test_a_row_without_an_id_beside_others_with_one_is_bad_and_alone(files, table):
-    rows = table(files.parquet(3, image_id=[1, None, 1]))
+def test_a_row_without_an_id_is_a_picture_by_itself_and_bad_where_the_user_names_the_column(files, table):
+    file = files.parquet(3, image_id=[1, None, 1])
+    rows = table(file)
+    assert rows.pictures() == [[0, 2], [1]]
+    assert rows.image_id(1) != 1  # its number, and the others' id
+    rows = table(file, image_id_column="image_id")
     assert rows.pictures() == [[0, 2], [1]]
     with pytest.raises(BadSample, match="no image id"):
         rows.image_id(1)
