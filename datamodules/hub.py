@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Iterator
 
 TIMEOUT = 10.0
@@ -14,12 +15,12 @@ TIMEOUT = 10.0
 def hub_answers() -> bool:
     """Whether the hub can be reached; it is asked once, and not again if it cannot."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
 
     if constants.HF_HUB_OFFLINE:
         return False
     try:
-        get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
+        # Not exported by name, but there in every version; it is the way through proxies, too.
+        importlib.import_module("huggingface_hub.utils").get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
     except Exception:  # of the library that is asked through, which differs between versions of the hub's
         return False
     return True

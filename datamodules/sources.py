@@ -30,7 +30,8 @@ _ENDINGS: dict[str, Format] = {
     ".ndjson": "json",
     ".csv": "json",
     ".tar": "webdataset",
-} | dict.fromkeys(IMAGE_SUFFIXES, "imagefolder")
+    **{ending: "imagefolder" for ending in IMAGE_SUFFIXES},
+}
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 

@@ -74,7 +74,7 @@ class DataSizesModule(LightningModule):
 
     def _compare_tokens(self, ids: Tensor, expected: DataSizes) -> None:
         data = None if self._trainer is None else getattr(self._trainer, "datamodule", None)
-        tokenizer = getattr(data, "tokenizer", None)
+        tokenizer: Any = getattr(data, "tokenizer", None)
         entries = len(tokenizer) if hasattr(tokenizer, "__len__") else int(ids.max()) + 1
         if expected.vocab_size is not None and entries > expected.vocab_size:
             own = f"set the model's vocab_size to {entries}, or " if "vocab_size" in self.hparams else ""

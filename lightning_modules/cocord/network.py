@@ -120,7 +120,7 @@ class LibraryClassifier(Classifier):
 
 def _only_size(network: Any) -> int | None:
     """Side of the pictures for which a vision transformer of torchvision or timm was made, if it takes no other."""
-    patches = getattr(network, "patch_embed", None)  # of timm
+    patches: Any = getattr(network, "patch_embed", None)  # of timm
     if getattr(patches, "strict_img_size", False):
         return int(patches.img_size[0])
     side = getattr(network, "image_size", None)  # of torchvision
