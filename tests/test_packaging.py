@@ -23,7 +23,7 @@ CODE_FOLDERS = ("callbacks", "cli_support", "datamodules", "lightning_modules")
 
 def package_files() -> list[Path]:
     """Python files that belong to the package, relative to the root."""
-    files = [Path("cli.py")]
+    files = [Path("__init__.py"), Path("cli.py")]
     for folder in CODE_FOLDERS:
         files += [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py")]
     return files
@@ -33,7 +33,6 @@ def test_every_folder_with_code_is_in_the_list_of_packages():
     folders = {path.parent for path in package_files()}
     expected = {"vlightning" if str(f) == "." else f"vlightning.{'.'.join(f.parts)}" for f in folders}
     assert expected == set(PROJECT["tool"]["setuptools"]["packages"])
-    assert not (ROOT / "__init__.py").exists()
 
 
 def test_every_folder_at_the_root_is_known():
@@ -94,6 +93,17 @@ def test_installed_the_folders_are_not_packages_of_their_own(installed: Path, tm
         done = run_in(installed, "python", "-c", f"import {name}", cwd=tmp_path)
         assert done.returncode != 0
         assert "ModuleNotFoundError" in done.stderr
+
+
+@pytest.mark.slow
+def test_installed_the_version_is_that_of_the_wheel(installed: Path, tmp_path: Path):
+    code = "import vlightning; print(vlightning.__version__, vlightning.__file__)"
+    done = run_in(installed, "python", "-c", code, cwd=tmp_path)
+    version, file = done.stdout.split()
+    assert version == PROJECT["project"]["version"]
+    assert Path(file).is_relative_to(installed)
+    shown = run_in(installed, "vlightning", "--version", cwd=tmp_path)
+    assert shown.stdout == f"vlightning {version}\n"
 
 
 @pytest.mark.slow
