@@ -1,6 +1,7 @@
 """What the user sees when a run stops: one sentence for a mistake that has one, the traceback for everything else."""
 
 import contextlib
+import functools
 import linecache
 import logging
 import os
@@ -213,4 +214,9 @@ def quiet() -> None:
         warnings.filterwarnings("ignore", message=pattern)
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"jsonargparse|lightning")
     for name, words in LOGGED_NOISE.items():
-        logging.getLogger(name).addFilter(lambda record, words=words: not any(w in record.getMessage() for w in words))
+        logging.getLogger(name).addFilter(functools.partial(_says_more, words))
+
+
+def _says_more(words: tuple[str, ...], record: logging.LogRecord) -> bool:
+    """Whether a log message is none of those that hold one of the words."""
+    return not any(word in record.getMessage() for word in words)
