@@ -247,24 +247,27 @@ def own_folder(parent: Path, typed: Typed) -> Path | None:
     folders = [parent / stem, *(path for path in folders if path.name.removeprefix(f"{stem}_").isdigit())]
     folders = [path for path in folders if path.is_dir()]
     mine = _of_command(typed)
-    noted: list[tuple[Path, Any]] = []
-    for folder in folders:
-        try:
-            noted.append((folder, json.loads((folder / _JOB_FILE).read_text(encoding="utf-8"))))
-        except (OSError, ValueError):
-            noted.append((folder, None))
-    for same in (
-        [folder for folder, note in noted if note == mine],
-        [folder for folder, note in noted if isinstance(note, dict) and note.get("words") == mine["words"]],
-        [folder for folder, note in noted if note is None],
-    ):
-        if same:
-            return same[0]
-    return None
+    notes = [_note_in(folder) for folder in folders]
+    for names in (("words", "step"), ("words",)):
+        for folder, note in zip(folders, notes, strict=True):
+            if all(note.get(name) == mine[name] for name in names):
+                return folder
+    # The only command of the job, with other words than before.
+    return folders[0] if len(folders) == 1 and notes[0].get("restart") != mine["restart"] else None
+
+
+def _note_in(folder: Path) -> dict[str, Any]:
+    try:
+        note = json.loads((folder / _JOB_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
 def _of_command(typed: Typed) -> dict[str, Any]:
-    return {"words": typed.args, "step": os.environ.get("SLURM_STEP_ID")}
+    """What tells the commands of a job apart, and in which of its starts this is."""
+    of_job = {"step": os.environ.get("SLURM_STEP_ID"), "restart": os.environ.get("SLURM_RESTART_COUNT", "0")}
+    return {"words": typed.args, **of_job}
 
 
 def _last_saved(run: Path) -> float:
@@ -349,16 +352,16 @@ def _next_free(parent: Path, typed: Typed) -> tuple[Path, bool]:
     stem = f"slurm_{SLURMEnvironment.job_id()}"
     if typed.subcommand != "fit":
         return _numbered(parent, f"{stem}_{typed.subcommand}"), True
-    if _requeued(typed) and (own := own_folder(parent, typed)) is not None:
-        return own, False
-    folder = parent / stem
+    own = own_folder(parent, typed) if _requeued(typed) else None
+    folder = own or parent / stem
     parent.mkdir(parents=True, exist_ok=True)
     try:
-        folder.mkdir()
+        if own is None:
+            folder.mkdir()
     except FileExistsError:
         folder = _numbered(parent, stem)
     (folder / _JOB_FILE).write_text(json.dumps(_of_command(typed)), encoding="utf-8")
-    return folder, True
+    return folder, own is None
 
 
 def _numbered(parent: Path, stem: str) -> Path:

@@ -175,6 +175,7 @@ def test_a_damaged_last_checkpoint_is_passed_over_with_a_line(monkeypatch: pytes
 
     for path in CHECKPOINTS.glob("*.ckpt"):
         damage(path)
+    pretend_slurm(monkeypatch, tmp_path, restarts=2)
     ran = fit("--trainer.max_epochs=5")
     assert ran.status == 2
     assert f"Found no whole checkpoint in '{CHECKPOINTS}'" in ran.err
