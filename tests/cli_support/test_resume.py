@@ -178,16 +178,18 @@ def test_the_runs_settings_and_name_come_from_the_checkpoint_wherever_it_lies(tm
     kept = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"}
     assert settings["trainer"] == kept | {"max_epochs": 9, "max_steps": -1, "precision": "bf16-mixed", **HOUR}
     Path("elsewhere").mkdir()
-    Path("runs/tiny/version_1/checkpoints/last.ckpt").rename("elsewhere/copied.ckpt")
+    content = torch.load("runs/tiny/version_1/checkpoints/last.ckpt", weights_only=True)
+    settings["trainer"]["max_epochs"] = 11  # as if it had been stopped
+    torch.save(content | {"vlightning_run": settings}, "elsewhere/copied.ckpt")
     own = ("--model=TinyModel", "--data=TinyData", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false")
     ran = run("fit", "--ckpt_path=elsewhere/copied.ckpt", *own, "--trainer.gradient_clip_val=0.25")
     assert ran.status == 0, ran.err
     assert "Run folder: runs/tiny/version_2\n" in ran.out
-    assert "trainer.max_epochs 9" in ran.out
+    assert "trainer.max_epochs 11" in ran.out
     assert "gradient_clip_val" not in ran.out
     after = "runs/tiny/version_2/checkpoints/last.ckpt"
     assert shaping(after)["trainer"] == settings["trainer"] | {"gradient_clip_val": 0.25}
-    assert torch.load(after, weights_only=True)["epoch"] == 8
+    assert torch.load(after, weights_only=True)["epoch"] == 10
     assert yaml.safe_load(Path("runs/tiny/version_2/config.yaml").read_text())["trainer"]["precision"] == "bf16-mixed"
     # A length that was typed stands for the other one too; an evaluation has none.
     ran = run("fit", f"--ckpt_path={after}", *own, "--trainer.max_steps=20")
