@@ -200,10 +200,11 @@ def test_the_runs_settings_and_name_come_from_the_checkpoint_wherever_it_lies(tm
 
 
 def test_a_run_resumed_by_its_checkpoint_alone_ends_like_one_that_went_on(monkeypatch: pytest.MonkeyPatch):
-    """Stopped after the first of three epochs, with accumulation that would else be lost."""
+    """Stopped after the second of three epochs, with accumulation that would else be lost."""
     words = ("--trainer.max_epochs=3", "--trainer.accumulate_grad_batches=2", "--data.rows=40")
     assert run("fit", "--config=tiny.yaml", *words).status == 0
-    stop = "--trainer.callbacks+={class_path: support.tiny.Sender, init_args: {name: SIGTERM, step: 4}}"
+    # The batch before an epoch's end is alone in its step; a second signal would end this process.
+    stop = "--trainer.callbacks+={class_path: support.tiny.Sender, init_args: {name: SIGTERM, step: 5}}"
     assert run("fit", "--config=tiny.yaml", *words, stop).status == 143
     stopped = "runs/tiny/version_2/checkpoints/last.ckpt"
     assert torch.load(stopped, weights_only=True)["global_step"] < 9
