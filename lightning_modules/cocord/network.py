@@ -61,9 +61,11 @@ def each_view(head: nn.Sequential, views: Mapping[str, Tensor]) -> dict[str, Ten
 
 def freeze_classifier(network: Classifier) -> None:
     """Let what makes logits of features stay as it is in training."""
-    logits = network.classify(torch.zeros(1, network.feature_dim))
     weights = list(network.parameters())
-    for weight, gradient in zip(weights, torch.autograd.grad(logits.sum(), weights, allow_unused=True), strict=True):
+    with torch.enable_grad():
+        logits = network.classify(torch.zeros(1, network.feature_dim))
+        gradients = torch.autograd.grad(logits.sum(), weights, allow_unused=True)
+    for weight, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:
             weight.requires_grad_(False)
 

@@ -1,0 +1,170 @@
+"""Small files of the layouts that the shipped configs name, under the names that they give them."""
+
+import json
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from open_clip import CoCa
+from safetensors.torch import save_file
+from timm.models import VisionTransformer
+from transformers import BertConfig, BertForMaskedLM
+
+from support import reinforced
+from support.captioning import write_language_model
+from support.clip import SIZE
+from support.mmlg import write_teacher as write_clip
+from support.pictures import encoded, picture
+from support.recipes import CLASSES, MODELS
+from support.reinforcement import write_pairs
+from vlightning.datamodules.text import tokenizer_from_json, train_wordpiece
+from vlightning.lightning_modules import ALBEFModule, SHReModule
+from vlightning.lightning_modules.cocord.network import build_classifier, public_network
+
+TRAINED, EVALUATED = 20, 6  # pictures of a split
+COCA = {
+    "embed_dim": 32,
+    "vision_cfg": {
+        "image_size": SIZE,
+        "patch_size": 8,
+        "layers": 1,
+        "width": 32,
+        "head_width": 16,
+        "output_tokens": True,
+        "attentional_pool": True,
+        "attn_pooler_heads": 2,
+    },
+    "text_cfg": {
+        "context_length": 32,
+        "vocab_size": 49408,
+        "width": 32,
+        "heads": 2,
+        "layers": 1,
+        "output_tokens": True,
+        "embed_cls": True,
+    },
+    "multimodal_cfg": {"context_length": 32, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
+}
+WORDS = [f"word{number}" for number in range(30)]
+
+
+def caption(number, which=0):
+    return " ".join(WORDS[(number + which) % 20 :][:5])
+
+
+def write_files(folder: Path) -> None:
+    """Everything that is not written by another recipe, in a folder."""
+    (folder / "data").mkdir(parents=True)
+    _write_pairs(folder)
+    _write_tars(folder)
+    _write_classes(folder)
+    _write_reinforced(folder)
+    _write_networks(folder)
+
+
+def _pictures(folder, count):
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        picture(number).save(folder / f"{number}.jpg")
+
+
+def _write_pairs(folder):
+    _pictures(folder / "data/images", TRAINED + 2 * EVALUATED)
+    for name in ("coco", "vg", "cc3m_train", "cc3m_val", "sbu", "coco_val"):
+        rows = [{"image": f"{number}.jpg", "caption": caption(number)} for number in range(4, 4 + EVALUATED)]
+        (folder / f"data/{name}.json").write_text(json.dumps(rows))
+    lines = [json.dumps({"image": f"images/{number}.jpg", "caption": caption(number)}) for number in range(TRAINED)]
+    (folder / "data/pairs.jsonl").write_text("\n".join(lines))
+    (folder / "my_data.yaml").write_text(
+        "data:\n  class_path: ImageTextDataModule\n"
+        "  init_args: {train: data/pairs.jsonl, validation: data/pairs.jsonl, image_root: data}\n"
+    )
+    for data in ("coco", "flickr30k"):
+        _pictures(folder / "data" / data, TRAINED + 2 * EVALUATED)
+        splits = ["train"] * TRAINED + ["val"] * EVALUATED + ["test"] * EVALUATED
+        images, lists = [], {"train": [], "val": [], "test": []}
+        for number, split in enumerate(splits):
+            captions = [caption(number, which) for which in range(5)]
+            sentences = [{"raw": text} for text in captions]
+            images.append({"filename": f"{number}.jpg", "split": split, "imgid": number, "sentences": sentences})
+            row = {"image": f"{number}.jpg", "image_id": number}
+            lists[split] += [row | {"caption": captions[0] if split == "train" else captions}]
+        (folder / f"data/dataset_{data}.json").write_text(json.dumps({"images": images}))
+        for split, rows in lists.items():
+            (folder / f"data/{data}_{split}.json").write_text(json.dumps(rows))
+    (folder / "flickr30k").mkdir()
+    (folder / "flickr30k/images").symlink_to(folder / "data/flickr30k")
+    (folder / "flickr30k/dataset_flickr30k.json").symlink_to(folder / "data/dataset_flickr30k.json")
+
+
+def _write_tars(folder):
+    for data in ("cc3m", "cc12m"):
+        samples = {
+            f"{number:09d}": {"jpg": encoded(picture(number), "JPEG"), "txt": caption(number).encode()}
+            for number in range(TRAINED)
+        }
+        reinforced.write_tar(folder / f"data/{data}/00000.tar", samples)
+
+
+def _write_classes(folder):
+    for path, image, label, splits in (
+        ("uoft-cs/cifar100", "img", "fine_label", ("train", "test")),
+        ("uoft-cs/cifar10", "img", "label", ("train", "test")),
+        ("tanganke/stl10", "image", "label", ("train", "test")),
+        ("zh-plus/tiny-imagenet", "image", "label", ("train", "valid")),
+        ("ILSVRC/imagenet-1k", "image", "label", ("train", "validation")),
+    ):
+        features = datasets.Features({image: datasets.Image(), label: datasets.Value("int64")})
+        rows = {
+            split: datasets.Dataset.from_list(
+                [
+                    {image: {"bytes": encoded(picture(number)), "path": None}, label: number % 10}
+                    for number in range(count)
+                ],
+                features=features,
+            )
+            for split, count in zip(splits, (TRAINED, EVALUATED), strict=True)
+        }
+        datasets.DatasetDict(rows).save_to_disk(folder / path)
+
+
+def _write_reinforced(folder):
+    for shards, pictures in (("datacompdr_12m/0.tar", "datacomp_12m"), ("datacompdr_1b/00/0.tar", "datacomp_1b")):
+        samples = {f"{number:08d}": reinforced.sample(number) for number in range(TRAINED)}
+        beside = {key: {"jpg": members.pop("jpg")} for key, members in samples.items()}
+        reinforced.write_tar(folder / shards, samples)
+        reinforced.write_tar(folder / pictures / "0.tar", beside)
+    write_pairs(folder / "pairs.parquet", EVALUATED)
+    table = pq.read_table(folder / "pairs.parquet")
+    pq.write_table(pa.table({name: table[name] for name in ("image", "caption")}), folder / "pairs.parquet")
+
+
+def _write_networks(folder):
+    torch.manual_seed(0)
+    write_clip(folder / "clip.safetensors")
+    (folder / "coca").mkdir()
+    look = {"size": SIZE, "mean": [0.5, 0.5, 0.5], "interpolation": "bicubic"}
+    (folder / "coca/open_clip_config.json").write_text(
+        json.dumps({"model_cfg": COCA | {"custom_text": True}, "preprocess_cfg": look})
+    )
+    save_file(CoCa(**COCA).state_dict(), folder / "coca/open_clip_model.safetensors")
+    for file, module in (("deit.pth", ALBEFModule), ("data2vec.pth", SHReModule)):
+        sizes = {name: size for name, size in MODELS[module.__name__].items() if name != "rerank_k"}
+        (tower,) = (
+            part for part in module(image_size=SIZE, **sizes).student.modules() if isinstance(part, VisionTransformer)
+        )
+        torch.save(tower.state_dict(), folder / file)
+    texts = [caption(number) for number in range(20)]
+    tokenizer_from_json(train_wordpiece(texts, 300)).save_pretrained(folder / "bert-base-uncased")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    BertForMaskedLM(BertConfig(**sizes)).save_pretrained(folder / "bert-base-uncased")
+    write_language_model(folder / "gpt2")
+    for file, network in (
+        ("resnet8.pth", "resnet8"),
+        *((f"imagenet_resnet{depth}.pth", f"torchvision/resnet{depth}") for depth in (34, 101)),
+    ):
+        state = public_network(build_classifier(network, CLASSES)).state_dict()
+        torch.save({"model": state} if file == "resnet8.pth" else state, folder / file)
+    save_file(build_classifier("wrn_16_2", 100).state_dict(), folder / "student.safetensors")

@@ -1,0 +1,267 @@
+"""The commands of the shipped configs, run in this process as they are typed, at sizes that take seconds.
+
+The files that a recipe names are made, small ones of the same layout, where it names them. What cannot be had in a test
+(sizes, devices, weights to download) is replaced after the command was parsed; `Ran.replaced` says by what.
+"""
+
+import copy
+import os
+import re
+import shlex
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+import vlightning.cli
+from support.clip import LENGTH, SIZE, add_tiny_clip
+from support.command_line import run
+
+ROOT = Path(__file__).resolve().parents[2]
+CLASSES, DIMS = 1000, [6, 6]
+ROWS = 4  # of a process's batch
+
+WIDTHS = {"width": 16, "heads": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "ALBEFModule": {
+        "patch_size": 8,
+        "vision_width": 16,
+        "vision_depth": 1,
+        "vision_heads": 2,
+        "text_width": 16,
+        "text_heads": 2,
+        "text_ffn_width": 64,
+        "text_layers": 1,
+        "fusion_layers": 1,
+        "embed_dim": 8,
+        "queue_size": 16,
+        "rerank_k": 10,
+    },
+    "CoCoRDModule": {"queue_size": 16, "embed_dim": 16, "head_hidden": 12, "predictor_hidden": 8},
+    "LinearProbeModule": {},
+    "MMLGModule": {**WIDTHS, "embed_dim": 12, "patch_size": 8},
+    "VisionClassifierModule": {**WIDTHS, "patch_size": 8},
+    "ImageEmbeddingModule": {},
+    "CaptioningModule": {
+        "embed_dim": 12,
+        "width": 32,
+        "prefix_length": 3,
+        "clip_length": 2,
+        "mapper_layers": 1,
+        "mapper_heads": 4,
+        "max_new_tokens": 4,
+    },
+    "MobileCLIPModule": {"teacher_dims": DIMS},
+    "ReinforcementModule": {},
+    "SHReModule": {**WIDTHS, "patch_size": 8, "image_layers": 2, "text_layers": 2},
+    "ImageProbeModule": {**WIDTHS, "patch_size": 8, "layers": 2},
+}
+"""Sizes of networks, by module."""
+SWAPPED = {
+    "ViT-B-16": "tiny-clip-of-the-tests",
+    "MobileCLIP-S0": "MobileCLIP-tiny",
+    "ViT-L-14": "tiny-clip-of-the-tests",
+    "openai": "clip.safetensors",
+    "datacomp_xl_s13b_b90k": "clip.safetensors",
+    "deit_base_patch16_224.fb_in1k": "deit.pth",
+    "base_imagenet.pt": "data2vec.pth",
+    "timm/resnet50": "resnet8",
+    "a1_in1k": "resnet8.pth",
+    "IMAGENET1K_V1": "imagenet_{teacher}.pth",
+    "coca_ViT-L-14": "coca",
+    "mscoco_finetuned_laion2b_s13b_b90k": "coca",
+}
+"""Networks and weights that would have to be downloaded, by what stands for them."""
+DATA: dict[str, Any] = {"batch_size": ROWS, "eval_batch_size": ROWS, "num_workers": 0, "cache_dir": "cache"}
+LARGE = {  # where the recipe says more
+    "samples_per_epoch": 4 * ROWS,
+    "augmentations": 3,
+    "length": 4 * ROWS,
+    "eval_length": 2 * ROWS,
+}
+TRAINER: dict[str, Any] = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "num_nodes": 1,
+    "max_steps": 2,
+    "limit_train_batches": 2,
+    "num_sanity_val_steps": 0,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+@dataclass
+class Ran:
+    """What a command did."""
+
+    status: int
+    error: str
+    replaced: list[str] = field(default_factory=list)
+    """Dotted names of what differs from what the command says."""
+    steps: int = 0
+    """Of the optimizer, as it counts those that change the weights."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def commands_of(config: Path) -> list[str]:
+    """The complete commands in the first lines of a config."""
+    comment = [line for line in config.read_text().splitlines() if line.startswith("#")]
+    return [line.lstrip("# ") for line in comment if re.match(r"# +vlightning (fit|validate|test|predict) ", line)]
+
+
+_WRITERS = ("_teacher", "teacher_", "base", "quickstart", "extract", "activate", "caption_embed", "distill")
+
+
+def in_order(commands: list[str]) -> list[str]:
+    """Commands whose products others read first."""
+
+    def place(command: str) -> int:
+        last = Path([word for word in shlex.split(command) if word.startswith("configs/")][-1]).stem
+        return next((number for number, writer in enumerate(_WRITERS) if writer in last), len(_WRITERS))
+
+    return sorted(dict.fromkeys(commands), key=place)
+
+
+def is_distributed(command: str) -> bool:
+    """Whether a config that a command names asks for DDP."""
+    return any(
+        re.search(r"^  strategy: ddp$", (ROOT / word).read_text(), re.MULTILINE)
+        for word in shlex.split(command)
+        if word.startswith("configs/")
+    )
+
+
+def ran(command: str) -> Ran:
+    """Run a command in the current folder, under DDP where its config says so and there is a process group."""
+    kept: list[Any] = []
+
+    class RecipeCLI(vlightning.cli.VLightningCLI):
+        def _parse_ckpt_path(self) -> None:
+            config = self.config[self.config.subcommand]
+            before = _flat(config.as_dict())
+            _replace(config, str(self.config.subcommand))
+            after = _flat(config.as_dict())
+            changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+            kept.append(sorted(changed))
+            super()._parse_ckpt_path()
+
+        def instantiate_trainer(self, **kwargs: Any) -> Any:
+            trainer = super().instantiate_trainer(**kwargs)
+            kept.append(trainer)
+            return trainer
+
+    words = [str(ROOT / word) if word.startswith("configs/") else word for word in shlex.split(command)[1:]]
+    real, vlightning.cli.VLightningCLI = vlightning.cli.VLightningCLI, RecipeCLI
+    try:
+        add_tiny_clip()
+        done = run(*words)
+    finally:
+        vlightning.cli.VLightningCLI = real
+    if done.status or len(kept) < 2:
+        return Ran(done.status or 1, done.err)
+    replaced, trainer = kept
+    found = Ran(0, done.err, replaced)
+    found.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    found.trainer = {
+        "precision": trainer.precision_plugin.precision,
+        "scaler": getattr(trainer.precision_plugin, "scaler", None) is not None,
+        "clip": trainer.gradient_clip_val,
+        "accumulate": trainer.accumulate_grad_batches,
+        "processes": trainer.world_size,
+        "global_step": trainer.global_step,
+        "validations": trainer.fit_loop.epoch_loop.val_loop.batch_progress.total.completed,
+    }
+    for optimizer in trainer.optimizers:
+        states = list(optimizer.state.values())
+        found.steps = int(min(state["step"] for state in states)) if "step" in states[0] else trainer.global_step
+        found.optimizer = {"class": type(optimizer).__name__, "fused": optimizer.defaults.get("fused")}
+    return found
+
+
+def ran_together(commands: list[str]) -> list[dict[str, Any]]:
+    """Run commands one after the other in a process of several, as plain data."""
+    torch.set_num_threads(1)
+    os.environ |= {"LOCAL_RANK": os.environ["RANK"], "NODE_RANK": "0"}  # Lightning then launches nothing itself
+    return [asdict(ran(command)) for command in commands]
+
+
+def _replace(config: Any, subcommand: str) -> None:
+    trainer = config.trainer
+    if trainer.strategy == "ddp":
+        strategy = DDPStrategy(process_group_backend="gloo")
+        strategy.cluster_environment = LightningEnvironment()
+        trainer.strategy = strategy
+    for name, value in TRAINER.items():
+        trainer[name] = value
+    if isinstance(trainer.strategy, DDPStrategy):
+        trainer.devices = torch.distributed.get_world_size()
+    if trainer.val_check_interval is not None:
+        trainer.val_check_interval = TRAINER["max_steps"]
+    if trainer.precision == "16-mixed":  # which Lightning makes bf16 on a CPU, in silence
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+        trainer.precision, trainer.plugins = None, [MixedPrecision("16-mixed", "cpu", scaler)]
+    model, data = config.model, config.data
+    kind, arguments = model.class_path.rpartition(".")[2], model.init_args
+    for name, value in MODELS[kind].items():
+        if arguments[name] and (name != "teacher_dims" or 768 in arguments[name]):
+            arguments[name] = value
+    _swap(model)
+    _shrink_data(data)
+    for callback in trainer.callbacks or []:
+        if "data" in (callback.get("init_args") or {}):
+            _shrink_data(callback.init_args.data)
+    size = data.init_args.get("image_size")
+    for section in (model, data):
+        if section.init_args.get("max_tokens") == 77:
+            section.init_args.max_tokens = LENGTH
+    if size is None and arguments.get("image_size"):
+        arguments.image_size = SIZE
+
+
+def _swap(section: Any) -> None:
+    """Put small networks and files where others would be downloaded, at any depth."""
+    items = section.items() if hasattr(section, "items") else enumerate(section)
+    for name, value in list(items):
+        if isinstance(value, str) and value in SWAPPED:
+            other = SWAPPED[value]
+            if "{teacher}" in other:
+                teacher = section[name.removesuffix("_weights")]
+                other = other.format(teacher=teacher.rpartition("/")[2])
+            section[name] = other
+        elif hasattr(value, "items") or isinstance(value, list):
+            _swap(value)
+
+
+def _shrink_data(data: Any) -> None:
+    arguments = data.init_args
+    for name, value in DATA.items():
+        if name in arguments:
+            arguments[name] = value
+    for name, value in LARGE.items():
+        if isinstance(arguments.get(name), int):
+            arguments[name] = min(arguments[name], value)
+    classes = data.class_path.endswith("ImageClassificationDataModule")
+    if "image_size" in arguments and not (classes and arguments.get("preset") == "cifar" and not arguments.image_size):
+        arguments.image_size = 32 if classes else SIZE
+    for name in ("train_transform", "eval_transform"):
+        transform = arguments.get(name)
+        if transform and transform.init_args.get("size"):
+            transform.init_args["size"] = arguments.image_size or transform.init_args["size"]
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """A nested configuration by dotted names; lists of plain values are values."""
+    if isinstance(value, dict):
+        parts = [_flat(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()]
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        parts = [_flat(item, f"{name}.{number}") for number, item in enumerate(value)]
+    else:
+        return {name: copy.copy(value) if isinstance(value, list) else value}
+    return {key: item for part in parts for key, item in part.items()}

@@ -1,0 +1,125 @@
+"""Every complete command in a shipped config's first lines takes two optimizer steps and validates.
+
+It is parsed as it stands there and reads files of the layout that it names, through the same reader. What is replaced
+is in `REPLACED`: sizes, devices, weights to download; two processes stand for those of `ddp`.
+"""
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.distributed import run_distributed
+from support.mmlg import trained_checkpoint
+from support.recipe_files import write_files
+from support.recipes import ROOT, Ran, commands_of, in_order, is_distributed, ran, ran_together
+
+METHODS = ("albef", "cocord", "mmlg", "mobileclip", "shre")
+TRAINER = {
+    *("accelerator", "devices", "num_nodes", "strategy", "max_steps", "limit_train_batches", "val_check_interval"),
+    *("num_sanity_val_steps", "enable_progress_bar", "enable_model_summary"),
+}
+MODEL = {
+    *("width", "heads", "patch_size", "layers", "image_layers", "text_layers", "fusion_layers", "embed_dim"),
+    *("vision_width", "vision_depth", "vision_heads", "text_width", "text_heads", "text_ffn_width"),
+    *("head_hidden", "predictor_hidden", "prefix_length", "clip_length", "mapper_layers", "mapper_heads"),
+    *("queue_size", "rerank_k", "max_new_tokens", "max_tokens", "image_size", "teacher_dims"),
+    *("model", "teacher", "teacher_weights", "vision_weights", "image_weights"),
+}
+DATA = {
+    *("batch_size", "eval_batch_size", "num_workers", "cache_dir", "samples_per_epoch", "augmentations"),
+    *("length", "eval_length", "image_size", "max_tokens"),
+}
+REPLACED = {
+    *(f"trainer.{name}" for name in TRAINER),
+    *(f"model.init_args.{name}" for name in MODEL),
+    *(f"data.init_args.{name}" for name in DATA),
+    *(f"data.init_args.{part}_transform.init_args.size" for part in ("train", "eval")),
+    # The networks that reinforce a data set.
+    *(f"model.init_args.teachers.{number}.{name}" for number in (0, 1) for name in ("model", "weights")),
+    *(f"model.init_args.captioner.init_args.{name}" for name in ("model", "weights")),
+}
+"""Everything that may differ from what a command says."""
+SCALED = {"trainer.precision", "trainer.plugins"}
+"""And where it says 16-mixed, as a CPU knows the scaler of the gradients only if it is named."""
+
+
+def commands(method):
+    return in_order(
+        [line for path in sorted((ROOT / "configs" / method).rglob("*.yaml")) for line in commands_of(path)]
+    )
+
+
+def test_every_config_of_a_method_has_a_complete_command():
+    for method in METHODS:
+        for path in sorted((ROOT / "configs" / method).rglob("*.yaml")):
+            own = str(path.relative_to(ROOT))
+            assert any(own in command for command in commands_of(path)), own
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recipes")
+    write_files(folder / "files")
+    return folder
+
+
+def _results(method, folder):
+    """What each command of a method did, in a folder that fills with what they write."""
+    shutil.copytree(folder / "files", folder / method, symlinks=True, copy_function=os.link)
+    os.chdir(folder / method)
+    found: dict[str, Ran] = {}
+    waiting = commands(method)
+    if method == "mmlg":  # whatever its depth, the classifier starts from a descendant
+        trained_checkpoint(Path(), student="plain", layers=8, width=16, heads=2, embed_dim=12, image_size=16)
+        Path("last.ckpt").rename("activated.ckpt")
+    while waiting:
+        together = [command for command in waiting if is_distributed(command)]
+        if is_distributed(waiting[0]):
+            first = run_distributed(ran_together, together, timeout=600)[0]
+            found |= {command: Ran(**one) for command, one in zip(together, first, strict=True)}
+            waiting = [command for command in waiting if command not in together]
+            continue
+        command = waiting.pop(0)
+        shutil.rmtree("reinforced", ignore_errors=True)
+        found[command] = ran(command)
+        for name, source in (("ALBEF.pth", "albef/base"), ("shre.ckpt", "shre_distill")):
+            trained = Path("runs", source, "version_0/checkpoints/last.ckpt")
+            if trained.exists() and not Path(name).exists():
+                shutil.copy(trained, name)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_command_takes_two_steps_and_validates(method, files, monkeypatch):
+    monkeypatch.chdir(files)
+    for command, result in _results(method, files).items():
+        assert result.status == 0, f"{command}\n{result.error}"
+        configs = [(ROOT / word).read_text() for word in command.split() if word.startswith("configs/")]
+        scaled = _last(configs, "precision") == "16-mixed"
+        assert set(result.replaced) <= REPLACED | (SCALED if scaled else set()), command
+        assert result.trainer["processes"] == (2 if is_distributed(command) else 1), command
+        if " fit " not in command:
+            continue
+        assert (result.steps, result.trainer["global_step"]) == (2, 2), command
+        assert result.trainer["validations"] > 0, command
+        seen = {name: value for name, value in result.metrics.items() if name.startswith(("val/", "train/"))}
+        assert any(name.startswith("val/") for name in seen), command
+        assert all(map(math.isfinite, seen.values())), (command, seen)
+        clip = _last(configs, "gradient_clip_val")
+        assert result.trainer["clip"] == (None if clip in (None, "null") else float(clip)), command
+        assert result.trainer["accumulate"] == 1, command
+        assert result.trainer["precision"] == (_last(configs, "precision") or "32-true"), command
+        assert result.trainer["scaler"] == scaled, command
+        if result.optimizer["class"] == "AdamW":
+            assert result.optimizer["fused"], command
+
+
+def _last(configs, name):
+    """What the last config that sets an option of the Trainer sets it to."""
+    lines = [line.split() for text in configs for line in text.splitlines()]
+    values = [words[1] for words in lines if len(words) > 1 and words[0] == f"{name}:"]
+    return values[-1] if values else None
