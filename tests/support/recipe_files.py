@@ -83,14 +83,16 @@ def _write_pairs(folder):
     )
     for data in ("coco", "flickr30k"):
         _pictures(folder / "data" / data, TRAINED + 2 * EVALUATED)
-        splits = ["train"] * TRAINED + ["val"] * EVALUATED + ["test"] * EVALUATED
+        first = ["train"] * (TRAINED - 2) + (["restval"] * 2 if data == "coco" else ["train"] * 2)
+        splits = first + ["val"] * EVALUATED + ["test"] * EVALUATED
         images, lists = [], {"train": [], "val": [], "test": []}
         for number, split in enumerate(splits):
             captions = [caption(number, which) for which in range(5)]
             sentences = [{"raw": text} for text in captions]
             images.append({"filename": f"{number}.jpg", "split": split, "imgid": number, "sentences": sentences})
             row = {"image": f"{number}.jpg", "image_id": number}
-            lists[split] += [row | {"caption": captions[0] if split == "train" else captions}]
+            listed = split if split in lists else "train"
+            lists[listed] += [row | {"caption": captions[0] if listed == "train" else captions}]
         (folder / f"data/dataset_{data}.json").write_text(json.dumps({"images": images}))
         for split, rows in lists.items():
             (folder / f"data/{data}_{split}.json").write_text(json.dumps(rows))
