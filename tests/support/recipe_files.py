@@ -47,7 +47,7 @@ COCA = {
     },
     "multimodal_cfg": {"context_length": 32, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
 }
-WORDS = [f"word{number}" for number in range(30)]
+WORDS = [f"w{number}" for number in range(30)]  # the tiny GPT-2 has 32 positions
 
 
 def caption(number, which=0):
