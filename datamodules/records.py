@@ -133,7 +133,7 @@ def _decoded_items(path: Path) -> Iterator[Callable[[], Any]]:
                 f"found a JSON {type(items).__name__} in {str(path)!r}, expected a flat list of objects with a "
                 "picture and its caption: convert the file"
             )
-        yield from (lambda item=item: item for item in items)  # type: ignore[misc]
+        yield from (lambda item=item: item for item in items)
         return
     if ending == ".csv":
         with path.open(encoding=ENCODING, newline="") as file:
@@ -144,7 +144,7 @@ def _decoded_items(path: Path) -> Iterator[Callable[[], Any]]:
                 yield read
         return
     with path.open("rb") as lines:  # bytes, so that a line which is not UTF-8 is one bad row
-        yield from (lambda line=line: _json_line(line) for line in lines if line.strip())  # type: ignore[misc]
+        yield from (lambda line=line: _json_line(line) for line in lines if line.strip())
 
 
 def _next_row(rows: Iterator[Any]) -> Callable[[], Any] | None:

@@ -123,7 +123,7 @@ def _operation(number: Any, magnitude: Any) -> tuple[int, float]:
 def _finite(number: Any) -> int | float:
     if type(number) not in (int, float) or not math.isfinite(number):
         raise ValueError(f"found {str(number)[:80]}, expected a finite number")
-    return number  # type: ignore[no-any-return]
+    return number
 
 
 def replay(picture: Image.Image, augmentation: Augmentation, size: int, interpolation: Interpolation) -> Image.Image:

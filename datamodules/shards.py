@@ -272,8 +272,8 @@ def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dic
                 for member in tar:
                     stem = split_name(member.name)
                     if member.isfile() and stem is not None:
-                        content = block[member.offset_data : member.offset_data + member.size]
-                        found.append((os.fsencode(stem[0]), stem[1], content))
+                        data = block[member.offset_data : member.offset_data + member.size]
+                        found.append((os.fsencode(stem[0]), stem[1], data))
     except (OSError, MemoryError, *TAR_ERRORS):
         raise BadSample("unreadable shard", name) from None
     if {stem for stem, _, _ in found} != {key}:  # the shard was replaced by one of equal size
