@@ -305,7 +305,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeig
 
         They are compared and sent to the device once, since each slice of each step would wait for that.
         """
-        theirs = [self.hparams[f"teacher_{name}"] or config.get(name) for name in ("mean", "std")]
+        theirs: list[Any] = [self.hparams[f"teacher_{name}"] or config.get(name) for name in ("mean", "std")]
         if theirs[0] is None or theirs[1] is None:
             return None
         wanted = [list(part) for part in (*self._normalisation(), *theirs)], dtype, device
