@@ -70,8 +70,9 @@ class LearngeneExpansionCallback(Callback):
         for path, network in networks.items():
             said = expand_learngene(learngene, network, self.tower, self.components)
             rank_zero_info(f"Learngene {self.file}, {path}: {said}")
-        if hasattr(pl_module, "adopt_preprocessing"):  # a descendant sees pictures as its ancestor did
-            pl_module.adopt_preprocessing(learngene.preprocessing)
+        adopt = getattr(pl_module, "adopt_preprocessing", None)
+        if callable(adopt):  # a descendant sees pictures as its ancestor did
+            adopt(learngene.preprocessing)
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from support.albef import random_batch, tiny_albef
 from vlightning.datamodules.text import open_tokenizer, set_ending, tokenizer_from_json, train_wordpiece
-from vlightning.datamodules.transforms import CLIP_MEAN, CLIP_STD
+from vlightning.datamodules.transforms import CLIP_MEAN, CLIP_STD, ALBEFEvalTransform
 from vlightning.lightning_modules import ALBEFModule
 
 FRESH = """
@@ -89,12 +89,17 @@ def test_the_folder_holds_every_weight_once_and_no_queue(tmp_path, mlm, dtype):
 
 
 def test_config_is_plain_and_says_how_pictures_are_normalised(tmp_path):
-    _noisy().save_pretrained(tmp_path / "export")
+    module = _noisy()
+    module.save_pretrained(tmp_path / "unknown")
+    assert json.loads((tmp_path / "unknown" / "config.json").read_text())["preprocessing"] is None  # it has seen none
+    module.adopt_preprocessing(ALBEFEvalTransform(16).preprocessing)
+    module.save_pretrained(tmp_path / "export")
     config = json.loads((tmp_path / "export" / "config.json").read_text())
     assert config["class"] == "ALBEFModule"
     assert config["arguments"]["queue_size"] == 16
     assert config["vlightning_version"]
-    assert (tuple(config["image_mean"]), tuple(config["image_std"])) == (tuple(CLIP_MEAN), tuple(CLIP_STD))
+    look = config["preprocessing"]
+    assert (tuple(look["mean"]), tuple(look["std"]), look["resize_mode"]) == (CLIP_MEAN, CLIP_STD, "squash")
 
 
 @pytest.mark.parametrize("append_sep", [True, False])
