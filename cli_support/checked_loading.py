@@ -40,7 +40,7 @@ class CheckedLoading:
             if hasattr(checkpoint_path, "seek"):
                 checkpoint_path.seek(0)
             cls._check_names(content.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}, str(checkpoint_path), kwargs)
-        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)  # type: ignore[misc, no-any-return]
+        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)  # type: ignore[misc]
 
     @classmethod
     def _check_names(cls, saved: Mapping[str, Any], path: str, replaced: Mapping[str, Any]) -> None:
