@@ -21,7 +21,7 @@ def say_results(trainer: Trainer, module: LightningModule, data: Any) -> None:
         module: What it trained.
         data: The datamodule, or None.
     """
-    if not trainer.is_global_zero or trainer.fast_dev_run:
+    if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
         return
     best: str | None = None
     last: str | None = None
@@ -36,13 +36,13 @@ def say_results(trainer: Trainer, module: LightningModule, data: Any) -> None:
             say(f"Best {callback.monitor}: {float(callback.best_model_score):.4g} at step {_step(path)}, in {path}")
     if last is not None:
         say(f"Last checkpoint: of step {_step(last)}, in {last}")
-    path = best or last
+    chosen = best or last
     verb = "validate" if data is not None and getattr(data, "hparams", {}).get("test", "") is None else "test"
-    if path is None or not is_overridden("test_step" if verb == "test" else "validation_step", module):
+    if chosen is None or not is_overridden("test_step" if verb == "test" else "validation_step", module):
         return
     config = Path(str(trainer.log_dir)) / "config.yaml"
     own = defined_here(type(module)) and (data is None or defined_here(type(data)))
-    say(f"Next: vlightning {verb} --ckpt_path {path}" + ("" if own else f" --config {config}"))
+    say(f"Next: vlightning {verb} --ckpt_path {chosen}" + ("" if own else f" --config {config}"))
 
 
 def _step(path: str) -> int:

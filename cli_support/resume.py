@@ -192,7 +192,7 @@ def merge(saved: Saved, typed: Typed) -> None:
 def _checked(saved: Saved, section: str, typed: Typed, names: TypedNames) -> dict[str, Any]:
     """A section of the checkpoint that names no code but its own, without what was typed in the place of other code."""
     values = saved.hyper_parameters[section]
-    arguments = {}
+    arguments: dict[str, Any] = {}
     try:
         name, cls = check_class(values["class_path"], (_BASES[section],), names)
         for argument, value in values["init_args"].items():
@@ -297,7 +297,9 @@ def _plain_settings(settings: Any) -> dict[str, Any]:
     """Those of the settings in a checkpoint that are known, as far as they are numbers or names."""
     if not isinstance(settings, Mapping):
         return {}
-    plain = {name: value for name in SHAPING if isinstance(value := settings.get(name), (int, float, str))}
+    plain: dict[str, Any] = {
+        name: value for name in SHAPING if isinstance(value := settings.get(name), (int, float, str))
+    }
     time = settings.get("max_time")
     if isinstance(time, Mapping) and all(isinstance(amount, int) for amount in time.values()):
         plain["max_time"] = dict(time)

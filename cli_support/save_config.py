@@ -98,7 +98,13 @@ class SaveRunConfig(SaveConfigCallback):
         if self.claimed is not None:
             self.claimed.began = True
 
-    on_test_batch_end = on_predict_batch_end = on_train_batch_end
+    def on_test_batch_end(self, *args: Any) -> None:
+        """As in training."""
+        self.on_train_batch_end()
+
+    def on_predict_batch_end(self, *args: Any) -> None:
+        """As in training."""
+        self.on_train_batch_end()
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """As in training, apart from the check of the validation before it."""
