@@ -21,6 +21,7 @@ def say_results(trainer: Trainer, module: LightningModule, data: Any) -> None:
         module: What it trained.
         data: The datamodule, or None.
     """
+    folder = trainer.log_dir  # which the processes agree on: every one must ask for it
     if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
         return
     best: str | None = None
@@ -40,7 +41,7 @@ def say_results(trainer: Trainer, module: LightningModule, data: Any) -> None:
     verb = "validate" if data is not None and getattr(data, "hparams", {}).get("test", "") is None else "test"
     if chosen is None or not is_overridden("test_step" if verb == "test" else "validation_step", module):
         return
-    config = Path(str(trainer.log_dir)) / "config.yaml"
+    config = Path(str(folder)) / "config.yaml"
     own = defined_here(type(module)) and (data is None or defined_here(type(data)))
     say(f"Next: vlightning {verb} --ckpt_path {chosen}" + ("" if own else f" --config {config}"))
 
