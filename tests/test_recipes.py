@@ -37,6 +37,9 @@ REPLACED = {
     *(f"model.init_args.{name}" for name in MODEL),
     *(f"data.init_args.{name}" for name in DATA),
     *(f"data.init_args.{part}_transform.init_args.size" for part in ("train", "eval")),
+    # Data and texts of the classes that are told apart.
+    *(f"trainer.callbacks.{number}.init_args.data.init_args.{name}" for number in (0, 1) for name in DATA),
+    "trainer.callbacks.1.init_args.templates",
     # The networks that reinforce a data set.
     *(f"model.init_args.teachers.{number}.{name}" for number in (0, 1) for name in ("model", "weights")),
     *(f"model.init_args.captioner.init_args.{name}" for name in ("model", "weights")),

@@ -213,10 +213,13 @@ def _replace(config: Any, subcommand: str) -> None:
         if arguments[name] and (name != "teacher_dims" or 768 in arguments[name]):
             arguments[name] = value
     _swap(model)
-    _shrink_data(data)
+    side = SIZE if kind in ("SHReModule", "ImageProbeModule") else None  # the sides on which their encoder is trained
+    _shrink_data(data, side)
     for callback in trainer.callbacks or []:
         if "data" in (callback.get("init_args") or {}):
-            _shrink_data(callback.init_args.data)
+            _shrink_data(callback.init_args.data, side)
+        if "templates" in (callback.get("init_args") or {}):
+            callback.init_args.templates = ["a photo of a {}."]  # 80 for each of a thousand classes take minutes
     size = data.init_args.get("image_size")
     for section in (model, data):
         if section.init_args.get("max_tokens") == 77:
@@ -239,7 +242,7 @@ def _swap(section: Any) -> None:
             _swap(value)
 
 
-def _shrink_data(data: Any) -> None:
+def _shrink_data(data: Any, side: int | None = None) -> None:
     arguments = data.init_args
     for name, value in DATA.items():
         if name in arguments:
@@ -249,7 +252,7 @@ def _shrink_data(data: Any) -> None:
             arguments[name] = min(arguments[name], value)
     classes = data.class_path.endswith("ImageClassificationDataModule")
     if "image_size" in arguments and not (classes and arguments.get("preset") == "cifar" and not arguments.image_size):
-        arguments.image_size = 32 if classes else SIZE
+        arguments.image_size = side or (32 if classes else SIZE)
     for name in ("train_transform", "eval_transform"):
         transform = arguments.get(name)
         if transform and transform.init_args.get("size"):
