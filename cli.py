@@ -114,6 +114,8 @@ class VLightningCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand != "fit" and self.config[subcommand].ckpt_path is None:
             tell_if_untrained(subcommand, self.model)
+        if self.saved is not None and hasattr(self.model, "expect_checkpoint"):
+            self.model.expect_checkpoint()
         with lost_processes_told(self.trainer):
             super()._run_subcommand(subcommand)
         if subcommand == "fit":

@@ -27,7 +27,8 @@ def apply_links(config: Any, typed: Typed, saved: Saved | None) -> list[str]:
     Args:
         config: The parsed configuration of the subcommand; changed in place.
         typed: What was typed.
-        saved: What the checkpoint says; where the data's value was not typed, the checkpoint's stands for both.
+        saved: What the checkpoint says; where the data's value was not typed, the checkpoint's stands for both, and a
+            vocabulary stays as small as it is there.
 
     Returns:
         Names of the module's arguments that were taken from the data.
@@ -41,8 +42,13 @@ def apply_links(config: Any, typed: Typed, saved: Saved | None) -> list[str]:
     old = saved.hyper_parameters.get("model", {}).get("init_args", {}) if saved else {}
     linked = [name for name in LINKED if name in source and name in target and source[name] is not None]
     for name in linked:
-        if name in old and name not in typed_for_data and name not in typed_for_model:
-            source[name] = old[name]
+        if name in old and name not in typed_for_model:
+            if name not in typed_for_data:
+                source[name] = old[name]
+            elif name == "vocab_size" and old[name] < source[name]:
+                # The data's is the most that a tokenizer may have, the checkpoint's what it has.
+                target[name] = old[name]
+                continue
         if target[name] != source[name] and name in typed_for_model:
             raise UsageError(
                 f"model.init_args.{name} is {target[name]!r} by {typed_for_model[name]}, but data.init_args.{name} is "

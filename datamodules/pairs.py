@@ -66,7 +66,8 @@ class PairDataModule(PictureDataModule):
             own.
         tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
             default a WordPiece tokenizer is trained on the training captions, and travels in the checkpoint.
-        vocab_size: largest number of entries a tokenizer may have; the number a trained one is given at most.
+        vocab_size: largest number of entries a tokenizer may have; a trained one gets at most as many, and the module
+            that it is trained for as many as it has.
         max_tokens: longest token sequence, special tokens included (ALBEF: 25).
         append_sep: end sequences with [SEP], as BERT does; the ALBEF authors do not.
         clean_captions: apply ALBEF's caption cleaning.
@@ -123,6 +124,7 @@ class PairDataModule(PictureDataModule):
         self._tokenizer_name = tokenizer
         self._tokenizer: PreTrainedTokenizerFast | CLIPTokenizer | None = None
         self._trained: str | None = None
+        self._fresh: str | None = None  # trained, but a checkpoint's takes its place
 
     # What the base asks for
 
@@ -172,6 +174,8 @@ class PairDataModule(PictureDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Open the splits of a stage, and fail here where one of them cannot be used."""
         super().setup(stage)
+        if stage == "fit":
+            self._size_vocabulary()
         if "predict" in splits_of(stage):
             self._check_texts()
 
@@ -255,7 +259,16 @@ class PairDataModule(PictureDataModule):
         found = (state.get("tokenizer") for state in states if isinstance(state, Mapping))
         return next((tokenizer for tokenizer in found if isinstance(tokenizer, str)), None)
 
+    def _size_vocabulary(self) -> None:
+        """Tell the trainer's module of the tokenizer that is trained for it, before callbacks copy the module."""
+        module = self.trainer.lightning_module if self.trainer is not None else None
+        adopt = getattr(module, "adopt_vocabulary", None)
+        if callable(adopt) and self._tokenizer_name is None:
+            adopt(lambda: len(tokenizer_from_json(self._trained or self._train_tokenizer())))
+
     def _train_tokenizer(self) -> str:
+        if self._fresh is not None:
+            return self._fresh
         if "train" not in self._rows and (rows := self.open_split("train")) is not None:
             self._rows["train"] = rows
         if "train" not in self._rows:
@@ -263,9 +276,9 @@ class PairDataModule(PictureDataModule):
                 "found neither a tokenizer nor training captions to train one on: give data.tokenizer, data.train, or "
                 "the checkpoint of the run that trained it"
             )
-        trained = train_wordpiece(self._rows["train"].texts(), self.vocab_size)
-        log.info("trained a WordPiece tokenizer on the training captions (%s)", tokenizer_digest(trained))
-        return trained
+        self._fresh = train_wordpiece(self._rows["train"].texts(), self.vocab_size)
+        log.info("trained a WordPiece tokenizer on the training captions (%s)", tokenizer_digest(self._fresh))
+        return self._fresh
 
     def encoder(self) -> Encoder:
         """What turns captions into token ids."""

@@ -32,6 +32,12 @@ class BertTrunk(nn.Module):
         self.embeddings = BertEmbeddings(config)
         self.encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
 
+    def resize_vocabulary(self, entries: int) -> None:
+        """Keep the embeddings of so many words, the first ones."""
+        words = self.embeddings.word_embeddings
+        resize_rows(words.weight, entries)
+        words.num_embeddings = entries
+
     def encode(self, input_ids: Tensor, attention_mask: Tensor, layers: int | None = None) -> Tensor:
         """Run the embeddings and the first so many layers, or all.
 
@@ -58,6 +64,18 @@ class BertTrunk(nn.Module):
         """Run a layer, its activations computed again in the backward pass if `activation_checkpointing` says so."""
         states: Tensor = recomputed(layer, *inputs) if self.activation_checkpointing else layer(*inputs)
         return states
+
+
+def resize_rows(parameter: nn.Parameter, rows: int) -> None:
+    """Keep the first rows of a parameter, which stays the same object: ties, and references to it, hold.
+
+    Args:
+        parameter: [R, ...].
+        rows: how many it has afterwards; those beyond R are zero, for weights that are going to be loaded.
+    """
+    kept = parameter.data[:rows]
+    added = kept.new_zeros(rows - len(kept), *kept.shape[1:])
+    parameter.data = torch.cat([kept, added])
 
 
 def bert_config(

@@ -77,7 +77,8 @@ class DataSizesModule(LightningModule):
         tokenizer: Any = getattr(data, "tokenizer", None)
         entries = len(tokenizer) if hasattr(tokenizer, "__len__") else int(ids.max()) + 1
         if expected.vocab_size is not None and entries > expected.vocab_size:
-            own = f"set the model's vocab_size to {entries}, or " if "vocab_size" in self.hparams else ""
+            free = "vocab_size" in self.hparams and self.hparams.get("weights") is None
+            own = f"set the model's vocab_size to {entries}, or " if free else ""
             raise ValueError(
                 f"Found token ids up to {entries - 1} in the data, expected less than {expected.vocab_size}, the "
                 f"model's vocabulary: {own}give the data a tokenizer of at most {expected.vocab_size} entries."

@@ -34,7 +34,6 @@ from ..clamped import ClampedParameters
 from ..clipping import ClippedFusedGradients
 from ..data_sizes import DataSizes
 from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
-from ..initial_weights import InitialWeights
 from ..layout import lay_out_moments
 from ..optimizer_groups import weight_decay_groups
 from ..precision import at_least_float32
@@ -42,6 +41,7 @@ from ..schedules import steps_of_run
 from ..sharding import shard
 from ..slices import in_slices
 from ..vit_weights import load_vision_weights
+from ..vocabulary import TextTower, TrainedVocabulary
 from . import draws, gradcam
 from .losses import contrastive_targets, itc_loss, itm_loss, mlm_loss
 from .network import ALBEFNetwork
@@ -68,7 +68,7 @@ class _Keys(NamedTuple):
     id: Tensor  # long [n]: of the picture
 
 
-class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, RetrievalModule):
+class ALBEFModule(ClampedParameters, ClippedFusedGradients, TrainedVocabulary, RetrievalModule):
     """ALBEF: image-text contrast, image-text matching and, in pre-training, masked language modelling.
 
     Sizes default to the paper's (ViT-B/16 at 256 px, BERT-base split 6 + 6). Where the authors' code and a better
@@ -81,7 +81,8 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, Retr
         vision_depth: number of ViT blocks.
         vision_heads: attention heads of the ViT.
         vision_mlp_ratio: hidden width of the ViT's MLP over its width.
-        vocab_size: words of the tokenizer. The command line sets it from the data's.
+        vocab_size: most words of the tokenizer, and as many as it has where a run trains it. The command line sets it
+            from the data's.
         max_positions: longest text in tokens that has a position embedding.
         text_width: width of BERT.
         text_heads: attention heads of BERT.
@@ -233,6 +234,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, Retr
             match_equal_texts, rerank_k, rerank_score, memory=rerank_memory_gib * 2**30
         )
         self._start_teacher()
+        self.start_vocabulary()
         self.train()  # sets the teacher's mode too: Lightning trains in the modes that it finds
 
     def _start_teacher(self) -> None:
@@ -241,6 +243,10 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, InitialWeights, Retr
     def data_sizes(self) -> DataSizes:
         """What the encoders were made for."""
         return DataSizes(*(self.hparams[name] for name in ("image_size", "vocab_size", "max_positions")))
+
+    def text_towers(self) -> Iterable[TextTower]:
+        """The student's and the teacher's."""
+        return self.student.text_encoder, self.teacher.text_encoder
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return what `EMACallback` moves once per optimizer step."""

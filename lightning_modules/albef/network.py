@@ -22,7 +22,7 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from ..attention import attend, set_vit_attention
-from ..bert import BertTrunk, init_bert
+from ..bert import BertTrunk, init_bert, resize_rows
 from ..mlp import LeanMlp
 from ..precision import at_least_float32, unit
 from ..slices import recomputed
@@ -145,6 +145,13 @@ class FusionBert(nn.Module):
     def layers(self) -> nn.ModuleList:
         """Text layers, then fusion layers."""
         return self.bert.encoder["layer"]
+
+    def resize_vocabulary(self, entries: int) -> None:
+        """Keep the embeddings, and the head's outputs, of so many words, the first ones."""
+        self.bert.resize_vocabulary(entries)
+        if self.cls is not None:  # its weight is that of the embeddings
+            resize_rows(self.cls.predictions.bias, entries)
+            self.cls.predictions.decoder.out_features = entries
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Run embeddings and text layers: [B, L] ids and mask (1 = token, 0 = padding) to states [B, L, D]."""

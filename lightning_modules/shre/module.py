@@ -32,7 +32,6 @@ from ..contrast import Side, contrast_terms
 from ..evaluation import Batch, RetrievalEvaluation, RetrievalModule
 from ..fitting import load_student
 from ..frozen import FrozenTeacher
-from ..initial_weights import InitialWeights
 from ..layout import channels_last
 from ..precision import at_least_float32, unit
 from ..preprocessing import preprocessing_of_checkpoint
@@ -40,6 +39,7 @@ from ..sharding import shard
 from ..slices import in_slices
 from ..taught import TaughtModule
 from ..vit_weights import load_vision_weights
+from ..vocabulary import TextTower, TrainedVocabulary
 from .losses import posterior_divergence, posterior_entropy
 from .network import Shared, SHReNetwork, SHReSizes
 from .weights import load_text_weights
@@ -48,7 +48,7 @@ Three = tuple[float, float, float]
 MEDIAN_RANK_FOLD = 1000  # pictures (Aytar et al.)
 
 
-class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeights, RetrievalModule):
+class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVocabulary, RetrievalModule):
     """Distillation of a classifier into an encoder of pictures and texts (listing 2).
 
     The loss is kl_weight times the divergences from the teacher's posterior of the picture, of the picture's posterior
@@ -72,7 +72,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeig
         image_mean: what the data's pictures are normalised with; by default as its training transform says.
         image_std: standard deviation that goes with `image_mean`.
         max_tokens: longest caption in tokens (listing: 64).
-        vocab_size: number of tokens (BERT, uncased).
+        vocab_size: most words of the tokenizer (BERT, uncased), and as many as it has where a run trains it.
         patch_size: side of a patch, pixels.
         width: width D of both encoders (BERT-base, ViT-B).
         heads: number of attention heads in both.
@@ -185,6 +185,11 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, InitialWeig
         self.evaluation = RetrievalEvaluation(
             match_equal_texts, spaces=self.spaces, prediction_space=features, median_rank_fold=MEDIAN_RANK_FOLD
         )
+        self.start_vocabulary()
+
+    def text_towers(self) -> Iterable[TextTower]:
+        """The student's."""
+        return (self.student.text_encoder,)
 
     def _check_arguments(self) -> None:
         hparams, known = self.hparams, list(self.student.widths)
