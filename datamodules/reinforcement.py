@@ -259,7 +259,10 @@ class ReinforcementDataModule(PictureDataModule):
             RuntimeError: one of them cannot be read.
         """
         paths = (self.shard_path(number) for number in range(self.shards))
-        shards = Shards([os.path.abspath(path) for path in paths if path.is_file()], self.cache)
+        try:
+            shards = Shards([os.path.abspath(path) for path in paths if path.is_file()], self.cache)
+        except ValueError as error:
+            raise RuntimeError(f"{error}, or remove the shard and run the command again") from None
         chosen = generator(self.run_seed, len(shards)).permutation(len(shards))[:count]
         looks = self._looks()
         for sample in sorted(chosen.tolist()):

@@ -35,6 +35,7 @@ def test_the_manifest_says_what_it_is_of(tmp_path):
         "data": {"class": "Data"},
         "step": 7,
         "storage": "float16",
+        "preprocessing": None,
     }
 
 

@@ -60,7 +60,7 @@ FILES = {
     "trainer key": ("trainer: {max_epoch: 3}", ["'trainer.max_epoch'", "'max_epochs'"]),
     "module argument": ("model: {class_path: TinyModel, init_args: {dmi: 3}}", ["TinyModel", "'dim'"]),
     "module argument outside init_args": ("model: {class_path: TinyModel, dim: 3}", ["belongs under init_args"]),
-    "arguments without a class": ("data: {class_path: Nothing}", ["'Nothing'", "TinyData"]),
+    "arguments without a class": ("data: {class_path: Nothing}", ["no class 'Nothing' for 'data'"]),
     "class": ("model: {class_path: TinyModell}", ["'TinyModell'", "'TinyModel'"]),
     "callback in a list": ("trainer: {callbacks: [{class_path: UserCalback}]}", ["'UserCallback'"]),
     "second callback in a list": (

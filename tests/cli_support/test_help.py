@@ -70,7 +70,7 @@ def test_the_help_of_fit_names_every_class_and_every_argument_in_a_sentence():
 @pytest.mark.parametrize(
     ("words", "end"),
     [
-        (("--model.help", "Nope"), "valid are ALBEFModule, "),
+        (("--model.help", "ALBEF"), "did you mean 'ALBEFModule'?"),
         (("--model.help=ALBEFModul",), "did you mean 'ALBEFModule'?"),
         (("--model.help", "nowhere.Nope"), "the module 'nowhere' cannot be imported."),
         (("--trainer.callbacks.help", "EMACalback"), "did you mean 'EMACallback'?"),

@@ -15,7 +15,7 @@ from support.pictures import encoded, picture
 from vlightning.datamodules import records
 from vlightning.datamodules.sampling import block_order, shard_order
 from vlightning.datamodules.sources import Opening
-from vlightning.datamodules.streamed_sources import StreamedSource, TarSource
+from vlightning.datamodules.streamed_sources import ParquetSource, TarSource
 from vlightning.datamodules.streaming import Stream, StreamedTrainingSet
 
 BLOCK, BATCH, SEED, EPOCH = 5, 3, 7, 2
@@ -203,14 +203,14 @@ def test_what_a_tar_file_holds_before_the_position_is_not_read(files, monkeypatc
 def test_what_a_parquet_file_holds_before_the_row_group_is_not_read(files, monkeypatch):
     stream = opened(parquets(files, [40, 60, 50]))
     rows = []
-    whole = StreamedSource._read
+    whole = ParquetSource._read
 
     def counting(data, shard):
         for row in whole(data, shard):
             rows.append(row)
             yield row
 
-    monkeypatch.setattr(StreamedSource, "_read", staticmethod(counting))
+    monkeypatch.setattr(ParquetSource, "_read", staticmethod(counting))
     for done in (1, 15, 30, 45, 90):  # the last one in the second pass
         rows.clear()
         next(iter(training(stream, done, 100)))

@@ -55,7 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "mapper_heads": 4,
         "max_new_tokens": 4,
     },
-    "MobileCLIPModule": {"teacher_dims": DIMS},
+    "MobileCLIPModule": {},
     "ReinforcementModule": {},
     "SHReModule": {**WIDTHS, "patch_size": 8, "image_layers": 2, "text_layers": 2},
     "ImageProbeModule": {**WIDTHS, "patch_size": 8, "layers": 2},
@@ -210,8 +210,10 @@ def _replace(config: Any, subcommand: str) -> None:
     model, data = config.model, config.data
     kind, arguments = model.class_path.rpartition(".")[2], model.init_args
     for name, value in MODELS[kind].items():
-        if arguments[name] and (name != "teacher_dims" or 768 in arguments[name]):
+        if arguments[name]:
             arguments[name] = value
+    if kind == "MobileCLIPModule" and arguments.teacher_dims is None:
+        arguments.teacher_dims = DIMS  # in place of DataCompDR's
     _swap(model)
     side = SIZE if kind in ("SHReModule", "ImageProbeModule") else None  # the sides on which their encoder is trained
     _shrink_data(data, side)

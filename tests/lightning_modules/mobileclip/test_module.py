@@ -209,7 +209,7 @@ def test_the_schedule_is_open_clips_with_a_floor(warmup):
 
 def test_a_warm_up_longer_than_the_run_is_cut_and_said():
     module = tiny_module(learning_rate=2.0, min_learning_rate=0.5, warmup_steps=2000)
-    module._trainer = type("Trainer", (), {"estimated_stepping_batches": 20})()
+    module._trainer = type("Trainer", (), {"estimated_stepping_batches": 20, "lr_scheduler_configs": []})()
     with pytest.warns(UserWarning, match="warmup_steps is 2000, but the run has 20 optimizer steps: it warms up for 2"):
         module.on_train_start()
     assert [module.scheduled_lr(step) for step in (1, 2, 11, 20)] == pytest.approx([2.0, 2.0, 1.25, 0.5])
