@@ -29,6 +29,8 @@ NOISE = (
     r".*jsonargparse.*deprecat",
     # Teachers are in eval mode on purpose.
     r"Found \d+ module\(s\) in eval mode at the start of training",
+    # Modules look labels up there while they are on the host; no datamodule here has a hook of its own for it.
+    r"You have overridden `on_before_batch_transfer`",
     # A run that goes on in a folder of its own keeps its own best checkpoint.
     r"The dirpath has changed from",
     # A run that goes on in its own folder, which rundir.py has checked.
