@@ -80,6 +80,8 @@ def read_list(files: list[str], image: str, caption: str, image_id: str | None, 
 def _listed(item: Any, image: str, caption: str, image_id: str | None) -> Record:
     if not isinstance(item, dict):
         raise BadSample("no object", "")
+    if None in item:  # where the CSV reader puts them: a comma in a caption without quotation marks cuts it
+        raise BadSample("more values than columns", "")
     if item.get(image) is None:
         raise BadSample("no picture", "")
     identity = item.get("image_id" if image_id is None else image_id)

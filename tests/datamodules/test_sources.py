@@ -318,6 +318,13 @@ def test_a_json_line_in_another_encoding_is_one_bad_row(files):
     assert faults == [None, "text that is not UTF-8"]
 
 
+def test_a_caption_with_a_comma_that_is_not_quoted_is_a_bad_row_and_not_cut(files):
+    path = files.folder / "pairs.csv"
+    path.write_text('image,caption\n0.png,"red, small"\n1.png,red, small\n')
+    rows = list(read_list([str(path)], "image", "caption", None, []))
+    assert [(row["caption"], row[FAULT]) for row in rows] == [(["red, small"], None), ([], "more values than columns")]
+
+
 def test_json_with_a_byte_order_mark(files, table):
     paths = files.pictures(1)
     image = {"filename": paths[0], "split": "train", "sentences": [{"raw": "one"}]}
