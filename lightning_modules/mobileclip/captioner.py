@@ -203,6 +203,7 @@ class CoCaCaptioner(Captioner):
 
         Raises:
             ValueError: if there are not as many seeds as pictures.
+            FloatingPointError: if the network's logits are non-finite.
         """
         network: Any = self.loaded()
         check_seeds(images, seeds)
@@ -223,6 +224,11 @@ class CoCaCaptioner(Captioner):
             drawn.append(tokens)
             if finished.all():
                 break
+            if tokens.amax() >= logits.shape[-1]:  # where `draw` finds no token
+                raise FloatingPointError(
+                    f"Expected finite logits from {self.model}, got non-finite ones: check weights={self.weights!r}, "
+                    "and use a wider --trainer.precision."
+                )
         drawn.append(torch.full_like(tokens, end).masked_fill(finished, padding))
         return torch.stack(drawn, -1)
 

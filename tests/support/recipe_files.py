@@ -151,7 +151,9 @@ def _write_networks(folder):
     (folder / "coca/open_clip_config.json").write_text(
         json.dumps({"model_cfg": COCA | {"custom_text": True}, "preprocess_cfg": look})
     )
-    save_file(CoCa(**COCA).state_dict(), folder / "coca/open_clip_model.safetensors")
+    coca = CoCa(**COCA)
+    coca.text_decoder.init_parameters()  # open_clip leaves the output projection uninitialized: at times it holds NaN
+    save_file(coca.state_dict(), folder / "coca/open_clip_model.safetensors")
     for file, module in (("deit.pth", ALBEFModule), ("data2vec.pth", SHReModule)):
         sizes = {name: size for name, size in MODELS[module.__name__].items() if name != "rerank_k"}
         (tower,) = (

@@ -561,3 +561,11 @@ def test_a_model_of_transformers_that_does_not_describe(tmp_path):
     transformers.BertModel(transformers.BertConfig(**TINY, vocab_size=10)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Found something else than a captioner"):
         TransformersCaptioner(str(tmp_path)).load()
+
+
+def test_non_finite_logits_are_one_sentence(folder):
+    loaded = captioner(folder)
+    with torch.no_grad():
+        loaded.network.text_decoder.text_projection.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="Expected finite logits from tiny, got non-finite ones"):
+        loaded(images(), range(4))
