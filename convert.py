@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from vlightning.callbacks import consolidate_checkpoint, divide_checkpoint_file
-from vlightning.callbacks.checkpoint_io import check_free
+from vlightning.callbacks.checkpoints.checkpoint_io import check_free
 from vlightning.cli_support.report import readable_errors
 
 DESCRIPTION = (

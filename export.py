@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlightning.callbacks import AtomicCheckpointIO
-from vlightning.callbacks.checkpoint_io import check_free
+from vlightning.callbacks.checkpoints.checkpoint_io import check_free
 from vlightning.cli_support import export_albef, export_cocord, export_mmlg, export_mobileclip
 from vlightning.cli_support.report import readable_errors
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule

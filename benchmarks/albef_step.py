@@ -37,7 +37,7 @@ from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules import ALBEFModule, attention
 from vlightning.lightning_modules.albef import draws
 from vlightning.lightning_modules.albef.module import _Encoded
-from vlightning.lightning_modules.evaluation import Batch
+from vlightning.lightning_modules.evaluation.retrieval import Batch
 
 ALPHA = 0.4
 
@@ -103,7 +103,7 @@ class PlainStep(Step):
 
 
 def make_batch(options: argparse.Namespace) -> Batch:
-    """Random pictures and texts of 12 to 25 tokens."""
+    """Random images and texts of 12 to 25 tokens."""
     generator = torch.Generator().manual_seed(0)
     size, length = options.batch, options.length
     ids = torch.randint(1000, 30522, (size, length), generator=generator)
@@ -179,7 +179,7 @@ def parts(options: argparse.Namespace) -> None:
     step.optimizer.step()
     print(f"\n{'part':34} " + " ".join(f"{precision:>11}" for precision in PRECISIONS))
     rows: dict[str, dict[str, float]] = {}
-    with pictures(options) as loader:
+    with images(options) as loader:
         for precision in PRECISIONS:
             measured = medians(_parts(step, batch, precision, loader), options.repeats)
             for name, value in measured.items():
@@ -254,14 +254,14 @@ def _flat(result: Any) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def pictures(options: argparse.Namespace) -> Iterator[Iterator[Batch]]:
-    """Batches of JPEG pictures of 500 x 375 pixels with captions, decoded and augmented in this process."""
+def images(options: argparse.Namespace) -> Iterator[Iterator[Batch]]:
+    """Batches of JPEG images of 500 x 375 pixels with captions, decoded and augmented in this process."""
     with tempfile.TemporaryDirectory() as folder:
         lines = []
         for number in range(4 * options.batch):
             noise = torch.randint(256, (6, 8, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
             Image.fromarray(noise.numpy()).resize((500, 375), Image.Resampling.BICUBIC).save(f"{folder}/{number}.jpg")
-            lines.append(json.dumps({"image": f"{number}.jpg", "caption": f"a picture with the number {number}"}))
+            lines.append(json.dumps({"image": f"{number}.jpg", "caption": f"an image with the number {number}"}))
         table = Path(folder, "pairs.jsonl")
         table.write_text("\n".join(lines))
         data = ImageTextDataModule(
@@ -436,7 +436,7 @@ def main() -> None:
     tables = {"speed": speed, "parts": parts, "ways": ways, "memory": memory}
     parser.add_argument("--only", choices=tables, help="print one table")
     parser.add_argument("--batch", type=int, default=16, help="pairs")
-    parser.add_argument("--size", type=int, default=224, help="side of the pictures in pixels")
+    parser.add_argument("--size", type=int, default=224, help="side of the images in pixels")
     parser.add_argument("--length", type=int, default=25, help="tokens of the longest text")
     parser.add_argument("--queue", type=int, default=4096, help="keys in each queue")
     parser.add_argument("--repeats", type=int, default=5, help="steps that a median is of")

@@ -2,8 +2,9 @@
 
     python benchmarks/attention.py
 
-It is the measurement behind the choices in `vlightning.lightning_modules.attention`. Medians, the two interleaved. The
-second table is of `SelfAttention` against the module of torch that it takes the place of, at the sizes of a ViT-B/16.
+It is the measurement behind the choices in `vlightning.lightning_modules.networks.attention`. Medians, the two
+interleaved. The second table is of `SelfAttention` against the module of torch that it takes the place of, at the sizes
+of a ViT-B/16.
 """
 
 import statistics
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from timing import autocast, medians
 from torch import Tensor, nn
 
-from vlightning.lightning_modules.attention import SelfAttention
+from vlightning.lightning_modules.networks.attention import SelfAttention
 
 # (batch, heads, tokens, head width): a small ViT at 96 px, a caption batch, ViT-S at 224 px.
 SHAPES = ((128, 3, 37, 64), (256, 4, 16, 32), (16, 6, 197, 64))

@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--student", default="resnet8x4")
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--size", type=int, default=32, help="side of the pictures, pixels")
+    parser.add_argument("--size", type=int, default=32, help="side of the images, pixels")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--joined", action="store_true", help="also time both views in one pass")
     options = parser.parse_args()
@@ -155,7 +155,7 @@ def main() -> None:
         cells = (f"{value:11.1%}" if "beyond" in name else f"{1000 * value:8.1f} ms" for value in values)
         print(f"{name:42} " + " ".join(cells))
     rates = " ".join(f"{options.batch / value:11.1f}" for value in rows["whole step"])
-    print(f"{'pictures/s':42} {rates}")
+    print(f"{'images/s':42} {rates}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
-from vlightning.lightning_modules.frozen import FrozenTeacher
+from vlightning.lightning_modules.base.frozen import FrozenTeacher
 
 FLOAT, LONG = 4, 8
 
@@ -87,7 +87,7 @@ class Method:
             frozen teacher's.
         features: of a pair, gathered with gradient.
         keys: of a pair, gathered without: teachers' features, keys of a queue.
-        ids: of a pair, gathered: numbers of pictures, labels.
+        ids: of a pair, gathered: numbers of images, labels.
         counts: numbers of this batch (float32) that are summed over the processes.
         queue: keys of earlier batches.
         tables: of logits.
@@ -117,7 +117,7 @@ class Activations:
         all: of the whole step, with nothing computed again.
         slice: of the sliced function that keeps most.
         between: what goes into the slices and comes out of them, and stays.
-        batch: pictures and tokens.
+        batch: images and tokens.
     """
 
     all: int
@@ -152,7 +152,7 @@ def batch_memory(method: Method, activations: Activations, run: Run) -> dict[str
     micro = run.micro_batch_size
     loss_rows = micro if method.slices_loss else run.loss_rows
     found = {
-        "pictures and tokens": activations.batch * run.rows,
+        "images and tokens": activations.batch * run.rows,
         "activations": activations.all * run.rows if micro is None else activations.slice * min(micro, run.rows),
         "between slices": 0 if micro is None else activations.between * run.rows,
         "gathered features": gathered(method, run),
@@ -319,7 +319,7 @@ def clip_tables(number: int, teachers: int, masks: bool = False) -> Tables:
     Args:
         number: of tables.
         teachers: whose distributions are learned.
-        masks: whether pairs of the same picture are left out.
+        masks: whether pairs of the same image are left out.
     """
     kept = 4 + 4 * (teachers > 0) + masks
     one = 12 + masks + (12 + 4 * (teachers > 1) if teachers else 0)  # of the table that is computed

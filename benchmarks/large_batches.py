@@ -24,10 +24,10 @@ from traffic import on_the_wire
 
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
 from vlightning.lightning_modules.albef import module as albef_code
-from vlightning.lightning_modules.cocord.network import build_classifier
 from vlightning.lightning_modules.mmlg import module as mmlg_code
 from vlightning.lightning_modules.mmlg import network as mmlg_network
 from vlightning.lightning_modules.mobileclip import module as mobileclip_code
+from vlightning.lightning_modules.networks.classifiers import build_classifier
 from vlightning.lightning_modules.shre import module as shre_code
 
 PAIRS, PROCESSES = 65536, (8, 16, 32, 64, 128, 256)
@@ -91,7 +91,7 @@ def sizes() -> dict[str, Method]:
 
 
 def batch(name: str, pairs: int) -> dict[str, Tensor]:
-    """Random pictures and texts of a method's full size."""
+    """Random images and texts of a method's full size."""
     side, words, length = {
         "ALBEF": (256, 30522, 30),
         "MobileCLIP": (256, 49408, 77),

@@ -1,4 +1,4 @@
-"""How long the towers of an image-text model take: milliseconds for a batch of pictures and for one of texts.
+"""How long the towers of an image-text model take: milliseconds for a batch of images and for one of texts.
 
     python benchmarks/latency.py
     python benchmarks/latency.py --model MobileCLIP-S2 --model ViT-B-32 --batch 1 32 --channels-last --compile
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 def inputs(model: Any, row: Row, options: argparse.Namespace) -> Inputs:
-    """Pictures in the row's layout, and token ids."""
+    """Images in the row's layout, and token ids."""
     size = side(row.model, options)
     images = torch.rand(row.batch, 3, size, size, device=options.device)
     ids = torch.randint(model.vocab_size, (row.batch, model.context_length), device=options.device)
@@ -63,7 +63,7 @@ def inputs(model: Any, row: Row, options: argparse.Namespace) -> Inputs:
 
 
 def side(name: str, options: argparse.Namespace) -> int:
-    """Of a model's pictures, pixels."""
+    """Of a model's images, pixels."""
     return options.image_size or preprocessing_of(name).image_size
 
 
@@ -143,7 +143,7 @@ def latencies(options: argparse.Namespace) -> None:
             if repeat >= WARM_UP:
                 times[key].append(1000 * taken)
     print(f"{'model':18} {'runtime':11} {'dtype':9} {'fused':5} {'layout':13} {'batch':>5}", end="")
-    print("".join(f"{title:>11}" for title in ("image p50", "p95", "text p50", "p95", "pictures/s")))
+    print("".join(f"{title:>11}" for title in ("image p50", "p95", "text p50", "p95", "images/s")))
     for row in rows(options):
         cells = [float(value) for name in ("image", "text") for value in np.percentile(times[row, name], [50, 95])]
         print(row, "".join(f"{value:11.2f}" for value in cells), f"{1000 * row.batch / cells[0]:10.1f}", sep="")
@@ -201,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", help="MobileCLIP's or open_clip's name; again for another")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32", "bfloat16"], help="of the weights")
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], help="pictures or texts in a call")
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], help="images or texts in a call")
     parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--image-size", type=int, help="pixels; the model's own by default")

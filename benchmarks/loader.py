@@ -1,6 +1,6 @@
-"""The training loader against a plain loop: the same transform on the same files, pictures per second and worker.
+"""The training loader against a plain loop: the same transform on the same files, images per second and worker.
 
-    python benchmarks/loader.py                              # pictures drawn on the spot, as files and as Parquet
+    python benchmarks/loader.py                              # images drawn on the spot, as files and as Parquet
     python benchmarks/loader.py --files FOLDER_OR_PARQUET    # a folder with metadata.jsonl, or a Parquet file
 
 The plain loop is what one would write by hand: open with Pillow, convert to RGB, ALBEF's training transform, captions
@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vlightning.datamodules import ALBEFTrainTransform, ImageTextDataModule
 
-Row = tuple[str | bytes, list[str]]  # path or encoded picture, captions
+Row = tuple[str | bytes, list[str]]  # path or encoded image, captions
 WORDS = ("red", "round", "small", "table", "garden", "two", "people", "near", "old", "house", "with", "a", "dog")
 
 
@@ -56,7 +56,7 @@ class PlainRows(Dataset[tuple[Tensor, str]]):
 
 
 class PlainCollate:
-    """Stacks the pictures and tokenises the captions."""
+    """Stacks the images and tokenises the captions."""
 
     def __init__(self, tokenizer: Any, max_tokens: int) -> None:
         self.options = {"padding": True, "truncation": True, "max_length": max_tokens, "return_tensors": "pt"}
@@ -81,8 +81,8 @@ class PlainLoop:
             yield self.collate([self.dataset[index] for index in order[start : start + self.batch_size]])
 
 
-def draw_pictures(folder: Path, count: int) -> tuple[Path, Path]:
-    """Draw pictures of about 500 x 375 with as much detail as a photograph, and write them as files and as Parquet."""
+def draw_images(folder: Path, count: int) -> tuple[Path, Path]:
+    """Draw images of about 500 x 375 with as much detail as a photograph, and write them as files and as Parquet."""
     numbers = np.random.default_rng(0)
     names, captions, encoded = [], [], []
     for number in range(count):
@@ -175,9 +175,9 @@ def compare(source: Path, workers: int, arguments: argparse.Namespace, cache: st
             passes[name].append(time_pass(loaders[name], batches))
     data.teardown("fit")
     seconds = {name: np.array(pairs[1:]) for name, pairs in passes.items()}  # [repeats, (wall, processor)]
-    pictures = batches * arguments.batch_size
-    rate = {name: pictures / max(workers, 1) / np.median(pairs[:, 0]) for name, pairs in seconds.items()}
-    cost = {name: 1000 / pictures * np.median(pairs[:, 1]) for name, pairs in seconds.items()}
+    images = batches * arguments.batch_size
+    rate = {name: images / max(workers, 1) / np.median(pairs[:, 0]) for name, pairs in seconds.items()}
+    cost = {name: 1000 / images * np.median(pairs[:, 1]) for name, pairs in seconds.items()}
     ratio = np.median(seconds["plain"] / seconds["module"], axis=0)
     return (
         f"{'files' if source.is_dir() else 'Parquet':8} {workers:7} "
@@ -189,25 +189,23 @@ def compare(source: Path, workers: int, arguments: argparse.Namespace, cache: st
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--files", type=Path, help="folder with metadata.jsonl, or Parquet file with the pictures in it"
-    )
-    parser.add_argument("--size", type=int, default=224, help="side of the transformed pictures, pixels")
+    parser.add_argument("--files", type=Path, help="folder with metadata.jsonl, or Parquet file with the images in it")
+    parser.add_argument("--size", type=int, default=224, help="side of the transformed images, pixels")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="numbers of loader workers")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=7, help="counted passes of each")
-    parser.add_argument("--pictures", type=int, default=384, help="how many are drawn")
+    parser.add_argument("--images", type=int, default=384, help="how many are drawn")
     arguments = parser.parse_args()
     disable_progress_bars()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        sources = [arguments.files] if arguments.files else draw_pictures(Path(folder), arguments.pictures)
+        sources = [arguments.files] if arguments.files else draw_images(Path(folder), arguments.images)
         print(
             f"{torch.get_num_threads()} thread in each process, torch {torch.__version__}; ALBEF's training transform "
             f"at {arguments.size} px, batches of {arguments.batch_size};\nmedians of {arguments.repeats} passes, "
             "ratio: speed of the datamodule's loader over that of the plain loop"
         )
-        print(f"{'':16} {'pictures/s per worker':>26} {'processor ms per picture':>26}")
+        print(f"{'':16} {'images/s per worker':>26} {'processor ms per image':>26}")
         heads = (f"{name:>{width}}" for name, width in 2 * (("plain", 9), ("module", 9), ("ratio", 6)))
         print(f"{'source':8} {'workers':>7}", *heads)
         for source in sources:

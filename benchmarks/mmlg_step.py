@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from vlightning.callbacks import Learngene, LearngeneSizes, expand_learngene, load_learngene, save_learngene
 from vlightning.lightning_modules import MMLGModule
-from vlightning.lightning_modules.attention import SelfAttention, set_clip_attention
 from vlightning.lightning_modules.mmlg.descendant import PlainCLIP
 from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
+from vlightning.lightning_modules.networks.attention import SelfAttention, set_clip_attention
 
 STUDENTS = {"open_clip": "plain", "plain": "plain", "MM-LG": "MM-LG", "TLEG": "TLEG"}
 
@@ -64,7 +64,7 @@ class Step:
 
 
 def make_batch(rows: int) -> dict[str, Tensor]:
-    """Random pictures and captions of about twenty tokens."""
+    """Random images and captions of about twenty tokens."""
     ids = torch.randint(1, 49406, (rows, 77))
     ids[:, 20:] = 0
     ids[:, 20] = 49407

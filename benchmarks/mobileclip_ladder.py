@@ -32,12 +32,12 @@ TEMPLATES = (
     "a photo of {colour} {thing}",
     "{whom}'s {thing} in {colour}",
     "{thing}, {colour}",
-    "a picture of {thing} for {whom}",
+    "an image of {thing} for {whom}",
 )
-PROMPTS = ["a photo of {}", "a picture of {}", "{}"]
+PROMPTS = ["a photo of {}", "an image of {}", "{}"]
 TOKENS, SIZE = 24, 64
 TEACHERS = {"small": ("resnet10t", 64, 128, 2), "large": ("resnet18", 80, 192, 3)}
-"""Image tower, picture size, width of texts and embeddings, layers of the text tower."""
+"""Image tower, image size, width of texts and embeddings, layers of the text tower."""
 WEAK = ["--data.crop_scale=[0.9,1.0]", "--data.num_ops=0"]
 STRONG = ["--data.crop_scale=[0.4,1.0]"]
 SETS = {"weak": (WEAK, ["large"]), "strong": (STRONG, ["large"]), "ensemble": (STRONG, ["small", "large"])}

@@ -4,16 +4,16 @@
     python benchmarks/mobileclip_step.py --only reader
     python benchmarks/mobileclip_step.py --only step --model MobileCLIP-S1 --batch 32
 
-The shards hold drawn pictures of about 500 x 375 with DataCompDR's reinforcements: 30 augmentations, 5 synthetic
+The shards hold drawn images of about 500 x 375 with DataCompDR's reinforcements: 30 augmentations, 5 synthetic
 captions, embeddings of two teachers 768 wide each.
 
-**reader**: pairs a second of one process without workers. "Plain" reads picture and caption of the same shards; it
+**reader**: pairs a second of one process without workers. "Plain" reads image and caption of the same shards; it
 augments either by a random resized crop alone, as CLIP does, or by that and RandAugment, which are the augmentations
 that a reinforced sample replays. Embeddings come in three forms: `npz` as the project writes it, `npz` with compression
 as the vendor's writer does, and `pth.gz`.
 
 **step**: forward, backward, optimizer and moving average on a batch that is there already. A reinforced step encodes
-two captions for each picture, a plain one one; the time of the second pass through the text tower is measured alone and
+two captions for each image, a plain one one; the time of the second pass through the text tower is measured alone and
 counted out.
 
 Times are medians of calls that take turns.
@@ -28,17 +28,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from loader import draw_pictures, read_rows
+from loader import draw_images, read_rows
 from timing import PRECISIONS, autocast, medians
 from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
 from vlightning.callbacks import EMACallback
 from vlightning.datamodules import ImageTextDataModule, ReinforcedImageTextDataModule
-from vlightning.datamodules.reinforced_writer import ReinforcedRecord, write_shard
-from vlightning.datamodules.replay import AugmentationDraw
+from vlightning.datamodules.sources.reinforced_writer import ReinforcedRecord, write_shard
+from vlightning.datamodules.transforms.replay import AugmentationDraw
 from vlightning.lightning_modules import MobileCLIPModule
-from vlightning.lightning_modules.layout import channels_last
+from vlightning.lightning_modules.optim.layout import channels_last
 
 WIDTH, AUGMENTATIONS, SYNTHETIC = 1536, 30, 5
 FORMS = ("npz", "npz, compressed", "pth.gz")
@@ -46,16 +46,16 @@ FORMS = ("npz", "npz, compressed", "pth.gz")
 
 def write_shards(folder: Path, count: int) -> dict[str, str]:
     """Shards of the same samples with embeddings in each form; returns their folders."""
-    files, _ = draw_pictures(folder, count)
+    files, _ = draw_images(folder, count)
     draw = AugmentationDraw()
     records = []
     torch.manual_seed(0)
-    for number, (picture, captions) in enumerate(read_rows(files)):
-        data = Path(str(picture)).read_bytes()
+    for number, (image, captions) in enumerate(read_rows(files)):
+        data = Path(str(image)).read_bytes()
         records.append(
             ReinforcedRecord(
                 key=f"{number:08d}",
-                picture=data,
+                image=data,
                 suffix="jpg",
                 caption=captions[0],
                 synthetic={"syn_text": [f"{captions[1]} {place}" for place in range(SYNTHETIC)]},
@@ -84,8 +84,8 @@ def _unit(rows: int) -> Tensor:
 def reader(options: argparse.Namespace) -> None:
     """Print the reader's table."""
     with tempfile.TemporaryDirectory() as name:
-        folders = write_shards(Path(name), options.pictures)
-        common = {"batch_size": options.pictures, "num_workers": 0, "seed": 0, "cache_dir": str(Path(name) / "cache")}
+        folders = write_shards(Path(name), options.images)
+        common = {"batch_size": options.images, "num_workers": 0, "seed": 0, "cache_dir": str(Path(name) / "cache")}
 
         def passes(data: Any) -> Callable[[], None]:
             data.prepare_data()
@@ -112,12 +112,12 @@ def reader(options: argparse.Namespace) -> None:
             data = ReinforcedImageTextDataModule(folder, image_size=options.size, **common)
             functions[f"reinforced, {form}"] = passes(data)
         measured = medians(functions, options.repeats)
-    print(f"reader, {options.size} px, one thread, medians of {options.repeats} passes over {options.pictures} pairs")
+    print(f"reader, {options.size} px, one thread, medians of {options.repeats} passes over {options.images} pairs")
     print(f"{'':32} {'pairs/s':>8} {'of plain':>9} {'of the same augmentations':>26}")
     for way, taken in measured.items():
         ratios = (measured[plain] / taken for plain in transforms)
         cells = " ".join(f"{ratio:{width}.2f}" for ratio, width in zip(ratios, (9, 26), strict=True))
-        print(f"{way:32} {options.pictures / taken:8.1f} {cells}")
+        print(f"{way:32} {options.images / taken:8.1f} {cells}")
 
 
 class Step:
@@ -191,9 +191,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("reader", "step"))
     parser.add_argument("--model", default="MobileCLIP-S0")
-    parser.add_argument("--size", type=int, default=256, help="side of the pictures, pixels")
+    parser.add_argument("--size", type=int, default=256, help="side of the images, pixels")
     parser.add_argument("--batch", type=int, default=16, help="pairs in a step")
-    parser.add_argument("--pictures", type=int, default=256, help="pairs that the reader reads in a pass")
+    parser.add_argument("--images", type=int, default=256, help="pairs that the reader reads in a pass")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     print(f"torch {torch.__version__}; {json.dumps(vars(options))}")

@@ -2,9 +2,9 @@ r"""Dataset reinforcement by stage, and the share of the teachers' own forward p
 
     python benchmarks/reinforce.py --samples 32 --augmentations 5
 
-The whole runs as `vlightning predict` does: pictures are decoded and augmented in workers, embedded by the teachers,
-encoded and written in a thread. The floor is what the same teachers take for the same numbers of pictures and texts
-that are ready in memory. Networks have random weights, pictures are made up (500 x 375, JPEG); captions stand in a
+The whole runs as `vlightning predict` does: images are decoded and augmented in workers, embedded by the teachers,
+encoded and written in a thread. The floor is what the same teachers take for the same numbers of images and texts
+that are ready in memory. Networks have random weights, images are made up (500 x 375, JPEG); captions stand in a
 column, so that the captioner's rate is a line of its own.
 """
 
@@ -42,16 +42,16 @@ COLUMNS = Features(
 
 
 def write_pairs(path: Path, samples: int, captions: int) -> None:
-    """Pictures with some detail in each, and captions."""
+    """Images with some detail in each, and captions."""
     rows = []
     for number in range(samples):
         draws = np.random.default_rng(number)
         small = Image.fromarray(draws.integers(0, 256, (24, 32, 3), dtype=np.uint8))
         content = io.BytesIO()
         small.resize((500, 375), Image.Resampling.BICUBIC).save(content, "JPEG", quality=90)
-        made = [f"caption {place} of picture number {number}" for place in range(captions)]
+        made = [f"caption {place} of image number {number}" for place in range(captions)]
         image = {"bytes": content.getvalue(), "path": None}
-        rows.append({"image": image, "caption": f"a picture of number {number}", "made": made})
+        rows.append({"image": image, "caption": f"an image of number {number}", "made": made})
     Dataset.from_list(rows, features=COLUMNS).to_parquet(path)
 
 
@@ -186,12 +186,12 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     captioner = CoCaCaptioner(weights=str(folder / "captioner"), captions=options.captions)
     captioner.load()
     captioner.to(dtype)
-    pictures = torch.randn(options.batch_size, 3, 224, 224, dtype=dtype)
+    images = torch.randn(options.batch_size, 3, 224, 224, dtype=dtype)
 
     @torch.inference_mode()
     def caption() -> None:
         with autocast(options.precision):
-            captioner(pictures, list(range(len(pictures))))
+            captioner(images, list(range(len(images))))
 
     other = medians({"write": write, "caption": caption}, 1)
     print(

@@ -43,7 +43,7 @@ from traffic import TrafficOfSteps, on_the_wire, totals
 
 from vlightning.callbacks import EMACallback, QueueCallback, SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
-from vlightning.lightning_modules.cocord.network import build_classifier
+from vlightning.lightning_modules.networks.classifiers import build_classifier
 
 Batch = dict[str, Tensor]
 CLASSES, WORDS, TOKENS, SIZE = 100, 2000, 24, 64
@@ -80,7 +80,7 @@ def albef(folder: Path) -> LightningModule:
 
 
 def cocord(folder: Path) -> LightningModule:
-    """resnet32x4 to resnet8x4, the size of CIFAR's pictures."""
+    """resnet32x4 to resnet8x4, the size of CIFAR's images."""
     return CoCoRDModule("resnet8x4", CLASSES, teacher="resnet32x4", teacher_weights=str(classifier_file(folder)))
 
 
@@ -168,7 +168,7 @@ class RandomBatches(IterableDataset[Batch]):
         generator = torch.Generator().manual_seed(int(os.environ.get("RANK", 0)))
         side = 32 if method == "cocord" else SIZE
 
-        def picture() -> Tensor:
+        def image() -> Tensor:
             return torch.randn(pairs, 3, side, side, generator=generator)
 
         def text() -> Tensor:
@@ -179,10 +179,10 @@ class RandomBatches(IterableDataset[Batch]):
         def teachers() -> Tensor:
             return torch.nn.functional.normalize(torch.randn(pairs, 768 * 2, generator=generator))
 
-        self.batch = {"image": picture(), "input_ids": text(), "sample_index": torch.arange(pairs)}
+        self.batch = {"image": image(), "input_ids": text(), "sample_index": torch.arange(pairs)}
         self.batch["image_id"] = torch.randint(2**40, (pairs,), generator=generator)
         if method == "cocord":
-            self.batch |= {"image_slow": picture(), "image_teacher": picture()}
+            self.batch |= {"image_slow": image(), "image_teacher": image()}
             self.batch["label"] = torch.randint(CLASSES, (pairs,), generator=generator)
         elif method == "mobileclip":
             self.batch["synthetic_input_ids"] = text()

@@ -15,9 +15,9 @@ from timing import PRECISIONS, autocast, medians
 from torch import Tensor
 
 from vlightning.lightning_modules import SHReModule
-from vlightning.lightning_modules.attention import set_vit_attention
-from vlightning.lightning_modules.cocord.network import build_classifier
-from vlightning.lightning_modules.layout import channels_last
+from vlightning.lightning_modules.networks.attention import set_vit_attention
+from vlightning.lightning_modules.networks.classifiers import build_classifier
+from vlightning.lightning_modules.optim.layout import channels_last
 from vlightning.lightning_modules.shre.network import Shared
 
 

@@ -1,10 +1,10 @@
-r"""SHRe's parts: retrieval, classes of pictures and of titles, and a linear probe, over seeds.
+r"""SHRe's parts: retrieval, classes of images and of titles, and a linear probe, over seeds.
 
     python benchmarks/shre_table.py runs/shre --train train.parquet --validation validation.parquet --test test.parquet
 
-The data has a title and a label for each picture. A ResNet-20 is trained on the labels first, and teaches. Rows: SHRe
+The data has a title and a label for each image. A ResNet-20 is trained on the labels first, and teaches. Rows: SHRe
 as its origin has it; without the teacher; contrast of one result alone; other temperatures of the posteriors; the
-shared Transformer layer. Retrieval is that of the test split in both spaces. Pictures and titles of the test split are
+shared Transformer layer. Retrieval is that of the test split in both spaces. Images and titles of the test split are
 classified by the model's own logits: the labels trained the teacher, so that is a supervised teacher's work. The probe
 is a linear layer on the image encoder's tokens, trained on the training labels.
 
@@ -37,7 +37,7 @@ HERE = str(Path(__file__).resolve())
 
 
 def transforms() -> list[str]:
-    """Words for pictures as teacher, student and probe see them."""
+    """Words for images as teacher, student and probe see them."""
     crop = {"size": SIZE, "scale": [0.9, 1.0], "rand_augment": False}
     train = {"class_path": "ALBEFTrainTransform", "init_args": crop}
     evaluation = {"class_path": "ALBEFEvalTransform", "init_args": {"size": SIZE}}
@@ -86,7 +86,7 @@ def distil(row: str, seed: int, teacher: Path, options: argparse.Namespace) -> d
 
 
 def titles(place: Path, options: argparse.Namespace) -> dict[str, float]:
-    """How many of the test split's titles get the class of their picture, percent, unless that is known."""
+    """How many of the test split's titles get the class of their image, percent, unless that is known."""
     results = place / "titles.json"
     if not results.is_file():
         words = ["--titles", str(last_checkpoint(place)), str(options.test.resolve()), options.label, str(results)]
@@ -132,7 +132,7 @@ def table(found: dict[tuple[str, int], dict[str, float]], options: argparse.Name
         "h2 recall": "test/h2/recall_mean",
         "h3 recall": "test/h3/recall_mean",
         "h2 t2i rank": "test/h2/median_rank_text_to_image",
-        "pictures": "test/supervised_teacher_top1",
+        "images": "test/supervised_teacher_top1",
         "titles": "titles",
         "probe": "probe/test/top1",
     }

@@ -1,26 +1,31 @@
 """Callbacks that any Lightning project can use."""
 
-from .checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint, divide_checkpoint_file
-from .distributed import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
+from .checkpoints.checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint, divide_checkpoint_file
+from .distributed.collectives import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
+from .distributed.strategy import ShardedStrategy
 from .ema import EMACallback, EMAPair, ema_momentum
-from .figures import RetrievalFigures, WordMapFigures
+from .figures.learngene import LearngeneFigures, LearngeneTerms
+from .figures.retrieval import RetrievalFigures, WordMapFigures
 from .final_export import FinalExport
-from .learngene import LearngeneExpansionCallback, LearngeneWriter
-from .learngene_expansion import expand_learngene
-from .learngene_figures import LearngeneFigures, LearngeneTerms
-from .learngene_file import Learngene, LearngeneSizes, load_learngene, save_learngene
+from .learngene.expansion import expand_learngene
+from .learngene.file import Learngene, LearngeneSizes, load_learngene, save_learngene
+from .learngene_expansion import LearngeneExpansionCallback, LearngeneWriter
 from .missing import missing_callbacks
 from .non_finite import SkipNonFiniteSteps
 from .online_probe import OnlineProbe
 from .optimizer_step import OptimizerStepCallback
 from .own_classification import OwnClassification
-from .picture_predictions import CaptionWriter, ClassPredictionWriter, ImageEmbeddingWriter, TextClassPredictionWriter
-from .predictions import RetrievalPredictionWriter
 from .queue import FeatureQueue, QueueCallback
-from .reinforcement_writer import LeftOut, Reinforced, ReinforcementWriter
-from .sharded_strategy import ShardedStrategy
 from .step_seed import StepSeedCallback
 from .stopping import StopOnSignal
+from .writers.image_predictions import (
+    CaptionWriter,
+    ClassPredictionWriter,
+    ImageEmbeddingWriter,
+    TextClassPredictionWriter,
+)
+from .writers.reinforcement import LeftOut, Reinforced, ReinforcementWriter
+from .writers.retrieval import RetrievalPredictionWriter
 from .zero_shot import ZeroShotClassification
 
 __all__ = [

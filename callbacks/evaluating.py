@@ -21,12 +21,12 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def features_of(trainer: Trainer, encode: Callable[[Tensor], Any], image: Tensor) -> Tensor:
-    """Returns what a module's method makes of pictures, in the trainer's precision.
+    """Returns what a module's method makes of images, in the trainer's precision.
 
     Args:
         trainer: Says what that is.
         encode: A method that returns features, or a tuple that starts with them.
-        image: Pictures [B, 3, H, W], on the module's device.
+        image: Images [B, 3, H, W], on the module's device.
     """
     with trainer.precision_plugin.forward_context():
         features = encode(trainer.precision_plugin.convert_input(image))

@@ -7,7 +7,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
-from .checkpoint_io import check_free_among
+from .checkpoints.checkpoint_io import check_free_among
 
 
 class FinalExport(Callback):

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from .distributed import all_reduce_max, gather_uneven
+from .distributed.collectives import all_reduce_max, gather_uneven
 from .stopping import act_last, save_resumable
 
 _NAMED = 64  # samples in a message

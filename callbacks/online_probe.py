@@ -12,28 +12,28 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from typing_extensions import override
 
+from ..metrics.finite import hits, some_of
 from .attributes import nearest
-from .distributed import all_reduce_sum, gather_uneven
+from .distributed.collectives import all_reduce_sum, gather_uneven
 from .evaluating import evaluating, features_of
-from .finite import hits, some_of
 from .non_finite import is_skipped
 
 
 class OnlineProbe(Callback):
-    """Trains a linear classifier on what a module makes of pictures while the module trains, and logs how good it is.
+    """Trains a linear classifier on what a module makes of images while the module trains, and logs how good it is.
 
     The classifier is a LayerNorm and a linear layer that starts at zero, in float32. After every training batch it
-    makes one step of AdamW on that batch's pictures, as the module encodes them then: without gradient, in eval mode
+    makes one step of AdamW on that batch's images, as the module encodes them then: without gradient, in eval mode
     and in the trainer's precision. The module's training is bit for bit what it is without this callback.
 
     Logged are `train/<name>_loss`, the cross entropy before the step, and after validation, in percent over the
-    labelled pictures of all processes, `val/<name>_top1`, and `val/<name>_top5` where there are more than five classes.
+    labelled images of all processes, `val/<name>_top1`, and `val/<name>_top5` where there are more than five classes.
     Before the first step there is nothing to measure.
 
-    A picture with a feature that is infinite or not a number is not right in validation, where their number is logged
+    An image with a feature that is infinite or not a number is not right in validation, where their number is logged
     as `val/<name>_non_finite` and a warning names them, and has no part in training.
 
-    N processes with B pictures each make the steps that one with N*B makes. Classifier and optimizer are in the
+    N processes with B images each make the steps that one with N*B makes. Classifier and optimizer are in the
     checkpoint, under this callback's name.
 
     Args:
@@ -42,7 +42,7 @@ class OnlineProbe(Callback):
         method: name of the module's method that turns `batch[image]` into features [B, D] or tokens [B, T, D], or into
             a tuple that starts with them. Of tokens the first, the class token, is left out, and the mean of the others
             is taken.
-        image: key of the pictures in a batch.
+        image: key of the images in a batch.
         label: key of the labels [B]. A validation batch without it is not counted.
         learning_rate: learning rate of AdamW, constant.
         weight_decay: weight decay of AdamW.
@@ -50,7 +50,7 @@ class OnlineProbe(Callback):
         eps: epsilon of AdamW.
 
     Raises:
-        ValueError: for a module without that method, features of another shape, a training batch without pictures or
+        ValueError: for a module without that method, features of another shape, a training batch without images or
             labels, or labels that are no class.
     """
 
@@ -77,7 +77,7 @@ class OnlineProbe(Callback):
         self._optimizer: Optimizer | None = None
         self._restored: dict[str, Any] = {}
         self._no_class: Tensor | int = 0  # labels outside the classes, over all processes
-        self._counts: Tensor | None = None  # of this process's validation: pictures, right, right among five, no class
+        self._counts: Tensor | None = None  # of this process's validation: images, right, right among five, no class
         self._non_finite: list[Tensor] = []  # of it, [B, 2]: position in the data set, whether a feature is not finite
 
     @property
@@ -108,7 +108,7 @@ class OnlineProbe(Callback):
             methods = [name for name in dir(type(pl_module)) if callable(getattr(type(pl_module), name))]
             raise ValueError(
                 f"{self} found no {self.method}() in {type(pl_module).__name__}, expected a method that encodes "
-                f"pictures ({nearest(self.method, methods)}): set method."
+                f"images ({nearest(self.method, methods)}): set method."
             )
 
     @override
@@ -163,24 +163,24 @@ class OnlineProbe(Callback):
         counts = all_reduce_sum(self._counts)
         self._no_class = self._no_class + counts[3]
         self._refuse_no_class()
-        pictures, top1, top5, _ = counts.tolist()
-        if not pictures:
+        images, top1, top5, _ = counts.tolist()
+        if not images:
             return
-        metrics = {"top1": 100 * top1 / pictures}
+        metrics = {"top1": 100 * top1 / images}
         if self.num_classes > 5:
-            metrics["top5"] = 100 * top5 / pictures
-        if bad := self._count_non_finite(pictures):
+            metrics["top5"] = 100 * top5 / images
+        if bad := self._count_non_finite(images):
             metrics["non_finite"] = float(bad)
         # Every process has the same numbers; the mean over them only keeps Lightning from warning.
         pl_module.log_dict({f"val/{self.name}_{key}": value for key, value in metrics.items()}, sync_dist=True)
 
-    def _count_non_finite(self, pictures: int) -> int:
-        """How many pictures of all processes have a feature that is not finite, of so many; a warning names them."""
+    def _count_non_finite(self, images: int) -> int:
+        """How many images of all processes have a feature that is not finite, of so many; a warning names them."""
         rows = gather_uneven(torch.cat(self._non_finite))
         bad = rows[rows[:, 1] > 0, 0]
         if len(bad):
             rank_zero_warn(
-                f"{self} found infinite or undefined features for {len(bad)} of {pictures} pictures (sample_index "
+                f"{self} found infinite or undefined features for {len(bad)} of {images} images (sample_index "
                 f"{some_of(bad[bad >= 0])}), none of which counts as right: look at these samples, or, where they are "
                 "all, take an earlier checkpoint."
             )
@@ -230,13 +230,13 @@ class OnlineProbe(Callback):
         sums = [*gradients, loss.detach(), (known & finite).sum(), (~known).sum()]
         # At once: each process has a few labels less, perhaps, and the mean is that over all of them.
         total = all_reduce_sum(torch.cat([part.flatten().float() for part in sums]))
-        total, pictures, no_class = total[:-2], total[-2], total[-1]
-        mean = total / pictures.clamp(min=1)
+        total, images, no_class = total[:-2], total[-2], total[-1]
+        mean = total / images.clamp(min=1)
         for parameter, gradient in zip(parameters, mean[:-1].split([p.numel() for p in parameters]), strict=True):
             parameter.grad = gradient.view_as(parameter)
         optimizer.step()
         self._no_class = self._no_class + no_class
-        return mean[-1].where(pictures > 0, torch.nan)
+        return mean[-1].where(images > 0, torch.nan)
 
     def _known(self, label: Tensor) -> Tensor:
         return (label >= 0) & (label < self.num_classes)
@@ -246,5 +246,5 @@ class OnlineProbe(Callback):
         if self._no_class:
             raise ValueError(
                 f"{self} found {int(self._no_class)} labels outside 0 to {self.num_classes - 1}, expected each "
-                "picture's class: set num_classes to their number."
+                "image's class: set num_classes to their number."
             )

@@ -1,4 +1,4 @@
-"""Classification by a module's own classes: how well it names pictures after what taught it the classes."""
+"""Classification by a module's own classes: how well it names images after what taught it the classes."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -8,11 +8,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from .evaluating import features_of
-from .picture_classification import PictureClassification
+from .image_classification import ImageClassification
 
 
-class OwnClassification(PictureClassification):
-    """Classifies the labelled pictures of another datamodule by the module's own class logits, and logs how well.
+class OwnClassification(ImageClassification):
+    """Classifies the labelled images of another datamodule by the module's own class logits, and logs how well.
 
     Measurement, metrics and data are as in `ZeroShotClassification`: after validation, in percent, "val/<name>_top1",
     "val/<name>_top5" where there are more than five classes, and "val/<name>_class_recall"; after test the same with
@@ -33,16 +33,16 @@ class OwnClassification(PictureClassification):
             names its classes (`class_names`), it has as many as there are logits.
         name: name of the metrics.
         every_n_epochs: epochs of training between two measurements in validation.
-        transform: "trainer" prepares the pictures by `eval_transform` of the trainer's datamodule, if it has one, since
-            a model must see pictures as those that it was trained on; "own" leaves that to `data`.
+        transform: "trainer" prepares the images by `eval_transform` of the trainer's datamodule, if it has one, since
+            a model must see images as those that it was trained on; "own" leaves that to `data`.
 
     Raises:
         ValueError: for arguments that cannot be used, labels or classes that are not those of the logits, data
-            without pictures, or a module without class logits.
+            without images, or a module without class logits.
     """
 
     module_needs = ("classify_images",)
-    module_does = "classifies pictures by logits of its own"
+    module_does = "classifies images by logits of its own"
 
     def __init__(
         self,

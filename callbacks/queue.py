@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from .attributes import find_module, nearest
-from .distributed import broadcast, gather, keep_from_ddp
+from .distributed.collectives import broadcast, gather, keep_from_ddp
 from .non_finite import is_skipped
 
 NO_ID = torch.iinfo(torch.long).min  # an id that no data has

@@ -1,4 +1,4 @@
-"""Zero-shot classification: how well a model that knows pictures and texts names the classes of any labelled data."""
+"""Zero-shot classification: how well a model that knows images and texts names the classes of any labelled data."""
 
 from collections.abc import Callable
 from math import ceil
@@ -11,20 +11,20 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import override
 
-from .distributed import gather, rank, world_size
+from .distributed.collectives import gather, rank, world_size
 from .evaluating import features_of
-from .picture_classification import PictureClassification, datamodule, only_tries
+from .image_classification import ImageClassification, datamodule, only_tries
 
 _PROMPTS = 256  # that are encoded at a time, unless there are more templates
 
 
-class ZeroShotClassification(PictureClassification):
-    """Classifies the labelled pictures of another datamodule by the names of their classes, and logs how well it went.
+class ZeroShotClassification(ImageClassification):
+    """Classifies the labelled images of another datamodule by the names of their classes, and logs how well it went.
 
     Every name is put into every template. The class is embedded as the normalised mean of the normalised embeddings of
-    these prompts, and a picture gets the class whose embedding has the largest cosine with its own. After validation,
+    these prompts, and an image gets the class whose embedding has the largest cosine with its own. After validation,
     in percent: "val/<name>_top1"; "val/<name>_top5" where there are more than five classes; "val/<name>_class_recall",
-    the mean over the classes that occur of the share of their pictures that are right. After test the same with
+    the mean over the classes that occur of the share of their images that are right. After test the same with
     "test/".
 
     The module has `encode_images(image)`, which returns features [B, E] (or a tuple that starts with them), and
@@ -32,8 +32,8 @@ class ZeroShotClassification(PictureClassification):
     `encoder()`, whose result turns a list of texts into a dict of what `encode_texts` takes. Both run without gradient,
     in eval mode and in the trainer's precision. A module's training is bit for bit what it is without this callback.
 
-    All pictures are read, whatever `limit_val_batches` says; only the sanity check and `fast_dev_run` take one batch
-    and one template, to find mistakes early. Over several processes prompts are shared out, and pictures as far as
+    All images are read, whatever `limit_val_batches` says; only the sanity check and `fast_dev_run` take one batch
+    and one template, to find mistakes early. Over several processes prompts are shared out, and images as far as
     `data` shares them out. (A plain `DataLoader` does not: every process then reads all, to the same percentages.)
 
     Several of these need a `name` each. A `ModelCheckpoint` that monitors one takes the same `every_n_epochs`.
@@ -47,16 +47,16 @@ class ZeroShotClassification(PictureClassification):
             where the name goes (quoted in YAML, to which braces mean something).
         name: name of the metrics.
         every_n_epochs: epochs of training between two measurements in validation.
-        transform: "trainer" prepares the pictures by `eval_transform` of the trainer's datamodule, if it has one, since
-            a model must see pictures as those that it was trained on; "own" leaves that to `data`.
+        transform: "trainer" prepares the images by `eval_transform` of the trainer's datamodule, if it has one, since
+            a model must see images as those that it was trained on; "own" leaves that to `data`.
 
     Raises:
-        ValueError: for names or templates that cannot be used, a label without a name, data without pictures, or a
+        ValueError: for names or templates that cannot be used, a label without a name, data without images, or a
             run that cannot encode.
     """
 
     module_needs = ("encode_images", "encode_texts")
-    module_does = "encodes pictures and texts"
+    module_does = "encodes images and texts"
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class ZeroShotClassification(PictureClassification):
         classes = self._embed_classes(trainer, pl_module)
 
         def cosines(image: Tensor) -> Tensor:
-            # The length of a picture's features does not change the order.
+            # The length of an image's features does not change the order.
             return _at_least_float32(features_of(trainer, pl_module.encode_images, image)) @ classes.T
 
         return cosines

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..datamodules.text import open_tokenizer, set_ending, tokenizer_from_json
+from ..datamodules.text.tokenizers import open_tokenizer, set_ending, tokenizer_from_json
 from ..lightning_modules.albef.checkpoint import save_official
 from ..lightning_modules.albef.module import ALBEFModule
 from ..lightning_modules.albef.pretrained import arguments_without_weights, rebuild
-from ..lightning_modules.preprocessing import recorded_preprocessing, said
+from ..lightning_modules.base.preprocessing import recorded_preprocessing, said
 
 LAYOUTS = {
     "vlightning": "a folder with model.safetensors, config.json and the tokenizer",

@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.models import ResNet
 
-from ..callbacks.checkpoint_io import swap_in, write_file, writing
-from ..callbacks.leftovers import staged_beside
-from ..datamodules.class_transforms import IMAGENET_MEAN, IMAGENET_STD
-from ..lightning_modules.cocord.checkpoint import load_classifier, public_state
-from ..lightning_modules.cocord.network import build_classifier, public_network
-from ..lightning_modules.preprocessing import recorded_preprocessing, said
+from ..callbacks.checkpoints.checkpoint_io import swap_in, write_file, writing
+from ..common.leftovers import staged_beside
+from ..datamodules.transforms.classification import IMAGENET_MEAN, IMAGENET_STD
+from ..lightning_modules.base.preprocessing import recorded_preprocessing, said
+from ..lightning_modules.networks.classifier_files import load_classifier, public_state
+from ..lightning_modules.networks.classifiers import build_classifier, public_network
 
 LAYOUTS = {
     "student": "a .safetensors, .pth or .pt file of the student under its public names, a library's own for its "
@@ -78,12 +78,12 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
 
 
 def _needed(look: Mapping[str, Any] | None) -> str:
-    """What detectron2's configuration has to say of pictures, since the file cannot."""
+    """What detectron2's configuration has to say of images, since the file cannot."""
     known = look if look is not None and "mean" in look else None
     mean, std = (", ".join(f"{255 * value:.3f}" for value in (known or _IMAGENET)[name]) for name in ("mean", "std"))
     other = "" if known else " (as ImageNet's recipe has it; other data: its mean and std times 255)"
     return (
-        f'expects pictures as its training prepared them, so set INPUT.FORMAT "RGB", MODEL.PIXEL_MEAN [{mean}], '
+        f'expects images as its training prepared them, so set INPUT.FORMAT "RGB", MODEL.PIXEL_MEAN [{mean}], '
         f"MODEL.PIXEL_STD [{std}]{other} and MODEL.RESNETS.STRIDE_IN_1X1 False, without which it loses accuracy and "
         "nothing says so"
     )

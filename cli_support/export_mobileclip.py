@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..lightning_modules.base.preprocessing import recorded_preprocessing, said
 from ..lightning_modules.mobileclip.models import model_config
 from ..lightning_modules.mobileclip.pretrained import (
     Preprocessing,
@@ -13,7 +14,6 @@ from ..lightning_modules.mobileclip.pretrained import (
     save_vendor,
 )
 from ..lightning_modules.mobileclip.towers import export_towers
-from ..lightning_modules.preprocessing import recorded_preprocessing, said
 
 LAYOUTS = {
     "torch_export": "a folder with image.pt2 and text.pt2, fused, for torch.export.load",

@@ -8,8 +8,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from ..callbacks.sharded_checkpoint import METADATA
-from .named_code import defined_here
+from ..callbacks.checkpoints.sharded_checkpoint import METADATA
+from ..common.named_code import defined_here
 from .report import say
 
 

@@ -18,9 +18,9 @@ import torch
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from ..callbacks.sharded_checkpoint import METADATA
+from ..callbacks.checkpoints.sharded_checkpoint import METADATA
+from ..common.named_code import INSTANTIATORS, ForeignCode, TypedNames, check_arguments, check_class, imported
 from .explain import subclasses
-from .named_code import INSTANTIATORS, ForeignCode, TypedNames, check_arguments, check_class, imported
 from .report import say, tell
 from .save_config import LENGTHS, RUN_KEY, SHAPING
 from .typed import Source, Typed, UsageError, nearest

@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from ..callbacks.checkpoint_io import newest_whole
+from ..callbacks.checkpoints.checkpoint_io import newest_whole
 from .report import say, tell
 from .resume import KEYWORDS, Saved, best_beside
 from .save_config import Claimed

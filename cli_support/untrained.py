@@ -3,7 +3,7 @@
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from ..lightning_modules.initial_weights import InitialWeights
+from ..lightning_modules.base.initial_weights import InitialWeights
 from .report import tell
 
 

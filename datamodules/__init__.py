@@ -1,20 +1,25 @@
 """Datamodules: where batches come from. They import nothing from the modules or the callbacks."""
 
-from .base import PictureDataModule
-from .class_transforms import CIFAREvalTransform, CIFARTrainTransform, ImageNetEvalTransform, ImageNetTrainTransform
-from .clip_transforms import CLIPEvalTransform
+from .core.base import ImageDataModule
 from .embedded_captions import EmbeddedCaptionsDataModule
 from .image_classification import ImageClassificationDataModule, LabelDataModule
 from .image_text import ImageTextDataModule
 from .pairs import PairDataModule
-from .probe_transforms import ProbeTrainTransform
 from .reinforced import ReinforcedDataModule, ReinforcedImageTextDataModule
 from .reinforced_shapes import ReinforcedShapesDataModule
 from .reinforcement import ReinforcementDataModule
 from .shape_classes import ShapeClassesDataModule
 from .shapes import ShapesDataModule
-from .sources import Source
-from .transforms import ALBEFEvalTransform, ALBEFRandAugment, ALBEFTrainTransform
+from .sources.open import Source
+from .transforms.albef import ALBEFEvalTransform, ALBEFRandAugment, ALBEFTrainTransform
+from .transforms.classification import (
+    CIFAREvalTransform,
+    CIFARTrainTransform,
+    ImageNetEvalTransform,
+    ImageNetTrainTransform,
+)
+from .transforms.clip import CLIPEvalTransform
+from .transforms.probe import ProbeTrainTransform
 
 __all__ = [
     "ALBEFEvalTransform",
@@ -25,12 +30,12 @@ __all__ = [
     "CLIPEvalTransform",
     "EmbeddedCaptionsDataModule",
     "ImageClassificationDataModule",
+    "ImageDataModule",
     "ImageNetEvalTransform",
     "ImageNetTrainTransform",
     "ImageTextDataModule",
     "LabelDataModule",
     "PairDataModule",
-    "PictureDataModule",
     "ProbeTrainTransform",
     "ReinforcedDataModule",
     "ReinforcedImageTextDataModule",

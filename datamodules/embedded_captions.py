@@ -1,4 +1,4 @@
-"""The datamodule over embeddings of pictures and the captions of these pictures: nothing is decoded."""
+"""The datamodule over embeddings of images and the captions of these images: nothing is decoded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from .base import PictureDataModule, Split, splits_of
-from .decode import EMPTY_CAPTION, MAX_PIXELS, BadSample, Fault
-from .embeddings import Embeddings, JoinOn
+from .core.base import ImageDataModule, Split, splits_of
+from .core.decode import EMPTY_CAPTION, MAX_PIXELS, BadSample, Fault
+from .core.samples import Collated, Outcome, account, captions_of
 from .image_text import PairSources, Sources, by_split
-from .samples import Collated, Outcome, account, captions_of
-from .sources import Opening
-from .tables import PairTable
-from .text import open_tokenizer
+from .sources.embeddings import Embeddings, JoinOn
+from .sources.open import Opening
+from .sources.table import PairTable
+from .text.tokenizers import open_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 NO_EMBEDDING = "no embedding"
 
 
-class EmbeddedPictures(PairTable):
-    """Rows of pictures and captions whose pictures were embedded before.
+class EmbeddedImages(PairTable):
+    """Rows of images and captions whose images were embedded before.
 
     Args:
         parts: the sources, opened.
-        embeddings: of the pictures.
+        embeddings: of the images.
     """
 
     def __init__(self, parts: Sequence[tuple[Any, Any]], embeddings: Embeddings) -> None:
@@ -45,7 +45,7 @@ class EmbeddedPictures(PairTable):
         """Float32 [D].
 
         Raises:
-            BadSample: the picture was not embedded, or to numbers that are not finite; or the row has a fault.
+            BadSample: the image was not embedded, or to numbers that are not finite; or the row has a fault.
         """
         key = self._key(row)
         if key not in self.embeddings:
@@ -75,48 +75,48 @@ class EmbeddedPictures(PairTable):
             return None
 
         wanted = (
-            f"pictures with captions whose {self.embeddings.join_on} is in {str(self.embeddings.paths[0])!r}: embed "
-            "these pictures, correct data.image_root, or set data.join_on"
+            f"images with captions whose {self.embeddings.join_on} is in {str(self.embeddings.paths[0])!r}: embed "
+            "these images, correct data.image_root, or set data.join_on"
         )
         self.check_rows(split, wanted, unusable)
 
 
 class CaptionRows:
-    """The captions of embedded pictures, one a row; one too for a picture whose captions cannot be read.
+    """The captions of embedded images, one a row; one too for an image whose captions cannot be read.
 
     Args:
-        pictures: with the captions.
+        images: with the captions.
     """
 
-    def __init__(self, pictures: EmbeddedPictures) -> None:
-        self.pictures = pictures
-        self._ends = list(accumulate(self._count(row) for row in range(len(pictures))))
+    def __init__(self, images: EmbeddedImages) -> None:
+        self.images = images
+        self._ends = list(accumulate(self._count(row) for row in range(len(images))))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def _count(self, picture: int) -> int:
+    def _count(self, image: int) -> int:
         try:
-            return len(self.pictures.captions(picture))
+            return len(self.images.captions(image))
         except BadSample:
             return 1
 
-    def picture_row(self, row: int) -> int:
-        """The row of the picture that a caption belongs to."""
+    def image_row(self, row: int) -> int:
+        """The row of the image that a caption belongs to."""
         return bisect_right(self._ends, row)
 
     def caption(self, row: int) -> str:
         """The raw caption; raises :class:`BadSample`."""
-        picture = self.picture_row(row)
-        return self.pictures.captions(picture)[row - self._ends[picture]]  # counted from the end
+        image = self.image_row(row)
+        return self.images.captions(image)[row - self._ends[image]]  # counted from the end
 
-    def picture(self, row: int) -> Image.Image:
-        """The decoded picture, where it is still there; raises :class:`BadSample`."""
-        return self.pictures.picture(self.picture_row(row))
+    def image(self, row: int) -> Image.Image:
+        """The decoded image, where it is still there; raises :class:`BadSample`."""
+        return self.images.image(self.image_row(row))
 
     def picture_name(self, row: int) -> str:
-        """The path of the picture where it is a file, else source and row."""
-        return self.pictures.picture_name(self.picture_row(row))
+        """The path of the image where it is a file, else source and row."""
+        return self.images.picture_name(self.image_row(row))
 
 
 class EmbeddedCaption(NamedTuple):
@@ -130,38 +130,38 @@ class EmbeddedCaption(NamedTuple):
 
 @dataclass
 class CaptionReader:
-    """Reads a row as one caption with its picture's embedding; there is nothing to draw."""
+    """Reads a row as one caption with its image's embedding; there is nothing to draw."""
 
     rows: CaptionRows
 
     def __call__(self, row: int, words: tuple[int, int]) -> EmbeddedCaption:
         """Read a row; raises :class:`BadSample`."""
-        pictures, picture = self.rows.pictures, self.rows.picture_row(row)
+        images, image = self.rows.images, self.rows.image_row(row)
         caption = self.rows.caption(row)
         if not _usable(caption):
-            raise BadSample(EMPTY_CAPTION, pictures.name(picture))
-        return EmbeddedCaption(pictures.embedding(picture), [caption], pictures.image_id(picture), row)
+            raise BadSample(EMPTY_CAPTION, images.name(image))
+        return EmbeddedCaption(images.embedding(image), [caption], images.image_id(image), row)
 
 
 class EmbeddedEvaluationSet(Dataset[Outcome]):
-    """Pictures of an evaluation split with all their captions; unusable ones are left out, never replaced.
+    """Images of an evaluation split with all their captions; unusable ones are left out, never replaced.
 
     Args:
         rows: the rows.
-        pictures: the rows of each picture.
-        need_captions: whether a picture without captions counts as unusable.
+        images: the rows of each image.
+        need_captions: whether an image without captions counts as unusable.
     """
 
-    def __init__(self, rows: EmbeddedPictures, pictures: Sequence[Sequence[int]], need_captions: bool) -> None:
+    def __init__(self, rows: EmbeddedImages, images: Sequence[Sequence[int]], need_captions: bool) -> None:
         self.rows = rows
-        self.pictures = pictures
+        self.images = images
         self.need_captions = need_captions
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
-    def __getitem__(self, picture: int) -> Outcome:
-        rows, table = self.pictures[picture], self.rows
+    def __getitem__(self, image: int) -> Outcome:
+        rows, table = self.images[image], self.rows
         captions, faults = captions_of(table, rows)
         seen = max(1, len(captions) + len(faults))
         if len(faults) == len(rows):
@@ -188,7 +188,7 @@ class EmbeddedCollate:
     width: int
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the embeddings; ``references`` is a list of texts for each picture."""
+        """Stack the embeddings; ``references`` is a list of texts for each image."""
         samples, seen, faults = account(outcomes)
         batch = self.stacked(samples)
         batch["references"] = [sample.captions for sample in samples]
@@ -236,31 +236,31 @@ class CaptionCollate(EmbeddedCollate):
         return Collated(self.stacked(samples) | {"input_ids": ids, "attention_mask": mask}, seen, faults)
 
 
-class EmbeddedCaptionsDataModule(PictureDataModule):
-    """Embeddings of pictures, as ``predict`` of an ``ImageEmbeddingModule`` writes them, with the pictures' captions.
+class EmbeddedCaptionsDataModule(ImageDataModule):
+    """Embeddings of images, as ``predict`` of an ``ImageEmbeddingModule`` writes them, with the images' captions.
 
-    Order and exact resume are those of :class:`PictureDataModule`. In training each caption is a row, as in ClipCap. In
-    evaluation and prediction each picture comes once; an evaluation batch holds ``references``, all captions of each
-    picture as a list of lists of texts. The pictures themselves are not read and need not be there.
+    Order and exact resume are those of :class:`ImageDataModule`. In training each caption is a row, as in ClipCap. In
+    evaluation and prediction each image comes once; an evaluation batch holds ``references``, all captions of each
+    image as a list of lists of texts. The images themselves are not read and need not be there.
 
     Args:
         embeddings: a Parquet file, glob pattern or folder, or a list of these.
-        train: pictures with captions for training, in the forms that ``ImageTextDataModule`` takes, such as Karpathy's
+        train: images with captions for training, in the forms that ``ImageTextDataModule`` takes, such as Karpathy's
             ``dataset_coco.json``, of which each argument takes its own split.
-        validation: pictures with captions for validation, in the same forms.
-        test: pictures with captions for testing, in the same forms.
-        predict: pictures to caption; captions may be missing.
-        join_on: what finds a picture's embedding: "image", its path (its source and row, where the data holds the
-            picture), or "image_id", for pictures that have moved since.
-        image_root: folder that relative picture paths start from; by default that of the file which names them.
-        image_column: column of the pictures.
+        validation: images with captions for validation, in the same forms.
+        test: images with captions for testing, in the same forms.
+        predict: images to caption; captions may be missing.
+        join_on: what finds an image's embedding: "image", its path (its source and row, where the data holds the
+            image), or "image_id", for images that have moved since.
+        image_root: folder that relative image paths start from; by default that of the file which names them.
+        image_column: column of the images.
         caption_column: column of the captions, each a string or a list of strings.
-        image_id_column: column whose equal values mean the same picture; by default ``image_id`` where there is one,
-            else the picture's path.
+        image_id_column: column whose equal values mean the same image; by default ``image_id`` where there is one,
+            else the image's path.
         language_model: GPT-2's hub name or folder, whose tokenizer is used. The module takes it over.
         max_tokens: longest caption, its end included; longer ones are cut.
         batch_size: captions per process and training batch (MM-LG: 256 in all).
-        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process; there is little for them to do.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
@@ -326,14 +326,14 @@ class EmbeddedCaptionsDataModule(PictureDataModule):
         for split in splits_of(self.trainer.state.fn if self.trainer is not None else None):
             self.pairs.open(split)
 
-    def open_split(self, split: Split) -> CaptionRows | EmbeddedPictures | None:
+    def open_split(self, split: Split) -> CaptionRows | EmbeddedImages | None:
         """The rows of a split, checked."""
         parts = self.pairs.open(split)
         if not parts:
             return None
-        pictures = EmbeddedPictures(parts, self.embeddings)
-        pictures.check_embedded(split, split != "predict")
-        return CaptionRows(pictures) if split == "train" else pictures
+        images = EmbeddedImages(parts, self.embeddings)
+        images.check_embedded(split, split != "predict")
+        return CaptionRows(images) if split == "train" else images
 
     def training_reader(self, rows: CaptionRows) -> CaptionReader:
         """Reads an embedding with one caption."""
@@ -345,15 +345,15 @@ class EmbeddedCaptionsDataModule(PictureDataModule):
 
     @property
     def preprocessing(self) -> None:
-        """No pictures are read."""
+        """No images are read."""
         return None
 
-    def evaluation_items(self, rows: EmbeddedPictures) -> list[list[int]]:
-        """The rows of each picture."""
-        return rows.pictures()
+    def evaluation_items(self, rows: EmbeddedImages) -> list[list[int]]:
+        """The rows of each image."""
+        return rows.images()
 
-    def evaluation_set(self, rows: EmbeddedPictures, items: list[list[int]], split: Split) -> EmbeddedEvaluationSet:
-        """Pictures with all their captions."""
+    def evaluation_set(self, rows: EmbeddedImages, items: list[list[int]], split: Split) -> EmbeddedEvaluationSet:
+        """Images with all their captions."""
         return EmbeddedEvaluationSet(rows, items, split != "predict")
 
     def evaluation_collate(self) -> EmbeddedCollate:

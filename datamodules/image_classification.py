@@ -1,4 +1,4 @@
-"""The datamodules over labelled pictures."""
+"""The datamodules over labelled images."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .base import PictureDataModule, Split, splits_of
-from .class_transforms import CIFAREvalTransform, CIFARTrainTransform, ImageNetEvalTransform, ImageNetTrainTransform
-from .clip_transforms import pair_eval_transform
-from .decode import MAX_PIXELS, Account
+from .core.base import ImageDataModule, Split, splits_of
+from .core.decode import MAX_PIXELS, Account
+from .core.labels import LabelCollate, LabelledEvaluationSet, LabelledRows, LabelReader, LabelTable
+from .core.loaders import BatchLoader
 from .image_text import Sources, by_split
-from .labels import LabelCollate, LabelledEvaluationSet, LabelledRows, LabelReader, LabelTable
-from .loaders import BatchLoader
-from .sources import Opening
-from .tables import Layout
+from .sources.open import Opening
+from .sources.table import Layout
+from .transforms.classification import (
+    CIFAREvalTransform,
+    CIFARTrainTransform,
+    ImageNetEvalTransform,
+    ImageNetTrainTransform,
+)
+from .transforms.clip import pair_eval_transform
 
 Preset = Literal["cifar", "imagenet"]
 
 
-class LabelDataModule(PictureDataModule):
-    """Labelled pictures, in batches of the project's contract (dicts of tensors).
+class LabelDataModule(ImageDataModule):
+    """Labelled images, in batches of the project's contract (dicts of tensors).
 
-    Order and draws are those of :class:`PictureDataModule`. A training batch holds ``label`` [B], ``sample_index`` [B]
+    Order and draws are those of :class:`ImageDataModule`. A training batch holds ``label`` [B], ``sample_index`` [B]
     and float [B, 3, H, W] for each view, augmented independently; an evaluation batch one view, ``image``, without
     augmentation. A subclass says what the rows are, in :meth:`open_split`, and supplies :attr:`num_classes`.
 
     Args:
-        batch_size: training pictures per process and batch.
-        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        batch_size: training images per process and batch.
+        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process, 0 to load in the process itself.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: copy batches to page-locked memory; by default where the trainer uses CUDA.
@@ -38,12 +43,12 @@ class LabelDataModule(PictureDataModule):
             a checkpoint wins when a run is resumed.
         preset: name of the preset whose transforms are the default; None: as the module's checkpoint was evaluated,
             else "cifar".
-        image_size: side of the square pictures, pixels; by default the module's or the checkpoint's, else the preset's.
+        image_size: side of the square images, pixels; by default the module's or the checkpoint's, else the preset's.
         train_transform: transform that takes the place of the preset's in training.
         eval_transform: transform that takes the place of the preset's in evaluation.
         augment: False uses the evaluation transform in training too.
-        views: names of the augmented views of a training picture; by default those that the module's ``views()`` names,
-            or "image" alone. An empty list reads no training pictures at all.
+        views: names of the augmented views of a training image; by default those that the module's ``views()`` names,
+            or "image" alone. An empty list reads no training images at all.
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
     """
 
@@ -95,7 +100,7 @@ class LabelDataModule(PictureDataModule):
         return {"cifar": CIFAREvalTransform, "imagenet": ImageNetEvalTransform}[kind](size)
 
     def _look(self) -> tuple[Preset, int]:
-        """Whose transforms these are, and the side of the pictures."""
+        """Whose transforms these are, and the side of the images."""
         expected = self.expected_preprocessing() if self._preset is None else {}
         cut = expected.get("resize_mode") == "shortest"
         kind = self._preset or ("imagenet" if cut else "cifar")
@@ -103,7 +108,7 @@ class LabelDataModule(PictureDataModule):
 
     @property
     def views(self) -> list[str]:
-        """Names of the augmented views of a training picture."""
+        """Names of the augmented views of a training image."""
         if self._views is not None:
             return self._views
         ask = getattr(self.trainer.lightning_module, "views", None) if self.trainer is not None else None
@@ -114,10 +119,10 @@ class LabelDataModule(PictureDataModule):
         """How many classes there are."""
         raise NotImplementedError
 
-    def every_picture(self, split: Split) -> BatchLoader:
-        """Each picture of a split once over all processes, as evaluation reads it; unusable ones are left out.
+    def every_image(self, split: Split) -> BatchLoader:
+        """Each image of a split once over all processes, as evaluation reads it; unusable ones are left out.
 
-        For what is computed of all training pictures before training, such as features.
+        For what is computed of all training images before training, such as features.
 
         Args:
             split: one that is set up.
@@ -138,16 +143,16 @@ class LabelDataModule(PictureDataModule):
         return LabelCollate(self.views)
 
     def evaluation_set(self, rows: LabelledRows, items: Sequence[int], split: Split) -> LabelledEvaluationSet:
-        """Pictures with labels."""
+        """Images with labels."""
         return LabelledEvaluationSet(rows, self.eval_transform, self.run_seed)
 
     def evaluation_collate(self) -> LabelCollate:
-        """Stacks the pictures."""
+        """Stacks the images."""
         return LabelCollate(["image"], self.eval_transform)
 
 
 class ImageClassificationDataModule(LabelDataModule):
-    """Labelled pictures from Parquet, JSON or CSV lists, folders with a folder for each class, tars, or the hub.
+    """Labelled images from Parquet, JSON or CSV lists, folders with a folder for each class, tars, or the hub.
 
     Labels are whole numbers from 0, or names; names are numbered in the order that the source lists them in, else
     sorted. A number in text counts as a number.
@@ -155,20 +160,20 @@ class ImageClassificationDataModule(LabelDataModule):
     Args:
         train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these. Files:
             ``.parquet``, ``.json``, ``.jsonl``, ``.csv``, ``.tar`` in WebDataset's form (the label in the member that
-            ``label_column`` names, such as ``cls``). Folders: of such files, of pictures in a folder for each class,
+            ``label_column`` names, such as ``cls``). Folders: of such files, of images in a folder for each class,
             or saved by ``datasets``.
         validation: rows for validation, in the same forms. Hub data sets without such a split: a :class:`Source` with
             ``split: test``.
         test: rows for testing, in the same forms.
-        predict: rows for prediction; labels may be missing, and folders of pictures need no folders for classes.
-        image_root: folder that relative picture paths start from; by default that of the file which names them.
-        image_column: column of the pictures (CIFAR on the hub: ``img``).
+        predict: rows for prediction; labels may be missing, and folders of images need no folders for classes.
+        image_root: folder that relative image paths start from; by default that of the file which names them.
+        image_column: column of the images (CIFAR on the hub: ``img``).
         label_column: column of the labels (CIFAR-100 on the hub: ``fine_label``).
         num_classes: how many classes there are; by default as many as the source names, else the largest training label
             plus one.
         class_names: names of the classes 0, 1, ...; by default those of the training rows.
-        batch_size: training pictures per process and batch (CRD and CoCoRD on CIFAR: 64).
-        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        batch_size: training images per process and batch (CRD and CoCoRD on CIFAR: 64).
+        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
@@ -177,15 +182,15 @@ class ImageClassificationDataModule(LabelDataModule):
         preset: name of the preset whose transforms are the default: "cifar" pads by 4, crops and mirrors; "imagenet"
             crops at random and mirrors, and evaluates the middle. None: as the module's checkpoint was evaluated, else
             "cifar".
-        image_size: side of the square pictures, pixels; by default, without a preset, the module's or its checkpoint's,
+        image_size: side of the square images, pixels; by default, without a preset, the module's or its checkpoint's,
             else 32 for "cifar" and 224 for "imagenet".
         train_transform: transform that takes the place of the preset's in training.
         eval_transform: transform that takes the place of the preset's in evaluation.
         augment: False uses the evaluation transform in training too.
-        views: names of the augmented views of a training picture; by default those that the module's ``views()`` names,
-            or "image" alone. An empty list reads no training pictures at all.
+        views: names of the augmented views of a training image; by default those that the module's ``views()`` names,
+            or "image" alone. An empty list reads no training images at all.
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
-        max_pixels: pictures with more are refused before they are decoded.
+        max_pixels: images with more are refused before they are decoded.
         limit_train_rows: train on this many of the rows only, spread evenly over the source; for trials.
         cache_dir: where the ``datasets`` library keeps its memory-mapped copies.
     """

@@ -1,4 +1,4 @@
-"""The datamodule over pictures and captions on disk or on the hub."""
+"""The datamodule over images and captions on disk or on the hub."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from typing import Any
 
 from torch import nn
 
-from .base import Split, splits_of
-from .clip_transforms import pair_eval_transform, pair_train_transform
-from .decode import MAX_PIXELS
+from .core.base import Split, splits_of
+from .core.decode import MAX_PIXELS
 from .pairs import PairDataModule
-from .sources import Opening, Source, as_source
-from .streaming import Stream
-from .tables import Layout, PairTable
+from .sources.open import Opening, Source, as_source
+from .sources.stream import Stream
+from .sources.table import Layout, PairTable
+from .transforms.clip import pair_eval_transform, pair_train_transform
 
 Sources = str | Source | list[str | Source] | None
 
 
 class ImageTextDataModule(PairDataModule):
-    """Pictures with captions from Parquet, JSON, image folders, WebDataset shards or the hub.
+    """Images with captions from Parquet, JSON, image folders, WebDataset shards or the hub.
 
     Args:
         train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these, read one
             after another. Files: ``.parquet``; ``.json`` in ALBEF's form (a list of objects), ``.jsonl``, ``.csv``;
             ``.tar`` in WebDataset's form; ``dataset_coco.json`` and ``dataset_flickr30k.json`` with Karpathy's splits,
-            of which each argument takes its own. Folders: of such files, of pictures with a ``metadata.jsonl`` (key
+            of which each argument takes its own. Folders: of such files, of images with a ``metadata.jsonl`` (key
             ``file_name``), or saved by ``datasets``.
         validation: rows for validation, in the same forms.
         test: rows for testing, in the same forms.
-        predict: rows for prediction; captions may be missing, and pictures themselves be named.
-        predict_texts: texts for prediction, beside pictures or alone: a text file with one a line, or a list of texts.
-        image_root: folder that relative picture paths start from; by default that of the file which names them.
-        image_column: column of the pictures (encoded, or paths).
+        predict: rows for prediction; captions may be missing, and images themselves be named.
+        predict_texts: texts for prediction, beside images or alone: a text file with one a line, or a list of texts.
+        image_root: folder that relative image paths start from; by default that of the file which names them.
+        image_column: column of the images (encoded, or paths).
         caption_column: column of the captions, each a string or a list of strings. Training draws one of them,
             evaluation uses all.
-        image_id_column: column whose equal values mean the same picture; by default ``image_id`` where there is one,
-            else the picture's path.
+        image_id_column: column whose equal values mean the same image; by default ``image_id`` where there is one,
+            else the image's path.
         batch_size: training rows per process and batch (ALBEF: 64).
-        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process (ALBEF: 4).
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
         seed: seed of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without
             one. The value in a checkpoint wins when a run is resumed.
-        image_size: side of the square pictures, pixels; by default the module's, or 256 (ALBEF).
-        horizontal_flip: mirror half of the training pictures, as ALBEF does; switch it off where captions tell left
+        image_size: side of the square images, pixels; by default the module's, or 256 (ALBEF).
+        horizontal_flip: mirror half of the training images, as ALBEF does; switch it off where captions tell left
             from right. Has no effect beside a ``train_transform``.
-        train_transform: RGB picture to float [3, H, W]; by default ALBEF's training transform, interpolated and
+        train_transform: RGB image to float [3, H, W]; by default ALBEF's training transform, interpolated and
             normalised as the module's weights expect it, where they were trained before.
-        eval_transform: RGB picture to float [3, H, W], for evaluation and prediction; by default what the module's
+        eval_transform: RGB image to float [3, H, W], for evaluation and prediction; by default what the module's
             weights expect, else ALBEF's test transform.
         tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
             default a WordPiece tokenizer is trained on the training captions, and travels in the checkpoint.
@@ -60,7 +60,7 @@ class ImageTextDataModule(PairDataModule):
         clean_captions: apply ALBEF's caption cleaning.
         max_words: words kept by the cleaning (ALBEF: 30).
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
-        max_pixels: pictures with more are refused before they are decoded.
+        max_pixels: images with more are refused before they are decoded.
         streaming: read all splits on the fly, without a memory-mapped copy.
         samples_per_epoch: training rows in an epoch, over all processes; needed for streaming, where nobody has counted
             them.
@@ -143,7 +143,7 @@ class ImageTextDataModule(PairDataModule):
 
     @property
     def image_size(self) -> int:
-        """Side of the square pictures, pixels."""
+        """Side of the square images, pixels."""
         return self._image_size or self.expected_preprocessing().get("image_size") or 256
 
     def default_train_transform(self) -> nn.Module:
@@ -172,12 +172,12 @@ class ImageTextDataModule(PairDataModule):
 
 @dataclass
 class PairSources:
-    """Where the pictures with captions of each split come from, and how they are opened.
+    """Where the images with captions of each split come from, and how they are opened.
 
     Args:
         sources: by split.
         opening: settings that all sources share.
-        max_pixels: larger pictures are refused.
+        max_pixels: larger images are refused.
         streaming: read on the fly, without a memory-mapped copy.
     """
 

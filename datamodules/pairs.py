@@ -1,4 +1,4 @@
-"""The datamodule over pictures with captions: tokenizer, texts to predict, streaming."""
+"""The datamodule over images with captions: tokenizer, texts to predict, streaming."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 from torch.utils.data import DataLoader
 
-from .base import PictureDataModule, Split, splits_of
-from .clip_text import CLIP, CLIPTextEncoder, CLIPTokenizer
-from .decode import Account
-from .loaders import BatchLoader, PredictionLoader
-from .records import read_texts
-from .samples import (
+from .core.base import ImageDataModule, Split, splits_of
+from .core.decode import Account
+from .core.loaders import BatchLoader, PredictionLoader
+from .core.samples import (
     Collated,
     EvaluationCollate,
     EvaluationSet,
@@ -28,9 +26,11 @@ from .samples import (
     TextCollate,
     TrainingCollate,
 )
-from .sampling import TrainingPosition, evaluation_batches
-from .streaming import Stream, StreamedEvaluationSet, StreamedTrainingSet
-from .text import (
+from .core.sampling import TrainingPosition, evaluation_batches
+from .sources.records import read_texts
+from .sources.stream import Stream, StreamedEvaluationSet, StreamedTrainingSet
+from .text.clip import CLIP, CLIPTextEncoder, CLIPTokenizer
+from .text.tokenizers import (
     Encoder,
     TextEncoder,
     open_tokenizer,
@@ -47,22 +47,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class PairDataModule(PictureDataModule):
-    """Pictures with captions, in batches of the project's contract (dicts of tensors).
+class PairDataModule(ImageDataModule):
+    """Images with captions, in batches of the project's contract (dicts of tensors).
 
-    Order and draws are those of :class:`PictureDataModule`. Evaluation reads each picture once, with all its captions.
+    Order and draws are those of :class:`ImageDataModule`. Evaluation reads each image once, with all its captions.
     A subclass says what the rows are, in :meth:`open_split`.
 
     Args:
         batch_size: training rows per process and batch.
-        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process, 0 to load in the process itself.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: copy batches to page-locked memory; by default where the trainer uses CUDA.
         seed: seed of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without
             one. The value in a checkpoint wins when a run is resumed.
-        train_transform: RGB picture to float [3, H, W], for training; None for the subclass's own.
-        eval_transform: RGB picture to float [3, H, W], for evaluation and prediction; None for the subclass's
+        train_transform: RGB image to float [3, H, W], for training; None for the subclass's own.
+        eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the subclass's
             own.
         tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
             default a WordPiece tokenizer is trained on the training captions, and travels in the checkpoint.
@@ -129,15 +129,15 @@ class PairDataModule(PictureDataModule):
     # What the base asks for
 
     def training_reader(self, rows: PairRows) -> Reader:
-        """Reads an augmented picture with one of its captions."""
+        """Reads an augmented image with one of its captions."""
         return PairReader(rows, self.train_transform, self.encoder())
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
-        """The usable captions of evaluated pictures as they are in the data, in the order in which they are evaluated.
+        """The usable captions of evaluated images as they are in the data, in the order in which they are evaluated.
 
         Args:
             split: one that is set up.
-            sample_index: the pictures' numbers in the batches.
+            sample_index: the images' numbers in the batches.
 
         Raises:
             ValueError: the split is not set up or is streamed.
@@ -148,25 +148,25 @@ class PairDataModule(PictureDataModule):
                 f"found {split!r} to be streamed, expected a split whose captions can be read in any order: set "
                 "data.streaming to false"
             )
-        groups = {group[0]: group for group in rows.pictures()}
+        groups = {group[0]: group for group in rows.images()}
         return [
             [text for row in groups[index] for text in rows.captions(row) if usable(text)] for index in sample_index
         ]
 
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
-        """Stacks pictures and encodes their captions."""
+        """Stacks images and encodes their captions."""
         return TrainingCollate(self.encoder())
 
     def evaluation_items(self, rows: PairRows) -> list[list[int]]:
-        """The rows of each picture."""
-        return rows.pictures()
+        """The rows of each image."""
+        return rows.images()
 
     def evaluation_set(self, rows: PairRows, items: list[list[int]], split: Split) -> EvaluationSet:
-        """Pictures with all their captions."""
+        """Images with all their captions."""
         return EvaluationSet(rows, items, self.eval_transform, self.encoder(), self.run_seed, split != "predict")
 
     def evaluation_collate(self) -> EvaluationCollate:
-        """Stacks pictures and encodes the captions of all."""
+        """Stacks images and encodes the captions of all."""
         return EvaluationCollate(self.encoder(), self.eval_transform)
 
     # Lightning's hooks
@@ -180,7 +180,7 @@ class PairDataModule(PictureDataModule):
             self._check_texts()
 
     def predict_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """Each picture of the ``predict`` source once, with its captions where there are any; each text once; or both.
+        """Each image of the ``predict`` source once, with its captions where there are any; each text once; or both.
 
         Batches of texts hold ``input_ids``, ``attention_mask`` and ``text_index``, the place in ``predict_texts``.
         """
@@ -249,7 +249,7 @@ class PairDataModule(PictureDataModule):
         """The trained tokenizer in the checkpoint that the trainer has loaded, whatever datamodule trained it.
 
         Lightning hands a datamodule the state of its own class only; but a model that was trained on drawn shapes knows
-        its own token ids, whatever pictures it is shown.
+        its own token ids, whatever images it is shown.
         """
         path = Path(getattr(self.trainer, "ckpt_path", None) or "")
         file = path / "meta.pt" if path.is_dir() else path  # a sharded checkpoint is a folder
@@ -366,5 +366,5 @@ class PairDataModule(PictureDataModule):
             # No workers: there is nothing to decode.
             return self._inner(texts, TextCollate(self.encoder()), workers=0, batch_sampler=batch_sampler)
 
-        account = Account("predict", self.max_bad_share)  # its own, or texts would dilute the share of bad pictures
+        account = Account("predict", self.max_bad_share)  # its own, or texts would dilute the share of bad images
         return self._remember(PredictionLoader(batches, make, account, skip_empty=False))

@@ -1,4 +1,4 @@
-"""The datamodules over reinforced pairs: pictures and captions with what teachers said of them, kept beside them."""
+"""The datamodules over reinforced pairs: images and captions with what teachers said of them, kept beside them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .base import Split, splits_of
-from .clip_text import CLIP, CLIP_TOKENS, CLIP_VOCABULARY
-from .clip_transforms import ReplayTransform, Three, pair_eval_transform
-from .decode import MAX_PIXELS
+from .core.base import Split, splits_of
+from .core.decode import MAX_PIXELS
+from .core.samples import Collated, Outcome, account, stacked
 from .image_text import PairSources, Sources, by_split
 from .pairs import PairDataModule
-from .records import IMAGE_SUFFIXES
-from .reinforced_rows import OtherSizes, ReinforcedReader, ReinforcedSample, ReinforcedTable
-from .replay import Interpolation
-from .samples import Collated, Outcome, account, stacked
-from .shards import BesideShards, Shards, find_shards, index_cache, teachers_of
-from .sources import Opening
-from .streaming import Stream
-from .tables import PairTable
-from .text import Encoder
+from .sources.open import Opening
+from .sources.records import IMAGE_SUFFIXES
+from .sources.reinforced_rows import OtherSizes, ReinforcedReader, ReinforcedSample, ReinforcedTable
+from .sources.stream import Stream
+from .sources.table import PairTable
+from .sources.tar import BesideShards, Shards, find_shards, index_cache, teachers_of
+from .text.clip import CLIP, CLIP_TOKENS, CLIP_VOCABULARY
+from .text.tokenizers import Encoder
+from .transforms.clip import ReplayTransform, Three, pair_eval_transform
+from .transforms.replay import Interpolation
 
 TeacherDtype = Literal["float32", "bfloat16"]
-_GIVEN = ("mean", "std", "interpolation")  # of what is done to a picture, what has an argument
+_GIVEN = ("mean", "std", "interpolation")  # of what is done to an image, what has an argument
 
 
 @dataclass
@@ -46,7 +46,7 @@ class ReinforcedCollate:
     dtype: torch.dtype
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the pictures and the embeddings, and encode the captions."""
+        """Stack the images and the embeddings, and encode the captions."""
         found, seen, faults = account(outcomes)
         samples: list[ReinforcedSample] = found
         if len(samples) < len(outcomes):  # no substitute found either: the loader ends the run
@@ -68,18 +68,18 @@ class ReinforcedCollate:
 
 
 class ReinforcedDataModule(PairDataModule):
-    """Reinforced pairs for training, plain pairs for evaluation; pictures as the student wants them.
+    """Reinforced pairs for training, plain pairs for evaluation; images as the student wants them.
 
     A subclass says where the rows are: a :class:`ReinforcedTable` for training, pairs for everything else.
 
     Args:
         batch_size: training pairs per process and batch.
-        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
         seed: seed of sample order and of the choice of augmentation and captions.
-        image_size: side of the square pictures, pixels.
+        image_size: side of the square images, pixels.
         image_mean: mean of each channel, on the 0-1 scale; None for what trained weights of the module expect, else 0.
         image_std: standard deviation of each channel, on the 0-1 scale; None for what those weights expect, else 1.
         image_interpolation: interpolation of the crops in training and of the resizing in evaluation; None for what
@@ -143,7 +143,7 @@ class ReinforcedDataModule(PairDataModule):
         return None
 
     def default_train_transform(self) -> ReplayTransform:
-        """Carries recorded augmentations out, for pictures as they are evaluated."""
+        """Carries recorded augmentations out, for images as they are evaluated."""
         look = self._look(self.expected_preprocessing())
         return ReplayTransform(self.image_size, **{name: look[name] for name in _GIVEN})
 
@@ -152,7 +152,7 @@ class ReinforcedDataModule(PairDataModule):
         return pair_eval_transform(self.image_size, self._look(self.expected_preprocessing()))
 
     def _look(self, expected: Mapping[str, Any]) -> dict[str, Any]:
-        """How pictures are resized and normalised."""
+        """How images are resized and normalised."""
         own = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "interpolation": "bilinear"}
         given = {name: getattr(self, f"image_{name}") for name in _GIVEN}
         return {**own, **expected, **{name: value for name, value in given.items() if value is not None}}
@@ -164,7 +164,7 @@ class ReinforcedDataModule(PairDataModule):
         return ReinforcedReader(rows, transform)
 
     def training_collate(self) -> ReinforcedCollate:
-        """Stacks pictures and embeddings, and encodes both captions."""
+        """Stacks images and embeddings, and encodes both captions."""
         return ReinforcedCollate(self.encoder(), getattr(torch, self.teacher_dtype))
 
     def check_training(self, rows: ReinforcedTable) -> ReinforcedTable:
@@ -176,40 +176,40 @@ class ReinforcedDataModule(PairDataModule):
 class ReinforcedImageTextDataModule(ReinforcedDataModule):
     """Reinforced pairs in the layout of DataCompDR, versions 1 and 2; evaluation on pairs in any other form.
 
-    A sample of a shard has the members ``syn.json``, ``paug.json`` and ``npz`` or ``pth.gz``; its picture and its
+    A sample of a shard has the members ``syn.json``, ``paug.json`` and ``npz`` or ``pth.gz``; its image and its
     caption (``txt``) stand there too, or beside it. An epoch reads each sample once: one of its recorded augmentations,
     carried out at ``image_size``, its caption, one of its synthetic captions, and the teachers' embeddings of these
     three. Which, is a function of (seed, epoch, sample).
 
-    A picture may have another size than the one that its boxes were measured on, which the entries
+    An image may have another size than the one that its boxes were measured on, which the entries
     ``original_height`` and ``original_width`` tell: of ``paug.json``, else of the ``json`` that downloaders write.
     Boxes are then rescaled, and their number is logged.
 
     Args:
         train: shards: a tar file, glob pattern or folder, or a list of these.
-        pictures: folder of the pictures where they are not in the shards: tar files with the names of the shards, or
+        images: folder of the images where they are not in the shards: tar files with the names of the shards, or
             files ``<key>.jpg`` or ``<shard>/<key>.jpg``. Captions are taken from there too.
         validation: pairs for validation; see :class:`ImageTextDataModule` for the forms.
         test: pairs for testing, in the same forms.
-        predict: pictures for prediction; captions may be missing.
-        predict_texts: texts for prediction, beside pictures or alone: a text file with one a line, or a list of texts.
-        image_root: folder that relative picture paths of evaluation pairs start from.
-        image_column: column of the pictures of evaluation pairs.
+        predict: images for prediction; captions may be missing.
+        predict_texts: texts for prediction, beside images or alone: a text file with one a line, or a list of texts.
+        image_root: folder that relative image paths of evaluation pairs start from.
+        image_column: column of the images of evaluation pairs.
         caption_column: column of their captions.
-        image_id_column: column whose equal values mean the same picture.
+        image_id_column: column whose equal values mean the same image.
         synthetic_keys: pattern that the entries of ``syn.json`` to draw from match as a whole; version 2 may hold
             captions of several captioners.
-        other_sizes: "rescale" adapts boxes to pictures of another size than the recorded one, "refuse" counts such
-            samples as unusable, "ignore" takes boxes as pixels of the pictures at hand: for data that was reinforced
+        other_sizes: "rescale" adapts boxes to images of another size than the recorded one, "refuse" counts such
+            samples as unusable, "ignore" takes boxes as pixels of the images at hand: for data that was reinforced
             after the download.
         batch_size: training pairs per process and batch (released scripts: 65,536 in all).
-        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
         seed: seed of sample order and of the choice of augmentation and captions; by default Lightning's global seed,
             or 0 without one. The value in a checkpoint wins when a run is resumed.
-        image_size: side of the square pictures, pixels (MobileCLIP: 256; its ViTs: 224).
+        image_size: side of the square images, pixels (MobileCLIP: 256; its ViTs: 224).
         image_mean: mean of each channel, on the 0-1 scale; by default what the module's weights expect, where they were
             trained before, else 0 (MobileCLIP's S and B models).
         image_std: standard deviation of each channel, on the 0-1 scale; by default what those weights expect, else 1
@@ -220,7 +220,7 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         teacher_dtype: type in which the teachers' embeddings come: "bfloat16" halves what processes send each other,
             and loses nothing of data that is stored so.
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
-        max_pixels: pictures with more are refused before they are decoded.
+        max_pixels: images with more are refused before they are decoded.
         cache_dir: where the places of samples in shards are kept, and the copies of evaluation pairs; by default
             ``~/.cache/vlightning``, and the ``datasets`` library's own folder.
     """
@@ -228,7 +228,7 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
     def __init__(
         self,
         train: str | list[str] | None = None,
-        pictures: str | None = None,
+        images: str | None = None,
         validation: Sources = None,
         test: Sources = None,
         predict: Sources = None,
@@ -272,7 +272,7 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
             predict_texts=predict_texts,
         )
         self.shards = [train] if isinstance(train, str) else list(train or ())
-        self.pictures = pictures
+        self.images = images
         self.synthetic_keys = synthetic_keys
         self.other_sizes: OtherSizes = other_sizes
         self.max_pixels = max_pixels
@@ -310,6 +310,6 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
 
     def _open_shards(self) -> tuple[Shards, BesideShards | None]:
         shards = Shards(find_shards(self.shards), self.cache)
-        if self.pictures is None:
+        if self.images is None:
             return shards, None
-        return shards, BesideShards(self.pictures, shards, self.cache, IMAGE_SUFFIXES)
+        return shards, BesideShards(self.images, shards, self.cache, IMAGE_SUFFIXES)

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import torch
 
-from .base import Split, splits_of
-from .clip_transforms import Three
-from .decode import MAX_PIXELS
-from .leftovers import clear_leftovers, mark, staged_path
+from ..common.locked_folders import clear_leftovers, mark, staged_path
+from .core.base import Split, splits_of
+from .core.decode import MAX_PIXELS
+from .core.sampling import seeded, view_seed
 from .reinforced import ReinforcedDataModule, TeacherDtype
-from .reinforced_rows import ReinforcedTable
-from .reinforced_writer import ReinforcedRecord, write_shard
-from .replay import AugmentationDraw, Interpolation
-from .sampling import seeded, view_seed
 from .shapes import Scene, ShapesTable, Thing
-from .shards import Shards, find_shards, index_cache
+from .sources.reinforced_rows import ReinforcedTable
+from .sources.reinforced_writer import ReinforcedRecord, write_shard
+from .sources.tar import Shards, find_shards, index_cache
+from .transforms.clip import Three
+from .transforms.replay import AugmentationDraw, Interpolation
 
 SHARD_ROWS = 1000
 TEACHER_WIDTHS = (64, 96)
@@ -66,7 +66,7 @@ def _facts(thing: Thing, place: str) -> list[str]:
 
 
 class OracleTeacher:
-    """A stand-in for a trained CLIP: it is told what a picture or a caption says, and looks at neither.
+    """A stand-in for a trained CLIP: it is told what an image or a caption says, and looks at neither.
 
     An embedding is the sum of a random direction for each fact, so that similar scenes have similar embeddings.
 
@@ -97,13 +97,13 @@ def reinforced_scene(
     table: ShapesTable, row: int, draw: AugmentationDraw, augmentations: int, teachers: list[OracleTeacher], seed: int
 ) -> ReinforcedRecord:
     """A scene with its augmentations, captions and embeddings."""
-    picture, captions = table.picture(row), described(table.scene(row))
+    image, captions = table.image(row), described(table.scene(row))
     texts, facts = list(captions), list(captions.values())
     with seeded(view_seed(seed, row + 1)):
-        drawn = [draw(picture.height, picture.width) for _ in range(augmentations)]
+        drawn = [draw(image.height, image.width) for _ in range(augmentations)]
         blurs = [[torch.randn(teacher.width) for teacher in teachers] for _ in drawn]
     content = io.BytesIO()
-    picture.save(content, "JPEG", quality=95)
+    image.save(content, "JPEG", quality=95)
 
     def of_teachers(stated: list[str], blur: list[torch.Tensor] | None = None) -> torch.Tensor:
         added = [None] * len(teachers) if blur is None else blur
@@ -111,12 +111,12 @@ def reinforced_scene(
 
     return ReinforcedRecord(
         key=f"{row:08d}",
-        picture=content.getvalue(),
+        image=content.getvalue(),
         suffix="jpg",
         caption=texts[0],
         synthetic={"syn_text": texts[1:]},
         augmentations=drawn,
-        size=(picture.height, picture.width),
+        size=(image.height, image.width),
         image_embeddings=torch.stack([of_teachers(facts[0], blur) for blur in blurs]),
         text_embeddings=of_teachers(facts[0])[None],
         synthetic_embeddings={"syn_text": torch.stack([of_teachers(stated) for stated in facts[1:]])},
@@ -126,25 +126,25 @@ def reinforced_scene(
 class ReinforcedShapesDataModule(ReinforcedDataModule):
     """Two coloured shapes, reinforced: a fixture for trying things, not a benchmark.
 
-    Training reads shards in DataCompDR's layout, which are written to ``folder`` first: pictures and captions as in
+    Training reads shards in DataCompDR's layout, which are written to ``folder`` first: images and captions as in
     :class:`ShapesDataModule`, five more captions from the same grammar, and embeddings of two teachers (64 and 96
-    wide). These are no trained networks but told what is in the picture, and so know more than any CLIP. Validation and
+    wide). These are no trained networks but told what is in the image, and so know more than any CLIP. Validation and
     test are those of :class:`ShapesDataModule`: pairs of objects that training never shows.
 
     Args:
         folder: where the shards are written to, in a folder of their own for each set of arguments; those that are
             there are read again.
-        length: number of training pictures.
-        eval_length: number of pictures in the validation split, and in the test split; so many different captions each.
-        data_seed: seed of what the pictures show.
-        augmentations: number of augmentations recorded for each picture (DataCompDR-12M: 30, -1B: 10).
+        length: number of training images.
+        eval_length: number of images in the validation split, and in the test split; so many different captions each.
+        data_seed: seed of what the images show.
+        augmentations: number of augmentations recorded for each image (DataCompDR-12M: 30, -1B: 10).
         batch_size: training pairs per process and batch.
-        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
         seed: seed of sample order and of the choice of augmentation and captions.
-        image_size: side of the pictures, stored and trained, pixels.
+        image_size: side of the images, stored and trained, pixels.
         image_mean: mean of each channel, on the 0-1 scale; by default as :class:`ReinforcedImageTextDataModule` has it.
         image_std: standard deviation of each channel, on the 0-1 scale; by default as there.
         image_interpolation: interpolation of crops and resizing; by default as there.
@@ -152,7 +152,7 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
         teacher_dtype: type in which the teachers' embeddings come.
         max_bad_share: largest share of unusable samples; nothing is ever unusable here.
         predict_texts: see :class:`ReinforcedImageTextDataModule`; prediction takes them beside the test split's
-            pictures.
+            images.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
             yield reinforced_scene(table, row, draw, self.augmentations, teachers, self.data_seed)
 
     def open_split(self, split: Split) -> ReinforcedTable | ShapesTable:
-        """The pictures of a split; ``predict`` is the test split."""
+        """The images of a split; ``predict`` is the test split."""
         if split != "train":
             return self._table(split)
         shards = Shards(find_shards([str(self.folder)]), index_cache(str(self.folder)))

@@ -10,25 +10,33 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from .base import PictureDataModule, Split
-from .clip_transforms import CLIPEvalTransform
-from .decode import MAX_PIXELS, BadSample
+from .core.base import ImageDataModule, Split
+from .core.decode import MAX_PIXELS, BadSample
+from .core.loaders import BatchLoader, PredictionLoader
+from .core.sampling import generator
 from .image_text import PairSources, Sources, by_split
-from .loaders import BatchLoader, PredictionLoader
-from .reinforced_writer import EmbeddingFormat, ShardFile, Version
-from .reinforcement_rows import Looks, ReinforcementCollate, ReinforcementSet, View, Written, batch_of, read_back
-from .replay import OPERATIONS, AugmentationDraw
-from .sampling import generator
-from .shards import Shards, index_cache
-from .sources import Opening
-from .tables import PROBED_ROWS, PairTable
+from .sources.open import Opening
+from .sources.reinforced_writer import EmbeddingFormat, ShardFile, Version
+from .sources.reinforcement_rows import (
+    Looks,
+    ReinforcementCollate,
+    ReinforcementSet,
+    View,
+    Written,
+    batch_of,
+    read_back,
+)
+from .sources.table import PROBED_ROWS, PairTable
+from .sources.tar import Shards, index_cache
+from .transforms.clip import CLIPEvalTransform
+from .transforms.replay import OPERATIONS, AugmentationDraw
 
 _HEADERS = 6 * (512 + 256)
 """Bytes of a sample's six members beside their content: tar's headers, and half a block of padding each."""
 _AUGMENTATION_BYTES, _TEXT_BYTES = 60, 60
 
 
-class ReinforcementDataModule(PictureDataModule):
+class ReinforcementDataModule(ImageDataModule):
     """Pairs that teachers are to embed, once, into shards in the layout of DataCompDR.
 
     For `predict` only. A shard holds `shard_size` rows of the data in their order, less those that cannot be used.
@@ -37,19 +45,19 @@ class ReinforcementDataModule(PictureDataModule):
     whatever the number of processes, workers or rows in a batch.
 
     Teachers see each augmentation in their own size, which the module tells: `views`, a list of (size, interpolation),
-    and `whole`, what makes the captioner's input of a picture. Batches are those of :class:`ReinforcementCollate`.
+    and `whole`, what makes the captioner's input of an image. Batches are those of :class:`ReinforcementCollate`.
 
     Args:
-        pairs: pictures with captions; see :class:`ImageTextDataModule` for the forms. Of a row with several captions
+        pairs: images with captions; see :class:`ImageTextDataModule` for the forms. Of a row with several captions
             the first is taken, and the number of such rows is logged.
         folder: where the shards go, and `manifest.json`.
         synthetic_column: column of synthetic captions (a text or a list of texts), for a module without a captioner.
-        image_root: folder that relative picture paths start from.
-        image_column: column of the pictures.
+        image_root: folder that relative image paths start from.
+        image_column: column of the images.
         caption_column: column of the captions.
-        augmentations: number of augmentations of each picture (DataCompDR-12M: 30, -1B: 10; 5 reach almost the same,
+        augmentations: number of augmentations of each image (DataCompDR-12M: 30, -1B: 10; 5 reach almost the same,
             paper).
-        crop_scale: smallest and largest share of the picture's area in a crop (released data: torchvision's default).
+        crop_scale: smallest and largest share of the image's area in a crop (released data: torchvision's default).
         crop_ratio: smallest and largest aspect ratio of a crop.
         num_ops: number of operations of RandAugment after the crop (released data).
         magnitude: level of these operations, out of 30 (released data).
@@ -64,7 +72,7 @@ class ReinforcementDataModule(PictureDataModule):
         seed: seed of the augmentations and of the captioner's draws; by default Lightning's global seed, or 0 without
             one.
         max_bad_share: largest share of unusable pairs, of those read so far, with which a run goes on.
-        max_pixels: pictures with more are refused before they are decoded.
+        max_pixels: images with more are refused before they are decoded.
         cache_dir: where the ``datasets`` library keeps its memory-mapped copies.
     """
 
@@ -152,7 +160,7 @@ class ReinforcementDataModule(PictureDataModule):
         opened = [sources.rows("train", False, 0) for sources in (self.pairs, *self.synthetic)]
         tables = [table for table in opened if isinstance(table, PairTable)]
         if not tables:
-            raise ValueError("found no source in data.pairs, expected pictures with captions: name some")
+            raise ValueError("found no source in data.pairs, expected images with captions: name some")
         self._synthetic_rows = tables[1] if self.synthetic else None
         return tables[0]
 
@@ -210,7 +218,7 @@ class ReinforcementDataModule(PictureDataModule):
 
         Args:
             width: of all teachers' embeddings together.
-            captions: synthetic ones of a picture; None counts those that the data brings.
+            captions: synthetic ones of an image; None counts those that the data brings.
         """
         rows, sizes, texts = self._opened("predict"), [0], []
         for row in np.unique(np.linspace(0, len(rows) - 1, PROBED_ROWS).astype(int)).tolist():
@@ -238,7 +246,7 @@ class ReinforcementDataModule(PictureDataModule):
                 "shard_size": self.shard_size,
             },
             "augmentation": {
-                "per_picture": self.augmentations,
+                "per_image": self.augmentations,
                 "seed": self.run_seed,
                 "crop_scale": list(draw.crop.scale),
                 "crop_ratio": list(draw.crop.ratio),

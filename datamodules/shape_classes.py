@@ -6,9 +6,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import nn
 
-from .base import Split
+from .core.base import Split
+from .core.sampling import generator
 from .image_classification import LabelDataModule
-from .sampling import generator
 from .shapes import COLOURS, GREY, OVERSAMPLING, SHAPES, draw_shape
 
 CLASSES = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
@@ -17,19 +17,19 @@ _STREAMS = {"train": 10, "validation": 11, "test": 12, "predict": 12}
 
 
 class ShapeClassTable:
-    """The pictures of one split, drawn when asked for.
+    """The images of one split, drawn when asked for.
 
     Args:
         split: which split.
-        length: number of pictures.
-        image_size: side of the pictures, pixels.
-        seed: the pictures are a function of it and of their number.
+        length: number of images.
+        image_size: side of the images, pixels.
+        seed: the images are a function of it and of their number.
         noise: deviation of the pixels, of 255.
     """
 
     def __init__(self, split: Split, length: int, image_size: int, seed: int, noise: float) -> None:
         if length < 1:
-            raise ValueError(f"found {length} pictures for the {split} split, expected at least 1: raise the number")
+            raise ValueError(f"found {length} images for the {split} split, expected at least 1: raise the number")
         if noise < 0:
             raise ValueError(f"found noise {noise}, expected a deviation of at least 0 (of 255)")
         self._stream = _STREAMS[split]
@@ -45,8 +45,8 @@ class ShapeClassTable:
         """Number of the class; all come equally often."""
         return row % len(CLASSES)
 
-    def picture(self, row: int) -> Image.Image:
-        """Draw a picture: RGB, ``image_size`` pixels square."""
+    def image(self, row: int) -> Image.Image:
+        """Draw an image: RGB, ``image_size`` pixels square."""
         draws = generator(self._stream, self._seed, row)
         side = self._image_size * OVERSAMPLING
         image = Image.new("RGB", (side, side), (GREY, GREY, GREY))
@@ -65,8 +65,8 @@ class ShapeClassTable:
         return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
 
     def name(self, row: int) -> str:
-        """What messages call a picture."""
-        return f"shape picture {row}"
+        """What messages call an image."""
+        return f"shape image {row}"
 
     def picture_name(self, row: int) -> str:
         """The same: there is no file."""
@@ -80,20 +80,20 @@ def _shade(colour: tuple[int, int, int], draws: np.random.Generator) -> tuple[in
 class ShapeClassesDataModule(LabelDataModule):
     """One coloured shape on a noisy ground: a fixture for trying things, not a benchmark.
 
-    40 classes, 8 colours of 5 shapes, equally often. A picture is a function of (``data_seed``, split, number) alone.
+    40 classes, 8 colours of 5 shapes, equally often. An image is a function of (``data_seed``, split, number) alone.
 
     Args:
-        batch_size: training pictures per process and batch.
-        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        batch_size: training images per process and batch.
+        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
         seed: seed of sample order and augmentation; by default Lightning's global seed, or 0 without one.
-        length: number of training pictures in an epoch.
-        eval_length: number of pictures in the validation split, and in the test split.
-        data_seed: seed of what the pictures show. Apart from ``seed``, so that runs with different seeds have one test
+        length: number of training images in an epoch.
+        eval_length: number of images in the validation split, and in the test split.
+        data_seed: seed of what the images show. Apart from ``seed``, so that runs with different seeds have one test
             split.
-        image_size: side of the pictures, pixels.
+        image_size: side of the images, pixels.
         noise: deviation of the pixels, of 255. Without it a small network gets everything right.
         train_transform: transform that takes the place of CIFAR's in training.
         eval_transform: transform that takes the place of CIFAR's in evaluation.
@@ -154,6 +154,6 @@ class ShapeClassesDataModule(LabelDataModule):
         return tuple(CLASSES)
 
     def open_split(self, split: Split) -> ShapeClassTable:
-        """The pictures of a split; ``predict`` is the test split."""
+        """The images of a split; ``predict`` is the test split."""
         length = self.length if split == "train" else self.eval_length
         return ShapeClassTable(split, length, self.image_size, self.data_seed, self.noise)

@@ -9,10 +9,10 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import nn
 
-from .base import Split
-from .clip_transforms import pair_eval_transform, pair_train_transform
+from .core.base import Split
+from .core.sampling import generator
 from .pairs import PairDataModule
-from .sampling import generator
+from .transforms.clip import pair_eval_transform, pair_train_transform
 
 SIZES = {"small": 0.095, "large": 0.17}  # radius, as a share of the side
 COLOURS = {
@@ -61,7 +61,7 @@ THINGS = [Thing(size, colour, shape) for size in SIZES for colour in COLOURS for
 def _named_first(one: int, other: int) -> tuple[int, int]:
     """Which of two objects the caption names first.
 
-    "A left of B" and "B right of A" describe the same picture; only one of them may be its caption. Each object is
+    "A left of B" and "B right of A" describe the same image; only one of them may be its caption. Each object is
     named first with about half of the others.
     """
     ahead = (other - one) % len(THINGS)
@@ -77,11 +77,11 @@ class ShapesTable:
 
     Args:
         split: which split.
-        length: number of pictures in a training or prediction split.
-        eval_length: number of pictures in the validation split, and in the test split: each of them holds as many
+        length: number of images in a training or prediction split.
+        eval_length: number of images in the validation split, and in the test split: each of them holds as many
             different combinations of objects, which occur nowhere else.
-        image_size: side of the pictures, pixels.
-        seed: the pictures are a function of it and of their number.
+        image_size: side of the images, pixels.
+        seed: the images are a function of it and of their number.
     """
 
     def __init__(self, split: Split, length: int, eval_length: int, image_size: int, seed: int) -> None:
@@ -92,7 +92,7 @@ class ShapesTable:
                 "combinations, and training needs some too"
             )
         if length < 1:
-            raise ValueError(f"found length={length}, expected at least 1 training picture: raise it")
+            raise ValueError(f"found length={length}, expected at least 1 training image: raise it")
         self._evaluates = split in ("validation", "test")
         self._stream = {"train": _TRAIN, "validation": _VALIDATION, "test": _TEST, "predict": _TEST}[split]
         self._length = eval_length if split != "train" else length
@@ -107,34 +107,34 @@ class ShapesTable:
         return self._length
 
     def scene(self, row: int) -> Scene:
-        """What a picture shows."""
+        """What an image shows."""
         draws = generator(self._stream, self._seed, row, 0)
         pair = self._pairs[row] if self._evaluates else draws.choice(self._pairs)
         first, second = PAIRS[pair]
         return Scene(THINGS[first], THINGS[second], RELATIONS[draws.integers(len(RELATIONS))])
 
-    def picture(self, row: int) -> Image.Image:
-        """Draw a picture: RGB, ``image_size`` pixels square."""
+    def image(self, row: int) -> Image.Image:
+        """Draw an image: RGB, ``image_size`` pixels square."""
         return draw(self.scene(row), self._image_size, generator(self._stream, self._seed, row, 1))
 
     def captions(self, row: int) -> list[str]:
-        """The one caption of a picture."""
+        """The one caption of an image."""
         return [str(self.scene(row))]
 
     def image_id(self, row: int) -> int:
-        """Each picture is its own."""
+        """Each image is its own."""
         return row
 
     def name(self, row: int) -> str:
-        """What messages call a picture."""
-        return f"shape picture {row}"
+        """What messages call an image."""
+        return f"shape image {row}"
 
     def picture_name(self, row: int) -> str:
         """The same: there is no file."""
         return self.name(row)
 
-    def pictures(self) -> list[list[int]]:
-        """One row a picture."""
+    def images(self) -> list[list[int]]:
+        """One row an image."""
         return [[row] for row in range(len(self))]
 
     def texts(self) -> Iterator[str]:
@@ -195,23 +195,23 @@ class ShapesDataModule(PairDataModule):
     """Two coloured shapes and how they stand to each other: a fixture for trying things, not a benchmark.
 
     Captions read "a large red circle to the left of a small blue square": 80 objects (2 sizes, 8 colours, 5 shapes),
-    3160 pairs of different objects, 4 relations, 12,640 captions in all, each the only one for its picture. Validation
-    and test show pairs of objects that occur in no other split; every single object occurs in training. A picture is a
+    3160 pairs of different objects, 4 relations, 12,640 captions in all, each the only one for its image. Validation
+    and test show pairs of objects that occur in no other split; every single object occurs in training. An image is a
     function of (``data_seed``, split, number) alone.
 
     Args:
-        batch_size: training pictures per process and batch.
-        eval_batch_size: pictures per process and evaluation batch; ``batch_size`` by default.
+        batch_size: training images per process and batch.
+        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
         num_workers: loader processes per process.
         persistent_workers: keep the training workers alive between epochs.
         pin_memory: page-locked memory; by default where the trainer uses CUDA.
         seed: seed of sample order and augmentation; by default Lightning's global seed, or 0 without one.
-        length: number of training pictures in an epoch.
-        eval_length: number of pictures in the validation split, and in the test split; so many different captions each.
-        data_seed: seed of what the pictures show. Apart from ``seed``, so that runs with different seeds have one test
+        length: number of training images in an epoch.
+        eval_length: number of images in the validation split, and in the test split; so many different captions each.
+        data_seed: seed of what the images show. Apart from ``seed``, so that runs with different seeds have one test
             split.
-        image_size: side of the pictures, pixels.
-        min_crop: smallest share of the picture in a training crop; low values cut objects off.
+        image_size: side of the images, pixels.
+        min_crop: smallest share of the image in a training crop; low values cut objects off.
         rand_augment: apply ALBEF's RandAugment in training. Off by default: a shift or a changed shade can make the
             caption wrong.
         train_transform: transform that takes the place of the crop, RandAugment and normalisation.
@@ -221,7 +221,7 @@ class ShapesDataModule(PairDataModule):
         max_tokens: longest token sequence, special tokens included.
         append_sep: end sequences with [SEP].
         max_bad_share: largest share of unusable samples; nothing is ever unusable here.
-        predict_texts: see :class:`ImageTextDataModule`; prediction takes them beside the test split's pictures.
+        predict_texts: see :class:`ImageTextDataModule`; prediction takes them beside the test split's images.
     """
 
     def __init__(
@@ -284,5 +284,5 @@ class ShapesDataModule(PairDataModule):
         return pair_eval_transform(self.image_size, self.expected_preprocessing())
 
     def open_split(self, split: Split) -> ShapesTable:
-        """The pictures of a split; ``predict`` is the test split."""
+        """The images of a split; ``predict`` is the test split."""
         return ShapesTable(split, self.length, self.eval_length, self.image_size, self.data_seed)

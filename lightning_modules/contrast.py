@@ -1,4 +1,4 @@
-"""Contrast of pairs, and distillation of how teachers relate pictures and texts (MobileCLIP, MM-LG).
+"""Contrast of pairs, and distillation of how teachers relate images and texts (MobileCLIP, MM-LG).
 
 Shapes: b rows of this process, n columns of all processes, d values of a unit feature, K teachers.
 """
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .precision import at_least_float32
+from .networks.precision import at_least_float32
 
 
 class Side(NamedTuple):
@@ -50,13 +50,13 @@ def contrast_terms(
         first: column of this process's first pair.
         chunk: rows at a time, whose logits are computed again in the backward pass; None keeps all logits at once.
         image_ids: long [b] and [n], of the pairs of this process and of all. If given, the student's columns that are
-            of a row's picture, but of another pair, are left out: they are no negatives.
+            of a row's image, but of another pair, are left out: they are no negatives.
 
     Raises:
         ValueError: for `image_ids` beside teachers, who relate those pairs too.
     """
     if image_ids is not None and teachers:
-        raise ValueError("Pairs of the same picture cannot be left out of a distillation: give no image_ids.")
+        raise ValueError("Pairs of the same image cannot be left out of a distillation: give no image_ids.")
     ids = image_ids or (None, None)
     directions = [
         _direction(

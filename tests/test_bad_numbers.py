@@ -12,7 +12,7 @@ BAD = 2
 
 
 class Poison(Callback):
-    """Makes one number of one picture of a batch undefined, and keeps the states between steps."""
+    """Makes one number of one image of a batch undefined, and keeps the states between steps."""
 
     def __init__(self):
         self.states = []
@@ -27,7 +27,7 @@ class Poison(Callback):
 
 
 @pytest.mark.fault(
-    "NaN in a picture", "one number of one batch", "skipped: nothing that is kept has moved, queues neither"
+    "NaN in an image", "one number of one batch", "skipped: nothing that is kept has moved, queues neither"
 )
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_averages_queues_and_statistics_stay(tmp_path, method):

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from support.clip import add_tiny_clip
 from support.cocord import PAIRS
 from support.command_line import run
-from support.pictures import picture
+from support.images import draw_image
 from support.reinforcement import write_pairs
 from vlightning.callbacks import load_learngene
 from vlightning.datamodules import ImageTextDataModule
@@ -124,12 +124,12 @@ WORDS = [f"w{number}" for number in range(50)]
 
 
 def _retrieval_files(folder):
-    """Twelve pictures with captions longer than any limit, in the authors' two forms, and a vocabulary."""
+    """Twelve images with captions longer than any limit, in the authors' two forms, and a vocabulary."""
     (folder / "images").mkdir()
     train, evaluated = [], []
     for number in range(12):
         name = f"images/{number}.png"
-        picture(number).save(folder / name)
+        draw_image(number).save(folder / name)
         captions = [" ".join(WORDS[number + shift :] + WORDS) for shift in (0, 1)]
         train += [{"image": name, "caption": caption, "image_id": name} for caption in captions]
         evaluated.append({"image": name, "caption": captions})
@@ -264,14 +264,14 @@ def test_extraction_and_activation_are_the_papers():
     assert activate["data"]["init_args"]["samples_per_epoch"] * 10 == data["samples_per_epoch"]
 
 
-@pytest.mark.parametrize(("names", "pictures"), [(["flickr30k"], 29_000), (["flickr30k", "coco"], 113_287)])
-def test_retrieval_of_a_descendant_is_the_papers_recipe_with_a_warm_up_that_fits(names, pictures):
+@pytest.mark.parametrize(("names", "images"), [(["flickr30k"], 29_000), (["flickr30k", "coco"], 113_287)])
+def test_retrieval_of_a_descendant_is_the_papers_recipe_with_a_warm_up_that_fits(names, images):
     composed = _composed(*[ROOT / f"configs/mmlg/retrieval_{name}.yaml" for name in names])
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
     expected = {"student": "plain", "learning_rate": 5e-5, "weight_decay": 0.01, "distillation_weight": 0.0}
     assert {name: model[name] for name in expected} == expected
     assert (data["batch_size"], trainer["max_epochs"]) == (256, 50)
-    assert model["warmup_steps"] == pictures // 256 * 50 // 10
+    assert model["warmup_steps"] == images // 256 * 50 // 10
     assert model["protocols"] == ["karpathy5", "paper"]
     assert composed["checkpoint"]["monitor"] == "val/paper/recall_mean"
 
@@ -463,7 +463,7 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
     assert ran.status == 0, ran.err
     ran = run("predict", *config, *where, *own, "--data.folder", "reinforced", "--data.augmentations", "3")
     assert ran.status == 1
-    assert "augmentation.per_picture 2, now it is 3" in ran.sentence
+    assert "augmentation.per_image 2, now it is 3" in ran.sentence
 
 
 def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():

@@ -11,7 +11,7 @@ from lightning import Trainer
 from support.albef import SIZES, random_batch
 from support.command_line import run
 from vlightning.datamodules import ShapesDataModule
-from vlightning.datamodules.text import open_tokenizer
+from vlightning.datamodules.text.tokenizers import open_tokenizer
 from vlightning.export import main
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef.checkpoint import to_official

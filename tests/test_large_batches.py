@@ -177,7 +177,7 @@ def test_the_most_that_a_step_holds_in_slices(name, tmp_path):
         module.hparams.update({"micro_batch_size": micro} | ({"loss_rows": micro} if name == "shre" else {}))
         most[micro] = held_bytes(step).most
         kinds = batch_memory(method, found, Run(64, 1, micro, micro))
-        formula[micro] = sum(kinds.values()) - kinds["pictures and tokens"]
+        formula[micro] = sum(kinds.values()) - kinds["images and tokens"]
     # Such small networks have gradients and buffers of work beside, which do not grow with the slice.
     assert most[32] - most[16] == pytest.approx(formula[32] - formula[16], rel=0.2)
 

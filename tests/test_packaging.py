@@ -18,7 +18,7 @@ import vlightning.lightning_modules
 from support.wheel import ROOT, built_wheel, run_mypy
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-CODE_FOLDERS = ("callbacks", "cli_support", "datamodules", "lightning_modules")
+CODE_FOLDERS = ("callbacks", "cli_support", "common", "datamodules", "lightning_modules", "metrics")
 
 
 def package_files() -> list[Path]:
@@ -89,7 +89,7 @@ def test_the_wheel_holds_only_the_package():
 def test_installed_the_folders_are_not_packages_of_their_own(installed: Path, tmp_path: Path):
     where = run_in(installed, "python", "-c", "import vlightning.cli; print(vlightning.cli.__file__)", cwd=tmp_path)
     assert Path(where.stdout.strip()).is_relative_to(installed), where.stdout + where.stderr
-    for name in ("callbacks", "cli", "datamodules", "lightning_modules", "cli_support", "tests"):
+    for name in (*CODE_FOLDERS, "cli", "tests"):
         done = run_in(installed, "python", "-c", f"import {name}", cwd=tmp_path)
         assert done.returncode != 0
         assert "ModuleNotFoundError" in done.stderr

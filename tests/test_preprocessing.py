@@ -1,4 +1,4 @@
-"""What was done to pictures in evaluation is what every export, and whoever takes the weights over, does to them."""
+"""What was done to images in evaluation is what every export, and whoever takes the weights over, does to them."""
 
 import json
 from pathlib import Path
@@ -30,8 +30,8 @@ from vlightning.export import export
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
 from vlightning.lightning_modules.mmlg.towers import load_tower
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.outside import load_outside
 from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of, save_vendor, write_open_clip
+from vlightning.lightning_modules.networks.published_clip import load_outside
 
 CLIP_WORDS = {"tokenizer": "clip", "vocab_size": 49408, "max_tokens": LENGTH}
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -40,9 +40,9 @@ COUNT = 6
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """Oblong pictures with fine detail, their list, and the same in a folder for each of two classes."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory):
+    """Oblong images with fine detail, their list, and the same in a folder for each of two classes."""
+    folder = tmp_path_factory.mktemp("images")
     generator = np.random.default_rng(0)
     lines = []
     for number in range(COUNT):
@@ -50,13 +50,13 @@ def pictures(tmp_path_factory):
         name = f"classes/{number % 2}/{number}.png"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         coarse.resize((90, 60), Image.Resampling.BICUBIC).save(folder / name)
-        lines.append(json.dumps({"image": name, "caption": f"picture {number} of {COUNT}"}))
+        lines.append(json.dumps({"image": name, "caption": f"image {number} of {COUNT}"}))
     (folder / "pairs.jsonl").write_text("\n".join(lines))
     return folder
 
 
 class Seen(Callback):
-    """Keeps what a module says of each picture in a test: features, or logits."""
+    """Keeps what a module says of each image in a test: features, or logits."""
 
     def __init__(self):
         self.found = []
@@ -83,33 +83,33 @@ def shown(module, data, checkpoint=None):
 
 
 def as_told(look, folder):
-    """The pictures, made ready by a record's words alone."""
+    """The images, made ready by a record's words alone."""
     way = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[look["interpolation"]]
     size, side = look["image_size"], look["resize"] or look["image_size"]
     ready = []
     for number in range(COUNT):
-        picture = Image.open(folder / f"classes/{number % 2}/{number}.png").convert("RGB")
-        width, height = picture.size
+        image = Image.open(folder / f"classes/{number % 2}/{number}.png").convert("RGB")
+        width, height = image.size
         scale = side / min(width, height)
         new = (side, side) if look["resize_mode"] == "squash" else (int(width * scale), int(height * scale))
-        picture = picture.resize(new, way)
-        left, top = round((picture.width - size) / 2), round((picture.height - size) / 2)
-        pixels = np.asarray(picture.crop((left, top, left + size, top + size)), dtype=np.float32) / 255
+        image = image.resize(new, way)
+        left, top = round((image.width - size) / 2), round((image.height - size) / 2)
+        pixels = np.asarray(image.crop((left, top, left + size, top + size)), dtype=np.float32) / 255
         ready.append((pixels - look["mean"]) / look["std"])
     return torch.from_numpy(np.stack(ready)).permute(0, 3, 1, 2).float().contiguous()
 
 
-def pairs(pictures, **options):
-    file = str(pictures / "pairs.jsonl")
+def pairs(images, **options):
+    file = str(images / "pairs.jsonl")
     defaults = {"train": file, "test": file, "batch_size": COUNT, "num_workers": 0}
-    return ImageTextDataModule(**defaults | CLIP_WORDS | {"cache_dir": str(pictures / "cache")} | options)
+    return ImageTextDataModule(**defaults | CLIP_WORDS | {"cache_dir": str(images / "cache")} | options)
 
 
-def reinforced(pictures, **options):
-    shards = ReinforcedShapesDataModule(str(pictures / "shards"), length=COUNT, eval_length=2, image_size=SIZE)
+def reinforced(images, **options):
+    shards = ReinforcedShapesDataModule(str(images / "shards"), length=COUNT, eval_length=2, image_size=SIZE)
     shards.prepare_data()
     sizes = {"image_size": SIZE, "max_tokens": LENGTH, "batch_size": COUNT, "num_workers": 0}
-    sizes |= {"test": str(pictures / "pairs.jsonl"), "cache_dir": str(pictures / "cache")}
+    sizes |= {"test": str(images / "pairs.jsonl"), "cache_dir": str(images / "cache")}
     return ReinforcedImageTextDataModule(str(shards.folder), **sizes | options)
 
 
@@ -133,13 +133,13 @@ def mobileclip(name=None, **options):
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_a_mobileclip_gives_outside_the_features_of_its_test(kind, pictures, tmp_path):
-    data = DATA[kind](pictures)
+def test_a_mobileclip_gives_outside_the_features_of_its_test(kind, images, tmp_path):
+    data = DATA[kind](images)
     module = mobileclip(distillation_weight=float(kind.startswith("reinforced")))
     checkpoint, features = trained(module, data, tmp_path)
     assert "nothing is known" not in export(checkpoint, str(tmp_path / "made"), "open_clip")
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'made'}")
-    files = [Image.open(pictures / f"classes/{number % 2}/{number}.png") for number in range(COUNT)]
+    files = [Image.open(images / f"classes/{number % 2}/{number}.png") for number in range(COUNT)]
     teachers = [
         load_outside(None, str(tmp_path / "made")),
         load_outside(add_tiny_clip(), checkpoint),
@@ -153,27 +153,27 @@ def test_a_mobileclip_gives_outside_the_features_of_its_test(kind, pictures, tmp
         torch.testing.assert_close(normalize(outside, dim=-1), features, rtol=0, atol=1e-5)
 
 
-def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_test(pictures, tmp_path, monkeypatch):
+def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_test(images, tmp_path, monkeypatch):
     """As it is typed: a plain CLIP training on one's own pairs, its test, its export."""
     onnxruntime = pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     add_tiny_clip()
-    file = pictures / "pairs.jsonl"
+    file = images / "pairs.jsonl"
     words = [f"--data.{split}={file}" for split in ("train", "validation", "test")]
     words += ["--data.tokenizer=clip", "--data.vocab_size=49408", f"--data.max_tokens={LENGTH}", "--data.num_workers=0"]
-    words += ["--data.batch_size=6", f"--data.cache_dir={pictures / 'cache'}", "--trainer.accelerator=cpu"]
+    words += ["--data.batch_size=6", f"--data.cache_dir={images / 'cache'}", "--trainer.accelerator=cpu"]
     model = [f"--model.model={add_tiny_clip()}", "--model.distillation_weight=0", "--model.average_momentum=null"]
     words += ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false"]
     ran = run("fit", "--model=MobileCLIPModule", *model, "--data=ImageTextDataModule", *words)
     assert ran.status == 0, ran.err
     (checkpoint,) = tmp_path.glob("runs/**/last.ckpt")
     module = MobileCLIPModule.load_from_checkpoint(checkpoint)
-    features = shown(module, pairs(pictures))
+    features = shown(module, pairs(images))
     export(str(checkpoint), "made", "onnx")
     look = json.loads(Path("made/config.json").read_text())["preprocessing"]
     assert (look["image_size"], look["resize_mode"], look["interpolation"]) == (SIZE, "squash", "bicubic")
     session = onnxruntime.InferenceSession("made/image.onnx")
-    (found,) = session.run(None, {"image": as_told(look, pictures).numpy()})
+    (found,) = session.run(None, {"image": as_told(look, images).numpy()})
     torch.testing.assert_close(torch.from_numpy(found), features, rtol=0, atol=1e-4)
     module.export(tmp_path / "by_hand")  # as FinalExport does
     assert json.loads(Path("by_hand/config.json").read_text())["preprocessing"] == look
@@ -184,44 +184,44 @@ def shapes(folder):
 
 
 @pytest.mark.parametrize("data", [pairs, shapes])
-def test_mmlg_gives_outside_the_features_of_its_test(data, pictures, tmp_path):
-    data = data(pictures)
+def test_mmlg_gives_outside_the_features_of_its_test(data, images, tmp_path):
+    data = data(images)
     checkpoint, features = trained(tiny_extraction(None), data, tmp_path)
     export(checkpoint, str(tmp_path / "made"), "open_clip")
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'made'}")
     tower = load_tower(None, checkpoint)
-    originals = [data.picture("test", number) for number in range(COUNT)]
+    originals = [data.image("test", number) for number in range(COUNT)]
     with torch.no_grad():
-        found = [model.eval().encode_image(torch.stack([transform(picture) for picture in originals]))]
+        found = [model.eval().encode_image(torch.stack([transform(image) for image in originals]))]
         prepare = tower.preprocessing.transform()
-        found.append(tower.network.network(torch.stack([prepare(picture) for picture in originals])))
+        found.append(tower.network.network(torch.stack([prepare(image) for image in originals])))
     for outside in found:
         torch.testing.assert_close(normalize(outside, dim=-1), features[:COUNT], rtol=0, atol=1e-5)
     export(checkpoint, str(tmp_path / "learngene.safetensors"), "learngene")
     assert load_learngene(tmp_path / "learngene.safetensors").preprocessing == data.preprocessing
 
 
-def test_an_albef_tells_how_its_pictures_were_prepared(pictures, tmp_path):
+def test_an_albef_tells_how_its_images_were_prepared(images, tmp_path):
     prepare = CLIPEvalTransform(16, OWN["mean"], OWN["std"], "bilinear")
-    data = pairs(pictures, eval_transform=prepare, tokenizer=None, vocab_size=200, max_tokens=16)
+    data = pairs(images, eval_transform=prepare, tokenizer=None, vocab_size=200, max_tokens=16)
     checkpoint, features = trained(tiny_albef(vocab_size=200), data, tmp_path)
     export(checkpoint, str(tmp_path / "made"))
     look = json.loads((tmp_path / "made" / "config.json").read_text())["preprocessing"]
     albef = ALBEFModule.from_pretrained(tmp_path / "made")
     with torch.no_grad():
-        found = albef.encode_images(as_told(look, pictures))[0]
+        found = albef.encode_images(as_told(look, images))[0]
     torch.testing.assert_close(found, features, rtol=0, atol=1e-4)
     assert "normalised with mean (0.1, 0.2, 0.3)" in export(checkpoint, str(tmp_path / "made.pth"), "albef")
     assert albef.expected_preprocessing() == look
     # It is evaluated so on other data too, unless that says how.
     words = {"tokenizer": str(tmp_path / "made"), "vocab_size": 200, "max_tokens": 16}
-    torch.testing.assert_close(shown(albef, pairs(pictures, **words)), features, rtol=0, atol=1e-4)
+    torch.testing.assert_close(shown(albef, pairs(images, **words)), features, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("preset", "resize"), [("cifar", None), ("imagenet", 37)])
-def test_a_classifier_tells_how_its_pictures_were_prepared(preset, resize, pictures, tmp_path):
-    folder = str(pictures / "classes")
-    sizes = {"image_size": 32, "batch_size": COUNT, "num_workers": 0, "cache_dir": str(pictures / "cache")}
+def test_a_classifier_tells_how_its_images_were_prepared(preset, resize, images, tmp_path):
+    folder = str(images / "classes")
+    sizes = {"image_size": 32, "batch_size": COUNT, "num_workers": 0, "cache_dir": str(images / "cache")}
     data = ImageClassificationDataModule(train=folder, test=folder, preset=preset, **sizes)
     module = CoCoRDModule("resnet8", 2, contrast_weight=0, prediction_weight=0)
     checkpoint, logits = trained(module, data, tmp_path)
@@ -233,11 +233,11 @@ def test_a_classifier_tells_how_its_pictures_were_prepared(preset, resize, pictu
     assert torch.load(tmp_path / "student.pth", weights_only=True)["preprocessing"] == look
     outside = CoCoRDModule("resnet8", 2, str(tmp_path / "student.pth"), contrast_weight=0, prediction_weight=0).eval()
     outside.load_initial_weights()
-    unsaid = ImageClassificationDataModule(test=folder, num_workers=0, cache_dir=str(pictures / "cache"))
+    unsaid = ImageClassificationDataModule(test=folder, num_workers=0, cache_dir=str(images / "cache"))
     torch.testing.assert_close(shown(module, unsaid, checkpoint), logits, rtol=0, atol=1e-6)
-    names = [str(file.stem) for file in sorted((pictures / "classes").rglob("*.png"))]
+    names = [str(file.stem) for file in sorted((images / "classes").rglob("*.png"))]
     with torch.no_grad():
-        found = outside(as_told(look, pictures))[[int(name) for name in names]]
+        found = outside(as_told(look, images))[[int(name) for name in names]]
     torch.testing.assert_close(found, logits, rtol=0, atol=1e-4)
 
 
@@ -248,8 +248,8 @@ class Unknown(nn.Module):
         return torch.zeros(3, SIZE, SIZE)
 
 
-def test_what_has_no_words_is_said_and_never_written_as_something_else(pictures, tmp_path):
-    checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(pictures, eval_transform=Unknown()), tmp_path)
+def test_what_has_no_words_is_said_and_never_written_as_something_else(images, tmp_path):
+    checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(images, eval_transform=Unknown()), tmp_path)
     with pytest.raises(ValueError, match=r"Found the transform .*Unknown .* expected one that says what it does"):
         export(checkpoint, str(tmp_path / "made"), "open_clip")
     with pytest.raises(ValueError, match=r"Found the transform .*Unknown"):
@@ -258,7 +258,7 @@ def test_what_has_no_words_is_said_and_never_written_as_something_else(pictures,
     written = json.loads((tmp_path / "programs" / "config.json").read_text())["preprocessing"]
     assert written == {"transform": f"{Unknown.__module__}.Unknown"}
     larger = CLIPEvalTransform(SIZE, resize=SIZE + 2)
-    checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(pictures, eval_transform=larger), tmp_path)
+    checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(images, eval_transform=larger), tmp_path)
     with pytest.raises(ValueError, match="resized to 18 pixels before 16 are cut out"):
         export(checkpoint, str(tmp_path / "made"), "open_clip")
     assert not (tmp_path / "made").exists()
@@ -269,43 +269,43 @@ def mean_of(data):
     return tuple(transform.finish.mean)
 
 
-def test_published_weights_see_pairs_as_they_were_trained(pictures, tmp_path):
+def test_published_weights_see_pairs_as_they_were_trained(images, tmp_path):
     model = build_model("MobileCLIP-tiny", context_length=LENGTH)
     save_vendor(model, tmp_path / "tiny.pt")
     module = mobileclip("MobileCLIP-tiny", weights=str(tmp_path / "tiny.pt"))
-    data = pairs(pictures)
+    data = pairs(images)
     shown(module, data)
     own = preprocessing_of("MobileCLIP-tiny")
     assert data.preprocessing == vars(own) | {"mean": list(own.mean), "std": list(own.std)}
     assert data.image_size == own.image_size
     assert mean_of(data) == own.mean
-    typed = pairs(pictures, image_size=64, eval_transform=CLIPEvalTransform(64, OWN["mean"], OWN["std"]))
+    typed = pairs(images, image_size=64, eval_transform=CLIPEvalTransform(64, OWN["mean"], OWN["std"]))
     shown(module, typed)
     assert typed.preprocessing["mean"] == list(OWN["mean"])
 
 
-def test_a_checkpoint_is_evaluated_on_other_data_as_it_was(pictures, tmp_path):
+def test_a_checkpoint_is_evaluated_on_other_data_as_it_was(images, tmp_path):
     module = mobileclip()
-    checkpoint, features = trained(module, reinforced(pictures, image_mean=OWN["mean"]), tmp_path)
+    checkpoint, features = trained(module, reinforced(images, image_mean=OWN["mean"]), tmp_path)
     for data, found in (
-        (pairs(pictures), mobileclip()),
-        (reinforced(pictures), mobileclip()),
+        (pairs(images), mobileclip()),
+        (reinforced(images), mobileclip()),
     ):
         torch.testing.assert_close(shown(found, data, checkpoint), features, rtol=0, atol=1e-6)
     again = mobileclip(weights=checkpoint, distillation_weight=0)
-    torch.testing.assert_close(shown(again, pairs(pictures)), features, rtol=0, atol=1e-6)
+    torch.testing.assert_close(shown(again, pairs(images)), features, rtol=0, atol=1e-6)
 
 
-def test_a_teacher_decides_what_its_student_sees(pictures, tmp_path):
+def test_a_teacher_decides_what_its_student_sees(images, tmp_path):
     torch.manual_seed(0)
     clip = open_clip.create_model(add_tiny_clip())
     look = preprocessing_of(add_tiny_clip())
     assert look.resize_mode == "shortest"
     write_open_clip(clip, open_clip.get_model_config(add_tiny_clip()), look, tmp_path / "teacher")
     module = tiny_extraction(str(tmp_path / "teacher"))
-    data = pairs(pictures)
+    data = pairs(images)
     trained(module, data, tmp_path)
     assert data.preprocessing["resize_mode"] == "shortest"
     other = tiny_extraction(str(tmp_path / "teacher"))
     with pytest.raises(ValueError, match=r"image_mean is \[0.1, 0.2, 0.3\], but the teacher .* expects"):
-        trained(other, pairs(pictures, eval_transform=CLIPEvalTransform(SIZE, OWN["mean"], OWN["std"])), tmp_path)
+        trained(other, pairs(images, eval_transform=CLIPEvalTransform(SIZE, OWN["mean"], OWN["std"])), tmp_path)

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from support.command_line import run
-from support.pictures import picture
+from support.images import draw_image
 from support.reinforcement import write_pairs
 from vlightning.datamodules import ReinforcedShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
@@ -87,9 +87,9 @@ def test_the_command_for_ones_own_classes_trains_them(tmp_path: Path, monkeypatc
     words = words_of("vlightning fit --config configs/cocord/vanilla.yaml --model.student torchvision/resnet18 ")
     for label in range(12):
         for split in ("train", "val"):
-            file = Path(f"pictures/{split}/class {label:02d}/one.png")
+            file = Path(f"images/{split}/class {label:02d}/one.png")
             file.parent.mkdir(parents=True)
-            picture(label).save(file)
+            draw_image(label).save(file)
     said = yaml.safe_load(run(*words, "--print_config").out)
     assert (said["trainer"]["max_epochs"], said["data"]["init_args"]["preset"]) == (90, "imagenet")
     small = ("--trainer.max_epochs=2", "--data.batch_size=12", "--data.image_size=32", "--data.cache_dir=cache")
@@ -102,7 +102,7 @@ def test_the_command_for_ones_own_classes_trains_them(tmp_path: Path, monkeypatc
     assert list(Path("runs").rglob("best-step*.ckpt"))
     for label in (10, 11):
         for split in ("train", "val"):
-            shutil.rmtree(f"pictures/{split}/class {label:02d}")
+            shutil.rmtree(f"images/{split}/class {label:02d}")
     refused = run(*words, *SMALL, *small).sentence
     assert "found 10 classes in the training data" in refused
     assert "set data.num_classes to 10" in refused

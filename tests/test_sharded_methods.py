@@ -11,7 +11,7 @@ from support.clip import SIZE, add_tiny_clip
 from support.distributed import WorkerError, rank_trainer, run_distributed, whole_state
 from support.methods import METHODS
 from vlightning.callbacks import world_size
-from vlightning.lightning_modules.sharding import NORMS
+from vlightning.lightning_modules.base.sharding import NORMS
 
 STEPS, FEW = 20, 4
 PLAIN, SHARDED, RECOMPUTED = ("ddp", {}), ("sharded", {}), ("sharded", {"activation_checkpointing": True})

@@ -1,7 +1,7 @@
 """The authors' checkpoint layout: which of their keys holds which of our tensors, and what may differ.
 
 Their files come in two families. Pre-training has `text_encoder.bert.*` and the language-model head
-`text_encoder.cls.*`; retrieval drops the level `bert.` and the head, and adds the pictures' ids of the queues,
+`text_encoder.cls.*`; retrieval drops the level `bert.` and the head, and adds the images' ids of the queues,
 `idx_queue`. The teacher's keys carry `_m`.
 """
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...callbacks import AtomicCheckpointIO
 from ...callbacks.queue import NO_ID
-from ..fitting import load_fitting
-from ..vit_weights import resize_positions
+from ..base.fitting import load_fitting
+from ..networks.vit_weights import resize_positions
 
 if TYPE_CHECKING:
     from .module import ALBEFModule
@@ -34,7 +34,7 @@ def to_official(module: "ALBEFModule") -> dict[str, Tensor]:
 
     With the head (`mlm=True`) it is their pre-training layout, without it their retrieval layout. Their queues are
     feature-major [E, Q] and share one pointer and one row of ids: the pointer is the image queue's, and a slot whose
-    two keys are of different pictures has no id. A slot that is not filled yet is a column of zeros.
+    two keys are of different images has no id. A slot that is not filled yet is a column of zeros.
     """
     state = module.state_dict()
     flat = not module.hparams["mlm"]

@@ -1,4 +1,4 @@
-"""Where in a picture a word looks: Grad-CAM of the fusion encoder's cross-attention (Selvaraju et al., 1610.02391).
+"""Where in an image a word looks: Grad-CAM of the fusion encoder's cross-attention (Selvaraju et al., 1610.02391).
 
 The attention weights are not to be had from a forward pass, because the fused kernels never write them down. They are
 computed again for the one layer that is asked for, from its queries and keys; and since that layer's context is
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..precision import at_least_float32
+from ..networks.precision import at_least_float32
 from .network import ALBEFNetwork, CrossAttention, FusionBert
 
 
@@ -26,7 +26,7 @@ def word_maps(
     attention_mask: Tensor,
     layer: int | None = None,
 ) -> Tensor:
-    """Weight every patch by how much the attention of a token to it speaks for the match of text and picture.
+    """Weight every patch by how much the attention of a token to it speaks for the match of text and image.
 
     A map is the cross-attention of a token times the gradient, where positive, of the logit of a match, averaged over
     the heads. No parameter's `grad` changes. Call it in eval mode: dropout would draw.

@@ -33,8 +33,8 @@ def itc_loss(image_logits: Tensor, text_logits: Tensor, image_targets: Tensor, t
     """Image-text contrastive loss (eqs. 2 and 6): the mean of both directions' cross-entropies.
 
     Args:
-        image_logits: [B, M] from picture to text.
-        text_logits: [B, M] from text to picture.
+        image_logits: [B, M] from image to text.
+        text_logits: [B, M] from text to image.
         image_targets: [B, M] from `contrastive_targets`.
         text_targets: [B, M] from `contrastive_targets`.
     """
@@ -47,7 +47,7 @@ def itm_loss(logits: Tensor, labels: Tensor, weights: Tensor, count: Tensor) -> 
     Args:
         logits: [R, 2]; class 1 is a match.
         labels: long [R].
-        weights: [R], 0 for a pair that could not be formed (a picture without any admissible negative), else 1.
+        weights: [R], 0 for a pair that could not be formed (an image without any admissible negative), else 1.
         count: 0-D, what the sum is divided by.
     """
     losses = F.cross_entropy(logits, labels, reduction="none")

@@ -2,7 +2,7 @@
 
 A ViT and the lower half of a BERT are aligned by a contrastive loss before the upper half fuses them by
 cross-attention; a momentum copy of the whole model supplies soft targets and the keys of the queues, because captions
-from the web do not quite say what a picture shows.
+from the web do not quite say what an image shows.
 """
 
 import math
@@ -28,20 +28,20 @@ from ...callbacks import (
     StepSeedCallback,
     missing_callbacks,
 )
-from ...callbacks.distributed import all_reduce_sum, gather, rank, world_size
-from ..bert import bert_config
-from ..clamped import ClampedParameters
-from ..clipping import ClippedFusedGradients
-from ..data_sizes import DataSizes
-from ..evaluation import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
-from ..layout import lay_out_moments
-from ..optimizer_groups import weight_decay_groups
-from ..precision import at_least_float32
-from ..schedules import steps_of_run
-from ..sharding import shard
-from ..slices import in_slices
-from ..vit_weights import load_vision_weights
-from ..vocabulary import TextTower, TrainedVocabulary
+from ...callbacks.distributed.collectives import all_reduce_sum, gather, rank, world_size
+from ..base.clamped import ClampedParameters
+from ..base.data_sizes import DataSizes
+from ..base.sharding import shard
+from ..base.vocabulary import TextTower, TrainedVocabulary
+from ..evaluation.retrieval import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
+from ..memory import in_slices
+from ..networks.bert import bert_config
+from ..networks.precision import at_least_float32
+from ..networks.vit_weights import load_vision_weights
+from ..optim.clipping import ClippedFusedGradients
+from ..optim.groups import weight_decay_groups
+from ..optim.layout import lay_out_moments
+from ..optim.schedules import steps_of_run
 from . import draws, gradcam
 from .losses import contrastive_targets, itc_loss, itm_loss, mlm_loss
 from .network import ALBEFNetwork
@@ -65,7 +65,7 @@ class _Keys(NamedTuple):
 
     image: Tensor  # [n, E]
     text: Tensor  # [n, E]
-    id: Tensor  # long [n]: of the picture
+    id: Tensor  # long [n]: of the image
 
 
 class ALBEFModule(ClampedParameters, ClippedFusedGradients, TrainedVocabulary, RetrievalModule):
@@ -75,7 +75,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, TrainedVocabulary, R
     behaviour differ, the default is the better one; `configs/albef/official.yaml` sets all of theirs.
 
     Args:
-        image_size: side of the square picture in pixels.
+        image_size: side of the square image in pixels.
         patch_size: side of a patch in pixels.
         vision_width: width of the ViT.
         vision_depth: number of ViT blocks.
@@ -108,7 +108,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, TrainedVocabulary, R
         temperature: start of the learnable temperature.
         temperature_min: the temperature is clamped to at least this after each optimizer step.
         temperature_max: the temperature is clamped to at most this after each optimizer step.
-        positives: "image_id" counts every key of the same picture as a match and never draws one as a hard negative;
+        positives: "image_id" counts every key of the same image as a match and never draws one as a hard negative;
             "diagonal" only the pair itself, as the authors' pre-training does.
         key_columns: "global" contrasts with the teacher's keys of all processes, so that N processes give the loss of
             one with N times the batch; "local" with this process's alone, as the authors do.
@@ -129,7 +129,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, TrainedVocabulary, R
             pass: the memory of a small batch for the loss of the whole one, exactly. None: all at once.
         activation_checkpointing: whether every block of the student computes its activations again in the backward
             pass, which costs one more forward pass and keeps one block's activations.
-        match_equal_texts: whether retrieval evaluation counts equal captions of other pictures as matches.
+        match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
         rerank_k: candidates by contrast that the matching head re-orders (the authors: 128 for Flickr30k, 256 for
             COCO); 0 leaves re-ranking out.
         rerank_on: "test" re-ranks in `test` and `predict`, "always" in validation too.
@@ -413,7 +413,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, TrainedVocabulary, R
 
         def targets(queries: Tensor, keys: Tensor, queue: FeatureQueue, image_id: Tensor, column: Tensor) -> Tensor:
             assert queue.ids is not None  # both queues were made with ids
-            # Whatever an empty slot says is its picture, it is none of the data's.
+            # Whatever an empty slot says is its image, it is none of the data's.
             positives = self._positives(image_id, column, torch.cat([key_id, queue.ids])) & there(queue)
             return contrastive_targets(logits(queries, keys, queue), positives, alpha)
 
@@ -461,7 +461,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, TrainedVocabulary, R
     def _draw_negatives(
         self, batch: Batch, image_logits: Tensor, text_logits: Tensor
     ) -> tuple[draws.Negatives, draws.Negatives]:
-        """Hard negatives within this process's batch: a picture for every text, a text for every picture."""
+        """Hard negatives within this process's batch: an image for every text, a text for every image."""
         image_id, input_ids = batch["image_id"], batch["input_ids"]
         forbidden = torch.eye(len(image_id), dtype=torch.bool, device=self.device)
         if self.hparams["positives"] == "image_id":
@@ -490,7 +490,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, TrainedVocabulary, R
             return torch.stack([pairs[:, 0], with_wrong_image[:, 0], with_wrong_text[:, 0]], 1), *with_masked
 
         if size is None:
-            # The batches whose row b looks at picture b come first, as the fusion encoder wants them.
+            # The batches whose row b looks at image b come first, as the fusion encoder wants them.
             states = torch.cat([text, text[wrong_text], *masked, text])
             masks = torch.cat([mask, mask[wrong_text], *[mask for _ in masked], mask])
             return states_of(*network.fuse(states, masks, tokens, wrong_image).chunk(3 + len(masked)))
@@ -563,7 +563,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, TrainedVocabulary, R
         self.log_dict({"train/temperature": self.temperature.detach().squeeze(), "train/alpha": alpha})
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit-length features [B, E] of pictures [B, 3, S, S], and their tokens [B, N, V]."""
+        """Unit-length features [B, E] of images [B, 3, S, S], and their tokens [B, N, V]."""
         tokens = self.student.encode_image(image)
         return self.student.project_image(tokens), tokens
 
@@ -576,12 +576,12 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, TrainedVocabulary, R
         return self.student.encode_text(input_ids, attention_mask)
 
     def match_scores(self, text_states: Tensor, attention_mask: Tensor, image_tokens: Tensor) -> Tensor:
-        """Logits [R] of a match of R texts, [R, L, D] with mask [R, L], with one picture [1, N, V] (section 3.4)."""
+        """Logits [R] of a match of R texts, [R, L, D] with mask [R, L], with one image [1, N, V] (section 3.4)."""
         fused = self.student.fuse(text_states, attention_mask, image_tokens)
         return at_least_float32(self.itm_head(fused[:, 0]))[:, 1]
 
     def word_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Where tokens [B, L] look in their pictures [B, 3, S, S]: maps [B, L, g, g] over patches, in eval mode."""
+        """Where tokens [B, L] look in their images [B, 3, S, S]: maps [B, L, g, g] over patches, in eval mode."""
         return gradcam.word_maps(self.student, self.itm_head, image, input_ids, attention_mask)
 
     def contrastive_temperature(self) -> float:

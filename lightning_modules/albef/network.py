@@ -2,7 +2,7 @@
 
 Every sub-module carries the authors' name for it, so their checkpoints map onto ours key by key.
 
-Shapes: B pictures, N image tokens (CLS first), L text tokens (CLS first), D text width, V image width, E embedding
+Shapes: B images, N image tokens (CLS first), L text tokens (CLS first), D text width, V image width, E embedding
 width, H heads.
 """
 
@@ -21,11 +21,11 @@ from transformers.models.bert.modeling_bert import (
     BertSelfOutput,
 )
 
-from ..attention import attend, set_vit_attention
-from ..bert import BertTrunk, init_bert, resize_rows
-from ..mlp import LeanMlp
-from ..precision import at_least_float32, unit
-from ..slices import recomputed
+from ..memory import recomputed
+from ..networks.attention import attend, set_vit_attention
+from ..networks.bert import BertTrunk, init_bert, resize_rows
+from ..networks.mlp import LeanMlp
+from ..networks.precision import at_least_float32, unit
 
 
 class CrossAttention(nn.Module):
@@ -56,17 +56,17 @@ class CrossAttention(nn.Module):
     def forward(self, states: Tensor, image_tokens: Tensor, image_index: Tensor | None = None) -> Tensor:
         """Attend.
 
-        Keys and values are projected once for each picture, however many texts look at it.
+        Keys and values are projected once for each image, however many texts look at it.
 
         Args:
-            states: [R, L, D]. The first R - G rows are K batches of B texts, of which row b looks at picture b.
+            states: [R, L, D]. The first R - G rows are K batches of B texts, of which row b looks at image b.
             image_tokens: [B, N, V].
-            image_index: [G], the picture that each of the last G rows looks at. None means G = 0.
+            image_index: [G], the image that each of the last G rows looks at. None means G = 0.
 
         Returns:
             [R, L, D].
         """
-        pictures = image_tokens.shape[0]
+        images = image_tokens.shape[0]
         gathered = 0 if image_index is None else image_index.shape[0]
         aligned = states.shape[0] - gathered
         length = states.shape[1]
@@ -74,9 +74,9 @@ class CrossAttention(nn.Module):
         key, value = self._split(self.self["key"](image_tokens)), self._split(self.self["value"](image_tokens))
         dropout = self.dropout if self.training else 0.0
 
-        # Queries do not interact in cross-attention, so the K texts of a picture attend as one long text. No copy of
+        # Queries do not interact in cross-attention, so the K texts of an image attend as one long text. No copy of
         # the keys and values is made for them.
-        together = query[:aligned].unflatten(0, (-1, pictures)).transpose(0, 1).flatten(1, 2)  # [B, K*L, D]
+        together = query[:aligned].unflatten(0, (-1, images)).transpose(0, 1).flatten(1, 2)  # [B, K*L, D]
         context = attend(self._split(together), key, value, dropout=dropout).transpose(1, 2).flatten(2)
         context = context.unflatten(1, (-1, length)).transpose(0, 1).flatten(0, 1)  # [K*B, L, D]
         if image_index is not None:

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from ...callbacks.checkpoint_io import check_free
-from ...callbacks.leftovers import staged_beside
-from ..preprocessing import is_checkpoint, preprocessing_of_checkpoint
+from ...callbacks.checkpoints.checkpoint_io import check_free
+from ...common.leftovers import staged_beside
+from ..base.preprocessing import is_checkpoint, preprocessing_of_checkpoint
 from .checkpoint import QUEUES, load_official, load_own, tied_names
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def load_trained(module: "ALBEFModule", source: str) -> str:
 
 
 def preprocessing_of_source(source: str) -> dict[str, Any] | None:
-    """What a trained ALBEF expects to be done with a picture, where a checkpoint or the folder of an export says it.
+    """What a trained ALBEF expects to be done with an image, where a checkpoint or the folder of an export says it.
 
     Args:
         source: as in `load_trained`.

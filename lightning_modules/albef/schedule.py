@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..schedules import warmup_cosine
+from ..optim.schedules import warmup_cosine
 
 
 def learning_rate(step: int, total_steps: int, epochs: int | None, settings: Mapping[str, Any]) -> float:

@@ -2,7 +2,7 @@
 
 from transformers import BertForMaskedLM
 
-from ..fitting import load_fitting
+from ..base.fitting import load_fitting
 from .network import FusionBert
 
 

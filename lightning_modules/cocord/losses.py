@@ -4,13 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..precision import at_least_float32, unit
+from ..networks.precision import at_least_float32, unit
 
 
 def contrastive_loss(query: Tensor, key: Tensor, dictionary: Tensor, valid: Tensor, temperature: float) -> Tensor:
     """InfoNCE of the student's queries against the teacher's dictionary (eq. 2).
 
-    The positive of a query is the key of its own picture; the negatives are the dictionary, the same for all queries.
+    The positive of a query is the key of its own image; the negatives are the dictionary, the same for all queries.
     (The paper writes no norm; its temperature and the authors' code imply cosines.)
 
     Args:

@@ -1,6 +1,6 @@
 """CoCoRD: contrastive, cooperative and relational distillation (Fu et al., BMVC 2023).
 
-A student learns to tell its teacher's key of a picture from those of other pictures (the teacher dictionary), to
+A student learns to tell its teacher's key of an image from those of other images (the teacher dictionary), to
 predict what a slow-moving average of itself says of another view, and to classify.
 """
 
@@ -22,18 +22,25 @@ from ...callbacks import (
     StepSeedCallback,
     missing_callbacks,
 )
-from ...callbacks.distributed import keep_from_ddp, world_size
-from ..classification import Accuracy, Batch, ClassifierModule
-from ..data_sizes import DataSizes
-from ..frozen import FrozenTeacher
-from ..initial_weights import InitialWeights
-from ..precision import at_least_float32, unit
-from ..sharding import shard
-from .checkpoint import load_classifier, public_state, read_classifier
-from .cifar import Classifier
+from ...callbacks.distributed.collectives import keep_from_ddp, world_size
+from ..base.data_sizes import DataSizes
+from ..base.frozen import FrozenTeacher
+from ..base.initial_weights import InitialWeights
+from ..base.sharding import shard
+from ..evaluation.classification import Accuracy, Batch, ClassifierModule
+from ..networks.cifar import Classifier
+from ..networks.classifier_files import load_classifier, public_state, read_classifier
+from ..networks.classifiers import (
+    Predictor,
+    ProjectionHead,
+    build_classifier,
+    each_view,
+    freeze_classifier,
+    public_network,
+)
+from ..networks.frozen_classifier import load_frozen
+from ..networks.precision import at_least_float32, unit
 from .losses import contrastive_loss, distillation_loss, prediction_loss
-from .network import Predictor, ProjectionHead, build_classifier, each_view, freeze_classifier, public_network
-from .teacher import load_frozen
 
 Module = TypeVar("Module", bound=nn.Module)
 _OTHER = {"image": "image_slow", "image_slow": "image"}  # the view that a view's cognate key is of
@@ -51,7 +58,7 @@ class CoCoRDModule(InitialWeights, ClassifierModule):
     """CoCoRD, and what it is compared with: with its weights at zero plain KD, with that at zero too plain training.
 
     What a loss with weight zero would need is neither built nor computed. A training batch holds `label` [B] and a view
-    of each picture for each name in `views()`; `image` is the student's.
+    of each image for each name in `views()`; `image` is the student's.
 
     The teacher is not in the checkpoint, which names it and holds a fingerprint of its weights.
 
@@ -367,7 +374,7 @@ class CoCoRDModule(InitialWeights, ClassifierModule):
             )
 
     def forward(self, image: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] to the student's logits [B, C]."""
+        """Images [B, 3, H, W] to the student's logits [B, C]."""
         logits: Tensor = self.student(_channels_last(image))
         return logits
 
@@ -387,5 +394,5 @@ def _average(module: Module) -> Module:
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
-    """Pictures in the layout in which convolutions run 1.2 to 1.8 times as fast on a CPU; other tensors as they are."""
+    """Images in the layout in which convolutions run 1.2 to 1.8 times as fast on a CPU; other tensors as they are."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor

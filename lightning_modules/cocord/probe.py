@@ -7,29 +7,29 @@ import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from ...callbacks.distributed import all_reduce_sum, gather_uneven, world_size
-from ..classification import Accuracy, Batch, ClassifierModule
-from ..data_sizes import DataSizes
-from ..frozen import FrozenTeacher
-from .cifar import Classifier
-from .cifar.classifier import init_linear
-from .network import build_classifier
-from .teacher import load_frozen
+from ...callbacks.distributed.collectives import all_reduce_sum, gather_uneven, world_size
+from ..base.data_sizes import DataSizes
+from ..base.frozen import FrozenTeacher
+from ..evaluation.classification import Accuracy, Batch, ClassifierModule
+from ..networks.cifar import Classifier
+from ..networks.cifar.classifier import init_linear
+from ..networks.classifiers import build_classifier
+from ..networks.frozen_classifier import load_frozen
 
 
 class LinearProbeModule(ClassifierModule):
     """One linear layer on the pooled features of a frozen network.
 
     The network is in eval mode always, so its statistics of BatchNorm stay those it was trained with, and each training
-    picture is encoded once, when training starts. Hence there is no augmentation. Training batches hold `label` [B] and
-    `sample_index` [B] only; pictures that cannot be read have no features and never train.
+    image is encoded once, when training starts. Hence there is no augmentation. Training batches hold `label` [B] and
+    `sample_index` [B] only; images that cannot be read have no features and never train.
 
     The paper gives no recipe. The defaults are those of the nearest public implementation, giakoumoglou/distillers,
     which trains 120 epochs in batches of 64 with augmentation, and in train mode.
 
     The network is not in the checkpoint, which names it and holds a fingerprint of its weights.
 
-    Shapes: B pictures, D features, C classes, M training pictures that can be read.
+    Shapes: B images, D features, C classes, M training images that can be read.
 
     Args:
         network: name of a CIFAR network (`wrn_16_2`, `resnet8x4`, ...), or of a model of torchvision or timm.
@@ -73,7 +73,7 @@ class LinearProbeModule(ClassifierModule):
         self._rows: Tensor | None = None  # [M] on the host, ascending: the sample_index of each
 
     def views(self) -> list[str]:
-        """Nothing: a training batch holds no pictures."""
+        """Nothing: a training batch holds no images."""
         return []
 
     def setup(self, stage: str) -> None:
@@ -103,17 +103,17 @@ class LinearProbeModule(ClassifierModule):
         return DataSizes(self.backbone.network.image_size)
 
     def on_fit_start(self) -> None:
-        """Compare class counts, and encode every training picture.
+        """Compare class counts, and encode every training image.
 
         Raises:
-            ValueError: if the data has another number of classes, or is not of labelled pictures in one list.
-            RuntimeError: if no picture can be read.
+            ValueError: if the data has another number of classes, or is not of labelled images in one list.
+            RuntimeError: if no image can be read.
         """
         data = getattr(self.trainer, "datamodule", None)
-        if not hasattr(data, "every_picture"):
+        if not hasattr(data, "every_image"):
             raise ValueError(
                 f"Found {type(data).__name__ if data is not None else 'no datamodule'}, expected one that reads each "
-                "training picture once: use ImageClassificationDataModule, or another with `every_picture`."
+                "training image once: use ImageClassificationDataModule, or another with `every_image`."
             )
         assert data is not None
         self.check_classes()
@@ -124,10 +124,10 @@ class LinearProbeModule(ClassifierModule):
         self._features = self._rows = None
 
     def _encode_all(self, data: Any) -> None:
-        """Encode each training picture once, and give every process the features of all."""
+        """Encode each training image once, and give every process the features of all."""
         precision = self.trainer.precision_plugin
         features, rows = [], []
-        for batch in data.every_picture("train"):
+        for batch in data.every_image("train"):
             self.compare_sizes(batch)
             # As in validation_step, where Lightning sees to this: the layer is to train on what it will be given.
             with precision.forward_context():
@@ -136,15 +136,15 @@ class LinearProbeModule(ClassifierModule):
         # Among several processes every one has batches, if empty ones, so all of them get here.
         found = gather_uneven(torch.cat(rows)) if rows else torch.empty(0)
         if not len(found):
-            raise RuntimeError("Found no training picture that can be read, expected some: see the warnings above.")
+            raise RuntimeError("Found no training image that can be read, expected some: see the warnings above.")
         rows_there, order = found.sort()
         self._features = gather_uneven(torch.cat(features))[order]
         self._rows = rows_there.cpu()
-        rank_zero_info(f"Linear probe: encoded {len(found)} training pictures, once and without augmentation.")
+        rank_zero_info(f"Linear probe: encoded {len(found)} training images, once and without augmentation.")
 
     @torch.no_grad()
     def encode(self, image: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] to the frozen network's features [B, D]."""
+        """Images [B, 3, H, W] to the frozen network's features [B, D]."""
         return self.backbone.network.forward_features(image.contiguous(memory_format=torch.channels_last))
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
@@ -152,7 +152,7 @@ class LinearProbeModule(ClassifierModule):
         return batch if "image" in batch else batch | self._look_up(batch)
 
     def _look_up(self, batch: Batch) -> Batch:
-        """Of the pictures [B]: rows [K] of the features, and labels [K], of those K that have features."""
+        """Of the images [B]: rows [K] of the features, and labels [K], of those K that have features."""
         assert self._rows is not None
         sample_index = batch["sample_index"].cpu()
         place = torch.searchsorted(self._rows, sample_index).clamp(max=len(self._rows) - 1)
@@ -160,12 +160,12 @@ class LinearProbeModule(ClassifierModule):
         return {"feature_row": place[known], "known_label": batch["label"].cpu()[known]}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross entropy, over the pictures of all processes that have features."""
+        """Cross entropy, over the images of all processes that have features."""
         assert self._features is not None
         row, label = batch["feature_row"], batch["known_label"]
         total = F.cross_entropy(self.linear(self._features[row]).float(), label, reduction="sum")
         size, known = len(batch["label"]), len(row)
-        # DDP averages gradients over processes, which may have different numbers of such pictures.
+        # DDP averages gradients over processes, which may have different numbers of such images.
         loss = total * world_size() / all_reduce_sum(torch.full((), known, device=row.device)).clamp(min=1)
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=size)
         left_out = torch.full((), float(size - known), device=row.device)
@@ -173,6 +173,6 @@ class LinearProbeModule(ClassifierModule):
         return loss
 
     def forward(self, image: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] to logits [B, C]."""
+        """Images [B, 3, H, W] to logits [B, C]."""
         logits: Tensor = self.linear(self.encode(image))
         return logits

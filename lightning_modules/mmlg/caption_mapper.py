@@ -1,13 +1,13 @@
-"""ClipCap's mapper (Mokady et al., arXiv 2111.09734): an embedding of a picture to words that a language model reads.
+"""ClipCap's mapper (Mokady et al., arXiv 2111.09734): an embedding of an image to words that a language model reads.
 
-Shapes: B pictures, D width of their embeddings, W width of a word.
+Shapes: B images, D width of their embeddings, W width of a word.
 """
 
 import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from ..attention import attend
+from ..networks.attention import attend
 
 
 class MapperBlock(nn.Module):

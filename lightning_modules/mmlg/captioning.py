@@ -1,6 +1,6 @@
 """Captioning with a frozen image tower and a frozen language model (ClipCap: Mokady et al., arXiv 2111.09734).
 
-Only a mapper trains: it turns the embedding of a picture into a prefix, after which the language model writes the
+Only a mapper trains: it turns the embedding of an image into a prefix, after which the language model writes the
 caption. MM-LG measures with it what the image towers of its descendants have learnt (arXiv 2506.16673, appendix A). In
 ClipCap's code the loss leaves out a real token, which stands for padding, and no end is trained; here the mask decides,
 and each caption has an end.
@@ -15,21 +15,21 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ...callbacks import CaptionWriter, StepSeedCallback, all_reduce_sum, gather_texts, missing_callbacks, world_size
-from ...callbacks.distributed import gather_uneven
-from ..adamw import AdamWModule
-from ..caption_metrics import caption_scores
-from ..data_sizes import DataSizes, DataSizesModule
-from ..frozen import FrozenTeacher
-from ..precision import at_least_float32
-from ..schedules import capped_warmup, warmup_linear
-from ..sharding import shard
+from ...callbacks.distributed.collectives import gather_uneven
+from ..base.data_sizes import DataSizes, DataSizesModule
+from ..base.frozen import FrozenTeacher
+from ..base.sharding import shard
+from ..evaluation.captions import caption_scores
+from ..networks.precision import at_least_float32
+from ..optim.adamw import AdamWModule
+from ..optim.schedules import capped_warmup, warmup_linear
 from .caption_mapper import CaptionMapper
 
 Batch = dict[str, Any]
 
 
 class CaptioningModule(AdamWModule, DataSizesModule):
-    """A mapper between embeddings of pictures and a language model, over an :class:`EmbeddedCaptionsDataModule`.
+    """A mapper between embeddings of images and a language model, over an :class:`EmbeddedCaptionsDataModule`.
 
     Defaults are MM-LG's, else ClipCap's. Neither the language model nor the image tower is in the checkpoint, which
     names both and holds fingerprints of their weights.
@@ -248,7 +248,7 @@ class CaptioningModule(AdamWModule, DataSizesModule):
         self._evaluate(batch)
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Batch:
-        """Captions, with the numbers [B] of the pictures in their data set and their ids."""
+        """Captions, with the numbers [B] of the images in their data set and their ids."""
         return {name: batch[name] for name in ("sample_index", "image_id")} | {"caption": self(batch["embedding"])}
 
     def _evaluate(self, batch: Batch) -> None:
@@ -288,7 +288,7 @@ def _same_tower(known: dict[str, str] | None, given: dict[str, str] | None) -> d
         raise ValueError(
             f"The mapper was trained on embeddings by {known['model']} of {known['weights']!r} (sha256 "
             f"{known['sha256'][:12]}), found some by {given['model']} of {given['weights']!r} (sha256 "
-            f"{given['sha256'][:12]}): embed the pictures with that tower, and give the file as data.embeddings."
+            f"{given['sha256'][:12]}): embed the images with that tower, and give the file as data.embeddings."
         )
     return known or given
 

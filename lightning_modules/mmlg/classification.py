@@ -13,13 +13,13 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO, ClassPredictionWriter, missing_callbacks
-from ..adamw import AdamWModule
-from ..attention import set_clip_attention
-from ..classification import Accuracy, Batch, ClassifierModule
-from ..fitting import load_fitting
-from ..initial_weights import InitialWeights
-from ..precision import at_least_float32
-from ..sharding import shard
+from ..base.fitting import load_fitting
+from ..base.initial_weights import InitialWeights
+from ..base.sharding import shard
+from ..evaluation.classification import Accuracy, Batch, ClassifierModule
+from ..networks.attention import set_clip_attention
+from ..networks.precision import at_least_float32
+from ..optim.adamw import AdamWModule
 
 _TOWERS = ("tower.", "student.visual.")  # in a checkpoint of this class, and of a CLIP's training
 _PROJECTION, _POSITIONS = "proj", "positional_embedding"
@@ -30,9 +30,9 @@ class VisionClassifierModule(AdamWModule, InitialWeights, ClassifierModule):
 
     The tower, `tower`, starts from an activated descendant (`weights`), from a learngene (a
     `LearngeneExpansionCallback` with `target: tower`), or at random. It ends with its last norm: the projection into
-    the space of pictures and texts is left out. The paper describes no head; this is the usual one.
+    the space of images and texts is left out. The paper describes no head; this is the usual one.
 
-    Shapes: B pictures of S pixels a side, C classes.
+    Shapes: B images of S pixels a side, C classes.
 
     Args:
         num_classes: number of classes C. The command line sets it from the data's, where that is given.
@@ -40,9 +40,9 @@ class VisionClassifierModule(AdamWModule, InitialWeights, ClassifierModule):
         heads: number of attention heads (open_clip's ViT-S-16).
         layers: number of layers of the tower (paper: 6, 8 or 12).
         patch_size: side of a patch, pixels (paper).
-        image_size: side S of the square pictures, pixels (paper). The command line sets it from the data's.
+        image_size: side S of the square images, pixels (paper). The command line sets it from the data's.
         weights: a checkpoint, file or folder, to take the tower from: of `MMLGModule` with an ordinary CLIP as student,
-            or of this class. For another size of pictures the position embeddings are resampled. The linear layer is
+            or of this class. For another size of images the position embeddings are resampled. The linear layer is
             new in any case.
         learning_rate: learning rate at its peak (paper).
         warmup_steps: optimizer steps of warm-up (paper); a tenth of the run where that is not longer.
@@ -74,7 +74,7 @@ class VisionClassifierModule(AdamWModule, InitialWeights, ClassifierModule):
         if width % heads:
             raise ValueError(f"A width of {width} does not divide into {heads} heads: change one of them.")
         if image_size % patch_size:
-            raise ValueError(f"Pictures of {image_size} pixels do not divide into patches of {patch_size}: change one.")
+            raise ValueError(f"Images of {image_size} pixels do not divide into patches of {patch_size}: change one.")
         self.tower = VisionTransformer(image_size, patch_size, width, layers, heads, mlp_ratio=4.0)
         self.tower.proj = None
         set_clip_attention(self.tower)
@@ -110,7 +110,7 @@ class VisionClassifierModule(AdamWModule, InitialWeights, ClassifierModule):
         self.check_classes()
 
     def forward(self, image: Tensor) -> Tensor:
-        """Pictures [B, 3, S, S] to logits [B, C]."""
+        """Images [B, 3, S, S] to logits [B, C]."""
         logits: Tensor = self.head(self.tower(image))
         return logits
 

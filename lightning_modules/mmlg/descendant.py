@@ -8,11 +8,11 @@ from typing import Any
 import open_clip
 from torch import Tensor
 
-from ...callbacks.learngene_expansion import open_clip_layer
-from ...callbacks.learngene_file import LearngeneSizes
-from ...callbacks.learngene_layers import LAST, TOWERS, Method
-from ..attention import set_clip_attention
-from ..slices import in_slices
+from ...callbacks.learngene.expansion import open_clip_layer
+from ...callbacks.learngene.file import LearngeneSizes
+from ...callbacks.learngene.layers import LAST, TOWERS, Method
+from ..memory import in_slices
+from ..networks.attention import set_clip_attention
 
 
 def clip_config(sizes: LearngeneSizes) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class PlainCLIP(open_clip.CLIP):
         set_clip_attention(self)
 
     def encode_pairs(self, image: Tensor, input_ids: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
-        """Features [B, E], not normalised, of pictures [B, 3, S, S] and of texts [B, L].
+        """Features [B, E], not normalised, of images [B, 3, S, S] and of texts [B, L].
 
         Args:
             image: of all pairs.

@@ -1,4 +1,4 @@
-"""Embeddings of pictures by a frozen image tower, made once and read by any number of trainings."""
+"""Embeddings of images by a frozen image tower, made once and read by any number of trainings."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from ...callbacks import ImageEmbeddingWriter, missing_callbacks
-from ..checkpoints import CheckpointModule
-from ..frozen import FrozenTeacher
-from ..precision import at_least_float32
+from ..base.checkpoints import CheckpointModule
+from ..base.frozen import FrozenTeacher
+from ..networks.precision import at_least_float32
 from .towers import load_tower
 
 
 class ImageEmbeddingModule(CheckpointModule):
-    """Embeds pictures, for `predict`; captioning trains on the file that `ImageEmbeddingWriter` writes.
+    """Embeds images, for `predict`; captioning trains on the file that `ImageEmbeddingWriter` writes.
 
-    The embeddings are the tower's projected features, not scaled to unit length. Pictures are prepared as the tower
+    The embeddings are the tower's projected features, not scaled to unit length. Images are prepared as the tower
     expects it, whatever transform the datamodule has.
 
     Args:
@@ -37,7 +37,7 @@ class ImageEmbeddingModule(CheckpointModule):
         return missing_callbacks(self.trainer.callbacks, ImageEmbeddingWriter())  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
-        """Load the tower, and let the datamodule prepare pictures as it expects them.
+        """Load the tower, and let the datamodule prepare images as it expects them.
 
         Raises:
             ValueError: if the datamodule has no transform for evaluation.
@@ -46,7 +46,7 @@ class ImageEmbeddingModule(CheckpointModule):
         data: Any = getattr(self.trainer, "datamodule", None)
         if not hasattr(data, "eval_transform"):
             raise ValueError(
-                f"Found no eval_transform in {type(data).__name__}, expected a datamodule of pictures, such as "
+                f"Found no eval_transform in {type(data).__name__}, expected a datamodule of images, such as "
                 "ImageTextDataModule: give one as data."
             )
         data.eval_transform = tower.preprocessing.transform()
@@ -54,10 +54,10 @@ class ImageEmbeddingModule(CheckpointModule):
 
     @torch.no_grad()
     def forward(self, image: Tensor) -> Tensor:
-        """Embed pictures [B, 3, S, S]: [B, D] in float32."""
+        """Embed images [B, 3, S, S]: [B, D] in float32."""
         weight = next(self.tower.network.parameters())
         return at_least_float32(self.tower.network(image.to(weight.dtype)))
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """Embeddings [B, D], with the numbers [B] of the pictures in their data set and their ids."""
+        """Embeddings [B, D], with the numbers [B] of the images in their data set and their ids."""
         return {name: batch[name] for name in ("sample_index", "image_id")} | {"embedding": self(batch["image"])}

@@ -22,23 +22,23 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
-from ...callbacks.distributed import gather, keep_from_ddp, rank
-from ...callbacks.learngene_figures import LearngeneTerms
-from ...callbacks.learngene_file import Learngene, LearngeneSizes
-from ...callbacks.learngene_layers import group_of
-from ..adamw import AdamWModule
-from ..clamped import ClampedLogitScale
+from ...callbacks.distributed.collectives import gather, keep_from_ddp, rank
+from ...callbacks.figures.learngene import LearngeneTerms
+from ...callbacks.learngene.file import Learngene, LearngeneSizes
+from ...callbacks.learngene.layers import group_of
+from ..base.clamped import ClampedLogitScale
+from ..base.fitting import load_student
+from ..base.frozen import FrozenTeacher
+from ..base.initial_weights import InitialWeights
+from ..base.preprocessing import preprocessing_of_checkpoint
+from ..base.sharding import shard
+from ..base.taught import TaughtModule
 from ..contrast import Side, Terms, contrast_terms
-from ..evaluation import Batch, Protocol, RetrievalEvaluation, RetrievalModule
-from ..fitting import load_student
-from ..frozen import FrozenTeacher
-from ..initial_weights import InitialWeights
-from ..mobileclip.outside import Outside, load_outside
-from ..precision import unit
-from ..preprocessing import preprocessing_of_checkpoint
-from ..sharding import shard
-from ..slices import in_slices
-from ..taught import TaughtModule
+from ..evaluation.retrieval import Batch, Protocol, RetrievalEvaluation, RetrievalModule
+from ..memory import in_slices
+from ..networks.precision import unit
+from ..networks.published_clip import Outside, load_outside
+from ..optim.adamw import AdamWModule
 from .losses import extraction_loss, soft_cross_entropy
 from .network import LearngeneCLIP
 from .pretrained import NETWORKS, Student
@@ -62,9 +62,9 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         layers: number of layers of each tower (paper), an even number for "MM-LG".
         embed_dim: number of values of a feature; the teacher's may have another number (open_clip's ViT-S-16).
         patch_size: side of a patch, pixels (paper).
-        image_size: side of the square pictures, pixels (paper). The command line sets it, and the four that follow,
+        image_size: side of the square images, pixels (paper). The command line sets it, and the four that follow,
             from the data's.
-        image_mean: what the pictures are normalised with (CLIP), where the datamodule is none of this package, which
+        image_mean: what the images are normalised with (CLIP), where the datamodule is none of this package, which
             would say it. It has to be what the teacher expects.
         image_std: standard deviation that goes with `image_mean`.
         max_tokens: length of the token sequences (CLIP).
@@ -83,8 +83,8 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         micro_batch_size: pairs that go through the towers at a time, activations computed again in the backward pass:
             the memory of a small batch for the loss of the whole one. None: all at once.
         loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None holds all.
-        match_equal_texts: whether retrieval evaluation counts equal captions of other pictures as matches.
-        protocols: what retrieval is measured by: "karpathy5" ranks all captions of all pictures (five each in
+        match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
+        protocols: what retrieval is measured by: "karpathy5" ranks all captions of all images (five each in
             Karpathy's splits), "paper" the first one of each. Every number is logged under the name of its protocol.
 
     Raises:
@@ -130,7 +130,7 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         self.student = NETWORKS[student](sizes)
         self.teacher: FrozenTeacher[Any] = FrozenTeacher(nn.Identity())  # until a fit needs it
         self.teacher_scale = 0.0
-        self._teachers_look: dict[str, Any] | None = None  # what the teacher expects to be done with a picture
+        self._teachers_look: dict[str, Any] | None = None  # what the teacher expects to be done with an image
         self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=protocols)
 
     def configure_callbacks(self) -> list[Callback]:
@@ -155,7 +155,7 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
             keep_from_ddp(self, [self.teacher])
 
     def _check_teacher(self, outside: Outside) -> None:
-        """The teacher sees the student's pictures and tokens."""
+        """The teacher sees the student's images and tokens."""
         look, text = outside.preprocessing, getattr(outside.network, "text", outside.network)
         compared = {
             "image_size": look.image_size,
@@ -178,7 +178,7 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         return self.hparams["weights"] is not None
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
-        """What `weights` expect, else what the teacher does, which sees the same pictures."""
+        """What `weights` expect, else what the teacher does, which sees the same images."""
         source = self.hparams["weights"]
         return self._teachers_look if source is None else preprocessing_of_checkpoint(source)
 
@@ -261,7 +261,7 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         return LearngeneTerms({name: values.tolist() for name, values in coefficients.items()}, norms)
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
-        """Unit-length features [B, E] of pictures [B, 3, S, S]."""
+        """Unit-length features [B, E] of images [B, 3, S, S]."""
         return unit(self.student.encode_image(image)), None
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...callbacks.learngene_file import LearngeneSizes
-from ...callbacks.learngene_layers import (
+from ...callbacks.learngene.file import LearngeneSizes
+from ...callbacks.learngene.layers import (
     GROUPS,
     KINDS,
     NORMS,
@@ -24,8 +24,8 @@ from ...callbacks.learngene_layers import (
     layer_weights,
     linear_layer,
 )
-from ..attention import attend
-from ..slices import in_slices
+from ..memory import in_slices
+from ..networks.attention import attend
 
 
 class Block(nn.Module):
@@ -130,7 +130,7 @@ class SummedCLIP(nn.Module):
         return state
 
     def encode_image(self, image: Tensor) -> Tensor:
-        """Features [B, E], not normalised, of pictures [B, 3, S, S]."""
+        """Features [B, E], not normalised, of images [B, 3, S, S]."""
         return self._image_features(image, self._computed_in("vision"))
 
     def encode_text(self, input_ids: Tensor) -> Tensor:

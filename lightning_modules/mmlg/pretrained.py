@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...callbacks import Learngene, LearngeneSizes, expand_learngene
-from ..fitting import load_fitting, student_state
+from ..base.fitting import load_fitting, student_state
+from ..base.preprocessing import recorded_preprocessing
 from ..mobileclip.pretrained import Preprocessing, write_open_clip
-from ..preprocessing import recorded_preprocessing
 from .descendant import PlainCLIP, clip_config
 from .network import LearngeneCLIP, LinearCLIP, SummedCLIP
 
@@ -55,7 +55,7 @@ def as_clip(student: SummedCLIP | PlainCLIP) -> PlainCLIP:
 
 
 def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What evaluation did to a picture in a training, in the words of `recorded_preprocessing`.
+    """What evaluation did to an image in a training, in the words of `recorded_preprocessing`.
 
     Where the datamodule is not one of this package the module's arguments say it.
 
@@ -75,7 +75,7 @@ def save_student(student: SummedCLIP | PlainCLIP, preprocessing: Preprocessing, 
 
     Args:
         student: what to write.
-        preprocessing: what it expects to be done with a picture.
+        preprocessing: what it expects to be done with an image.
         folder: a new or an empty one.
 
     Raises:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
-from ..frozen import FrozenTeacher
-from ..mobileclip.outside import load_outside
+from ..base.frozen import FrozenTeacher
 from ..mobileclip.pretrained import Preprocessing
+from ..networks.published_clip import load_outside
 from .pretrained import as_clip, preprocessing_of_training, rebuild_student
 
 
@@ -16,8 +16,8 @@ class Tower(NamedTuple):
     """An image tower: frozen, in eval mode, in float32.
 
     Attributes:
-        network: pictures [B, 3, S, S] to features [B, D], projected and of any length.
-        preprocessing: what it expects to be done with a picture.
+        network: images [B, 3, S, S] to features [B, D], projected and of any length.
+        preprocessing: what it expects to be done with an image.
         origin: its model, where its weights are from, and their sha256.
     """
 

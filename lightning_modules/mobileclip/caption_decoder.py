@@ -1,6 +1,6 @@
 """The text side of open_clip's CoCa, one token at a time, with the keys and values of earlier tokens kept.
 
-Shapes: N pictures, n captions of each, R = N * n rows, T image tokens, D width, H heads, L positions, V vocabulary.
+Shapes: N images, n captions of each, R = N * n rows, T image tokens, D width, H heads, L positions, V vocabulary.
 """
 
 from typing import Any
@@ -10,13 +10,13 @@ from open_clip.transformer import ResidualAttentionBlock
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..precision import at_least_float32
+from ..networks.precision import at_least_float32
 
 
 class CachedDecoder:
-    """Logits of a CoCa's next tokens, for n captions of each picture that grow by one token at a time.
+    """Logits of a CoCa's next tokens, for n captions of each image that grow by one token at a time.
 
-    The keys and values of earlier tokens are kept, and those of the image tokens are shared by a picture's captions.
+    The keys and values of earlier tokens are kept, and those of the image tokens are shared by an image's captions.
 
     Args:
         network: a CoCa, in eval mode.
@@ -75,7 +75,7 @@ class _CausalBlock:
 
 
 class _CrossBlock:
-    """A block whose queries are the n captions of a picture, and whose keys and values are of its image tokens."""
+    """A block whose queries are the n captions of an image, and whose keys and values are of its image tokens."""
 
     def __init__(self, block: ResidualAttentionBlock, image_tokens: Tensor) -> None:
         self._block = block

@@ -1,4 +1,4 @@
-"""Captioners, which describe a picture in several sampled sentences; and open_clip's CoCa as one of them."""
+"""Captioners, which describe an image in several sampled sentences; and open_clip's CoCa as one of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,20 +13,20 @@ from open_clip.transformer import ResidualAttentionBlock, TextTransformer
 from PIL import Image
 from torch import Tensor, nn
 
+from ..networks.published_clip import load_outside
 from .caption_decoder import CachedDecoder
-from .outside import load_outside
 
 _LIKELY = 1024
 """Tokens among which those to draw from are looked for first: to sort all 49,408 would take most of the time."""
 
 
 class Captioner(nn.Module, ABC):
-    """A trained network that describes pictures, always in eval mode.
+    """A trained network that describes images, always in eval mode.
 
     The constructor only checks its arguments, so that a configuration can be read without the weights.
 
     Args:
-        captions: drawn of each picture.
+        captions: drawn of each image.
         top_p: only the likeliest tokens that together have this probability are drawn from, in (0, 1].
         temperature: what the logits of those are divided by.
         first_sentence: cut a caption at its first full stop.
@@ -63,21 +63,21 @@ class Captioner(nn.Module, ABC):
     @property
     @abstractmethod
     def transform(self) -> Callable[[Image.Image], Tensor]:
-        """What turns an RGB picture into the network's input, float [3, H, W]; it can be pickled."""
+        """What turns an RGB image into the network's input, float [3, H, W]; it can be pickled."""
 
     @abstractmethod
     def forward(self, images: Tensor, seeds: Sequence[int]) -> list[list[str]]:
-        """Describe pictures.
+        """Describe images.
 
         Args:
             images: what `transform` made of them, [N, 3, H, W].
-            seeds: one for each picture, which fix the draws.
+            seeds: one for each image, which fix the draws.
 
         Returns:
-            The captions of each picture, some of which may be empty.
+            The captions of each image, some of which may be empty.
 
         Raises:
-            ValueError: if there are not as many seeds as pictures.
+            ValueError: if there are not as many seeds as images.
         """
 
     def description(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class CoCaCaptioner(Captioner):
     """A CoCa of open_clip.
 
     Draws as open_clip's `generate(generation_type="top_p", fixed_output_length=True)` does, with other random numbers:
-    the caption of a picture depends on the picture and its seed alone, up to rounding.
+    the caption of an image depends on the image and its seed alone, up to rounding.
 
     Args:
         model: a name of open_clip's.
@@ -190,19 +190,19 @@ class CoCaCaptioner(Captioner):
     def sample(self, images: Tensor, seeds: Sequence[int]) -> Tensor:
         """Draw token ids.
 
-        Caption k of a picture has its token at position t by the random number [k, t] of
+        Caption k of an image has its token at position t by the random number [k, t] of
         `numpy.random.default_rng(seed).random((n, length))`.
 
         Args:
             images: [N, 3, H, W].
-            seeds: one for each picture.
+            seeds: one for each image.
 
         Returns:
             Long [N, n, L], L at most `length`: the start, the words, the end, padding. A drawn padding token ends a
             caption too.
 
         Raises:
-            ValueError: if there are not as many seeds as pictures.
+            ValueError: if there are not as many seeds as images.
             FloatingPointError: if the network's logits are non-finite.
         """
         network: Any = self.loaded()
@@ -289,13 +289,13 @@ def post_processed(text: str, first_sentence: bool = True) -> str:
 
 
 def check_seeds(images: Tensor, seeds: Sequence[int]) -> None:
-    """Check that every picture has a seed.
+    """Check that every image has a seed.
 
     Raises:
         ValueError: if not.
     """
     if len(seeds) != len(images):
-        raise ValueError(f"Found {len(seeds)} seeds for {len(images)} pictures, expected one for each.")
+        raise ValueError(f"Found {len(seeds)} seeds for {len(images)} images, expected one for each.")
 
 
 def _is_supported(network: Any, tokenizer: Any) -> bool:

@@ -199,7 +199,7 @@ def _flat(name: str) -> str:
 
 
 def _shaped(name: str, tensor: Tensor, outwards: bool) -> Tensor:
-    """The vendor multiplies by projections from the right, and has positions as pictures, the scale as a number."""
+    """The vendor multiplies by projections from the right, and has positions as images, the scale as a number."""
     if name == "logit_scale":
         return tensor.reshape(()) if outwards else tensor
     if name.startswith(_PROJECTION):

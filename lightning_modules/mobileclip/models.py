@@ -28,7 +28,7 @@ class Preset:
 
     Attributes:
         image_tower: timm's name.
-        image_size: side of the pictures, pixels.
+        image_size: side of the images, pixels.
         embed_dim: of both towers' features.
         width: of the text tower; a head for each 64.
         layers: of attention in the text tower.
@@ -37,9 +37,9 @@ class Preset:
         vendor_stem: whether a ViT has the vendor's stem and norms (padding 1, eps 1e-5) instead of timm's (0, 1e-6).
         projection_bias: whether the image projection's bias, which is zero at the start, trains. The vendor's first
             networks have none.
-        mean: of the pictures' channels, on the 0-1 scale.
-        std: of the pictures' channels, on the 0-1 scale.
-        interpolation: how pictures are resized.
+        mean: of the images' channels, on the 0-1 scale.
+        std: of the images' channels, on the 0-1 scale.
+        interpolation: how images are resized.
     """
 
     image_tower: str
@@ -94,7 +94,7 @@ def build_model(name: str, image_size: int | None = None, context_length: int | 
 
     Args:
         name: one of `PRESETS`, or a model of open_clip's with a text tower of open_clip's.
-        image_size: side of the pictures, pixels; the model's own by default.
+        image_size: side of the images, pixels; the model's own by default.
         context_length: number of tokens in a text; None for the model's own, which is 77 for all of MobileCLIP's.
 
     Raises:

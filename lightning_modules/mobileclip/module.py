@@ -21,19 +21,19 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.tensor import DTensor
 
 from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
-from ...callbacks.distributed import gather, rank
+from ...callbacks.distributed.collectives import gather, rank
 from ...callbacks.ema import Warmup
-from ..adamw import AdamWModule
-from ..batch_norm import kept_statistics, one_update
-from ..clamped import ClampedLogitScale
+from ..base.clamped import ClampedLogitScale
+from ..base.data_sizes import DataSizes
+from ..base.initial_weights import InitialWeights
+from ..base.sharding import shard
 from ..contrast import Side, Terms, contrast_terms
-from ..data_sizes import DataSizes
-from ..evaluation import Batch, RetrievalEvaluation, RetrievalModule
-from ..initial_weights import InitialWeights
-from ..layout import channels_last
-from ..precision import unit
-from ..sharding import shard
-from ..slices import in_slices
+from ..evaluation.retrieval import Batch, RetrievalEvaluation, RetrievalModule
+from ..memory import in_slices
+from ..networks.batch_norm import kept_statistics, one_update
+from ..networks.precision import unit
+from ..optim.adamw import AdamWModule
+from ..optim.layout import channels_last
 from .losses import reinforced_loss
 from .models import Three, build_model, model_config
 from .pretrained import given_preprocessing, load_weights, preprocessing_of_file, rebuild
@@ -46,10 +46,10 @@ _TEACHERS = {REAL: "teacher_text", SYNTHETIC: "teacher_synthetic"}
 
 
 class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, RetrievalModule):
-    """Contrast with the pairs, and distillation of how teachers relate pictures and texts, on two captions a picture.
+    """Contrast with the pairs, and distillation of how teachers relate images and texts, on two captions an image.
 
     Each batch of reinforced data makes two batches of pairs, with the real and with a synthetic caption of the same
-    augmented pictures, whose losses are added up (paper, section 3). With `distillation_weight` 0 it is plain CLIP
+    augmented images, whose losses are added up (paper, section 3). With `distillation_weight` 0 it is plain CLIP
     training, and takes pairs without reinforcements too.
 
     Sizes and rates default to the paper's for the S models; `configs/mobileclip/` has the paper's and the released
@@ -57,15 +57,15 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
 
     Args:
         model: name of the student: one of MobileCLIP's or MobileCLIP2's ("MobileCLIP-S0"), or any of open_clip's.
-        image_size: side of the square pictures, pixels; the model's own by default. The command line sets it, and the
+        image_size: side of the square images, pixels; the model's own by default. The command line sets it, and the
             three that follow, from the data's.
-        image_mean: what the pictures are normalised with, for exports, where the datamodule is none of this package,
+        image_mean: what the images are normalised with, for exports, where the datamodule is none of this package,
             which would say it; the model's own by default.
         image_std: standard deviation that goes with `image_mean`.
-        image_interpolation: how the pictures are resized, for exports; the model's own by default.
+        image_interpolation: how the images are resized, for exports; the model's own by default.
         max_tokens: length of the token sequences (CLIP: 77).
         weights: file of a trained model of that name, the vendor's, open_clip's or a checkpoint of ours, to start from,
-            or to evaluate. Datamodules of this package prepare pictures as it expects them, unless they are told how.
+            or to evaluate. Datamodules of this package prepare images as it expects them, unless they are told how.
         captions: captions of reinforced data to train on: "both", as in the paper, or one kind, for ablations.
         distillation_weight: lambda, the share of the distillation in the loss (paper: 1 for the S models and
             MobileCLIP2, 0.75 for B).
@@ -92,7 +92,7 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
             and MCt normalise each slice by its own statistics then, as they would normalise a smaller batch; running
             statistics move once a step, towards the mean over the slices. None: all at once.
         loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None holds all.
-        match_equal_texts: whether retrieval evaluation counts equal captions of other pictures as matches.
+        match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
 
     Raises:
         ValueError: for sizes that do not fit together, or a name that nobody knows.
@@ -261,7 +261,7 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         return loss
 
     def _encode(self, batch: Batch, captions: list[str]) -> dict[str, Tensor]:
-        """Unit features [B, E] of the pictures and of each kind of caption, in float32 at least."""
+        """Unit features [B, E] of the images and of each kind of caption, in float32 at least."""
 
         def encode(image: Tensor, *texts: Tensor) -> tuple[Tensor, ...]:
             # Both captions share one pass through the text tower.
@@ -333,7 +333,7 @@ class MobileCLIPModule(ClampedLogitScale, AdamWModule, InitialWeights, Retrieval
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
-        """Unit-length features [B, E] of pictures [B, 3, S, S]."""
+        """Unit-length features [B, E] of images [B, 3, S, S]."""
         return unit(self.evaluated.encode_image(image)), None
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from ...callbacks import AtomicCheckpointIO
-from ...callbacks.checkpoint_io import check_free, swap_in, writing
-from ...callbacks.leftovers import staged_beside
-from ...callbacks.sharded_checkpoint import METADATA
-from ..preprocessing import is_checkpoint, recorded_preprocessing
+from ...callbacks.checkpoints.checkpoint_io import check_free, swap_in, writing
+from ...callbacks.checkpoints.sharded_checkpoint import METADATA
+from ...common.leftovers import staged_beside
+from ..base.preprocessing import is_checkpoint, recorded_preprocessing
 from .checkpoint import fit, is_vit, own_names, to_vendor, vendor_name
 from .models import PRESETS, Interpolation, Three, build_model, has_vendor_stem, model_config
 
@@ -38,7 +38,7 @@ _CONFIG, _WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"  # op
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """What a model expects to be done with a picture.
+    """What a model expects to be done with an image.
 
     Attributes:
         image_size: side of what the model sees, pixels.
@@ -70,17 +70,17 @@ class Preprocessing:
         if "transform" in record:
             raise ValueError(
                 f"Found the transform {record['transform']} in {source}, expected one that says what it does to a "
-                "picture: evaluate with CLIPEvalTransform or ALBEFEvalTransform as data.eval_transform, or export in a "
+                "image: evaluate with CLIPEvalTransform or ALBEFEvalTransform as data.eval_transform, or export in a "
                 "layout that does not say it."
             )
         return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls) if field.name in record})
 
     def transform(self) -> v2.Transform:
-        """A PIL picture, or an 8-bit one [3, H, W], to float [3, S, S], normalised."""
+        """A PIL image, or an 8-bit one [3, H, W], to float [3, S, S], normalised."""
         if self.resize_mode not in ("shortest", "squash"):
             raise ValueError(
                 f"Found the resize_mode {self.resize_mode!r}, expected shortest or squash, since nothing here fills "
-                "pictures up: choose other weights."
+                "images up: choose other weights."
             )
         squash, side = self.resize_mode == "squash", self.resize or self.image_size
         return v2.Compose(
@@ -108,13 +108,13 @@ class Pretrained(NamedTuple):
 
 
 def preprocessing_of(name: str, image_size: int | None = None) -> Preprocessing:
-    """What a model expects to be done with a picture.
+    """What a model expects to be done with an image.
 
     Weights of one name may differ in it; of open_clip's, those are meant that it lists first.
 
     Args:
         name: as in `build_model`.
-        image_size: side of the pictures, pixels; the model's own by default.
+        image_size: side of the images, pixels; the model's own by default.
 
     Raises:
         ValueError: as `build_model` does.
@@ -140,7 +140,7 @@ def load_pretrained(
     Args:
         name: as in `build_model`.
         path: as in `load_weights`.
-        image_size: side of the pictures, pixels; the model's own by default.
+        image_size: side of the images, pixels; the model's own by default.
         context_length: number of tokens in a text; the model's own by default.
 
     Raises:
@@ -154,12 +154,12 @@ def load_pretrained(
 
 
 def preprocessing_of_file(name: str, path: str | Path, image_size: int | None = None) -> dict[str, Any] | None:
-    """What weights in a file expect to be done with a picture, in the words of `recorded_preprocessing`.
+    """What weights in a file expect to be done with an image, in the words of `recorded_preprocessing`.
 
     Args:
         name: as in `build_model`.
         path: as in `load_weights`.
-        image_size: side of the pictures, pixels; the model's own by default.
+        image_size: side of the images, pixels; the model's own by default.
 
     Returns:
         What a checkpoint of ours or a folder of open_clip's says, else what is known of the model; None for a
@@ -178,7 +178,7 @@ def preprocessing_of_file(name: str, path: str | Path, image_size: int | None = 
 
 
 def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What evaluation did to a picture in a training, in the words of `recorded_preprocessing`.
+    """What evaluation did to an image in a training, in the words of `recorded_preprocessing`.
 
     Where the datamodule is not one of this package the module's arguments say it, and what they leave out is the
     model's own.
@@ -358,7 +358,7 @@ def write_open_clip(
 def _check_sayable(preprocessing: Preprocessing) -> None:
     if preprocessing.resize not in (None, preprocessing.image_size):
         raise ValueError(
-            f"Found pictures that are resized to {preprocessing.resize} pixels before {preprocessing.image_size} are "
+            f"Found images that are resized to {preprocessing.resize} pixels before {preprocessing.image_size} are "
             "cut out, expected one size, since open_clip's configuration has no word for the other: evaluate with "
             "CLIPEvalTransform as data.eval_transform, or export in another layout."
         )
@@ -379,7 +379,7 @@ def _checked_config(model: CustomTextCLIP, name: str, image_size: int) -> dict[s
     if differing:
         raise ValueError(
             f"Found {len(differing)} weights that are not those of the {name} that open_clip makes ({differing[0]}, "
-            "...), expected that model, not fused, and a ViT of timm's in its own picture size."
+            "...), expected that model, not fused, and a ViT of timm's in its own image size."
         )
     return config
 
@@ -423,7 +423,7 @@ def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _resize_positions(model: CustomTextCLIP, state: dict[str, Tensor]) -> list[str]:
-    """Resample a ViT's positions for the model's size of pictures, in place, and say so."""
+    """Resample a ViT's positions for the model's size of images, in place, and say so."""
     trunk = getattr(model.visual, "trunk", None)
     if isinstance(trunk, TimmViT):
         name, grid = "visual.trunk.pos_embed", trunk.patch_embed.grid_size

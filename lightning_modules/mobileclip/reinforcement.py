@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ...callbacks import LeftOut, Reinforced, ReinforcementWriter, missing_callbacks
-from ..checkpoints import CheckpointModule
-from ..frozen import FrozenTeacher
-from ..precision import unit
+from ..base.checkpoints import CheckpointModule
+from ..base.frozen import FrozenTeacher
+from ..networks.precision import unit
+from ..networks.published_clip import Outside, load_outside
 from .captioner import Captioner
-from .outside import Outside, load_outside
 
 _LOOK = ("image_size", "interpolation", "mean", "std", "resize_mode")
 NO_SYNTHETIC, NOT_FINITE = "no synthetic caption", "embedding not finite"
@@ -41,9 +41,9 @@ class Teacher:
 
 
 class ReinforcementModule(CheckpointModule):
-    """Captions pictures and embeds pairs; for `predict`, over a :class:`ReinforcementDataModule`.
+    """Captions images and embeds pairs; for `predict`, over a :class:`ReinforcementDataModule`.
 
-    Every teacher sees the same augmentations, each in its own size and normalisation. Its embeddings of pictures,
+    Every teacher sees the same augmentations, each in its own size and normalisation. Its embeddings of images,
     captions and synthetic captions are scaled to unit length and stored one teacher after another.
 
     The forward passes run in the trainer's precision; "bf16-true" is the fastest, since attention has a fused path
@@ -53,7 +53,7 @@ class ReinforcementModule(CheckpointModule):
     Args:
         teachers: the teachers in the order of their embeddings.
         captioner: makes synthetic captions; None takes those that the data brings.
-        forward_batch: augmented pictures, or texts, in one pass through a teacher.
+        forward_batch: augmented images, or texts, in one pass through a teacher.
         checked_samples: how many of the written samples are embedded again at the end.
 
     Raises:
@@ -120,12 +120,12 @@ class ReinforcementModule(CheckpointModule):
 
     @property
     def views(self) -> list[tuple[int, str]]:
-        """Sizes and interpolations that the teachers want augmented pictures in, each once."""
+        """Sizes and interpolations that the teachers want augmented images in, each once."""
         return list(dict.fromkeys(_view(outside) for outside in self.loaded))
 
     @property
     def whole(self) -> Callable[[Image.Image], Tensor] | None:
-        """What makes the captioner's input of a picture."""
+        """What makes the captioner's input of an image."""
         return None if self.captioner is None else self.captioner.transform
 
     @property
@@ -135,7 +135,7 @@ class ReinforcementModule(CheckpointModule):
 
     @property
     def captions(self) -> int | None:
-        """Synthetic captions of a picture; None where the data brings them."""
+        """Synthetic captions of an image; None where the data brings them."""
         return None if self.captioner is None else self.captioner.captions
 
     def settings(self) -> dict[str, Any]:
@@ -176,13 +176,13 @@ class ReinforcementModule(CheckpointModule):
         texts = [text for pair, made in zip(originals.pairs, synthetic, strict=True) for text in (pair.caption, *made)]
         text = self._text_embeddings(texts).split([1 + len(made) for made in synthetic])
         records, faults = {}, []
-        for pair, made, pictures, captions in zip(originals.pairs, synthetic, image, text, strict=True):
+        for pair, made, images, captions in zip(originals.pairs, synthetic, image, text, strict=True):
             if not made:
                 faults.append(LeftOut(pair.row, NO_SYNTHETIC, pair.name))
-            elif not bool(pictures.isfinite().all() and captions.isfinite().all()):
+            elif not bool(images.isfinite().all() and captions.isfinite().all()):
                 faults.append(LeftOut(pair.row, NOT_FINITE, pair.name))
             else:
-                records[pair.row] = pair.reinforced(made, pictures, captions[:1], captions[1:])
+                records[pair.row] = pair.reinforced(made, images, captions[:1], captions[1:])
         self._account(faults)
         return Reinforced(records, left_out + faults)
 
@@ -202,13 +202,13 @@ class ReinforcementModule(CheckpointModule):
         return [[text for text in texts if text.strip()] for texts in made]
 
     def _image_embeddings(self, views: list[Tensor]) -> Tensor:
-        """Embeddings [N, A, D] in float32 on the CPU, of 8-bit pictures [N, A, S, S, 3] for each of `views`."""
+        """Embeddings [N, A, D] in float32 on the CPU, of 8-bit images [N, A, S, S, 3] for each of `views`."""
         parts = []
         for outside in self.loaded:
-            pictures = views[self.views.index(_view(outside))]
-            flat = pictures.flatten(0, 1)
+            images = views[self.views.index(_view(outside))]
+            flat = images.flatten(0, 1)
             features = [outside.network.encode_image(_normalised(part, outside)) for part in self._parts(flat)]
-            parts.append(unit(torch.cat(features)).float().unflatten(0, pictures.shape[:2]))
+            parts.append(unit(torch.cat(features)).float().unflatten(0, images.shape[:2]))
         return torch.cat(parts, -1).cpu()
 
     def _text_embeddings(self, texts: list[str]) -> Tensor:
@@ -227,11 +227,11 @@ def _view(outside: Outside) -> tuple[int, str]:
     return outside.preprocessing.image_size, outside.preprocessing.interpolation
 
 
-def _normalised(pictures: Tensor, outside: Outside) -> Tensor:
-    """8-bit pictures [B, S, S, 3] as a teacher wants them, [B, 3, S, S] in the precision of its weights."""
+def _normalised(images: Tensor, outside: Outside) -> Tensor:
+    """8-bit images [B, S, S, 3] as a teacher wants them, [B, 3, S, S] in the precision of its weights."""
     look = outside.preprocessing
-    mean, std = (pictures.new_tensor(part, dtype=torch.float32) for part in (look.mean, look.std))
-    seen = ((pictures.float() / 255 - mean) / std).permute(0, 3, 1, 2)
+    mean, std = (images.new_tensor(part, dtype=torch.float32) for part in (look.mean, look.std))
+    seen = ((images.float() / 255 - mean) / std).permute(0, 3, 1, 2)
     return seen.to(next(outside.network.parameters()).dtype)
 
 

@@ -12,7 +12,7 @@ default_cfgs = generate_default_cfgs({"fastvit_mci_tiny.untrained": {"input_size
 
 @register_model
 def fastvit_mci_tiny(pretrained: bool = False, **kwargs: Any) -> FastVit:
-    """Make the tower: 0.7 M parameters, stride 32, pictures of any size.
+    """Make the tower: 0.7 M parameters, stride 32, images of any size.
 
     Args:
         pretrained: must be False, there are no weights.

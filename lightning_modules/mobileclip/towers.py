@@ -1,6 +1,6 @@
 """The two towers of an image-text model by themselves, and as files that run without this project.
 
-Shapes: B pictures or texts, S side of a picture in pixels, L tokens of a text, E features.
+Shapes: B images or texts, S side of an image in pixels, L tokens of a text, E features.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from open_clip.transformer import LayerNormFp32
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ...callbacks.checkpoint_io import check_free, swap_in, writing
-from ...callbacks.leftovers import staged_beside
-from ..precision import unit
+from ...callbacks.checkpoints.checkpoint_io import check_free, swap_in, writing
+from ...common.leftovers import staged_beside
+from ..networks.precision import unit
 from .reparameterize import reparameterize
 
 Format = Literal["torch_export", "onnx"]
@@ -37,7 +37,7 @@ _ONE_FILE = 1.9e9  # bytes of weights; ONNX's format ends at 2 GiB
 
 
 class ImageTower(nn.Module):
-    """Pictures to features.
+    """Images to features.
 
     Args:
         visual: the image tower of an open_clip model.
@@ -118,7 +118,7 @@ def export_towers(
 ) -> list[Path]:
     """Write both towers as programs for batches of any size, and `config.json`; all of it or nothing.
 
-    Pictures go in as float32 whatever the precision of the weights, token ids as int64; features come out in the
+    Images go in as float32 whatever the precision of the weights, token ids as int64; features come out in the
     weights' precision. What was written is read back and compared with the towers, ONNX files if onnxruntime is there.
 
     Args:
@@ -131,7 +131,7 @@ def export_towers(
         normalize: as in `towers`.
         dtype: as in `towers`: float32, float16 or, for "torch_export", bfloat16. On x86, onnxruntime may crash on
             float16 unless its optimization stops at ORT_ENABLE_EXTENDED.
-        preprocessing: what the configuration is to say of how pictures are made ready; plain data.
+        preprocessing: what the configuration is to say of how images are made ready; plain data.
 
     Returns:
         The files.
@@ -139,7 +139,7 @@ def export_towers(
     Raises:
         FileExistsError: if there is something of that name already.
         ModuleNotFoundError: if the libraries for ONNX are not there.
-        ValueError: if there is no such format, or none in this precision, or the model takes no pictures of this size.
+        ValueError: if there is no such format, or none in this precision, or the model takes no images of this size.
         OSError: if the files cannot be written.
         RuntimeError: if they give other features than the towers.
     """
@@ -149,7 +149,7 @@ def export_towers(
     image, text = (tower.cpu() for tower in towers(model, fused, normalize, dtype))
     count = _TRACED + sum(_CHECKED)
     parts = [
-        _part(image, "image", "image", _pictures(count, image_size)),
+        _part(image, "image", "image", _images(count, image_size)),
         _part(text, "text", "input_ids", _texts(count, model.context_length, model.vocab_size)),
     ]
     config = {
@@ -201,7 +201,7 @@ def _part(tower: nn.Module, name: str, input_name: str, inputs: Tensor) -> _Part
         if name != "image":
             raise
         raise ValueError(
-            f"The image tower does not take pictures of {inputs.shape[-1]} pixels ({str(error).rstrip('.')}): give the "
+            f"The image tower does not take images of {inputs.shape[-1]} pixels ({str(error).rstrip('.')}): give the "
             "image_size that the model was made for."
         ) from error
     return _Part(name, tower, input_name, example, batches, expected)
@@ -281,8 +281,8 @@ def _check(part: _Part, run: Callable[[Tensor], Tensor] | None) -> None:
             )
 
 
-def _pictures(count: int, size: int) -> Tensor:
-    """Squares of colours [B, 3, S, S]: to a tower, noise is always the same picture."""
+def _images(count: int, size: int) -> Tensor:
+    """Squares of colours [B, 3, S, S]: to a tower, noise is always the same image."""
     return F.interpolate(torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(0)), size)
 
 

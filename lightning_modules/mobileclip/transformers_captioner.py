@@ -10,14 +10,14 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-from ..frozen import FrozenTeacher
+from ..base.frozen import FrozenTeacher
 from .captioner import Captioner, check_seeds, post_processed
 
 
 class TransformersCaptioner(Captioner):
     """An image-to-text model that needs no prompt: BLIP, GIT, an encoder with a decoder.
 
-    The draws of a picture are fixed by the seeds of all pictures that are passed together with it.
+    The draws of an image are fixed by the seeds of all images that are passed together with it.
 
     Args:
         model: a name on the hub, or a folder with the network, its tokenizer and its image processor.
@@ -112,5 +112,5 @@ class TransformersCaptioner(Captioner):
 
 
 def _pixels(processor: Any, image: Image.Image) -> Tensor:
-    """A picture as an image processor gives it to its network, float [3, H, W]."""
+    """An image as an image processor gives it to its network, float [3, H, W]."""
     return processor(images=image, return_tensors="pt")["pixel_values"][0]

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from ...callbacks import AtomicCheckpointIO, ClassPredictionWriter, StepSeedCallback, missing_callbacks
-from ..adamw import WarmupShareModule
-from ..attention import set_vit_attention
-from ..classification import Accuracy, Batch, ClassifierModule
-from ..fitting import load_fitting
-from ..initial_weights import InitialWeights
-from ..optimizer_groups import layer_decay_groups
-from ..precision import at_least_float32
-from ..probe import LinearProbe
-from ..sharding import shard
+from ..base.fitting import load_fitting
+from ..base.initial_weights import InitialWeights
+from ..base.sharding import shard
+from ..evaluation.classification import Accuracy, Batch, ClassifierModule
+from ..networks.attention import set_vit_attention
+from ..networks.linear_probe import LinearProbe
+from ..networks.precision import at_least_float32
+from ..optim.adamw import WarmupShareModule
+from ..optim.groups import layer_decay_groups
 from .network import image_encoder
 
 _ENCODERS = ("encoder.", "student.image_encoder.")  # in a checkpoint of this class, and of SHRe's training
@@ -39,13 +39,13 @@ class ImageProbeModule(WarmupShareModule, InitialWeights, ClassifierModule):
 
     A training batch is mixed by mixup or CutMix, whose draws are torch's and so those of the `StepSeedCallback`.
 
-    Shapes: B pictures of S pixels a side, C classes, L blocks, width D.
+    Shapes: B images of S pixels a side, C classes, L blocks, width D.
 
     Args:
         num_classes: number of classes C. The command line sets it from the data's, where that is given.
         encoder: name of a vision transformer of timm's with one class token, as it is there but for the size of its
-            pictures; None: SHRe's image encoder, by the sizes that follow.
-        image_size: side S of the square pictures, pixels (thesis). The command line sets it from the data's.
+            images; None: SHRe's image encoder, by the sizes that follow.
+        image_size: side S of the square images, pixels (thesis). The command line sets it from the data's.
         patch_size: side of a patch, pixels (thesis). This and the next four are of SHRe's encoder only.
         width: values of a token, D (thesis).
         layers: number of blocks L (thesis).
@@ -113,7 +113,7 @@ class ImageProbeModule(WarmupShareModule, InitialWeights, ClassifierModule):
                 raise ValueError(f"A width of {width} does not divide into {heads} heads: change one of them.")
             if image_size % patch_size:
                 raise ValueError(
-                    f"Pictures of {image_size} pixels do not divide into patches of {patch_size}: change one."
+                    f"Images of {image_size} pixels do not divide into patches of {patch_size}: change one."
                 )
             self.encoder = image_encoder(image_size, patch_size, width, layers, heads, post_norm)
         else:
@@ -168,7 +168,7 @@ class ImageProbeModule(WarmupShareModule, InitialWeights, ClassifierModule):
         self.check_classes()
 
     def forward(self, image: Tensor) -> Tensor:
-        """Pictures [B, 3, S, S] to logits [B, C]."""
+        """Images [B, 3, S, S] to logits [B, C]."""
         if isinstance(self.encoder, VisionTransformer):
             set_vit_attention(self.encoder, image)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.hparams["linear_probe"]):
@@ -177,14 +177,14 @@ class ImageProbeModule(WarmupShareModule, InitialWeights, ClassifierModule):
         return logits
 
     def mix(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Mix each picture of a training batch with the one before it, with the set probabilities.
+        """Mix each image of a training batch with the one before it, with the set probabilities.
 
         Args:
-            image: pictures [B, 3, S, S].
+            image: images [B, 3, S, S].
             label: their classes, long [B].
 
         Returns:
-            Pictures, and shares of the classes [B, C]; or both as they are.
+            Images, and shares of the classes [B, C]; or both as they are.
         """
         mixed, cut = torch.rand(2).tolist()
         if not self._mixers or mixed >= self.hparams["mix_probability"]:
@@ -192,7 +192,7 @@ class ImageProbeModule(WarmupShareModule, InitialWeights, ClassifierModule):
         return self._mixers[0 if cut < self.hparams["switch_probability"] else -1](image, label)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Cross entropy with the smoothed labels of the mixed pictures."""
+        """Cross entropy with the smoothed labels of the mixed images."""
         image, target = self.mix(batch["image"], batch["label"])
         logits = at_least_float32(self(image))
         target = target.to(logits.dtype) if target.is_floating_point() else target
@@ -226,7 +226,7 @@ def timm_encoder(name: str, image_size: int, pretrained: bool = False) -> Any:
 
     Args:
         name: of timm's model.
-        image_size: side of the pictures, pixels.
+        image_size: side of the images, pixels.
         pretrained: load timm's weights for it, which are downloaded; positions are resampled for that size.
 
     Raises:
@@ -236,7 +236,7 @@ def timm_encoder(name: str, image_size: int, pretrained: bool = False) -> Any:
         encoder = timm.create_model(name, pretrained, num_classes=0, global_pool="", img_size=image_size)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
-            f"timm cannot make the encoder {name!r} for pictures of {image_size} pixels ({error}): set model.encoder "
+            f"timm cannot make the encoder {name!r} for images of {image_size} pixels ({error}): set model.encoder "
             "to one of its vision transformers."
         ) from error
     if getattr(encoder, "num_prefix_tokens", 0) != 1:

@@ -6,7 +6,7 @@ Shapes: B pairs, C classes.
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..precision import at_least_float32
+from ..networks.precision import at_least_float32
 
 
 def posterior_divergence(target: Tensor, logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -16,8 +16,8 @@ def posterior_divergence(target: Tensor, logits: Tensor, temperature: float = 1.
     student's log-probabilities first.)
 
     Args:
-        target: the teacher's logits of the picture [B, C]; without gradient.
-        logits: the student's, of the picture or of its caption [B, C].
+        target: the teacher's logits of the image [B, C]; without gradient.
+        logits: the student's, of the image or of its caption [B, C].
         temperature: both are divided by it; the square keeps the size of the gradient (Hinton et al. 2015). The origin
             has 1.
     """

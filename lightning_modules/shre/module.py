@@ -1,7 +1,7 @@
-"""SHRe: one space for pictures and texts, learned from a supervised classifier (T. Cares, master's thesis, 2024).
+"""SHRe: one space for images and texts, learned from a supervised classifier (T. Cares, master's thesis, 2024).
 
 The name and the idea are those of "See, Hear, and Read: Deep Aligned Representations" (Aytar et al. 2017, arXiv
-1706.00932): the class posterior of a picture, as a trained classifier sees it, is the target for the picture and its
+1706.00932): the class posterior of an image, as a trained classifier sees it, is the target for the image and its
 caption alike, and both members of a pair are pulled together.
 """
 
@@ -23,53 +23,53 @@ from ...callbacks import (
     TextClassPredictionWriter,
     missing_callbacks,
 )
-from ...callbacks.distributed import gather, keep_from_ddp, rank
-from ..adamw import WarmupShareModule
-from ..clamped import ClampedParameters
-from ..cocord.network import LibraryClassifier, build_classifier
-from ..cocord.teacher import load_frozen
+from ...callbacks.distributed.collectives import gather, keep_from_ddp, rank
+from ..base.clamped import ClampedParameters
+from ..base.fitting import load_student
+from ..base.frozen import FrozenTeacher
+from ..base.preprocessing import preprocessing_of_checkpoint
+from ..base.sharding import shard
+from ..base.taught import TaughtModule
+from ..base.vocabulary import TextTower, TrainedVocabulary
 from ..contrast import Side, contrast_terms
-from ..evaluation import Batch, RetrievalEvaluation, RetrievalModule
-from ..fitting import load_student
-from ..frozen import FrozenTeacher
-from ..layout import channels_last
-from ..precision import at_least_float32, unit
-from ..preprocessing import preprocessing_of_checkpoint
-from ..sharding import shard
-from ..slices import in_slices
-from ..taught import TaughtModule
-from ..vit_weights import load_vision_weights
-from ..vocabulary import TextTower, TrainedVocabulary
+from ..evaluation.retrieval import Batch, RetrievalEvaluation, RetrievalModule
+from ..memory import in_slices
+from ..networks.classifiers import LibraryClassifier, build_classifier
+from ..networks.frozen_classifier import load_frozen
+from ..networks.precision import at_least_float32, unit
+from ..networks.vit_weights import load_vision_weights
+from ..optim.adamw import WarmupShareModule
+from ..optim.layout import channels_last
 from .losses import posterior_divergence, posterior_entropy
 from .network import Shared, SHReNetwork, SHReSizes
 from .weights import load_text_weights
 
 Three = tuple[float, float, float]
-MEDIAN_RANK_FOLD = 1000  # pictures (Aytar et al.)
+MEDIAN_RANK_FOLD = 1000  # images (Aytar et al.)
 
 
 class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVocabulary, RetrievalModule):
-    """Distillation of a classifier into an encoder of pictures and texts (listing 2).
+    """Distillation of a classifier into an encoder of images and texts (listing 2).
 
-    The loss is kl_weight times the divergences from the teacher's posterior of the picture, of the picture's posterior
+    The loss is kl_weight times the divergences from the teacher's posterior of the image, of the image's posterior
     and of the caption's, plus itc_weight times the mean over the shared encoder's results of CLIP's loss, each result
     with a temperature of its own. Sizes default to the origin's: 114,983,656 parameters. The teacher is not in the
     checkpoint, which names it and holds a fingerprint of its weights.
 
     Retrieval is measured in two spaces, the first result's ("h2") and the logits' ("h3"), with the average median rank
-    in folds of 1000 pictures beside recall. What `classify_images` says of data whose labels trained the teacher is a
+    in folds of 1000 images beside recall. What `classify_images` says of data whose labels trained the teacher is a
     supervised teacher's work, not zero-shot.
 
     Args:
         num_classes: number of classes C of the teacher (ImageNet).
         teacher: name of a classifier as in `build_classifier`, "timm/..." for timm's (listing: ResNet-50-A1).
         teacher_weights: a file; the folder of a run that trained it here; or the name of the library's own weights.
-        teacher_mean: what the teacher's pictures are normalised with; by default as timm says for its models, and as
+        teacher_mean: what the teacher's images are normalised with; by default as timm says for its models, and as
             the data's for others.
         teacher_std: standard deviation that goes with `teacher_mean`.
-        image_size: side of the square pictures, pixels. The command line sets it, and the four that follow, from the
+        image_size: side of the square images, pixels. The command line sets it, and the four that follow, from the
             data's.
-        image_mean: what the data's pictures are normalised with; by default as its training transform says.
+        image_mean: what the data's images are normalised with; by default as its training transform says.
         image_std: standard deviation that goes with `image_mean`.
         max_tokens: longest caption in tokens (listing: 64).
         vocab_size: most words of the tokenizer (BERT, uncased), and as many as it has where a run trains it.
@@ -87,14 +87,14 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
         text_weights: hub name or folder of a BERT that the text encoder starts from (origin: "bert-base-uncased").
         weights: checkpoint of an earlier training here whose student this one starts from; takes the place of both.
         kl_weight: weight of the KL divergences together (listing: 1); 0 leaves the teacher out.
-        kl_image_share: share of `kl_weight` that the picture's divergence has, the rest is the caption's (listing:
+        kl_image_share: share of `kl_weight` that the image's divergence has, the rest is the caption's (listing:
             1/2).
         kl_temperature: temperature of both posteriors (origin: 1).
         itc_weight: weight of the contrast (listing: 1).
         itc_layers: results that are contrasted, of "h1", "h2", "h3"; all that the shared encoder has for it by default.
         temperature: temperature of each contrast at the start; it is learned.
         max_logit_scale: one over a temperature is clamped to at most this after each optimizer step (CLIP).
-        mask_same_image: whether other captions of a picture are no negatives for it; the origin counts them.
+        mask_same_image: whether other captions of an image are no negatives for it; the origin counts them.
         features: space of `predict`, and of class names in `ZeroShotClassification`: "h2" (what the origin's
             evaluation reads) or "h3" (what its text says).
         learning_rate: learning rate at its peak (origin: 1e-4 for each 256 pairs of the global batch).
@@ -105,7 +105,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
         micro_batch_size: pairs that go through the encoders at a time, activations computed again in the backward pass:
             the memory of a small batch for the loss of the whole one. None: all at once.
         loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None holds all.
-        match_equal_texts: whether retrieval evaluation counts equal captions of other pictures as matches.
+        match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
 
     Raises:
         ValueError: for sizes that do not fit together, or a number or name that makes no sense.
@@ -179,7 +179,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
         self.scales = nn.ParameterDict([(name, nn.Parameter(start.clone())) for name in self._contrasted()])
         self.teacher: FrozenTeacher[Any] = FrozenTeacher(nn.Identity())  # until a fit needs it
         self._told = False  # how sure the teacher is
-        self._sent: tuple[Any, tuple[Tensor, Tensor, Tensor, Tensor] | None] | None = None  # what normalises pictures
+        self._sent: tuple[Any, tuple[Tensor, Tensor, Tensor, Tensor] | None] | None = None  # what normalises images
         first, *_, last = self.student.widths
         self.spaces = {name: self.student.widths[name] for name in (first, last)}
         self.evaluation = RetrievalEvaluation(
@@ -243,7 +243,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
         return self.hparams["weights"] is not None
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
-        """What the training that `weights` are of did to a picture."""
+        """What the training that `weights` are of did to an image."""
         source = self.hparams["weights"]
         return None if source is None else preprocessing_of_checkpoint(source)
 
@@ -283,7 +283,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
 
     @torch.no_grad()
     def _posterior(self, image: Tensor) -> Tensor | None:
-        """The teacher's logits [B, C] of pictures as the data normalises them."""
+        """The teacher's logits [B, C] of images as the data normalises them."""
         if not self.hparams["kl_weight"]:
             return None
 
@@ -293,7 +293,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
         return in_slices(classify, self.hparams["micro_batch_size"], image)[0]
 
     def _as_taught(self, image: Tensor) -> Tensor:
-        """Pictures as the teacher is used to see them."""
+        """Images as the teacher is used to see them."""
         config = self._teacher_config()
         if (numbers := self._renormalisation(config, image.dtype, image.device)) is not None:
             own_mean, own_std, mean, std = numbers
@@ -306,7 +306,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
     def _renormalisation(
         self, config: dict[str, Any], dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """Mean and deviation of the data's pictures, then of the teacher's, [3, 1, 1]; None where they are the same.
+        """Mean and deviation of the data's images, then of the teacher's, [3, 1, 1]; None where they are the same.
 
         They are compared and sent to the device once, since each slice of each step would wait for that.
         """
@@ -322,7 +322,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
         return self._sent[1]
 
     def _normalisation(self) -> tuple[Three, Three]:
-        """Mean and deviation that the data's pictures were normalised with."""
+        """Mean and deviation that the data's images were normalised with."""
         given = self.hparams["image_mean"], self.hparams["image_std"]
         if None not in given:
             return given
@@ -330,13 +330,13 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
         finish: Any = getattr(getattr(data, "train_transform", None), "finish", None)
         if not hasattr(finish, "mean") or not hasattr(finish, "std"):
             raise ValueError(
-                f"{type(data).__name__} does not say how its pictures are normalised, which the teacher wants to "
+                f"{type(data).__name__} does not say how its images are normalised, which the teacher wants to "
                 "know: set model.image_mean and model.image_std."
             )
         return finish.mean, finish.std
 
     def _teacher_config(self) -> dict[str, Any]:
-        """What timm says of the pictures that the teacher's weights were trained with; nothing for others."""
+        """What timm says of the images that the teacher's weights were trained with; nothing for others."""
         network = self.teacher.network
         if isinstance(network, LibraryClassifier) and type(network.network).__module__.startswith(timm.__name__):
             config: Any = network.network.pretrained_cfg
@@ -344,7 +344,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
         return {}
 
     def _encode(self, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The shared encoder's results of the pictures and of the captions, by name."""
+        """The shared encoder's results of the images and of the captions, by name."""
 
         def encode(image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
             return *self.student.encode_image(image), *self.student.encode_text(input_ids, attention_mask)
@@ -404,7 +404,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
         return tuple(name for name in trained if name.endswith(parts))
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
-        """Unit-length features [B, E] of pictures [B, 3, S, S], in the space `features`."""
+        """Unit-length features [B, E] of images [B, 3, S, S], in the space `features`."""
         return unit(self._results(self.student.encode_image(image))[self.hparams["features"]]), None
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -422,7 +422,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
         return self._side_by_side(self.student.encode_text(input_ids, attention_mask))
 
     def classify_images(self, image: Tensor) -> Tensor:
-        """The teacher's classes of pictures [B, 3, S, S], logits [B, C]."""
+        """The teacher's classes of images [B, 3, S, S], logits [B, C]."""
         return at_least_float32(self.student.encode_image(image)[-1])
 
     def classify_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -431,7 +431,7 @@ class SHReModule(TaughtModule, ClampedParameters, WarmupShareModule, TrainedVoca
         return at_least_float32(self.student.encode_text(input_ids, attention_mask)[-1])
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """As for retrieval; if a callback writes them, probabilities [B, C] of classes of the pictures, or texts."""
+        """As for retrieval; if a callback writes them, probabilities [B, C] of classes of the images, or texts."""
         found = super().predict_step(batch, batch_idx, dataloader_idx)
         writers = (ClassPredictionWriter, TextClassPredictionWriter)
         if any(isinstance(callback, writers) for callback in self.trainer.callbacks):  # type: ignore[attr-defined]

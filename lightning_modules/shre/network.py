@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertLayer
 
-from ..attention import set_vit_attention
-from ..bert import BertTrunk, bert_config, init_bert
-from ..mlp import LeanMlp
-from ..slices import recomputed
+from ..memory import recomputed
+from ..networks.attention import set_vit_attention
+from ..networks.bert import BertTrunk, bert_config, init_bert
+from ..networks.mlp import LeanMlp
 
 Shared = Literal["mlp", "mlp_in_order", "transformer"]
 _EPS = 1e-6
@@ -39,7 +39,7 @@ def image_encoder(
     """Return a ViT that gives all its tokens, [B, 1 + N, D] with the class token first.
 
     Args:
-        image_size: side of the pictures, pixels.
+        image_size: side of the images, pixels.
         patch_size: side of a patch, pixels.
         width: D.
         layers: number of blocks.
@@ -222,7 +222,7 @@ class SHReNetwork(nn.Module):
             raise ValueError(f"A width of {sizes.width} does not divide into {sizes.heads} heads: change one of them.")
         if sizes.image_size % sizes.patch_size:
             raise ValueError(
-                f"Pictures of {sizes.image_size} pixels do not divide into patches of {sizes.patch_size}: change one."
+                f"Images of {sizes.image_size} pixels do not divide into patches of {sizes.patch_size}: change one."
             )
         self.image_encoder = image_encoder(
             sizes.image_size, sizes.patch_size, sizes.width, sizes.image_layers, sizes.heads, sizes.post_norm
@@ -247,7 +247,7 @@ class SHReNetwork(nn.Module):
         self.widths = self.shared_encoder.widths
 
     def encode_image(self, image: Tensor) -> tuple[Tensor, ...]:
-        """Pictures [B, 3, S, S] to the shared encoder's results, each [B, ...]."""
+        """Images [B, 3, S, S] to the shared encoder's results, each [B, ...]."""
         set_vit_attention(self.image_encoder, image)
         return self.shared_encoder(self.image_encoder(image))
 

@@ -4,7 +4,7 @@ import re
 
 from transformers import BertModel
 
-from ..fitting import load_fitting
+from ..base.fitting import load_fitting
 from .network import TextEncoder
 
 

@@ -1,4 +1,4 @@
-"""Predicted classes in a file: all pictures once, in order, with names."""
+"""Predicted classes in a file: all images once, in order, with names."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +13,7 @@ SIDE, PICTURES = 8, 11
 
 
 class ByBrightness(LightningModule):
-    """Probabilities that are a function of the picture."""
+    """Probabilities that are a function of the image."""
 
     def predict_step(self, batch, batch_idx):
         scores = batch["image"].flatten(1)[:, :40] + torch.arange(40) / 1000  # no two alike
@@ -33,7 +33,7 @@ def predict_on_rank(folder):
     predict(folder, lambda **options: rank_trainer("ddp", **options))
 
 
-def test_file_holds_each_picture_with_its_best_classes(tmp_path):
+def test_file_holds_each_image_with_its_best_classes(tmp_path):
     predict(tmp_path)
     rows = pq.read_table(tmp_path / "predictions.parquet").to_pylist()
     assert [row["sample_index"] for row in rows] == list(range(PICTURES))
@@ -45,7 +45,7 @@ def test_file_holds_each_picture_with_its_best_classes(tmp_path):
         values, labels = probabilities.sort(descending=True)
         assert row["label"] == labels[0]
         assert row["name"] == module.class_names[labels[0]]
-        assert row["image"] == f"shape picture {row['sample_index']}"
+        assert row["image"] == f"shape image {row['sample_index']}"
         assert row["probability"] == pytest.approx(values[0].item())
         assert row["top_labels"] == labels[:3].tolist()
         assert row["top_probabilities"] == pytest.approx(values[:3].tolist())

@@ -1,247 +1,204 @@
-"""Descendants: the same function at full depth, the paper's layers at others, nothing shared, nothing partial."""
+"""A module that knows nothing of learngenes starts from one, once and never over a checkpoint; and who writes it."""
+
+import json
 
 import open_clip
 import pytest
 import torch
-from torch import nn
-from torch.nn.functional import normalize
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader
 
-from support.learngene import SIZES, auxiliary, clip, learngene, pictures, texts, timm_vit
-from vlightning.callbacks.learngene_expansion import expand_learngene
-from vlightning.callbacks.learngene_file import Learngene, LearngeneSizes
-from vlightning.lightning_modules.mmlg.network import LearngeneCLIP, LinearCLIP
-
-PAIRS = {6: [0, 1, 2, 3, 4, 5], 8: [0, 0, 1, 1, 2, 3, 4, 5], 11: [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]}
-
-
-def features():
-    network = auxiliary().eval()
-    with torch.no_grad():
-        return network.encode_image(pictures(dtype=torch.float32)), network.encode_text(texts())
+from support.distributed import run_sharded_fit
+from support.learngene import EMBED, LENGTH, PATCH, SIZE, WIDTH, WORDS, clip, learngene, random_images, timm_vit
+from support.tiny_modules import trainer
+from vlightning.callbacks import LearngeneExpansionCallback, LearngeneWriter, load_learngene, save_learngene
+from vlightning.callbacks.learngene.expansion import expand_learngene
+from vlightning.lightning_modules import MobileCLIPModule
+from vlightning.lightning_modules.base.sharding import shard
 
 
-@pytest.mark.parametrize("custom", [False, True])
-def test_the_descendant_of_full_depth_is_the_auxiliary(custom):
-    descendant = clip(custom=custom)
-    said = expand_learngene(learngene(), descendant)
-    assert said == "12 vision layers and 12 text layers start from the learngene of MM-LG."
-    image, text = features()
-    with torch.no_grad():
-        torch.testing.assert_close(descendant.encode_image(pictures(dtype=torch.float32)), image, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(descendant.encode_text(texts()), text, rtol=1e-5, atol=1e-5)
-    assert descendant.logit_scale.item() == 2.5
+class Classifier(LightningModule):
+    """Anybody's; with a rate of 0 it stays where it starts."""
+
+    def __init__(self, network, rate=0.0):
+        super().__init__()
+        self.inside = torch.nn.ModuleDict({"backbone": network})
+        self.rate = rate
+
+    def configure_model(self):
+        shard(self, [self.inside["backbone"]])
+
+    def training_step(self, batch, batch_idx):
+        network = self.inside["backbone"]
+        return (network(batch) if not hasattr(network, "text_projection") else network.encode_image(batch)).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.rate)
 
 
-def test_at_the_papers_sizes_too():
-    torch.manual_seed(0)
-    network = LearngeneCLIP().eval()
-    state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
-    descendant = open_clip.create_model("ViT-S-16").eval()
-    expand_learngene(Learngene(state, LearngeneSizes()), descendant)
-    assert sum(parameter.numel() for parameter in descendant.parameters()) == 62_257_537
-    image = torch.randn(1, 3, 224, 224)
-    ids = open_clip.get_tokenizer("ViT-S-16")(["a red square"])
-    with torch.no_grad():
-        for one, other in (
-            (descendant.encode_image(image), network.encode_image(image)),
-            (descendant.encode_text(ids), network.encode_text(ids)),
-        ):
-            torch.testing.assert_close(normalize(one, dim=-1), normalize(other, dim=-1), rtol=0, atol=1e-5)
+def loader():
+    return DataLoader(random_images(2, torch.float32), batch_size=2)
 
 
-def towers():
-    """Of one modality: a network, how it makes features [B, V or E], and what they are in the auxiliary."""
-    network = auxiliary().eval()
-    projection = network.vision.proj.detach()
-    image, text = features()
-    plain, bare = clip(custom=True), clip(custom=True)
-    bare.visual.proj = None
-    return {
-        "open_clip's vision": (plain.visual, lambda tower: tower(pictures(dtype=torch.float32)), image),
-        "without projection": (bare.visual, lambda tower: tower(pictures(dtype=torch.float32)) @ projection, image),
-        "open_clip's text": (plain.text, lambda tower: tower(texts()), text),
-        "timm's": (
-            timm_vit(),
-            lambda tower: (
-                tower.forward_head(tower.forward_features(pictures(dtype=torch.float32)), pre_logits=True) @ projection
-            ),
-            image,
-        ),
-    }
+@pytest.fixture
+def file(tmp_path):
+    save_learngene(learngene(), tmp_path / "learngene.safetensors")
+    return str(tmp_path / "learngene.safetensors")
 
 
-@pytest.mark.parametrize("name", ["open_clip's vision", "without projection", "open_clip's text", "timm's"])
-def test_one_tower_alone_gives_what_it_gives_in_two(name):
-    tower, encode, expected = towers()[name]
-    expand_learngene(learngene(), tower)
-    with torch.no_grad():
-        torch.testing.assert_close(encode(tower), expected, rtol=1e-5, atol=1e-5)
+def expanded(network, **options):
+    expand_learngene(learngene(), network, **options)
+    return network.state_dict()
 
 
-def test_a_new_head_stays_as_it_is():
-    tower = timm_vit()
-    before = {name: tensor.clone() for name, tensor in tower.state_dict().items()}
-    expand_learngene(learngene(), tower)
-    for name, tensor in tower.state_dict().items():
-        assert torch.equal(tensor, before[name]) == name.startswith("head."), name
-
-
-@pytest.mark.parametrize("depth", PAIRS)
-def test_layers_of_other_depths_are_those_of_their_pairs(depth):
-    whole, part, image = clip(), clip(depth, custom=True), timm_vit(depth)
-    for network in (whole, part, image):
-        expand_learngene(learngene(), network)
-    theirs = {"in_proj_weight": "qkv.weight", "out_proj.bias": "proj.bias"}
-    for layer, pair in enumerate(PAIRS[depth]):
-        for tower, other in ((part.visual, whole.visual), (part.text, whole)):
-            found = tower.transformer.resblocks[layer].state_dict()
-            expected = other.transformer.resblocks[2 * pair + 1].state_dict()
-            assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-        expected = whole.visual.transformer.resblocks[2 * pair].attn.state_dict()
-        found = image.blocks[layer].attn.state_dict()
-        assert all(torch.equal(found[their], expected[own]) for own, their in theirs.items())
-    if depth == 8:
-        weights = [block.mlp.c_fc.weight for block in part.visual.transformer.resblocks]
-        equal = {(i, j) for i in range(8) for j in range(i) if torch.equal(weights[i], weights[j])}
-        assert equal == {(1, 0), (3, 2)}
-
-
-def test_towers_may_have_different_depths():
-    descendant = clip(7, 9)
-    assert expand_learngene(learngene(), descendant).startswith("7 vision layers and 9 text layers")
-
-
-@pytest.mark.parametrize("make", [clip, timm_vit])
-def test_both_terms_add_up_to_the_whole(make):
-    found = {}
-    for kind in ("both", "unimodal", "multimodal"):
-        network = make()
-        expand_learngene(learngene(), network, components=kind)
-        found[kind] = network.state_dict()
-    summed = 0
-    for name, tensor in found["both"].items():
-        one, other = found["unimodal"][name], found["multimodal"][name]
-        if any(part in name for part in ("attn.", "mlp.")):
-            torch.testing.assert_close(one + other, tensor, rtol=1e-6, atol=1e-7)
-            assert not torch.equal(one, other)
-            summed += 1
-        elif not name.startswith("head."):
-            assert torch.equal(one, tensor), name
-            assert torch.equal(other, tensor), name
-    assert summed == 8 * 12 * (2 if make is clip else 1)
-
-
-def test_no_layer_shares_anything_with_another():
-    descendant = clip()
-    expand_learngene(learngene(), descendant)
-    before = {name: tensor.clone() for name, tensor in descendant.state_dict().items()}
-    with torch.no_grad():
-        for parameter in descendant.visual.transformer.resblocks[3].parameters():
-            parameter.add_(1.0)
-    for name, tensor in descendant.state_dict().items():
-        assert torch.equal(tensor, before[name]) != name.startswith("visual.transformer.resblocks.3."), name
-
-
-@pytest.mark.parametrize("tower", ["vision", "text"])
-def test_the_other_tower_stays_as_it_is(tower):
-    descendant = clip(6, custom=True)
-    before = {name: tensor.clone() for name, tensor in descendant.state_dict().items()}
-    expand_learngene(learngene(), descendant, tower)
-    own = {"vision": "visual.", "text": "text."}[tower]
-    for name, tensor in descendant.state_dict().items():
-        assert torch.equal(tensor, before[name]) != name.startswith(own), name
+def assert_equal(found, expected, but=()):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if not name.startswith(but):
+            assert torch.equal(found[name], tensor), name
 
 
 @pytest.mark.parametrize(
-    ("network", "message"),
-    [
-        (lambda: clip(5), "Found a tower of 5 layers, expected 6 to 12"),
-        (lambda: clip(6, 13), "Found a tower of 13 layers, expected 6 to 12"),
-        (lambda: clip(6, width=32), r"class_embedding of shape \[32\] instead of \[16\] in the vision tower of the"),
-        (lambda: clip(6, heads=4), "Found 4 heads in the vision tower"),
-        (lambda: clip(6, quick=True), "Found another activation function than GELU"),
-        (lambda: clip(6, image_size=24), r"positional_embedding of shape \[10, 16\] instead of \[5, 16\]"),
-        (lambda: clip(6, ls_init_value=0.1), "resblocks.0.ls_1.gamma, which the learngene has not, in the vision"),
-        (lambda: timm_vit(6, pre_norm=False), "Found no norm_pre.bias in the vision tower of the VisionTransformer"),
-        (lambda: timm_vit(6, global_pool="avg"), "Found no norm.bias in the vision tower of the VisionTransformer"),
-        (lambda: timm_vit(6, num_heads=4), "Found 4 heads in the vision tower"),
-    ],
+    ("make", "options"),
+    [(timm_vit, {}), (lambda: clip(8), {}), (lambda: clip(8), {"tower": "vision", "components": "multimodal"})],
 )
-def test_another_network_is_one_sentence_and_stays_as_it_is(network, message):
-    network = network()
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    with pytest.raises(ValueError, match=message) as raised:
-        expand_learngene(learngene(), network)
-    assert "\n" not in str(raised.value)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+def test_a_fit_starts_from_the_learngene(file, make, options):
+    module = Classifier(make())
+    before = {name: tensor.clone() for name, tensor in module.inside["backbone"].state_dict().items()}
+    trainer(LearngeneExpansionCallback(file, "inside.backbone", **options), max_steps=1).fit(module, loader())
+    found, other = module.inside["backbone"].state_dict(), make()
+    other.load_state_dict(before)
+    assert_equal(found, expanded(other, **options))
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in found.items())
 
 
-def test_what_is_no_such_network_is_one_sentence():
-    with pytest.raises(TypeError, match="Found a Linear, expected open_clip's CLIP"):
-        expand_learngene(learngene(), nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="Found no text tower in the VisionTransformer"):
-        expand_learngene(learngene(), timm_vit(), "text")
+def test_several_networks_start_alike(file):
+    module = Classifier(timm_vit(8))
+    module.average = timm_vit(8)
+    module.average.requires_grad_(False)
+    callback = LearngeneExpansionCallback(file, ["inside.backbone", "average"])
+    trainer(callback, max_steps=1).fit(module, loader())
+    assert_equal(module.average.state_dict(), module.inside["backbone"].state_dict(), but="head.")
 
 
-def tleg():
-    network = auxiliary(kind=LinearCLIP).eval()
-    state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
-    return network, Learngene(state, SIZES, method="TLEG")
+def test_a_module_of_this_package_and_its_average_start_from_it(file, tmp_path):
+    sizes = {"width": WIDTH, "layers": 8}
+    config = {
+        "embed_dim": EMBED,
+        "vision_cfg": {"image_size": SIZE, "head_width": WIDTH // 2, "patch_size": PATCH, **sizes},
+        "text_cfg": {"context_length": LENGTH, "vocab_size": WORDS, "heads": 2, **sizes},
+    }
+    (tmp_path / "descendant-of-the-tests.json").write_text(json.dumps(config))
+    open_clip.add_model_config(tmp_path / "descendant-of-the-tests.json")
+    module = MobileCLIPModule("descendant-of-the-tests", max_tokens=LENGTH, distillation_weight=0.0)
+    callback = LearngeneExpansionCallback(file, ["student", "average"])
+    callback.setup(trainer(), module, "fit")
+    expected = expanded(clip(8, custom=True))
+    for network in (module.student, module.average):
+        assert_equal(network.state_dict(), expected, but="logit_scale")
+        assert network.logit_scale.item() == 2.5
 
 
-def test_tlegs_descendant_of_full_depth_is_its_auxiliary():
-    network, found = tleg()
-    for descendant in (clip(), clip(custom=True)):
-        assert expand_learngene(found, descendant).endswith("the learngene of TLEG.")
-        with torch.no_grad():
-            image, text = pictures(dtype=torch.float32), texts()
-            expected = network.encode_image(image), network.encode_text(text)
-            for one, other in zip(
-                (descendant.encode_image(image), descendant.encode_text(text)), expected, strict=True
-            ):
-                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+def sharded(file):
+    torch.manual_seed(0)
+    return Classifier(timm_vit(8)), loader()
 
 
-def test_tlegs_descendants_of_other_depths_lie_on_the_same_line():
-    network, found = tleg()
-    descendant, image = clip(7), timm_vit(3)
-    expand_learngene(found, descendant)
-    expand_learngene(found, image)
-    own = dict(network.named_parameters())
-    for layer in range(7):
-        block = descendant.transformer.resblocks[layer]
-        for linear, name in ((block.mlp.c_fc, "fc1"), (block.ln_2, "norm2"), (block.attn.out_proj, "proj")):
-            for end in ("weight", "bias"):
-                base, slope = (own[f"blocks.text.{term}.{name}.{end}"] for term in ("base", "slope"))
-                torch.testing.assert_close(getattr(linear, end), base + layer / 7 * slope)
-    base, slope = (own[f"blocks.vision.{term}.qkv.weight"] for term in ("base", "slope"))
-    torch.testing.assert_close(image.blocks[2].attn.qkv.weight, base + 2 / 3 * slope)
+def test_a_sharded_fit_starts_from_it(file):
+    callback = LearngeneExpansionCallback(file, "inside.backbone")
+    results = run_sharded_fit(sharded, {"max_steps": 1, "callbacks": [callback]}, make_args=(file,))
+    expected = expanded(timm_vit(8))
+    for result in results:
+        found = {name.removeprefix("inside.backbone."): tensor for name, tensor in result["state_dict"].items()}
+        assert_equal(found, expected, but="head.")
 
 
-@pytest.mark.parametrize("kind", [clip, timm_vit])
-def test_he_lg_sets_the_last_layers_and_leaves_the_rest(kind):
-    tensors = {name: torch.full(shape, 7.0) for name, shape in SIZES.shapes("He-LG").items()}
-    network = kind(5)
-    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    expand_learngene(Learngene(tensors, SIZES, method="He-LG"), network)
-    for name, tensor in network.state_dict().items():
-        if any(f"blocks.{layer}." in name for layer in (2, 3, 4)):
-            assert bool((tensor == 7).all()), name
-        else:
-            assert torch.equal(tensor, before[name]), name
+class Start(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
-def test_what_a_method_lacks_is_one_sentence_and_changes_nothing():
-    _, found = tleg()
-    descendant = clip(6)
-    before = {name: tensor.clone() for name, tensor in descendant.state_dict().items()}
-    with pytest.raises(ValueError, match="Found components 'unimodal', but the layers of TLEG"):
-        expand_learngene(found, descendant, components="unimodal")
-    with pytest.raises(ValueError, match="Found a tower of 2 layers, expected at least the 3"):
-        expand_learngene(
-            Learngene(
-                {name: torch.zeros(shape) for name, shape in SIZES.shapes("He-LG").items()}, SIZES, method="He-LG"
-            ),
-            clip(2),
-        )
-    assert all(torch.equal(tensor, before[name]) for name, tensor in descendant.state_dict().items())
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_resumed_run_goes_on_from_its_checkpoint_and_without_the_file(file, tmp_path, kept):
+    first = trainer(LearngeneExpansionCallback(file, "inside.backbone"), max_epochs=1)
+    trained = Classifier(timm_vit(), rate=0.1)
+    first.fit(trained, loader())
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    assert not torch.equal(trained.inside["backbone"].cls_token, expanded(timm_vit())["cls_token"])
+    name = file if kept else str(tmp_path / "gone")
+    resumed, start = Classifier(timm_vit(), rate=0.1), Start()
+    second = trainer(LearngeneExpansionCallback(name, "inside.backbone"), start, max_epochs=2)
+    second.fit(resumed, loader(), ckpt_path=tmp_path / "a.ckpt")
+    assert second.global_step == 2
+    assert_equal(start.state, trained.state_dict())
+
+
+def test_a_second_fit_goes_on_from_the_first(file):
+    module, callback = Classifier(timm_vit(), rate=0.1), LearngeneExpansionCallback(file, "inside.backbone")
+    trainer(callback, max_steps=1).fit(module, loader())
+    trained = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    module.rate = 0.0
+    trainer(callback, max_steps=1).fit(module, loader())
+    assert_equal(module.state_dict(), trained)
+    other = Classifier(timm_vit())
+    trainer(callback, max_steps=1).fit(other, loader())
+    assert_equal(other.inside["backbone"].state_dict(), expanded(timm_vit()), but="head.")
+
+
+def test_what_does_not_fit_is_one_sentence_before_training(file, tmp_path):
+    def fit(module, *arguments):
+        trainer(LearngeneExpansionCallback(*arguments), max_steps=1).fit(module, loader())
+
+    with pytest.raises(FileNotFoundError, match="Found no learngene file"):
+        fit(Classifier(timm_vit()), str(tmp_path / "gone"), "inside.backbone")
+    with pytest.raises(ValueError, match="Found a tower of 5 layers, expected 6 to 12"):
+        fit(Classifier(timm_vit(5)), file, "inside.backbone")
+    with pytest.raises(AttributeError, match=r"target of the learngene is given as 'student', .* no submodule"):
+        fit(Classifier(timm_vit()), file, "student")
+
+
+class Extraction(BoringModel):
+    def learngene(self):
+        return learngene()
+
+
+class Data(LightningDataModule):
+    def __init__(self, rows=4):
+        super().__init__()
+        self.save_hyperparameters()
+        self.hparams["_class_path"] = "as the command line writes it"
+
+    def train_dataloader(self):
+        return DataLoader(torch.randn(self.hparams["rows"], 32), batch_size=2)
+
+
+def fit(callback, module=None, **options):
+    defaults = {"limit_val_batches": 0, "max_epochs": 3}
+    return trainer(callback, **{**defaults, **options}).fit(module or Extraction(), datamodule=Data())
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_learngene_is_written_at_the_end(tmp_path, named):
+    target = tmp_path / ("new/l.safetensors" if named else "learngene.safetensors")
+    fit(LearngeneWriter(str(target) if named else None, "float16"), default_root_dir=tmp_path)
+    read, written = load_learngene(target), learngene()
+    assert (read.step, read.data, read.teacher) == (6, {"class": "Data", "rows": 4}, written.teacher)
+    name = "blocks.text.1.qkv.weight"
+    assert torch.equal(read.tensors[name], written.tensors[name].half().float())
+
+
+def test_a_fit_that_cannot_end_with_a_file_does_not_start(tmp_path):
+    (tmp_path / "a").touch()
+    with pytest.raises(FileExistsError, match="expected a new name"):
+        fit(LearngeneWriter(str(tmp_path / "a")))
+    (tmp_path / "learngene.safetensors").touch()  # of an earlier run, in the folder that this one goes on in
+    with pytest.raises(FileExistsError, match="expected a new name"):
+        fit(LearngeneWriter(), default_root_dir=tmp_path)
+    with pytest.raises(AttributeError, match=r"found no method learngene\(\) in BoringModel"):
+        fit(LearngeneWriter(str(tmp_path / "b")), BoringModel())
+
+
+def test_a_trial_run_writes_nothing(tmp_path):
+    fit(LearngeneWriter(str(tmp_path / "a")), fast_dev_run=True)
+    assert not list(tmp_path.iterdir())

@@ -74,7 +74,7 @@ def batches(bad=None, at=(3,), left_out=(), count=BATCHES):
         batch |= {"added": torch.zeros(1), "root": torch.zeros(1)}
         batch["sample_index"] = torch.arange(ROWS) + 100 * number + 10 * rank()
         if number in at and rank() == world_size() - 1:
-            if bad == "picture":
+            if bad == "image":
                 batch["x"][1, 2] = torch.nan
             elif bad == "loss":
                 batch["added"] += torch.inf
@@ -132,7 +132,7 @@ def assert_same(found, expected):
     "NaN pixel; infinite loss; undefined gradient",
     "skipped, counted, named; as if the batch had not been there",
 )
-@pytest.mark.parametrize("bad", ["picture", "loss", "gradient"])
+@pytest.mark.parametrize("bad", ["image", "loss", "gradient"])
 def test_it_is_as_if_the_batch_had_not_been_there(bad):
     state, counts, messages = run(one_process, bad=bad)
     expected, _, _ = run(one_process, left_out=(3,))
@@ -152,7 +152,7 @@ def on_rank(kind, **data):
     "the same in one of two processes, DDP and sharded", "as above, in the last process", "all skip together"
 )
 @pytest.mark.parametrize("kind", ["ddp", "sharded"])
-@pytest.mark.parametrize("bad", ["picture", "loss", "gradient"])
+@pytest.mark.parametrize("bad", ["image", "loss", "gradient"])
 def test_all_processes_skip_what_is_bad_in_one(kind, bad):
     found = run_distributed(on_rank, kind, bad=bad)
     expected = run_distributed(on_rank, kind, left_out=(3,))
@@ -169,7 +169,7 @@ def test_all_processes_skip_what_is_bad_in_one(kind, bad):
 )
 @pytest.mark.parametrize(
     ("bad", "scaled"),
-    [("picture", False), ("loss", False), ("gradient", False), ("picture", True), ("loss", True)],
+    [("image", False), ("loss", False), ("gradient", False), ("image", True), ("loss", True)],
 )
 @pytest.mark.parametrize("at", [2, 3])
 def test_accumulated_batches_are_left_out_together(at, bad, scaled):
@@ -188,7 +188,7 @@ def test_accumulated_batches_are_left_out_together(at, bad, scaled):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize(("bad", "skipped"), [("loss", 1), ("picture", 1), ("gradient", 0)])
+@pytest.mark.parametrize(("bad", "skipped"), [("loss", 1), ("image", 1), ("gradient", 0)])
 def test_a_gradient_scaler_skips_gradients_by_itself(bad, skipped, fused):
     """As it does while it looks for its scale; a bad loss is another thing."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)

@@ -13,18 +13,18 @@ from torch.utils.data import DataLoader
 from support.distributed import run_ddp_fit, run_sharded_fit, whole_state
 from support.tiny_modules import trainer
 from vlightning.callbacks import OnlineProbe, rank, world_size
-from vlightning.lightning_modules.sharding import shard
+from vlightning.lightning_modules.base.sharding import shard
 
 CLASSES, SIZE = 7, 4
 
 
 def rows(count, seed=0, image="image"):
-    """Pictures whose mean colour tells the class, roughly."""
+    """Images whose mean colour tells the class, roughly."""
     draws = torch.Generator().manual_seed(seed)
     colours = torch.randn(CLASSES, 3, generator=torch.Generator().manual_seed(9))
     label = torch.randint(CLASSES, (count,), generator=draws)
-    pictures = colours[label][..., None, None] + 0.3 * torch.randn(count, 3, SIZE, SIZE, generator=draws)
-    return [{image: picture, "label": number} for picture, number in zip(pictures, label, strict=True)]
+    images = colours[label][..., None, None] + 0.3 * torch.randn(count, 3, SIZE, SIZE, generator=draws)
+    return [{image: picture, "label": number} for picture, number in zip(images, label, strict=True)]
 
 
 def loader(count=24, batch_size=8, **options):
@@ -163,10 +163,10 @@ class Still(Encoder):
 
 
 @torch.no_grad()
-def percentages(module, head, pictures):
-    """Top-1 and top-5, one picture at a time."""
+def percentages(module, head, images):
+    """Top-1 and top-5, one image at a time."""
     network, ranks = copy.deepcopy(module.network).eval(), []
-    for row in pictures:
+    for row in images:
         features = network(row["image"].mean((1, 2))[None])[0]
         normal = (features - features.mean()) / (features.var(unbiased=False) + 1e-6).sqrt()
         scores = head["1.weight"] @ (normal * head["0.weight"] + head["0.bias"]) + head["1.bias"]
@@ -174,44 +174,42 @@ def percentages(module, head, pictures):
     return [100 * sum(rank < k for rank in ranks) / len(ranks) for k in (1, 5)]
 
 
-def test_it_learns_and_validation_counts_all_labelled_pictures():
+def test_it_learns_and_validation_counts_all_labelled_images():
     module, probe = Still(), OnlineProbe(CLASSES, name="colour", learning_rate=0.03)
     unlabelled = [{"image": row["image"]} for row in rows(8, seed=5)]
-    pictures = rows(50, seed=2)
-    loaders = [DataLoader(pictures[:30], 8), DataLoader(unlabelled, 8), DataLoader(pictures[30:], 8)]
+    images = rows(50, seed=2)
+    loaders = [DataLoader(images[:30], 8), DataLoader(unlabelled, 8), DataLoader(images[30:], 8)]
     fitted = fit(module, probe, max_epochs=20, val=loaders, num_sanity_val_steps=2)
     found = [fitted.callback_metrics[f"val/colour_top{k}"].item() for k in (1, 5)]
-    assert found == pytest.approx(percentages(module, probe.state_dict()["head"], pictures))
+    assert found == pytest.approx(percentages(module, probe.state_dict()["head"], images))
     assert found[0] > 60
     assert found[0] < found[1]
 
 
 class Blind(Still):
-    """Cannot see the pictures that are black."""
+    """Cannot see the images that are black."""
 
     def encode_images(self, image):
         black = (image == 0).all((1, 2, 3))
         return super().encode_images(image).masked_fill(black[:, None], torch.nan)
 
 
-def blacken(pictures, places):
+def blacken(images, places):
     return [
         row | {"sample_index": place, "image": row["image"] * 0 if place in places else row["image"]}
-        for place, row in enumerate(pictures)
+        for place, row in enumerate(images)
     ]
 
 
 def test_features_that_are_no_numbers_are_misses_and_teach_nothing():
     module, probe, losses = Blind(), OnlineProbe(CLASSES, learning_rate=0.03), Losses()
-    pictures, dead = blacken(rows(50, seed=2), (2, 30)), [3, *range(16, 24)]
+    images, dead = blacken(rows(50, seed=2), (2, 30)), [3, *range(16, 24)]
     data = DataLoader(blacken(rows(24), dead), 8)
-    with pytest.warns(match=r"features for 2 of 50 pictures \(sample_index 2, 30\), none of which counts as right"):
-        fitted = fit(
-            module, probe, losses, data=data, val=DataLoader(pictures, 8), max_epochs=20, num_sanity_val_steps=0
-        )
+    with pytest.warns(match=r"features for 2 of 50 images \(sample_index 2, 30\), none of which counts as right"):
+        fitted = fit(module, probe, losses, data=data, val=DataLoader(images, 8), max_epochs=20, num_sanity_val_steps=0)
     metrics = {name: value.item() for name, value in fitted.callback_metrics.items()}
     assert metrics["val/probe_non_finite"] == 2
-    seen = [row for place, row in enumerate(pictures) if place not in (2, 30)]
+    seen = [row for place, row in enumerate(images) if place not in (2, 30)]
     expected = [share * 48 / 50 for share in percentages(module, probe.state_dict()["head"], seen)]
     assert [metrics[f"val/probe_top{k}"] for k in (1, 5)] == pytest.approx(expected)
     assert expected[0] > 50
@@ -220,8 +218,8 @@ def test_features_that_are_no_numbers_are_misses_and_teach_nothing():
 
 
 def test_fewer_classes_than_six_have_no_top_five_and_validation_alone_logs_nothing():
-    pictures = [row for row in rows(60) if row["label"] < 5]
-    data = DataLoader(pictures[:16], 8)
+    images = [row for row in rows(60) if row["label"] < 5]
+    data = DataLoader(images[:16], 8)
     fitted = fit(Encoder(), OnlineProbe(5), data=data, val=data)
     assert {"val/probe_top1", "train/probe_loss"} <= set(fitted.callback_metrics)
     assert "val/probe_top5" not in fitted.callback_metrics
@@ -289,18 +287,18 @@ class ShardedEncoder(Encoder):
         return self.network(batch["image"].mean((2, 3))).square().mean()
 
     def val_dataloader(self):
-        """Pictures that two processes share unequally, in equally many batches."""
-        pictures = rows(20, seed=4)
+        """Images that two processes share unequally, in equally many batches."""
+        images = rows(20, seed=4)
         if world_size() == 1:
-            return DataLoader(pictures, 4)
-        return DataLoader(pictures[4:], 4) if rank() == 0 else DataLoader(pictures[:4], 1)
+            return DataLoader(images, 4)
+        return DataLoader(images[4:], 4) if rank() == 0 else DataLoader(images[:4], 1)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.rate)
 
 
 def module_and_data(rate=0.05, first=4):
-    """Batches of 8 pictures; of two processes the one has so many of each, the other the rest."""
+    """Batches of 8 images; of two processes the one has so many of each, the other the rest."""
     places = [range(8)] if world_size() == 1 else [range(first), range(first, 8)]
     batches = [[start + place for place in places[rank()]] for start in (0, 8, 16)]
     return ShardedEncoder(rate), DataLoader(rows(24), batch_sampler=batches)
@@ -343,7 +341,7 @@ def test_sharded_processes_train_bit_for_bit_as_without_it():
     assert_same(after[0]["state"], before[0]["state"])
 
 
-def test_pictures_and_labels_under_other_keys():
+def test_images_and_labels_under_other_keys():
     class Other(Encoder):
         key = "view"
 
@@ -375,7 +373,7 @@ def test_what_cannot_be_probed_is_one_sentence():
         data=bare,
     )
     refused(r"found no encode\(\) in Encoder, .*'encode_images'.*: set method", OnlineProbe(7, method="encode"))
-    refused(r"found \d+ labels outside 0 to 3, expected each picture's class: set num_classes", OnlineProbe(4))
+    refused(r"found \d+ labels outside 0 to 3, expected each image's class: set num_classes", OnlineProbe(4))
 
     class Maps(Encoder):
         def encode_images(self, image):

@@ -31,8 +31,8 @@ class Pairs(LightningDataModule):
     test_dataloader = val_dataloader
 
 
-class Pictures(LightningDataModule):
-    """Labelled pictures; class 5 does not occur, and the others not equally often. The test split has fewer."""
+class Images(LightningDataModule):
+    """Labelled images; class 5 does not occur, and the others not equally often. The test split has fewer."""
 
     def __init__(self, labels=None):
         super().__init__()
@@ -84,7 +84,7 @@ class Classifier(LightningModule):
 
 
 def reference(module, data, length=PICTURES):
-    """The definition, one picture at a time, in float64."""
+    """The definition, one image at a time, in float64."""
     weight, bias = module.head.weight.detach().double(), module.head.bias.detach().double()
     ranks, labels = [], data.label[:length].tolist()
     for image, label in zip(data.image.double(), labels, strict=False):
@@ -99,7 +99,7 @@ def found(run, prefix="val", name="supervised_teacher"):
 
 
 def callback(data=None, **options):
-    return OwnClassification(data or Pictures(), **options)
+    return OwnClassification(data or Images(), **options)
 
 
 def validate(*callbacks, module=None, pairs=None, **options):
@@ -109,7 +109,7 @@ def validate(*callbacks, module=None, pairs=None, **options):
 
 
 def test_accuracies_are_those_of_plain_loops_under_a_name_that_says_where_the_classes_come_from():
-    module, data = Classifier(), Pictures()
+    module, data = Classifier(), Images()
     runs = validate(callback(data), module=module)
     expected = reference(module, data)
     assert found(runs) == pytest.approx(expected, abs=1e-4)
@@ -119,7 +119,7 @@ def test_accuracies_are_those_of_plain_loops_under_a_name_that_says_where_the_cl
 
 
 def test_the_test_split_is_measured_after_test():
-    module, data = Classifier(), Pictures()
+    module, data = Classifier(), Images()
     runs = trainer(callback(data, name="birds"))
     runs.test(module, Pairs(), verbose=False)
     expected = reference(module, data, 20)
@@ -128,7 +128,7 @@ def test_the_test_split_is_measured_after_test():
 
 
 def test_five_classes_have_no_top5():
-    runs = validate(callback(Pictures(torch.arange(PICTURES) % 5)), module=Classifier(5))
+    runs = validate(callback(Images(torch.arange(PICTURES) % 5)), module=Classifier(5))
     assert set(found(runs)) == {"top1", "class_recall"}
 
 
@@ -159,7 +159,7 @@ def shapes(**options):
 
 
 @pytest.mark.parametrize(("transform", "size"), [("trainer", (3, 2, 6)), ("own", (3, 8, 8))])
-def test_pictures_are_prepared_as_asked(transform, size):
+def test_images_are_prepared_as_asked(transform, size):
     module = Classifier(shapes().num_classes)
     validate(callback(shapes(), transform=transform), module=module, pairs=Sized())
     assert module.record.sizes == {size}
@@ -169,7 +169,7 @@ class NoLogits(LightningModule):
     validation_step = Classifier.validation_step
 
 
-class Named(Pictures):
+class Named(Images):
     class_names = ("red", "green", "blue")
 
 
@@ -177,7 +177,7 @@ class SomeNamed(Named):
     num_classes = CLASSES
 
 
-class NoPictures(Pictures):
+class NoImages(Images):
     def split(self, length):
         return []
 
@@ -188,9 +188,9 @@ class NoPictures(Pictures):
         ([callback()], NoLogits(), r"found no classify_images\(\) in NoLogits, expected a module that classifies"),
         ([callback(), callback()], None, "is there twice"),
         ([callback()], Classifier(6), "found 10 of 53 labels outside 0 to 5, expected .* the 6 classes"),
-        ([callback(Pictures(torch.arange(PICTURES) % 7 - 1))], None, "found 8 of 53 labels outside 0 to 6"),
+        ([callback(Images(torch.arange(PICTURES) % 7 - 1))], None, "found 8 of 53 labels outside 0 to 6"),
         ([callback(Named())], None, "found 3 classes in Named, expected 7, one for each logit"),
-        ([callback(NoPictures())], None, "found no picture in the validation split of NoPictures"),
+        ([callback(NoImages())], None, "found no image in the validation split of NoImages"),
     ],
 )
 def test_runs_that_cannot_be_measured_are_refused(callbacks, module, sentence):
@@ -202,7 +202,7 @@ def test_runs_that_cannot_be_measured_are_refused(callbacks, module, sentence):
 
 def test_data_may_name_some_of_its_classes():
     module = Classifier()
-    assert found(validate(callback(SomeNamed()), module=module)) == pytest.approx(reference(module, Pictures()))
+    assert found(validate(callback(SomeNamed()), module=module)) == pytest.approx(reference(module, Images()))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_both_kinds_of_classification_need_a_name_each():
     class Both(Classifier):
         encode_images = encode_texts = Classifier.classify_images
 
-    zero_shot = ZeroShotClassification(Pictures(), ["red"] * CLASSES, ["{}"], name="supervised_teacher")
+    zero_shot = ZeroShotClassification(Images(), ["red"] * CLASSES, ["{}"], name="supervised_teacher")
     with pytest.raises(ValueError, match="'supervised_teacher' is there twice"):
         validate(callback(), zero_shot, module=Both())
 
@@ -247,11 +247,11 @@ def test_the_sanity_check_takes_one_batch_and_logs_nothing():
     runs.fit(module, Pairs())
     assert (module.record.images, found(runs)) == (8, {})
     with pytest.raises(ValueError, match="labels outside 0 to 2"):
-        trainer(callback(Pictures(torch.full((PICTURES,), 3))), num_sanity_val_steps=1).fit(Classifier(3), Pairs())
+        trainer(callback(Images(torch.full((PICTURES,), 3))), num_sanity_val_steps=1).fit(Classifier(3), Pairs())
 
 
-class OnFirst(Pictures):
-    """Only the first process has pictures."""
+class OnFirst(Images):
+    """Only the first process has images."""
 
     def split(self, length):
         return super().split(length if rank() == 0 else 0)
@@ -267,8 +267,8 @@ def both_kinds(make):
     return ends
 
 
-class SomeDead(Pictures):
-    """Pictures 4 and 40 are no numbers; the second process has a part, if there is one."""
+class SomeDead(Images):
+    """Images 4 and 40 are no numbers; the second process has a part, if there is one."""
 
     def split(self, length):
         self.image[[4, 40]] = torch.nan
@@ -281,7 +281,7 @@ class SomeDead(Pictures):
 
 
 def with_dead_ones(make):
-    """A module that has no logit of class 6, which is the right one of ten pictures, and cannot see two pictures."""
+    """A module that has no logit of class 6, which is the right one of ten images, and cannot see two images."""
     module, runs = Classifier(), make(callbacks=[callback(SomeDead())])
     module.head.bias.data[6] = torch.inf
     runs.validate(module, Pairs(), verbose=False)
@@ -293,7 +293,7 @@ def with_dead_ones_on_rank():
 
 
 def test_scores_that_are_no_numbers_are_misses_on_one_process_and_on_two():
-    module, data = Classifier(), Pictures()
+    module, data = Classifier(), Images()
     ranks = []
     for place, (image, label) in enumerate(zip(data.image, data.label.tolist(), strict=True)):
         scores = module.head(image.mean((1, 2)))
@@ -301,7 +301,7 @@ def test_scores_that_are_no_numbers_are_misses_on_one_process_and_on_two():
         ranks.append(CLASSES if dead else int((scores[:6] > scores[label]).sum()))
     expected = accuracies(ranks, data.label.tolist()) | {"non_finite": PICTURES}
     with pytest.warns(
-        match=r"undefined scores for 53 of 53 pictures \(sample_index 0, 1, .* 37 more; of the classes 6\)"
+        match=r"undefined scores for 53 of 53 images \(sample_index 0, 1, .* 37 more; of the classes 6\)"
     ):
         one = with_dead_ones(lambda callbacks: trainer(*callbacks))
     assert one == pytest.approx(expected, abs=1e-4)
@@ -316,7 +316,7 @@ def both_on_rank():
 def test_two_processes_find_what_one_finds():
     expected, images = zip(*both_kinds(lambda callbacks: trainer(*callbacks)), strict=True)
     assert images == (PICTURES, 43)
-    assert expected[0] == pytest.approx(reference(Classifier(), Pictures()), abs=1e-4)
+    assert expected[0] == pytest.approx(reference(Classifier(), Images()), abs=1e-4)
     for ends, images in zip(run_distributed(both_on_rank), ([PICTURES, 22], [0, 21]), strict=True):
         assert [number for _, number in ends] == images
         assert [metrics for metrics, _ in ends] == [pytest.approx(one, abs=1e-4) for one in expected]

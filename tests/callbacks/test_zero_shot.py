@@ -65,8 +65,8 @@ class Pairs(LightningDataModule):
     test_dataloader = val_dataloader
 
 
-class Pictures(LightningDataModule):
-    """Labelled pictures in plain loaders, as another project may have them; the test split has fewer.
+class Images(LightningDataModule):
+    """Labelled images in plain loaders, as another project may have them; the test split has fewer.
 
     Class 5 occurs in neither, and the others not equally often.
     """
@@ -108,18 +108,18 @@ class OnlyValidation(LightningDataModule):
     class_names = NAMES
 
     def val_dataloader(self):
-        return Pictures().val_dataloader()
+        return Images().val_dataloader()
 
 
 class OnlyTest(LightningDataModule):
     class_names = NAMES
 
     def test_dataloader(self):
-        return Pictures().test_dataloader()
+        return Images().test_dataloader()
 
 
 class Linear(LightningModule):
-    """Pictures by their mean colour, texts by the sum of their words, both in three dimensions."""
+    """Images by their mean colour, texts by the sum of their words, both in three dimensions."""
 
     def __init__(self):
         super().__init__()
@@ -169,7 +169,7 @@ class TensorOnly(Linear):
 
 
 def reference(module, data, split="val", names=NAMES, templates=TEMPLATES, of_prompts=True, of_classes=True):
-    """The definition, one picture and one prompt at a time, in float64."""
+    """The definition, one image and one prompt at a time, in float64."""
     module.eval()
     words, head = module.words.weight.detach().double(), module.head.weight.detach().double()
 
@@ -199,7 +199,7 @@ def found(run, prefix="val", name="zero_shot"):
 
 
 def callback(data=None, **options):
-    return ZeroShotClassification(data or Pictures(), **{"class_names": NAMES, "templates": TEMPLATES} | options)
+    return ZeroShotClassification(data or Images(), **{"class_names": NAMES, "templates": TEMPLATES} | options)
 
 
 def validate(*callbacks, module=None, pairs=None, **options):
@@ -211,10 +211,10 @@ def validate(*callbacks, module=None, pairs=None, **options):
 @pytest.mark.parametrize("module", [Linear, TensorOnly])
 def test_accuracies_are_those_of_plain_loops(module):
     module = module()
-    data = Pictures()
+    data = Images()
     expected = reference(module, data)
     assert found(validate(callback(data), module=module)) == pytest.approx(expected, abs=1e-4)
-    # The pictures tell the definition from its neighbours, and the three numbers apart.
+    # The images tell the definition from its neighbours, and the three numbers apart.
     for changes in ({"of_prompts": False}, {"of_classes": False}, {"templates": TEMPLATES[:1]}):
         assert reference(module, data, **changes)["top1"] != expected["top1"], changes
     assert len({round(value) for value in expected.values()}) == 3
@@ -226,14 +226,14 @@ def test_a_dead_tower_gets_nothing_right_and_says_so(part):
     module = Linear()
     nn.init.constant_(getattr(module, part).weight, torch.nan)
     with pytest.warns(
-        match=r"found infinite or undefined scores for 53 of 53 pictures \(sample_index unknown\), which rank"
+        match=r"found infinite or undefined scores for 53 of 53 images \(sample_index unknown\), which rank"
     ):
         metrics = found(validate(callback(), module=module))
     assert metrics == {"top1": 0, "top5": 0, "class_recall": 0, "non_finite": PICTURES}
 
 
 def test_the_test_split_is_measured_after_test():
-    module, data = Linear(), Pictures()
+    module, data = Linear(), Images()
     runs = trainer(callback(data, name="birds"))
     runs.test(module, Pairs(), verbose=False)
     expected = reference(module, data, "test")
@@ -247,7 +247,7 @@ def test_open_clips_templates(kind, count):
     import open_clip
 
     theirs = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}[kind]
-    module, data = Linear(), Pictures()
+    module, data = Linear(), Images()
     expected = reference(module, data, templates=[template("{}") for template in theirs])
     assert found(validate(callback(data, templates=kind), module=module)) == pytest.approx(expected, abs=1e-4)
     assert sum(module.record.texts) == count * len(NAMES)
@@ -260,13 +260,13 @@ def test_open_clips_templates(kind, count):
 @pytest.mark.parametrize("prompts", [1, 6, 7, 1000])
 def test_prompts_are_encoded_some_at_a_time(prompts, monkeypatch):
     monkeypatch.setattr(zero_shot, "_PROMPTS", prompts)
-    module, data = Linear(), Pictures()
+    module, data = Linear(), Images()
     assert found(validate(callback(data), module=module)) == pytest.approx(reference(module, data), abs=1e-4)
     assert max(module.record.texts) == {1: 3, 6: 6, 7: 6, 1000: 21}[prompts]
 
 
 def test_five_classes_have_no_top5():
-    data = Pictures(labels=torch.arange(PICTURES) % 5)
+    data = Images(labels=torch.arange(PICTURES) % 5)
     assert set(found(validate(callback(data, class_names=NAMES[:5])))) == {"top1", "class_recall"}
 
 
@@ -275,7 +275,7 @@ def test_names_come_from_a_file_or_the_data_or_open_clip(tmp_path):
     file = tmp_path / "names.txt"
     file.write_text("\n".join(NAMES).replace("dark red", " dark red ") + "\n\n")
     assert found(validate(callback(class_names=str(file)))) == expected
-    assert found(validate(callback(Pictures(tuple(NAMES)), class_names=None))) == expected
+    assert found(validate(callback(Images(tuple(NAMES)), class_names=None))) == expected
     imagenet = callback(class_names="imagenet").class_names
     assert (len(imagenet), imagenet[0], imagenet[999]) == (1000, "tench", "toilet paper")
     file.write_text("red\n\nblue\n")
@@ -317,12 +317,12 @@ class Prepared(Pairs):
     eval_transform = nn.Identity()
 
 
-class NoLabels(Pictures):
+class NoLabels(Images):
     def split(self, length):
         return DataLoader(self.image, batch_size=8)
 
 
-class NoPictures(Pictures):
+class NoImages(Images):
     def split(self, length):
         return []
 
@@ -332,14 +332,14 @@ class NoPictures(Pictures):
     [
         ([callback()], {"module": NoTexts()}, r"found no encode_texts\(\) in NoTexts"),
         ([callback()], {"pairs": NoEncoder()}, r"found no encoder\(\) in the trainer's datamodule \(NoEncoder\)"),
-        ([callback()], {"pairs": Prepared()}, "found no eval_transform in Pictures .*set transform to 'own'"),
-        ([callback(class_names=None)], {}, "found no class_names in Pictures"),
+        ([callback()], {"pairs": Prepared()}, "found no eval_transform in Images .*set transform to 'own'"),
+        ([callback(class_names=None)], {}, "found no class_names in Images"),
         ([callback(), callback(), callback(name="other")], {}, "'zero_shot' is there twice"),
         ([callback(LightningDataModule())], {}, "neither a validation nor a test split in LightningDataModule"),
         ([callback(class_names=NAMES[:6])], {}, r"found 10 of 53 labels outside 0 to 5, expected .*the 6 class names"),
-        ([callback(Pictures(labels=torch.arange(PICTURES) - 1))], {}, "found 46 of 53 labels outside 0 to 6"),
+        ([callback(Images(labels=torch.arange(PICTURES) - 1))], {}, "found 46 of 53 labels outside 0 to 6"),
         ([callback(NoLabels())], {}, "found a batch of Tensor from NoLabels, expected a dict with 'image'"),
-        ([callback(NoPictures())], {}, "found no picture in the validation split of NoPictures"),
+        ([callback(NoImages())], {}, "found no image in the validation split of NoImages"),
     ],
 )
 def test_runs_that_cannot_be_measured_are_refused(callbacks, options, sentence):
@@ -392,7 +392,7 @@ class Sized(Pairs):
 
 
 @pytest.mark.parametrize(("transform", "size"), [("trainer", (3, 2, 6)), ("own", (3, 8, 8))])
-def test_pictures_are_prepared_as_asked(transform, size):
+def test_images_are_prepared_as_asked(transform, size):
     module = Linear()
     validate(callback(shapes(), class_names=None, transform=transform), module=module, pairs=Sized())
     assert module.record.sizes == {size}
@@ -421,7 +421,7 @@ def test_encoders_run_in_the_trainers_precision_and_cosines_in_float32(precision
             return near[last].to(self.words.weight.dtype)
 
     module = Close()
-    data = Pictures()
+    data = Images()
     data.image = torch.ones(PICTURES, 3, 4, 4)
     for names in (["a", "photo", "of"], ["photo", "of", "a"]):  # the longer WORDS goes on, the further from (1, 1, 1)
         data.label = torch.full((PICTURES,), names.index("a"))
@@ -454,7 +454,7 @@ def test_modes_are_put_back_part_by_part():
     assert [module.training, module.dropout.training, module.head.training] == [True, True, False]
 
 
-class Drawing(Pictures):
+class Drawing(Images):
     """Draws from every global generator, in every place."""
 
     def setup(self, stage):
@@ -505,7 +505,7 @@ def test_every_second_epoch_can_be_monitored(tmp_path):
 @pytest.mark.parametrize("options", [{"num_sanity_val_steps": 2, "limit_train_batches": 0}, {"fast_dev_run": True}])
 def test_trials_take_one_batch_and_one_template(options):
     module = Linear()
-    data = Pictures(labels=torch.full((PICTURES,), 6))
+    data = Images(labels=torch.full((PICTURES,), 6))
     runs = trainer(callback(data, every_n_epochs=9), **options)
     runs.fit(module, Pairs())
     assert (module.record.images, module.record.texts) in [(8, [7]), (0, [])]
@@ -520,7 +520,7 @@ def test_the_callback_can_be_sent_to_other_processes():
     assert pickle.loads(pickle.dumps(callback(templates="openai"))).templates == callback(templates="openai").templates
 
 
-class Downloaded(Pictures):
+class Downloaded(Images):
     """Takes a while to prepare, which one process does for all."""
 
     def __init__(self, folder):

@@ -18,8 +18,8 @@ from support.cocord import HEADS
 from support.command_line import run
 from vlightning.export import main
 from vlightning.lightning_modules import CoCoRDModule
-from vlightning.lightning_modules.cocord.checkpoint import load_classifier, read_classifier
-from vlightning.lightning_modules.cocord.network import build_classifier, public_network
+from vlightning.lightning_modules.networks.classifier_files import load_classifier, read_classifier
+from vlightning.lightning_modules.networks.classifiers import build_classifier, public_network
 
 CLASSES = 7
 

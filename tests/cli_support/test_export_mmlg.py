@@ -8,7 +8,7 @@ from support.clip import LENGTH, reinforced_batch
 from support.mmlg import trained_checkpoint
 from vlightning.callbacks import load_learngene
 from vlightning.export import main
-from vlightning.lightning_modules.mobileclip.outside import load_outside
+from vlightning.lightning_modules.networks.published_clip import load_outside
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from support.command_line import run
 from support.distributed import ONE_THREAD
-from support.pictures import encoded, picture
+from support.images import draw_image, encoded
 from support.reinforced import write_tar
 from vlightning.cli_support import lost
 from vlightning.cli_support.lost import lost_process, lost_worker
@@ -43,7 +43,7 @@ def no_workers_left():
 def shards(tmp_path: Path) -> str:
     for shard in range(2):
         samples = {
-            f"{number:04}": {"png": encoded(picture(number, (16, 16))), "txt": f"picture {number}".encode()}
+            f"{number:04}": {"png": encoded(draw_image(number, (16, 16))), "txt": f"image {number}".encode()}
             for number in range(40 * shard, 40 * shard + 40)
         }
         write_tar(tmp_path / f"data/{shard}.tar", samples)
@@ -74,7 +74,7 @@ def test_a_killed_loader_worker_is_one_sentence(tmp_path, monkeypatch, shards, w
     began = time.monotonic()
     ran = run(
         stage,
-        "--model=support.tiny.PictureModel",
+        "--model=support.tiny.ImageModel",
         "--data=ImageTextDataModule",
         *(f"--data.{name}={shards}" for name in {"train", split}),
         *streaming,

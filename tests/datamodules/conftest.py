@@ -1,4 +1,4 @@
-"""Small picture files and helpers that the datamodule tests share."""
+"""Small image files and helpers that the datamodule tests share."""
 
 import io
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from support.pictures import encoded, picture
+from support.images import draw_image, encoded
 from vlightning.datamodules import ImageTextDataModule
 
 
@@ -33,16 +33,16 @@ class Files:
     def __init__(self, folder):
         self.folder = Path(folder)
 
-    def pictures(self, count):
-        (self.folder / "pictures").mkdir(exist_ok=True)
+    def images(self, count):
+        (self.folder / "images").mkdir(exist_ok=True)
         for number in range(count):
-            picture(number).save(self.folder / "pictures" / f"{number}.png")
-        return [f"pictures/{number}.png" for number in range(count)]
+            draw_image(number).save(self.folder / "images" / f"{number}.png")
+        return [f"images/{number}.png" for number in range(count)]
 
     def parquet(self, count, name="pairs.parquet", captions=None, **columns):
         rows = {
-            "image": [{"bytes": encoded(picture(number)), "path": None} for number in range(count)],
-            "caption": captions or [f"picture number {number}" for number in range(count)],
+            "image": [{"bytes": encoded(draw_image(number)), "path": None} for number in range(count)],
+            "caption": captions or [f"image number {number}" for number in range(count)],
             **columns,
         }
         features = datasets.Dataset.from_dict(rows).features.copy()

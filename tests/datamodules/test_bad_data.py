@@ -13,9 +13,9 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms.functional import pil_to_tensor
 
-from support.pictures import encoded, picture
-from vlightning.datamodules.decode import BadDataError, BadSample, decode_image
-from vlightning.datamodules.sampling import block_order, epoch_order, shard_order, substitute
+from support.images import draw_image, encoded
+from vlightning.datamodules.core.decode import BadDataError, BadSample, decode_image
+from vlightning.datamodules.core.sampling import block_order, epoch_order, shard_order, substitute
 
 SHARDS, ROWS = 4, 600  # rows of each
 BATCH, BLOCK, SEED, EPOCHS, WORKERS = 8, 64, 5, 2, 2
@@ -32,16 +32,16 @@ def bomb(kind):
 
 
 JPEG, PNG = encoded(noise(0), "JPEG"), encoded(noise(1), "PNG")
-GOOD = encoded(picture(2, (24, 20)), "JPEG")
+GOOD = encoded(draw_image(2, (24, 20)), "JPEG")
 # What is bad about a sample, the cause it is counted under, and its members.
 BAD = [
     ("half a JPEG", "truncated", {"jpg": JPEG[: len(JPEG) // 2], "txt": b"text"}),
     ("nearly a whole JPEG", "truncated", {"jpg": JPEG[:-20], "txt": b"text"}),
     ("half a PNG", "truncated", {"png": PNG[: len(PNG) // 2], "txt": b"text"}),
-    ("a text called a JPEG", "not a picture", {"jpg": b"<html>404 not found</html>", "txt": b"text"}),
-    ("an SVG called a PNG", "not a picture", {"png": b'<svg xmlns="http://www.w3.org/2000/svg"/>', "txt": b"text"}),
-    ("a picture that is empty", "not a picture", {"jpg": b"", "txt": b"text"}),
-    ("no picture at all", "no picture", {"txt": b"text"}),
+    ("a text called a JPEG", "not an image", {"jpg": b"<html>404 not found</html>", "txt": b"text"}),
+    ("an SVG called a PNG", "not an image", {"png": b'<svg xmlns="http://www.w3.org/2000/svg"/>', "txt": b"text"}),
+    ("an image that is empty", "not an image", {"jpg": b"", "txt": b"text"}),
+    ("no image at all", "no image", {"txt": b"text"}),
     ("a bomb as PNG", "too large", {"png": bomb("PNG"), "txt": b"text"}),
     ("a bomb as GIF", "too large", {"jpg": bomb("GIF"), "txt": b"text"}),
     (
@@ -54,7 +54,7 @@ BAD = [
     ("no caption", "empty caption", {"jpg": GOOD}),
     ("JSON without a caption", "empty caption", {"jpg": GOOD, "json": json.dumps({"width": 3}).encode()}),
     ("JSON that is cut off", "empty caption", {"jpg": GOOD, "json": b'{"caption": "te'}),
-    ("neither picture nor caption is usable", "empty caption", {"jpg": JPEG[:700], "txt": b""}),
+    ("neither image nor caption is usable", "empty caption", {"jpg": JPEG[:700], "txt": b""}),
 ]
 
 
@@ -72,7 +72,7 @@ def wide(values, kind):
     return encoded(Image.fromarray(np.full((8, 10), values)), kind)
 
 
-# Pictures of other kinds than 8-bit RGB, or by another name, and the color that they have all over. None is bad.
+# Images of other kinds than 8-bit RGB, or by another name, and the color that they have all over. None is bad.
 ODD = [
     ("cmyk", "jpg", solid("CMYK", (0, 255, 255, 0), kind="JPEG", quality=100), (255, 0, 0)),
     ("cmyk_tiff", "tif", solid("CMYK", (255, 0, 255, 0), kind="TIFF"), (0, 255, 0)),
@@ -277,13 +277,13 @@ def test_past_the_share_a_training_ends_with_the_sentence(shards, module, way):
 @pytest.mark.parametrize(
     ("data", "pixels_from"),
     [
-        (encoded(picture(3), "JPEG"), b"\xff\xda"),
-        (encoded(picture(3), "JPEG", progressive=True), b"\xff\xda"),
-        (encoded(picture(3), "PNG"), b"IDAT"),
+        (encoded(draw_image(3), "JPEG"), b"\xff\xda"),
+        (encoded(draw_image(3), "JPEG", progressive=True), b"\xff\xda"),
+        (encoded(draw_image(3), "PNG"), b"IDAT"),
     ],
     ids=["jpeg", "progressive", "png"],
 )
-def test_a_picture_cut_off_anywhere_is_bad_or_complete(data, pixels_from):
+def test_a_image_cut_off_anywhere_is_bad_or_complete(data, pixels_from):
     whole = read(data)
     for size in range(len(data)):
         found = read(data[:size])
@@ -293,12 +293,12 @@ def test_a_picture_cut_off_anywhere_is_bad_or_complete(data, pixels_from):
         elif size > data.index(pixels_from) + 20:
             assert found == "truncated"
         else:
-            assert found in ("truncated", "unreadable", "not a picture")
+            assert found in ("truncated", "unreadable", "not an image")
 
 
 def read(data):
-    """The picture, or why it cannot be used."""
+    """The image, or why it cannot be used."""
     try:
-        return decode_image(data, None, "picture")
+        return decode_image(data, None, "image")
     except BadSample as bad:
         return bad.fault.cause

@@ -13,17 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from support.pictures import encoded, picture
+from support.images import draw_image, encoded
 from support.reinforced import augmentations, pth_gz, sample, write_tar
+from vlightning.common.locked_folders import STAGED, clear_leftovers, mark
 from vlightning.datamodules import ImageClassificationDataModule, ReinforcedImageTextDataModule
-from vlightning.datamodules.decode import BadSample, decode_image, read_regular
-from vlightning.datamodules.embedded_captions import CaptionReader, CaptionRows, EmbeddedEvaluationSet, EmbeddedPictures
-from vlightning.datamodules.embeddings import Embeddings
-from vlightning.datamodules.leftovers import STAGED, clear_leftovers, mark
-from vlightning.datamodules.reinforced_rows import Embeddings as TeacherEmbeddings
-from vlightning.datamodules.reinforced_writer import ShardFile
-from vlightning.datamodules.shards import BesideShards, Shards
-from vlightning.datamodules.sources import Opening
+from vlightning.datamodules.core.decode import BadSample, decode_image, read_regular
+from vlightning.datamodules.embedded_captions import CaptionReader, CaptionRows, EmbeddedEvaluationSet, EmbeddedImages
+from vlightning.datamodules.sources.embeddings import Embeddings
+from vlightning.datamodules.sources.open import Opening
+from vlightning.datamodules.sources.reinforced_rows import Embeddings as TeacherEmbeddings
+from vlightning.datamodules.sources.reinforced_writer import ShardFile
+from vlightning.datamodules.sources.tar import BesideShards, Shards
 
 COUNT = 8
 CLIP = {"tokenizer": "clip", "vocab_size": 50_000}  # needs no training captions
@@ -38,21 +38,21 @@ def causes(data, split="train"):
 
 
 WRONG = {
-    "NUL in the path": ({"image": "pictures/\0.png"}, "invalid path"),
-    "surrogate in the path": ({"image": "pictures/\ud800.png"}, "lone surrogate in the path"),
+    "NUL in the path": ({"image": "images/\0.png"}, "invalid path"),
+    "surrogate in the path": ({"image": "images/\ud800.png"}, "lone surrogate in the path"),
     "surrogate in the caption": ({"caption": "hello \ud800"}, "lone surrogate in the caption"),
     "surrogate in the id": ({"image_id": "\ud800"}, "lone surrogate in the image id"),
     "id that is NaN": ({"image_id": float("nan")}, "image id not finite"),
-    "no picture": ({"image": None}, "no picture"),
+    "no image": ({"image": None}, "no image"),
     "a pipe": ({"image": "pipe"}, "no regular file"),
     "a device": ({"image": "/dev/zero"}, "no regular file"),
-    "a folder": ({"image": "pictures"}, "unreadable"),
+    "a folder": ({"image": "images"}, "unreadable"),
 }
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_rows_of_json_lines(files, module, streaming):
-    paths = files.pictures(COUNT + len(WRONG) + 2)
+    paths = files.images(COUNT + len(WRONG) + 2)
     os.mkfifo(files.folder / "pipe")
     items = [{"image": path, "caption": f"caption {number}", "image_id": "7"} for number, path in enumerate(paths)]
     for item, (change, _) in zip(items[COUNT:], WRONG.values(), strict=False):
@@ -67,7 +67,7 @@ def test_rows_of_json_lines(files, module, streaming):
 
 
 def test_ids_of_thousands_of_digits_leave_a_list_readable_and_ids_apart(files, module):
-    paths = files.pictures(4)
+    paths = files.images(4)
     ids = ["1" * 5000, "1" * 4999 + "2", "1.2", "1.7"]
     items = ",".join(f'{{"image": "{p}", "caption": "x", "image_id": {n}}}' for p, n in zip(paths, ids, strict=True))
     (files.folder / "rows.json").write_text(f"[{items}]")
@@ -91,7 +91,7 @@ def test_ids_of_thousands_of_digits_leave_a_list_readable_and_ids_apart(files, m
     ids=["float", "uint64", "null"],
 )
 def test_ids_of_parquet(files, module, streaming, ids, kind, bad):
-    names = pa.StructArray.from_arrays([pa.array(files.pictures(4))], ["path"])
+    names = pa.StructArray.from_arrays([pa.array(files.images(4))], ["path"])
     pq.write_table(
         pa.table({"image": names, "caption": list("abcd"), "key": pa.array(ids, kind)}), files.folder / "rows.parquet"
     )
@@ -107,7 +107,7 @@ def test_ids_of_parquet(files, module, streaming, ids, kind, bad):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_text_that_is_not_utf_8_in_parquet(files, module, streaming):
     captions = pa.array([b"one", b"\xff\xfe", b"three"], pa.binary()).view(pa.string())
-    pq.write_table(pa.table({"image": pa.array(files.pictures(3)), "caption": captions}), files.folder / "rows.parquet")
+    pq.write_table(pa.table({"image": pa.array(files.images(3)), "caption": captions}), files.folder / "rows.parquet")
     data = module(
         train=str(files.folder / "rows.parquet"),
         test=str(files.folder / "rows.parquet"),
@@ -121,7 +121,7 @@ def test_text_that_is_not_utf_8_in_parquet(files, module, streaming):
 
 
 def test_paths_leave_the_root_only_where_nobody_named_one(files, module):
-    inside, outside = files.pictures(2)
+    inside, outside = files.images(2)
     (files.folder / "lists").mkdir()
     items = [
         {"image": f"../{inside}", "caption": "by dots"},
@@ -131,7 +131,7 @@ def test_paths_leave_the_root_only_where_nobody_named_one(files, module):
     data = module(test=source, **CLIP)
     data.setup("test")
     assert sum(len(batch["image"]) for batch in data.test_dataloader()) == 2
-    (files.folder / "lists" / "0.png").write_bytes(encoded(picture(0)))
+    (files.folder / "lists" / "0.png").write_bytes(encoded(draw_image(0)))
     items.append({"image": str(files.folder / "lists" / ".." / "lists" / "0.png"), "caption": "absolute, but inside"})
     confined = {"image_root": str(files.folder / "lists"), "max_bad_share": 1.0}
     data = module(test=files.json(items, "lists/rows.json"), **confined, **CLIP)
@@ -140,17 +140,17 @@ def test_paths_leave_the_root_only_where_nobody_named_one(files, module):
     assert dict(data.account("test").causes) == {"outside image_root": 2}
 
 
-def test_pictures_that_would_fill_the_memory_are_refused(tmp_path):
+def test_images_that_would_fill_the_memory_are_refused(tmp_path):
     with pytest.raises(BadSample, match="too elongated"):
-        decode_image(encoded(picture(0, (1, 2000))), None, "picture")
+        decode_image(encoded(draw_image(0, (1, 2000))), None, "image")
     with open(tmp_path / "sparse", "wb") as file:
         file.truncate(2**40)
     with pytest.raises(BadSample, match="too large"):
-        read_regular(tmp_path / "sparse", "picture")
+        read_regular(tmp_path / "sparse", "image")
 
 
 def test_rows_without_a_label_are_counted(tmp_path):
-    rows = {"image": [{"bytes": encoded(picture(number)), "path": None} for number in range(5)]}
+    rows = {"image": [{"bytes": encoded(draw_image(number)), "path": None} for number in range(5)]}
     labels = pa.array([b"cat", None, b"\xff", b"dog", b"cat"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({**rows, "label": labels}), tmp_path / "rows.parquet")
     source, cache = str(tmp_path / "rows.parquet"), str(tmp_path / "cache")
@@ -170,11 +170,11 @@ def test_embedded_captions(files, tmp_path):
     table = {"image": names, "image_id": list(range(4)), "embedding": list(values)}
     pq.write_table(pa.table(table), tmp_path / "embeddings.parquet")
     opened = Opening(None, "image", "caption", None, str(tmp_path / "cache")).open(str(tmp_path / "rows.parquet"), "x")
-    pictures = EmbeddedPictures([opened], Embeddings([str(tmp_path / "embeddings.parquet")], "image"))
-    outcomes = [EmbeddedEvaluationSet(pictures, pictures.pictures(), True)[number] for number in range(4)]
+    images = EmbeddedImages([opened], Embeddings([str(tmp_path / "embeddings.parquet")], "image"))
+    outcomes = [EmbeddedEvaluationSet(images, images.images(), True)[number] for number in range(4)]
     bad = {1: "unreadable (UnicodeDecodeError)", 2: "non-finite embedding"}
     assert {n: outcome.faults[0].cause for n, outcome in enumerate(outcomes) if outcome.sample is None} == bad
-    read = CaptionReader(CaptionRows(pictures))
+    read = CaptionReader(CaptionRows(images))
     for number in range(4):
         if number in bad:
             with pytest.raises(BadSample, match=bad[number].partition(" (")[0]):
@@ -230,7 +230,7 @@ def test_reinforced_rows(tmp_path, changes, cause):
 
 
 def test_embeddings_do_not_unpack_to_more_than_they_may(monkeypatch):
-    monkeypatch.setattr("vlightning.datamodules.reinforced_rows.MAX_EMBEDDING_BYTES", 100_000)
+    monkeypatch.setattr("vlightning.datamodules.sources.reinforced_rows.MAX_EMBEDDING_BYTES", 100_000)
     arrays = {"image_emb": torch.zeros(4, 12), "text_emb": torch.zeros(4, 12)}
     TeacherEmbeddings({"pth.gz": pth_gz(arrays)}, "good")
     bomb = io.BytesIO()
@@ -276,13 +276,13 @@ def test_an_index_beside_a_shard_that_was_replaced_by_one_of_equal_size_is_not_t
 
 
 @pytest.mark.parametrize("uid", ["../secret", "{root}/secret", "a/../../secret", "\0"])
-def test_a_uid_does_not_lead_out_of_the_folder_of_pictures(tmp_path, uid):
+def test_a_uid_does_not_lead_out_of_the_folder_of_images(tmp_path, uid):
     (tmp_path / "secret.jpg").write_bytes(b"secret")
-    (tmp_path / "pictures" / "a").mkdir(parents=True)
-    (tmp_path / "pictures" / "a" / "b.jpg").write_bytes(b"open")
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    (tmp_path / "images" / "a" / "b.jpg").write_bytes(b"open")
     samples = {"0": {"json": b"{}"}}
     shards = Shards([str(write_tar(tmp_path / "0.tar", samples))], tmp_path / "cache")
-    beside = BesideShards(str(tmp_path / "pictures"), shards, tmp_path / "cache", [".jpg"])
+    beside = BesideShards(str(tmp_path / "images"), shards, tmp_path / "cache", [".jpg"])
     assert beside.members(0, "0", uid.format(root=tmp_path)) == {}
     assert beside.members(0, "0", "a/b") == {"jpg": b"open"}
 

@@ -1,4 +1,4 @@
-"""Captions meet the embeddings of their pictures, without the pictures."""
+"""Captions meet the embeddings of their images, without the images."""
 
 import json
 
@@ -9,7 +9,7 @@ import torch
 
 from support.captioning import CAPTIONS, EMBED_DIM, TOWER, caption_data, embedding, image_name, write_data
 from support.captioning import write_embeddings as write
-from support.pictures import picture
+from support.images import draw_image
 from vlightning.datamodules import EmbeddedCaptionsDataModule
 
 TEXTS = [text for texts in CAPTIONS for text in texts]
@@ -32,7 +32,7 @@ def texts_of(data, batch):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_caption_is_a_row_beside_the_embedding_of_its_picture(arguments, workers):
+def test_each_caption_is_a_row_beside_the_embedding_of_its_image(arguments, workers):
     data = ready(arguments, num_workers=workers)
     epochs = []
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_each_caption_is_a_row_beside_the_embedding_of_its_picture(arguments, wo
     data.teardown()
 
 
-def test_evaluation_shows_each_picture_once_with_all_its_captions(arguments):
+def test_evaluation_shows_each_image_once_with_all_its_captions(arguments):
     data = ready(arguments)
     batches = list(data.val_dataloader())
     assert [references for batch in batches for references in batch["references"]] == CAPTIONS
@@ -67,7 +67,7 @@ def test_evaluation_shows_each_picture_once_with_all_its_captions(arguments):
     assert data.tower == TOWER
 
 
-def test_a_caption_in_a_row_of_its_own_counts_as_one_of_its_picture(arguments, tmp_path):
+def test_a_caption_in_a_row_of_its_own_counts_as_one_of_its_image(arguments, tmp_path):
     rows = [{"image": image_name(0), "caption": "one"}, {"image": image_name(1), "caption": ["two", " \n"]}]
     rows.append({"image": image_name(0), "caption": "three\n  four"})
     (tmp_path / "rows.json").write_text(json.dumps(rows))
@@ -91,7 +91,7 @@ def test_long_captions_are_cut_and_their_end_is_not_shown(arguments):
     assert 0 < (batch["input_ids"] == end).any(1).sum() < 18
 
 
-def test_pictures_that_have_moved_are_found_by_their_id(arguments, tmp_path):
+def test_images_that_have_moved_are_found_by_their_id(arguments, tmp_path):
     moved = {"image_root": str(tmp_path / "elsewhere")}
     with pytest.raises(ValueError, match=r"no embedding: 6, for example .*elsewhere.*set data.join_on"):
         ready(arguments | moved)
@@ -100,7 +100,7 @@ def test_pictures_that_have_moved_are_found_by_their_id(arguments, tmp_path):
     assert torch.equal(batch["embedding"][2], embedding(2))
 
 
-def test_pictures_without_an_embedding_are_replaced_and_end_the_run_where_they_are_many(arguments, tmp_path):
+def test_images_without_an_embedding_are_replaced_and_end_the_run_where_they_are_many(arguments, tmp_path):
     table = pq.read_table(arguments["embeddings"])
     pq.write_table(table.slice(0, 5), tmp_path / "some.parquet")
     some = arguments | {"embeddings": str(tmp_path / "some.parquet")}
@@ -114,10 +114,10 @@ def test_pictures_without_an_embedding_are_replaced_and_end_the_run_where_they_a
 
 
 def test_prediction_needs_no_captions(arguments, tmp_path):
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     folder.mkdir()
     for number in range(3):
-        picture(number).save(folder / f"{number}.png")
+        draw_image(number).save(folder / f"{number}.png")
     names = [str(folder / f"{number}.png") for number in range(3)]
     found = arguments | {"embeddings": write(tmp_path / "embeddings.parquet", names), "predict": str(folder)}
     data = ready(found, "predict")
@@ -148,7 +148,7 @@ def refused(arguments, files, message):
 
 def test_other_files_are_refused(arguments, tmp_path):
     refused(
-        arguments, str(tmp_path / "none.parquet"), "found no Parquet file of embeddings in .*embed the pictures first"
+        arguments, str(tmp_path / "none.parquet"), "found no Parquet file of embeddings in .*embed the images first"
     )
     # What a retrieval prediction writes, of unit length, has no ids.
     table = pq.read_table(arguments["embeddings"])

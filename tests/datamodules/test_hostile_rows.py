@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from support.pictures import encoded
+from support.images import encoded
 from support.reinforced import sample, write_tar
 from vlightning.datamodules import ImageTextDataModule, ReinforcedImageTextDataModule
 
@@ -71,7 +71,7 @@ LINE = st.one_of(
 
 
 class Plain(torch.nn.Module):
-    """The color of a picture of one color."""
+    """The color of an image of one color."""
 
     def forward(self, image):
         return torch.from_numpy(np.array(image.resize((1, 1)))).permute(2, 0, 1).float()
@@ -91,7 +91,7 @@ def png(number):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Pictures, a pipe that nobody writes into, and a vocabulary."""
+    """Images, a pipe that nobody writes into, and a vocabulary."""
     path = tmp_path_factory.mktemp("hostile")
     for number in range(GOOD):
         (path / f"{number}.png").write_bytes(png(number))
@@ -110,9 +110,9 @@ def mixed(hostile, ours):
 
 
 def check(folder, write, streaming=False):
-    """Read a split: every good row is there with its picture and caption; of a table, every other is there or counted.
+    """Read a split: every good row is there with its image and caption; of a table, every other is there or counted.
 
-    A stream is read by a training, since an evaluation refuses one in which a picture comes up again.
+    A stream is read by a training, since an evaluation refuses one in which an image comes up again.
     """
     with tempfile.TemporaryDirectory(dir=folder) as own:
         source = str(write(Path(own)))
@@ -131,12 +131,12 @@ def check(folder, write, streaming=False):
         )
         data.setup("fit" if streaming else "test")
         batches = list(data.train_dataloader() if streaming else data.test_dataloader())
-        pictures = {
+        images = {
             int(n): image for batch in batches for n, image in zip(batch["image_id"], batch["image"], strict=True)
         }
         owners = "image_id" if streaming else "text_image_id"
         read = {
-            (data.tokenizer.decode(ids, skip_special_tokens=True), tuple(pictures[int(owner)].flatten().tolist()))
+            (data.tokenizer.decode(ids, skip_special_tokens=True), tuple(images[int(owner)].flatten().tolist()))
             for batch in batches
             for ids, owner in zip(batch["input_ids"], batch[owners], strict=True)
         }
@@ -144,7 +144,7 @@ def check(folder, write, streaming=False):
             (f"good {number}", color(number)) for number in range(GOOD)
         }
         if not streaming:
-            assert len(pictures) + data.account("test").causes.total() >= len(data._rows["test"].pictures())
+            assert len(images) + data.account("test").causes.total() >= len(data._rows["test"].images())
 
 
 @few

@@ -1,4 +1,4 @@
-"""Labelled pictures: sources, classes, views, order, bad samples."""
+"""Labelled images: sources, classes, views, order, bad samples."""
 
 import json
 from collections import Counter
@@ -10,23 +10,23 @@ import torch
 from lightning import Trainer
 from PIL import Image
 
-from support.pictures import encoded, picture
+from support.images import draw_image, encoded
 from vlightning.datamodules import ImageClassificationDataModule, ShapeClassesDataModule
-from vlightning.datamodules.class_transforms import (
+from vlightning.datamodules.core.decode import BadDataError
+from vlightning.datamodules.shape_classes import CLASSES, ShapeClassTable
+from vlightning.datamodules.transforms.classification import (
     CIFAR100_MEAN,
     CIFAR100_STD,
     CIFARTrainTransform,
     ImageNetEvalTransform,
 )
-from vlightning.datamodules.decode import BadDataError
-from vlightning.datamodules.shape_classes import CLASSES, ShapeClassTable
 
 OPTIONS = {"batch_size": 4, "num_workers": 0, "seed": 0, "image_size": 8}
 
 
 def parquet(folder, labels, name="train.parquet", label_column="label", feature=None, broken=()):
-    """A Parquet file with a picture for each label."""
-    data = [b"no picture" if row in broken else encoded(picture(row)) for row in range(len(labels))]
+    """A Parquet file with an image for each label."""
+    data = [b"no image" if row in broken else encoded(draw_image(row)) for row in range(len(labels))]
     rows = {"image": [{"bytes": item, "path": None} for item in data], label_column: labels}
     features = datasets.Dataset.from_dict(rows).features.copy()
     features["image"] = datasets.Image()
@@ -74,19 +74,19 @@ def test_names_in_the_data_are_sorted_and_validation_follows_training(tmp_path):
 @pytest.mark.parametrize("form", ["folders", "csv", "jsonl", "tar"])
 def test_other_forms_hold_the_same(tmp_path, files, form):
     names = ["dog", "ape", "dog", "ape"]
-    files.pictures(4)
+    files.images(4)
     if form == "folders":
         for row, name in enumerate(names):
             target = files.folder / "classes" / name / f"{row}.png"
             target.parent.mkdir(parents=True, exist_ok=True)
-            picture(row).save(target)
+            draw_image(row).save(target)
         source, expected = str(files.folder / "classes"), ["ape", "ape", "dog", "dog"]
     elif form == "tar":
-        members = [(f"{row}.png", encoded(picture(row), "PNG")) for row in range(4)]
+        members = [(f"{row}.png", encoded(draw_image(row), "PNG")) for row in range(4)]
         members += [(f"{row}.cls", name.encode()) for row, name in enumerate(names)]
         source, expected = files.tar(sorted(members)), names
     else:
-        lines = [{"image": f"pictures/{row}.png", "label": name} for row, name in enumerate(names)]
+        lines = [{"image": f"images/{row}.png", "label": name} for row, name in enumerate(names)]
         path = files.folder / f"list.{form}"
         text = [json.dumps(line) for line in lines]
         if form == "csv":
@@ -145,16 +145,16 @@ def test_views_are_asked_of_the_module(tmp_path):
     assert data.views == ["image", "other"]
 
 
-def test_without_views_no_picture_is_read(tmp_path):
+def test_without_views_no_image_is_read(tmp_path):
     data = module(tmp_path, parquet(tmp_path, [0, 1, 2, 3]), views=[])
     data.setup("fit")
-    data._rows["train"].picture = None  # would not be callable
+    data._rows["train"].image = None  # would not be callable
     (batch,) = data.train_dataloader()
     assert batch.keys() == {"label", "sample_index"}
     assert batch["label"].tolist() == batch["sample_index"].tolist()
 
 
-def test_unusable_pictures_are_replaced_in_training_and_left_out_in_evaluation(tmp_path):
+def test_unusable_images_are_replaced_in_training_and_left_out_in_evaluation(tmp_path):
     broken = parquet(tmp_path, list(range(10)), broken=(3,))
     data = module(tmp_path, broken, validation=broken, max_bad_share=0.5, batch_size=10, num_classes=10)
     data.setup("fit")
@@ -164,7 +164,7 @@ def test_unusable_pictures_are_replaced_in_training_and_left_out_in_evaluation(t
     assert torch.equal(batch["label"], batch["sample_index"])
     evaluated = [row for batch in data.val_dataloader() for row in batch["sample_index"].tolist()]
     assert evaluated == [0, 1, 2, 4, 5, 6, 7, 8, 9]
-    assert data.account("train").causes == Counter({"not a picture": 1})
+    assert data.account("train").causes == Counter({"not an image": 1})
     strict = module(tmp_path, broken, max_bad_share=0.0, batch_size=10, num_classes=10)
     strict.setup("fit")
     with pytest.raises(BadDataError, match="1 of 11"):
@@ -199,11 +199,11 @@ def test_validation_with_an_unknown_class_is_refused(tmp_path):
         data.setup("fit")
 
 
-def test_picture_outside_of_a_class_folder_is_named(tmp_path):
-    (tmp_path / "pictures").mkdir()
-    picture(0).save(tmp_path / "pictures" / "0.png")
+def test_image_outside_of_a_class_folder_is_named(tmp_path):
+    (tmp_path / "images").mkdir()
+    draw_image(0).save(tmp_path / "images" / "0.png")
     with pytest.raises(ValueError, match=r"directly in .* expected a folder for each class"):
-        module(tmp_path, str(tmp_path / "pictures")).setup("fit")
+        module(tmp_path, str(tmp_path / "images")).setup("fit")
 
 
 def test_classes_of_training_travel_in_the_state(tmp_path):
@@ -220,7 +220,7 @@ def test_classes_of_training_travel_in_the_state(tmp_path):
 
 
 def test_prediction_needs_no_labels(tmp_path):
-    rows = {"image": [{"bytes": encoded(picture(row)), "path": None} for row in range(3)]}
+    rows = {"image": [{"bytes": encoded(draw_image(row)), "path": None} for row in range(3)]}
     features = datasets.Features({"image": datasets.Image()})
     datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "new.parquet")
     data = module(tmp_path, None, predict=str(tmp_path / "new.parquet"))
@@ -230,15 +230,15 @@ def test_prediction_needs_no_labels(tmp_path):
     assert batch["sample_index"].tolist() == [0, 1, 2]
 
 
-def test_prediction_takes_pictures_from_any_folder(tmp_path):
+def test_prediction_takes_images_from_any_folder(tmp_path):
     (tmp_path / "new" / "inner").mkdir(parents=True)
     for row, name in enumerate(("0.png", "1.png", "inner/2.png")):
-        picture(row).save(tmp_path / "new" / name)
+        draw_image(row).save(tmp_path / "new" / name)
     data = module(tmp_path, None, predict=str(tmp_path / "new"))
     data.setup("predict")
     (batch,) = data.predict_dataloader()
     assert batch.keys() == {"image", "sample_index"}
-    expected = torch.stack([data.eval_transform(picture(row)) for row in range(3)])
+    expected = torch.stack([data.eval_transform(draw_image(row)) for row in range(3)])
     torch.testing.assert_close(batch["image"], expected)
 
 
@@ -248,7 +248,7 @@ def test_rows_can_be_thinned(tmp_path):
     assert labels_by_row(data) == [0, 2, 5, 7]
 
 
-def test_cifar_transform_is_crop_of_the_padded_picture(tmp_path):
+def test_cifar_transform_is_crop_of_the_padded_image(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     transform = CIFARTrainTransform()
     mean, std = (torch.tensor(values)[:, None, None] for values in (CIFAR100_MEAN, CIFAR100_STD))
@@ -276,14 +276,14 @@ def test_imagenet_transform_takes_the_middle_of_256():
 def test_drawn_classes_are_functions_of_seed_split_and_number():
     table, same, other = (ShapeClassTable(split, 80, 32, 0, 60) for split in ("train", "train", "test"))
     for row in (0, 41):
-        first, again, elsewhere = (np.asarray(t.picture(row)) for t in (table, same, other))
+        first, again, elsewhere = (np.asarray(t.image(row)) for t in (table, same, other))
         assert (first == again).all()
         assert (first != elsewhere).any()
     assert [table.label(row) for row in range(80)] == [*range(40), *range(40)]
     assert CLASSES[0] == "red circle"
-    quiet = np.asarray(ShapeClassTable("train", 80, 32, 0, 0).picture(41), dtype=float)
+    quiet = np.asarray(ShapeClassTable("train", 80, 32, 0, 0).image(41), dtype=float)
     ground = (quiet > 125) & (quiet < 131)  # far from black and white, which cut noise off
-    assert (np.asarray(table.picture(41)) - quiet)[ground].std() == pytest.approx(60, abs=3)
+    assert (np.asarray(table.image(41)) - quiet)[ground].std() == pytest.approx(60, abs=3)
     with pytest.raises(ValueError, match="found noise -1"):
         ShapeClassTable("train", 80, 32, 0, -1)
     assert len(set(CLASSES)) == 40

@@ -14,9 +14,9 @@ from jsonargparse import ArgumentParser
 from PIL import Image
 
 from support.distributed import run_distributed
-from support.pictures import encoded, picture
+from support.images import draw_image, encoded
 from vlightning.datamodules import ALBEFEvalTransform, ImageTextDataModule, ShapesDataModule, Source
-from vlightning.datamodules.decode import BadDataError
+from vlightning.datamodules.core.decode import BadDataError
 
 SIDE = 16
 
@@ -31,14 +31,14 @@ def bad_files():
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50, 3), dtype=np.uint8))
     return {
         "truncated": encoded(noise, "JPEG")[:1000],
-        "not a picture": b"<html>404 not found</html>",
+        "not an image": b"<html>404 not found</html>",
         "too large": bomb(),
         "missing file": None,
     }
 
 
 def items(files, count, bad=(), empty=()):
-    paths = files.pictures(count)
+    paths = files.images(count)
     causes = bad_files()
     for number, cause in bad:
         path = files.folder / paths[number]
@@ -46,7 +46,7 @@ def items(files, count, bad=(), empty=()):
         if causes[cause] is not None:
             path.write_bytes(causes[cause])
     return [
-        {"image": path, "caption": " " if number in empty else f"picture number {number}"}
+        {"image": path, "caption": " " if number in empty else f"image number {number}"}
         for number, path in enumerate(paths)
     ]
 
@@ -69,7 +69,7 @@ def test_training_batches_follow_the_contract(files, module):
         assert all(batch[key].dtype == torch.long for key in batch if key != "image")
         assert (batch["image_id"] - 100).tolist() == batch["sample_index"].tolist()
         texts = data.tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True)
-        assert texts == [f"picture number {row}" for row in batch["sample_index"].tolist()]
+        assert texts == [f"image number {row}" for row in batch["sample_index"].tolist()]
 
 
 def test_each_epoch_draws_one_caption_for_each_row(files, module):
@@ -90,7 +90,7 @@ def test_each_epoch_draws_one_caption_for_each_row(files, module):
     assert all(torch.equal(first[key], same[key]) for key in first)
 
 
-def test_evaluation_uses_all_captions_of_each_picture(files, module):
+def test_evaluation_uses_all_captions_of_each_image(files, module):
     captions = [["one", "two"], ["three"], ["two", "four"], ["five"], ["six"]]
     data = opened(
         module,
@@ -107,7 +107,7 @@ def test_evaluation_uses_all_captions_of_each_picture(files, module):
     assert batch["input_ids"].shape[0] == 7
     assert batch["text_id"][1] == batch["text_id"][3]
     assert len(set(batch["text_id"].tolist())) == 6
-    assert torch.equal(batch["image"][1], ALBEFEvalTransform(SIDE)(picture(2)))
+    assert torch.equal(batch["image"][1], ALBEFEvalTransform(SIDE)(draw_image(2)))
 
 
 def test_bad_rows_are_replaced_in_training_and_counted_by_cause(files, module, caplog):
@@ -131,10 +131,10 @@ def test_bad_rows_are_replaced_in_training_and_counted_by_cause(files, module, c
         results.append((seen, dict(account.causes)))
     assert results[0] == results[1]
     assert "10.png" in caplog.text
-    assert "not a picture" in caplog.text
+    assert "not an image" in caplog.text
 
 
-def test_bad_pictures_are_left_out_of_evaluation(files, module):
+def test_bad_images_are_left_out_of_evaluation(files, module):
     source = files.json(items(files, 9, bad=[(2, "truncated"), (8, "missing file")], empty=[4]))
     data = opened(module, "validate", train=source, validation=source, max_bad_share=0.5)
     batches = list(data.val_dataloader())
@@ -146,7 +146,7 @@ def test_bad_pictures_are_left_out_of_evaluation(files, module):
 
 
 def test_empty_captions_among_good_ones_are_left_out(files, module):
-    paths = files.pictures(4)
+    paths = files.images(4)
     rows = [{"image": path, "caption": ["good", "", "also good"]} for path in paths]
     data = opened(module, "validate", train=files.json(rows), validation=files.json(rows), max_bad_share=0.5)
     (batch,) = data.val_dataloader()
@@ -168,7 +168,7 @@ def test_past_the_share_the_run_stops_with_one_sentence(files, module, workers):
 def test_a_split_that_goes_bad_after_the_check_stops_the_run(files, module):
     source = files.json(items(files, 8))
     data = opened(module, train=source)
-    for path in (files.folder / "pictures").iterdir():
+    for path in (files.folder / "images").iterdir():
         path.unlink()
     with pytest.raises(BadDataError, match=r"missing file: 80\)"):
         next(iter(data.train_dataloader()))
@@ -192,13 +192,13 @@ def test_batches_in_which_nothing_was_usable_are_left_out(files, module):
     assert [batch["sample_index"].tolist() for batch in data.val_dataloader()] == [[3, 4, 5]]
 
 
-def test_prediction_takes_a_folder_of_pictures(files, module):
-    files.pictures(3)
-    data = opened(module, "predict", train=files.parquet(4), predict=str(files.folder / "pictures"))
+def test_prediction_takes_a_folder_of_images(files, module):
+    files.images(3)
+    data = opened(module, "predict", train=files.parquet(4), predict=str(files.folder / "images"))
     (batch,) = data.predict_dataloader()
     assert batch["sample_index"].tolist() == [0, 1, 2]
     assert batch["input_ids"].shape[0] == 0
-    assert torch.equal(batch["image"][2], ALBEFEvalTransform(SIDE)(picture(2)))
+    assert torch.equal(batch["image"][2], ALBEFEvalTransform(SIDE)(draw_image(2)))
 
 
 def test_errors_come_before_training(files, module):
@@ -249,7 +249,7 @@ def test_transforms_can_be_named_on_the_command_line():
     )
     data = parser.instantiate(config).data
     assert data.train_transform.crop.scale == (0.5, 1.0)
-    assert data.train_transform(picture(0)).shape == (3, 24, 24)
+    assert data.train_transform(draw_image(0)).shape == (3, 24, 24)
 
 
 def test_flip_switch_reaches_the_transform(module):
@@ -258,7 +258,7 @@ def test_flip_switch_reaches_the_transform(module):
 
 
 @pytest.mark.skipif("VLIGHTNING_TRIAL_DATA" not in os.environ, reason="VLIGHTNING_TRIAL_DATA names no trial data")
-def test_real_pictures_load(tmp_path):
+def test_real_images_load(tmp_path):
     folder = os.path.join(os.environ["VLIGHTNING_TRIAL_DATA"], "fashion")
     data = ImageTextDataModule(
         validation=f"{folder}/validation.parquet",
@@ -280,8 +280,8 @@ def test_library_features_without_a_schema_are_found(files):
 
 
 def authors_json(files, ids):
-    """Three pictures with two captions each, in the two forms of the ALBEF authors."""
-    paths = files.pictures(3)
+    """Three images with two captions each, in the two forms of the ALBEF authors."""
+    paths = files.images(3)
     train = [
         {"image": path, "caption": f"{letter} of {path}", "image_id": image_id}
         for path, image_id in zip(paths, ids, strict=True)
@@ -294,7 +294,7 @@ def authors_json(files, ids):
 @pytest.mark.parametrize(
     "ids", [["flickr30k-images/1.jpg", "flickr30k-images/2.jpg", "b"], ["coco_9", "10", "011"], [4, 5, 6]]
 )
-def test_the_authors_lists_for_training_and_for_evaluation_name_the_same_pictures(files, module, ids):
+def test_the_authors_lists_for_training_and_for_evaluation_name_the_same_images(files, module, ids):
     train, evaluated = authors_json(files, ids)
     data = opened(module, train=train, validation=evaluated, batch_size=6)
     (batch,) = data.train_dataloader()
@@ -315,7 +315,7 @@ def test_the_authors_lists_for_training_and_for_evaluation_name_the_same_picture
 @pytest.mark.parametrize("append_sep", [True, False])
 @pytest.mark.parametrize("max_tokens", [5, 30])
 def test_a_caption_that_is_too_long_is_cut_in_training_and_in_evaluation(files, module, append_sep, max_tokens):
-    paths = files.pictures(4)
+    paths = files.images(4)
     words = [f"w{number}" for number in range(60)]
     source = files.json([{"image": path, "caption": [" ".join(words), "w1 w2"]} for path in paths])
     (files.folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
@@ -339,14 +339,14 @@ def test_a_caption_that_is_too_long_is_cut_in_training_and_in_evaluation(files, 
     assert max(batch["input_ids"].shape[1] for batch in batches) == max_tokens
 
 
-def test_texts_are_predicted_beside_pictures_or_alone(files, module):
-    files.pictures(3)
-    pictures = str(files.folder / "pictures")
+def test_texts_are_predicted_beside_images_or_alone(files, module):
+    files.images(3)
+    images = str(files.folder / "images")
     options = {"train": files.parquet(4), "eval_batch_size": 2}
-    texts = ["picture number 1", "number", "picture"]
-    data = opened(module, "predict", predict=pictures, predict_texts=texts, **options)
-    of_pictures, of_texts = data.predict_dataloader()
-    assert [batch["sample_index"].tolist() for batch in of_pictures] == [[0, 1], [2]]
+    texts = ["image number 1", "number", "image"]
+    data = opened(module, "predict", predict=images, predict_texts=texts, **options)
+    of_images, of_texts = data.predict_dataloader()
+    assert [batch["sample_index"].tolist() for batch in of_images] == [[0, 1], [2]]
     batches = list(of_texts)
     assert [set(batch) for batch in batches] == [{"input_ids", "attention_mask", "text_index"}] * 2
     assert [batch["text_index"].tolist() for batch in batches] == [[0, 1], [2]]
@@ -359,10 +359,10 @@ def test_texts_are_predicted_beside_pictures_or_alone(files, module):
 
 def test_a_text_files_lines_keep_their_numbers_and_empty_ones_are_left_out_and_counted(files, module, caplog):
     file = files.folder / "texts.txt"
-    file.write_bytes("\ufeffpicture one\r\n\r\n  \nnumber\u2028two\n?!\nthrée".encode())
+    file.write_bytes("\ufeffimage one\r\n\r\n  \nnumber\u2028two\n?!\nthrée".encode())
     options = {"train": files.parquet(4), "predict_texts": str(file)}
     data = opened(module, "predict", **options)
-    assert data.predict_texts == ["picture one", "", "  ", "number\u2028two", "?!", "thrée"]
+    assert data.predict_texts == ["image one", "", "  ", "number\u2028two", "?!", "thrée"]
     (batch,) = data.predict_dataloader()
     assert batch["text_index"].tolist() == [0, 3, 4, 5]
     assert "2 of the 6 texts to predict are empty and left out" in caplog.text
@@ -424,19 +424,19 @@ def predicted(folder, data, ckpt_path=None):
     return trainer.predict(Predictor(), datamodule=data, ckpt_path=ckpt_path), items.found
 
 
-def test_prediction_writers_learn_the_numbers_of_pictures_and_texts(files, module, tmp_path):
-    files.pictures(3)
-    options = {"predict": str(files.folder / "pictures"), "predict_texts": ["a", "", "b", "c"], "batch_size": 2}
-    (pictures, texts), items = predicted(tmp_path, module(train=files.parquet(4), **options))
+def test_prediction_writers_learn_the_numbers_of_images_and_texts(files, module, tmp_path):
+    files.images(3)
+    options = {"predict": str(files.folder / "images"), "predict_texts": ["a", "", "b", "c"], "batch_size": 2}
+    (images, texts), items = predicted(tmp_path, module(train=files.parquet(4), **options))
     assert [batch["text_index"] for batch in texts] == items[1] == [[0, 2], [3]]
-    assert [batch["sample_index"] for batch in pictures] == items[0] == [[0, 1], [2]]
+    assert [batch["sample_index"] for batch in images] == items[0] == [[0, 1], [2]]
 
 
 def test_prediction_needs_none_of_the_training_files(files, module, tmp_path):
-    files.pictures(2)
+    files.images(2)
     (files.folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
     gone = {"train": "gone/train.jsonl", "validation": "gone/validation.jsonl"}
-    data = module(predict=str(files.folder / "pictures"), tokenizer=str(files.folder / "vocab.txt"), **gone)
+    data = module(predict=str(files.folder / "images"), tokenizer=str(files.folder / "vocab.txt"), **gone)
     returned, _ = predicted(tmp_path, data)
     assert [batch["sample_index"] for batch in returned] == [[0, 1]]
     with pytest.raises(ValueError, match=r"found no file 'gone/train.jsonl'"):
@@ -467,32 +467,32 @@ def test_another_datamodules_tokenizer_is_taken_from_the_checkpoint(module, tmp_
     assert again.tokenizer.get_vocab() == shapes.tokenizer.get_vocab()
 
 
-def test_pictures_are_opened_again_as_they_are_read_for_evaluation(files, module):
-    paths = files.pictures(3)
+def test_images_are_opened_again_as_they_are_read_for_evaluation(files, module):
+    paths = files.images(3)
     listed = files.json([{"image": paths[number], "caption": "text"} for number in (2, 2, 0, 1)])
     data = opened(module, "test", train=files.parquet(4), test=[files.parquet(2), listed], eval_batch_size=9)
     (batch,) = data.test_dataloader()
     assert batch["sample_index"].tolist() == [0, 1, 2, 4, 5]
     for index, image in zip(batch["sample_index"].tolist(), batch["image"], strict=True):
-        assert torch.equal(data.eval_transform(data.picture("test", index)), image)
-    assert data.picture("test", 4).mode == "RGB"
-    assert data.picture_name("test", 4) == str(files.folder / "pictures/0.png")
+        assert torch.equal(data.eval_transform(data.image("test", index)), image)
+    assert data.image("test", 4).mode == "RGB"
+    assert data.picture_name("test", 4) == str(files.folder / "images/0.png")
     assert data.picture_name("test", 1) == f"{files.folder}/pairs.parquet, row 1"
     (files.folder / paths[0]).unlink()
-    with pytest.raises(ValueError, match=r"^found an unusable picture, .*/0.png \(missing file\), expected one"):
-        data.picture("test", 4)
+    with pytest.raises(ValueError, match=r"^found an unusable image, .*/0.png \(missing file\), expected one"):
+        data.image("test", 4)
     with pytest.raises(ValueError, match="found no 'predict' rows"):
         data.picture_name("predict", 0)
 
 
-def test_a_streamed_picture_has_a_name_and_cannot_be_opened_again(files, module):
+def test_a_streamed_image_has_a_name_and_cannot_be_opened_again(files, module):
     source = files.parquet(3)
     data = opened(module, "test", train=source, test=source, streaming=True, samples_per_epoch=4)
     (batch,) = data.test_dataloader()
     names = [data.picture_name("test", index) for index in batch["sample_index"].tolist()]
     assert names == [f"{source}, shard 0, row {number}" for number in range(3)]
     with pytest.raises(ValueError, match=r"^found 'test' to be streamed, expected .*: set data.streaming to false$"):
-        data.picture("test", 0)
+        data.image("test", 0)
 
 
 @pytest.mark.parametrize("given", ["texts.txt", ["a red ring", "b"], None])

@@ -11,14 +11,14 @@ import torch
 import yaml
 
 from support.command_line import run
-from support.pictures import encoded, picture
-from support.tiny import PictureModel
+from support.images import draw_image, encoded
+from support.tiny import ImageModel
 from vlightning.datamodules import ImageTextDataModule, Source
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 TABLE = README.split("| source | given as |")[1].split("\n\n")[0]
 ROWS, BATCH = 6, 2
-CAPTIONS = [f"picture number {number}" for number in range(ROWS)]
+CAPTIONS = [f"image number {number}" for number in range(ROWS)]
 OPTIONS = {
     "model": "RecordingModel",
     "trainer.max_epochs": 1,
@@ -30,7 +30,7 @@ OPTIONS = {
 }
 
 
-class RecordingModel(PictureModel):
+class RecordingModel(ImageModel):
     """Keeps what it is trained on."""
 
     seen: ClassVar[list[dict[str, torch.Tensor]]] = []
@@ -46,7 +46,7 @@ def parquet(files, _):
 
 
 def lists(files, _):
-    items = [{"image": path, "caption": text} for path, text in zip(files.pictures(ROWS), CAPTIONS, strict=True)]
+    items = [{"image": path, "caption": text} for path, text in zip(files.images(ROWS), CAPTIONS, strict=True)]
     names = [files.json(items, name) for name in ("pairs.json", "pairs.jsonl")]
     lines = ["image,caption", *(",".join(item.values()) for item in items)]
     (files.folder / "pairs.csv").write_text("\n".join(lines))
@@ -54,13 +54,13 @@ def lists(files, _):
 
 
 def folder(files, _):
-    items = zip(files.pictures(ROWS), CAPTIONS, strict=True)
+    items = zip(files.images(ROWS), CAPTIONS, strict=True)
     files.json([{"file_name": path, "caption": text} for path, text in items], "metadata.jsonl")
     return [str(files.folder)]
 
 
 def tars(files, _):
-    members = [((f"{n}.png", encoded(picture(n))), (f"{n}.txt", CAPTIONS[n].encode())) for n in range(ROWS)]
+    members = [((f"{n}.png", encoded(draw_image(n))), (f"{n}.txt", CAPTIONS[n].encode())) for n in range(ROWS)]
     files.tar([member for pair in members for member in pair])
     return ["shard.tar", "*.tar"]
 
@@ -68,7 +68,7 @@ def tars(files, _):
 def karpathy(files, _):
     images = [
         {"filename": path, "split": "train", "imgid": number, "sentences": [{"raw": CAPTIONS[number]}]}
-        for number, path in enumerate(files.pictures(ROWS))
+        for number, path in enumerate(files.images(ROWS))
     ]
     (files.folder / "dataset_coco.json").write_text(json.dumps({"images": images}))
     return ["dataset_coco.json", {"path": "dataset_coco.json", "split": "train"}]
@@ -89,7 +89,7 @@ def hub(files, monkeypatch):
 FORMS = {
     "Parquet": parquet,
     "JSON list in ALBEF's form, JSON lines, CSV": lists,
-    "folder of pictures": folder,
+    "folder of images": folder,
     "WebDataset": tars,
     "Karpathy's splits": karpathy,
     "saved by `datasets`": saved,

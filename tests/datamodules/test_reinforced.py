@@ -16,13 +16,13 @@ from torchvision.transforms import functional as vision
 
 from support import reinforced as made
 from support.distributed import run_distributed
-from support.pictures import encoded, picture
+from support.images import draw_image, encoded
 from vlightning.datamodules import ReinforcedImageTextDataModule
-from vlightning.datamodules.clip_text import CLIPTextEncoder
-from vlightning.datamodules.decode import BadDataError, BadSample
-from vlightning.datamodules.reinforced_rows import Embeddings
-from vlightning.datamodules.reinforced_writer import ReinforcedRecord, write_shard
-from vlightning.datamodules.replay import parse_augmentation
+from vlightning.datamodules.core.decode import BadDataError, BadSample
+from vlightning.datamodules.sources.reinforced_rows import Embeddings
+from vlightning.datamodules.sources.reinforced_writer import ReinforcedRecord, write_shard
+from vlightning.datamodules.text.clip import CLIPTextEncoder
+from vlightning.datamodules.transforms.replay import parse_augmentation
 
 COUNT = 12
 LAYOUTS = {
@@ -69,7 +69,7 @@ def expected_rows(number, caption, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_a_batch_holds_what_belongs_together(tmp_path, layout):
-    """Each row's picture, captions and embeddings are compared with those that the test puts together itself."""
+    """Each row's image, captions and embeddings are compared with those that the test puts together itself."""
     data = module(tmp_path, shards(tmp_path / "data", **layout))
     assert data.teacher_width == made.WIDTH
     tolerance = 0.01 if layout.get("store") == "pth.gz" else 1e-7
@@ -81,7 +81,7 @@ def test_a_batch_holds_what_belongs_together(tmp_path, layout):
                 texts.decode(batch[f"{kind}input_ids"][row][1 : batch[f"{kind}attention_mask"][row].sum() - 1].tolist())
                 for kind in ("", "synthetic_")
             )
-            assert "".join(real.split()) == f"picturenumber{number}"
+            assert "".join(real.split()) == f"imagenumber{number}"
             caption = next(
                 text
                 for texts in json.loads(made.sample(number, **layout)["syn.json"]).values()
@@ -169,7 +169,7 @@ def test_synthetic_captions_are_chosen_by_pattern(tmp_path):
 
 def smaller(number, members, record=None):
     """A downloaded copy of half the size."""
-    members["jpg"] = encoded(picture(number, made.SIZE).resize((20, 16)), "JPEG", quality=95)
+    members["jpg"] = encoded(draw_image(number, made.SIZE).resize((20, 16)), "JPEG", quality=95)
     if record == "own":
         members["paug.json"] = json.dumps(
             {"param_aug": made.augmentations(number), "original_height": 32, "original_width": 40}
@@ -179,7 +179,7 @@ def smaller(number, members, record=None):
 
 
 @pytest.mark.parametrize("record", ["own", "downloader"])
-def test_boxes_are_rescaled_to_a_picture_of_another_size_and_counted(tmp_path, record, caplog):
+def test_boxes_are_rescaled_to_a_image_of_another_size_and_counted(tmp_path, record, caplog):
     folder = shards(tmp_path / "data", change=lambda number, members: smaller(number, members, record))
     data = module(tmp_path, folder)
     with caplog.at_level("INFO"):
@@ -212,23 +212,23 @@ def test_what_a_downloader_noted_can_be_ignored(tmp_path):
 @pytest.mark.parametrize(
     ("record", "options", "cause"),
     [
-        (None, {}, "box outside the picture: 12"),
-        ("own", {"other_sizes": "ignore"}, "box outside the picture: 12"),
+        (None, {}, "box outside the image: 12"),
+        ("own", {"other_sizes": "ignore"}, "box outside the image: 12"),
         ("own", {"other_sizes": "refuse"}, "another size than recorded: 12"),
         ("downloader", {"other_sizes": "refuse"}, "another size than recorded: 12"),
     ],
 )
-def test_pictures_of_another_size_can_be_refused(tmp_path, record, options, cause):
+def test_images_of_another_size_can_be_refused(tmp_path, record, options, cause):
     folder = shards(tmp_path / "data", change=lambda number, members: smaller(number, members, record))
     with pytest.raises(ValueError, match=cause):
         module(tmp_path, folder, **options)
 
 
-def test_boxes_are_pixels_of_the_picture_before_anybody_turns_it(tmp_path):
+def test_boxes_are_pixels_of_the_image_before_anybody_turns_it(tmp_path):
     def tagged(number, members):
         exif = Image.Exif()
         exif[0x0112] = 6  # lies on its side
-        members["jpg"] = encoded(picture(number, made.SIZE), "JPEG", quality=90, exif=exif)
+        members["jpg"] = encoded(draw_image(number, made.SIZE), "JPEG", quality=90, exif=exif)
 
     turned = module(tmp_path, shards(tmp_path / "turned", change=tagged))
     plain = module(tmp_path, shards(tmp_path / "plain"))
@@ -241,7 +241,7 @@ def remove(kind):
 
 
 FAULTS = {
-    "no picture": remove("jpg"),
+    "no image": remove("jpg"),
     "empty caption": remove("txt"),
     "no member npz or pth.gz": remove("npz"),
     "no member syn.json": remove("syn.json"),
@@ -279,7 +279,7 @@ def test_past_the_share_the_run_stops(tmp_path):
         batches(module(tmp_path, folder))
 
 
-@pytest.mark.parametrize("cause", ["no picture", "empty caption", "no member npz or pth.gz"])
+@pytest.mark.parametrize("cause", ["no image", "empty caption", "no member npz or pth.gz"])
 def test_where_nothing_is_usable_one_sentence_comes_before_training(tmp_path, cause):
     folder = shards(tmp_path / "data", change=lambda number, members: FAULTS[cause](members))
     with pytest.raises(ValueError, match=f"no usable sample among 12 .*{cause}: 12.*00000000.tar, key0.*expected"):
@@ -287,7 +287,7 @@ def test_where_nothing_is_usable_one_sentence_comes_before_training(tmp_path, ca
 
 
 def beside(tmp_path, form, folder):
-    """Moves pictures and captions out of the shards."""
+    """Moves images and captions out of the shards."""
     samples = {}
 
     def move(number, members):
@@ -296,44 +296,44 @@ def beside(tmp_path, form, folder):
             samples[number]["json"] = json.dumps({"uid": f"uid{number}"}).encode()
 
     source = shards(folder, change=move)
-    pictures = tmp_path / "pictures"
+    images = tmp_path / "images"
     if form.startswith("tars"):
         # In another order, and with one that belongs to no sample.
         for half, numbers in enumerate((range(5, -1, -1), range(11, 5, -1))):
             key = "running{}" if form == "tars, by uid" else "key{}"
             named = {key.format(number): samples[number] for number in numbers}
-            made.write_tar(pictures / f"{half:08d}.tar", {**named, "stranger": {"jpg": b"none"}})
+            made.write_tar(images / f"{half:08d}.tar", {**named, "stranger": {"jpg": b"none"}})
     else:
         name = {"files": "key{}", "files, by uid": "uid{}", "files in folders": "{:08d}/key{}"}[form]
         for number, members in samples.items():
             arguments = (number // 6, number) if form == "files in folders" else (number,)
             for kind, content in members.items():
-                path = pictures / f"{name.format(*arguments)}.{kind}"
+                path = images / f"{name.format(*arguments)}.{kind}"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-    return source, str(pictures)
+    return source, str(images)
 
 
 @pytest.mark.parametrize("form", ["tars", "tars, by uid", "files", "files, by uid", "files in folders"])
-def test_pictures_may_stand_beside_the_shards(tmp_path, form):
-    source, pictures = beside(tmp_path, form, tmp_path / "data")
+def test_images_may_stand_beside_the_shards(tmp_path, form):
+    source, images = beside(tmp_path, form, tmp_path / "data")
     inside = module(tmp_path, shards(tmp_path / "inside"))
-    for one, other in zip(batches(module(tmp_path, source, pictures=pictures)), batches(inside), strict=True):
+    for one, other in zip(batches(module(tmp_path, source, images=images)), batches(inside), strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_a_shard_without_pictures_is_one_sentence(tmp_path):
-    source, pictures = beside(tmp_path, "tars", tmp_path / "data")
-    (tmp_path / "pictures" / "00000001.tar").unlink()
+def test_a_shard_without_images_is_one_sentence(tmp_path):
+    source, images = beside(tmp_path, "tars", tmp_path / "data")
+    (tmp_path / "images" / "00000001.tar").unlink()
     with pytest.raises(ValueError, match=r"found 1 tar files in .* but no '00000001.tar' among them"):
-        module(tmp_path, source, pictures=pictures)
+        module(tmp_path, source, images=images)
     with pytest.raises(ValueError, match="found no folder"):
-        module(tmp_path, source, pictures=str(tmp_path / "nowhere"))
+        module(tmp_path, source, images=str(tmp_path / "nowhere"))
     made.write_tar(tmp_path / "text" / "00000000.tar", {f"key{n}": {"txt": b"a"} for n in range(6)})
     made.write_tar(tmp_path / "text" / "00000001.tar", {f"key{n}": {"txt": b"a"} for n in range(6, 12)})
-    with pytest.raises(ValueError, match=r"no usable sample .*no picture: 12"):
-        module(tmp_path, source, pictures=str(tmp_path / "text"))
+    with pytest.raises(ValueError, match=r"no usable sample .*no image: 12"):
+        module(tmp_path, source, images=str(tmp_path / "text"))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -402,9 +402,9 @@ def test_a_resumed_run_reads_what_the_whole_one_would_have(tmp_path, step):
 def record(number, kinds=("syn_text",)):
     return ReinforcedRecord(
         key=f"key{number}",
-        picture=made.sample(number)["jpg"],
+        image=made.sample(number)["jpg"],
         suffix="jpg",
-        caption=f"picture number {number}",
+        caption=f"image number {number}",
         synthetic={kind: [f"{kind} {number} {place}" for place in range(made.SYNTHETIC)] for kind in kinds},
         augmentations=[parse_augmentation(entry) for entry in made.augmentations(number)],
         size=(32, 40),
@@ -451,9 +451,9 @@ def test_evaluation_takes_pairs_in_any_form(tmp_path, files):
     data = module(tmp_path, folder, validation=files.parquet(5), test=folder, image_mean=(0.5, 0.5, 0.5))
     (batch, *_) = data.val_dataloader()
     assert batch["image"].shape == (3, 3, 24, 24)
-    expected = vision.to_tensor(vision.center_crop(vision.resize(picture(0), [24]), [24])) - 0.5
+    expected = vision.to_tensor(vision.center_crop(vision.resize(draw_image(0), [24]), [24])) - 0.5
     torch.testing.assert_close(batch["image"][0], expected)
-    assert torch.equal(batch["input_ids"], CLIPTextEncoder(16)([f"picture number {n}" for n in range(3)])["input_ids"])
+    assert torch.equal(batch["input_ids"], CLIPTextEncoder(16)([f"image number {n}" for n in range(3)])["input_ids"])
     data.setup("test")
     assert sum(len(batch["image"]) for batch in data.test_dataloader()) == COUNT
 

@@ -10,12 +10,12 @@ import torch
 from datasets import Dataset, Features, List, Value
 from PIL import Image as Pillow
 
-from support.pictures import encoded, picture
+from support.images import draw_image, encoded
 from vlightning.datamodules import ReinforcedImageTextDataModule, ReinforcementDataModule
-from vlightning.datamodules.decode import BadDataError, picture_suffix
-from vlightning.datamodules.reinforced_writer import ShardFile, write_shard
-from vlightning.datamodules.replay import Augmentation, Box, replay
-from vlightning.datamodules.shards import Shards, tar_index
+from vlightning.datamodules.core.decode import BadDataError, image_suffix
+from vlightning.datamodules.sources.reinforced_writer import ShardFile, write_shard
+from vlightning.datamodules.sources.tar import Shards, tar_index
+from vlightning.datamodules.transforms.replay import Augmentation, Box, replay
 
 SIZE = (40, 32)
 IMAGE = {"bytes": Value("binary"), "path": Value("string")}
@@ -28,8 +28,8 @@ def pairs(tmp_path):
     def write(count=10, replaced=None):
         def row(number):
             values = {
-                "image": {"bytes": encoded(picture(number, SIZE), "JPEG", quality=90), "path": None},
-                "caption": [f"picture number {number}"],
+                "image": {"bytes": encoded(draw_image(number, SIZE), "JPEG", quality=90), "path": None},
+                "caption": [f"image number {number}"],
                 "made": [f"first of {number}", f"second of {number}"],
             }
             return values | (replaced or {}).get(number, {})
@@ -92,7 +92,7 @@ def test_a_batch_holds_rows_of_one_shard_in_order(pairs, module):
     assert found == [[0, 1, 2], [3], [4, 5, 6], [7], [8, 9]]
 
 
-def test_views_are_the_recorded_augmentations_of_the_stored_picture(pairs, module):
+def test_views_are_the_recorded_augmentations_of_the_stored_image(pairs, module):
     class Wants:
         views = ((16, "bicubic"), (20, "bilinear"))
         whole = None
@@ -105,7 +105,7 @@ def test_views_are_the_recorded_augmentations_of_the_stored_picture(pairs, modul
     assert looks.views == [(16, "bicubic"), (20, "bilinear")]
     batch = next(iter(data.predict_dataloader()))
     for number, pair in enumerate(batch["originals"].pairs):
-        stored = Pillow.open(io.BytesIO(pair.picture))
+        stored = Pillow.open(io.BytesIO(pair.image))
         for place, augmentation in enumerate(pair.augmentations):
             expected = np.asarray(replay(stored, augmentation, 16, "bicubic"))
             assert np.array_equal(batch["views"][0][number, place].numpy(), expected)
@@ -157,8 +157,8 @@ def test_finished_shards_are_left_out_and_processes_share_the_rest(pairs, module
 
 def test_unusable_rows_come_with_their_cause(pairs, module, caplog):
     bad = {
-        1: {"image": {"bytes": encoded(picture(1), "JPEG")[:-40], "path": None}},
-        2: {"image": {"bytes": b"no picture at all", "path": None}},
+        1: {"image": {"bytes": encoded(draw_image(1), "JPEG")[:-40], "path": None}},
+        2: {"image": {"bytes": b"no image at all", "path": None}},
         3: {"caption": ["  "]},
         4: {"made": []},
         5: {"image": {"bytes": None, "path": "/nowhere/at/all.jpg"}},
@@ -167,7 +167,7 @@ def test_unusable_rows_come_with_their_cause(pairs, module, caplog):
     data = module(pairs(8, bad))
     found = batches(data)
     faults = {row: fault.cause for batch in found for row, fault in batch["originals"].faults}
-    expected = {1: "truncated", 2: "not a picture", 3: "empty caption", 4: "no synthetic caption", 5: "missing file"}
+    expected = {1: "truncated", 2: "not an image", 3: "empty caption", 4: "no synthetic caption", 5: "missing file"}
     assert faults == expected
     assert [row for batch in found for row in batch["sample_index"].tolist()] == [0, 6, 7]
     account = data.account("predict")
@@ -290,7 +290,7 @@ def test_the_index_beside_a_shard_is_that_of_its_headers(pairs, module, tmp_path
     path.with_suffix(".index.json").unlink()
     made = tar_index(str(path), tmp_path / "two")
     assert all(np.array_equal(one, other) for one, other in zip(beside, made, strict=True))
-    assert Shards([str(path)], tmp_path / "two").members(2)["txt"] == b"picture number 2"
+    assert Shards([str(path)], tmp_path / "two").members(2)["txt"] == b"image number 2"
 
 
 def test_an_index_of_another_file_is_not_believed(pairs, module, tmp_path):
@@ -339,11 +339,11 @@ def test_the_size_is_predicted(tmp_path, module, store):
 
 def test_each_format_keeps_its_name(tmp_path):
     for kind, suffix in (("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("BMP", "bmp"), ("GIF", "gif")):
-        assert picture_suffix(encoded(picture(0), kind)) == suffix
+        assert image_suffix(encoded(draw_image(0), kind)) == suffix
 
 
-def test_pictures_are_not_turned(tmp_path, pairs, module):
-    turned = picture(0, SIZE)
+def test_images_are_not_turned(tmp_path, pairs, module):
+    turned = draw_image(0, SIZE)
     exif = Pillow.Exif()
     exif[0x0112] = 6  # lies on its side
     data = module(pairs(4, {0: {"image": {"bytes": encoded(turned, "JPEG", exif=exif), "path": None}}}))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vlightning.datamodules import ShapesDataModule
-from vlightning.datamodules.sampling import generator
+from vlightning.datamodules.core.sampling import generator
 from vlightning.datamodules.shapes import COLOURS, PAIRS, RELATIONS, SHAPES, SIZES, THINGS, Scene, ShapesTable, draw
 
 
@@ -48,17 +48,17 @@ def test_there_are_thousands_of_captions_each_the_only_one_for_its_scene():
     assert named_first.max() <= 40
 
 
-def test_a_picture_is_a_function_of_seed_and_number():
+def test_a_image_is_a_function_of_seed_and_number():
     one, again, other = table("train"), table("train"), table("train", seed=1)
     order = [5, 2, 5]
-    pictures = [np.asarray(one.picture(row)) for row in order]
-    assert np.array_equal(pictures[0], pictures[2])
-    assert np.array_equal(pictures[1], np.asarray(again.picture(2)))
-    assert not np.array_equal(pictures[1], np.asarray(other.picture(2)))
+    images = [np.asarray(one.image(row)) for row in order]
+    assert np.array_equal(images[0], images[2])
+    assert np.array_equal(images[1], np.asarray(again.image(2)))
+    assert not np.array_equal(images[1], np.asarray(other.image(2)))
 
 
 def read(image):
-    """Caption of a picture, found by looking at its pixels only."""
+    """Caption of an image, found by looking at its pixels only."""
     pixels = np.asarray(image.convert("RGB")).astype(int)
     height, width, _ = pixels.shape
     background = np.median(pixels.reshape(-1, 3), axis=0)
@@ -102,12 +102,12 @@ def read(image):
     return things
 
 
-def test_pictures_tell_their_captions_apart():
+def test_images_tell_their_captions_apart():
     part = table("validation", image_size=96)
     right = 0
     for row in range(200):
         scene = part.scene(row)
-        (one, y1, x1), (two, y2, x2) = read(part.picture(row))
+        (one, y1, x1), (two, y2, x2) = read(part.image(row))
         if one != tuple(scene.first):
             (one, y1, x1), (two, y2, x2) = (two, y2, x2), (one, y1, x1)
         across = abs(x1 - x2) > abs(y1 - y2)
@@ -136,7 +136,7 @@ def test_drawing_is_fast():
     for _ in range(3):
         start = time.perf_counter()
         for row in range(100):
-            part.picture(row)
+            part.image(row)
         best = min(best, time.perf_counter() - start)
     assert 100 / best > 1000
 
@@ -179,12 +179,12 @@ def test_the_docstring_says_what_it_is_for():
     assert "not a benchmark" in ShapesDataModule.__doc__
 
 
-def test_texts_are_predicted_beside_the_test_splits_pictures():
+def test_texts_are_predicted_beside_the_test_splits_images():
     module = ShapesDataModule(eval_length=3, image_size=16, predict_texts=["a red circle", "a blue ring"])
     module.setup("predict")
-    pictures, texts = (list(loader) for loader in module.predict_dataloader())
-    assert torch.cat([batch["sample_index"] for batch in pictures]).tolist() == [0, 1, 2]
+    images, texts = (list(loader) for loader in module.predict_dataloader())
+    assert torch.cat([batch["sample_index"] for batch in images]).tolist() == [0, 1, 2]
     assert torch.cat([batch["text_index"] for batch in texts]).tolist() == [0, 1]
-    assert module.picture_name("predict", 2) == "shape picture 2"
+    assert module.picture_name("predict", 2) == "shape image 2"
     module.setup("test")
-    assert module.picture("predict", 2) == module.picture("test", 2)
+    assert module.image("predict", 2) == module.image("test", 2)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from support.pictures import encoded, picture
-from vlightning.datamodules import records
-from vlightning.datamodules.sampling import block_order, shard_order
-from vlightning.datamodules.sources import Opening
-from vlightning.datamodules.streamed_sources import ParquetSource, TarSource
-from vlightning.datamodules.streaming import Stream, StreamedTrainingSet
+from support.images import draw_image, encoded
+from vlightning.datamodules.core.sampling import block_order, shard_order
+from vlightning.datamodules.sources import records
+from vlightning.datamodules.sources.open import Opening
+from vlightning.datamodules.sources.stream import Stream, StreamedTrainingSet
+from vlightning.datamodules.sources.streamed import ParquetSource, TarSource
 
 BLOCK, BATCH, SEED, EPOCH = 5, 3, 7, 2
 
@@ -31,7 +31,7 @@ class Encoder:
 
 def members(start, count, size=(6, 6)):
     for number in range(start, start + count):
-        yield f"{number:04}.png", encoded(picture(number, size))
+        yield f"{number:04}.png", encoded(draw_image(number, size))
         yield f"{number:04}.txt", f"caption {number}".encode()
 
 
@@ -57,7 +57,7 @@ def parquets(files, counts):
 
 
 def lists(files, counts):
-    paths = files.pictures(max(counts))
+    paths = files.images(max(counts))
     return [
         files.json([{"image": path, "caption": "text"} for path in paths[:count]], f"{shard}.json")
         for shard, count in enumerate(counts)
@@ -144,16 +144,16 @@ def test_loader_workers_go_on_exactly(files, kind, counts, workers):
 
 def test_samples_are_those_of_a_whole_reading_whatever_else_is_in_a_shard(files):
     whole = [
-        ("0.cls", b"7"),  # no sample: neither a picture nor a caption
-        ("1.png", encoded(picture(1))),
+        ("0.cls", b"7"),  # no sample: neither an image nor a caption
+        ("1.png", encoded(draw_image(1))),
         ("1.npz", b"something else"),
         ("1.txt", b"one"),
         ("2.npz", b"no sample"),
         ("1.txt", b"a sample of its own"),
-        ("folder/1.PNG", encoded(picture(2))),
+        ("folder/1.PNG", encoded(draw_image(2))),
         ("folder/1.caption", b"taken"),
         ("no_ending", b""),
-        (f"{'long' * 40}/3.png", encoded(picture(3))),  # its name has a header of its own
+        (f"{'long' * 40}/3.png", encoded(draw_image(3))),  # its name has a header of its own
         ("4.json", b'{"caption": ["a", "b"], "image_id": 5}'),
     ]
     source = TarSource([files.tar(whole)], "caption", None, files.folder / "cache")
@@ -178,12 +178,12 @@ class Counted(io.FileIO):
 def test_what_a_tar_file_holds_before_the_position_is_not_read(files, monkeypatch):
     counts = [200, 200, 200]
     noise = [np.random.default_rng(number).integers(0, 256, (60, 60, 3), dtype=np.uint8) for number in range(8)]
-    pictures = [encoded(Image.fromarray(pixels), "BMP") for pixels in noise]
+    images = [encoded(Image.fromarray(pixels), "BMP") for pixels in noise]
     for shard, count in enumerate(counts):
-        parts = [(f"{row:04}.bmp", pictures[row % 8]) for row in range(count)]
+        parts = [(f"{row:04}.bmp", images[row % 8]) for row in range(count)]
         texts = [(f"{row:04}.txt", b"caption") for row in range(count)]
         files.tar([member for pair in zip(parts, texts, strict=True) for member in pair], f"{shard}.tar")
-    sample = 1536 + 512 * -(-len(pictures[0]) // 512)  # bytes: two headers, the caption and the picture, in full blocks
+    sample = 1536 + 512 * -(-len(images[0]) // 512)  # bytes: two headers, the caption and the image, in full blocks
     monkeypatch.setattr(records, "open", Counted, raising=False)
     monkeypatch.setattr(tarfile, "bltn_open", Counted)
 

@@ -127,7 +127,7 @@ def test_two_processes_are_one(chunk):
     torch.testing.assert_close(sum(half[1][2] for half in halves) / 2, inputs[2].grad, rtol=1e-10, atol=0)
 
 
-def test_pairs_of_a_picture_cannot_be_left_out_of_a_distillation():
+def test_pairs_of_a_image_cannot_be_left_out_of_a_distillation():
     image, text, scale, taught = features()
     ids = torch.arange(PAIRS)
     with pytest.raises(ValueError, match="give no image_ids"):
@@ -135,7 +135,7 @@ def test_pairs_of_a_picture_cannot_be_left_out_of_a_distillation():
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])
-def test_other_pairs_of_a_rows_picture_are_left_out(chunk):
+def test_other_pairs_of_a_rows_image_are_left_out(chunk):
     image, text, scale, _ = features()
     ids = torch.tensor([4, 7, 4, 4, 9, 7])
     found = contrast_terms(whole(image, text, scale), [], chunk=chunk, image_ids=(ids, ids)).contrast

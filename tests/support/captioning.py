@@ -16,7 +16,7 @@ EMBED_DIM, WIDTH = 12, 32
 SIZES = {"embed_dim": EMBED_DIM, "width": WIDTH, "prefix_length": 3, "clip_length": 2, "mapper_layers": 2}
 SIZES |= {"mapper_heads": 4, "warmup_steps": 2, "num_beams": 3, "max_new_tokens": 12}
 TOWER = {"model": "tiny", "weights": "nowhere", "sha256": "0" * 64}
-# Three captions a picture, of which one starts with "!", the token of number 0, as in GPT-2.
+# Three captions an image, of which one starts with "!", the token of number 0, as in GPT-2.
 CAPTIONS = [
     ["a man rides a wave", "! a surfer on a big wave", "a man surfing"],
     ["two dogs play with a ball", "dogs don't share the ball", "two dogs in the grass"],
@@ -33,7 +33,7 @@ def write_language_model(folder, seed=0, lessons=0):
     Args:
         folder: where to.
         seed: of its random weights.
-        lessons: steps in which it learns to write a caption after the prefix that stands for its picture.
+        lessons: steps in which it learns to write a caption after the prefix that stands for its image.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -79,7 +79,7 @@ def image_name(number):
 
 
 def embedding(number):
-    """Of a picture, of any length."""
+    """Of an image, of any length."""
     return 3 * torch.randn(EMBED_DIM, generator=torch.Generator().manual_seed(number))
 
 
@@ -99,7 +99,7 @@ def write_embeddings(path, names, tower=TOWER, width=EMBED_DIM):
 
 
 def write_karpathy(path):
-    """The pictures' captions in Karpathy's form; the pictures themselves are nowhere."""
+    """The images' captions in Karpathy's form; the images themselves are nowhere."""
     images = [
         {
             "filename": image_name(number),

@@ -1,8 +1,8 @@
-"""What the tests of callbacks that classify pictures compare with."""
+"""What the tests of callbacks that classify images compare with."""
 
 
 def accuracies(ranks, labels):
-    """The metrics by their definitions, from the rank of each picture's class (0 the best), in percent."""
+    """The metrics by their definitions, from the rank of each image's class (0 the best), in percent."""
     recalls = []
     for each in sorted(set(labels)):
         own = [rank for rank, label in zip(ranks, labels, strict=True) if label == each]

@@ -3,7 +3,7 @@
 import torch
 
 from vlightning.lightning_modules import CoCoRDModule
-from vlightning.lightning_modules.cocord.cifar import CIFAR_NETWORKS
+from vlightning.lightning_modules.networks.cifar import CIFAR_NETWORKS
 
 CLASSES = 5
 HEADS = {"embed_dim": 16, "head_hidden": 12, "predictor_hidden": 8}

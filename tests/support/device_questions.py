@@ -26,7 +26,7 @@ def mobileclip(folder):
 
 
 def shre(folder):
-    """With a teacher of timm's that wants other pictures, in three slices."""
+    """With a teacher of timm's that wants other images, in three slices."""
     torch.save(timm.create_model("test_resnet", num_classes=CLASSES).state_dict(), folder / "teacher.pth")
     module = tiny_shre(
         teacher="timm/test_resnet",

@@ -15,8 +15,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from support.distributed import rank_trainer
 from support.methods import METHODS, OTHERS, ROWS
-from vlightning.callbacks import AtomicCheckpointIO, StopOnSignal, checkpoint_io, sharded_strategy
-from vlightning.callbacks.checkpoint_io import swap_in
+from vlightning.callbacks import AtomicCheckpointIO, StopOnSignal
+from vlightning.callbacks.checkpoints import checkpoint_io
+from vlightning.callbacks.checkpoints.checkpoint_io import swap_in
+from vlightning.callbacks.distributed import strategy as sharded_strategy
 
 EPOCHS, BATCH = 3, 8
 BATCHES_AN_EPOCH = ROWS["length"] // BATCH

@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from vlightning.callbacks.learngene_file import Learngene, LearngeneSizes
+from vlightning.callbacks.learngene.file import Learngene, LearngeneSizes
 from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
 
 WIDTH, EMBED, SIZE, PATCH, LENGTH, WORDS = 16, 8, 16, 8, 6, 30
@@ -52,7 +52,7 @@ def timm_vit(depth=12, **changes):
     return timm.models.VisionTransformer(**{**options, **changes}).eval()
 
 
-def pictures(rows=3, dtype=torch.float64):
+def random_images(rows=3, dtype=torch.float64):
     return torch.randn(rows, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(5), dtype=dtype)
 
 

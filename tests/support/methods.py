@@ -69,7 +69,7 @@ def classifier(outside, seed, **data):
 
 
 def captioning(folder, seed, **data):
-    """Words after a picture's embedding; validation writes captions."""
+    """Words after an image's embedding; validation writes captions."""
     arguments = json.loads((Path(folder) / "captions.json").read_text())
     rows = caption_data(arguments, train=[arguments["train"]] * 2, **{"seed": None} | data)
     return caption_module(arguments, seed, warmup_steps=3), rows

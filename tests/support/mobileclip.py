@@ -48,7 +48,7 @@ def settle(model, seed=0):
     return model.eval()
 
 
-def pictures(number, size):
+def random_images(number, size):
     """[N, 3, S, S], on the 0-1 scale."""
     return torch.rand(number, 3, size, size, generator=torch.Generator().manual_seed(3))
 

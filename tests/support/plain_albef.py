@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from vlightning.lightning_modules.albef import draws
-from vlightning.lightning_modules.precision import at_least_float32 as wide
+from vlightning.lightning_modules.networks.precision import at_least_float32 as wide
 
 
 class PlainALBEF:
@@ -18,7 +18,7 @@ class PlainALBEF:
         self.module = module
 
     def losses(self, batch, alpha):
-        """ITC, ITM and MLM loss, and the teacher's features of pictures and texts."""
+        """ITC, ITM and MLM loss, and the teacher's features of images and texts."""
         module, hp = self.module, self.module.hparams
         student, teacher = module.student, module.teacher
         mask, image_id = batch["attention_mask"], batch["image_id"]

@@ -15,15 +15,15 @@ from transformers import BertConfig, BertForMaskedLM
 from support import reinforced
 from support.captioning import write_language_model
 from support.clip import SIZE
+from support.images import draw_image, encoded
 from support.mmlg import write_teacher as write_clip
-from support.pictures import encoded, picture
 from support.recipes import CLASSES, MODELS
 from support.reinforcement import write_pairs
-from vlightning.datamodules.text import tokenizer_from_json, train_wordpiece
+from vlightning.datamodules.text.tokenizers import tokenizer_from_json, train_wordpiece
 from vlightning.lightning_modules import ALBEFModule, SHReModule
-from vlightning.lightning_modules.cocord.network import build_classifier, public_network
+from vlightning.lightning_modules.networks.classifiers import build_classifier, public_network
 
-TRAINED, EVALUATED = 20, 6  # pictures of a split
+TRAINED, EVALUATED = 20, 6  # images of a split
 COCA = {
     "embed_dim": 32,
     "vision_cfg": {
@@ -64,14 +64,14 @@ def write_files(folder: Path) -> None:
     _write_networks(folder)
 
 
-def _pictures(folder, count):
+def _images(folder, count):
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        picture(number).save(folder / f"{number}.jpg")
+        draw_image(number).save(folder / f"{number}.jpg")
 
 
 def _write_pairs(folder):
-    _pictures(folder / "data/images", TRAINED + 2 * EVALUATED)
+    _images(folder / "data/images", TRAINED + 2 * EVALUATED)
     for name in ("coco", "vg", "cc3m_train", "cc3m_val", "sbu", "coco_val"):
         rows = [{"image": f"{number}.jpg", "caption": caption(number)} for number in range(4, 4 + EVALUATED)]
         (folder / f"data/{name}.json").write_text(json.dumps(rows))
@@ -82,7 +82,7 @@ def _write_pairs(folder):
         "  init_args: {train: data/pairs.jsonl, validation: data/pairs.jsonl, image_root: data}\n"
     )
     for data in ("coco", "flickr30k"):
-        _pictures(folder / "data" / data, TRAINED + 2 * EVALUATED)
+        _images(folder / "data" / data, TRAINED + 2 * EVALUATED)
         first = ["train"] * (TRAINED - 2) + (["restval"] * 2 if data == "coco" else ["train"] * 2)
         splits = first + ["val"] * EVALUATED + ["test"] * EVALUATED
         images, lists = [], {"train": [], "val": [], "test": []}
@@ -104,7 +104,7 @@ def _write_pairs(folder):
 def _write_tars(folder):
     for data in ("cc3m", "cc12m"):
         samples = {
-            f"{number:09d}": {"jpg": encoded(picture(number), "JPEG"), "txt": caption(number).encode()}
+            f"{number:09d}": {"jpg": encoded(draw_image(number), "JPEG"), "txt": caption(number).encode()}
             for number in range(TRAINED)
         }
         reinforced.write_tar(folder / f"data/{data}/00000.tar", samples)
@@ -122,7 +122,7 @@ def _write_classes(folder):
         rows = {
             split: datasets.Dataset.from_list(
                 [
-                    {image: {"bytes": encoded(picture(number)), "path": None}, label: number % 10}
+                    {image: {"bytes": encoded(draw_image(number)), "path": None}, label: number % 10}
                     for number in range(count)
                 ],
                 features=features,
@@ -133,11 +133,11 @@ def _write_classes(folder):
 
 
 def _write_reinforced(folder):
-    for shards, pictures in (("datacompdr_12m/0.tar", "datacomp_12m"), ("datacompdr_1b/00/0.tar", "datacomp_1b")):
+    for shards, images in (("datacompdr_12m/0.tar", "datacomp_12m"), ("datacompdr_1b/00/0.tar", "datacomp_1b")):
         samples = {f"{number:08d}": reinforced.sample(number) for number in range(TRAINED)}
         beside = {key: {"jpg": members.pop("jpg")} for key, members in samples.items()}
         reinforced.write_tar(folder / shards, samples)
-        reinforced.write_tar(folder / pictures / "0.tar", beside)
+        reinforced.write_tar(folder / images / "0.tar", beside)
     write_pairs(folder / "pairs.parquet", EVALUATED)
     table = pq.read_table(folder / "pairs.parquet")
     pq.write_table(pa.table({name: table[name] for name in ("image", "caption")}), folder / "pairs.parquet")

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torchvision.transforms import InterpolationMode, RandAugment, RandomResizedCrop
 
-from support.pictures import encoded, picture
+from support.images import draw_image, encoded
 
 WIDTH, AUGMENTATIONS, SYNTHETIC = 12, 4, 3
-SIZE = (40, 32)  # width and height of the pictures
+SIZE = (40, 32)  # width and height of the images
 
 
 def embeddings(number, rows, kind):
@@ -22,7 +22,7 @@ def embeddings(number, rows, kind):
 
 
 def augmentations(number, size=SIZE):
-    """Boxes inside a picture of that width and height, and two operations; one is left out, one does nothing."""
+    """Boxes inside an image of that width and height, and two operations; one is left out, one does nothing."""
     draws = np.random.default_rng(number)
     entries = []
     for _ in range(AUGMENTATIONS):
@@ -55,9 +55,9 @@ def sample(number, version=1, store="npz", as_string=False, kinds=("syn_text",))
     if version == 1:
         arrays["text_emb"] = torch.cat([arrays["text_emb"], arrays.pop("syn_text_emb")])
     return {
-        "url.txt": b"http://example.org/picture.jpg",
-        "jpg": encoded(picture(number, SIZE), "JPEG", quality=90),
-        "txt": f"picture number {number}".encode(),
+        "url.txt": b"http://example.org/image.jpg",
+        "jpg": encoded(draw_image(number, SIZE), "JPEG", quality=90),
+        "txt": f"image number {number}".encode(),
         "syn.json": json.dumps(synthetic).encode(),
         "paug.json": json.dumps({"param_aug": json.dumps(entries) if as_string else entries}).encode(),
         store: npz(arrays) if store == "npz" else pth_gz(arrays),

@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset, Features, List, Value
 from lightning import Callback, LightningModule, Trainer
 
-from support.pictures import encoded, picture
+from support.images import draw_image, encoded
 from vlightning.callbacks import LeftOut, Reinforced, ReinforcementWriter
 from vlightning.datamodules import ReinforcementDataModule
 
@@ -25,8 +25,8 @@ def write_pairs(path, count=ROWS, replaced=None):
     """Pairs with synthetic captions, some of them replaced; returns the path."""
     rows = [
         {
-            "image": {"bytes": encoded(picture(number), "JPEG", quality=90), "path": None},
-            "caption": f"picture number {number}",
+            "image": {"bytes": encoded(draw_image(number), "JPEG", quality=90), "path": None},
+            "caption": f"image number {number}",
             "made": [f"first of {number}", f"second of {number}"],
         }
         | (replaced or {}).get(number, {})

@@ -112,8 +112,8 @@ class Sender(Callback):
                 os.kill(os.getpid(), self.number)
 
 
-class PictureModel(TinyModel):
-    """Regress nothing in particular from the pictures of a datamodule of this package."""
+class ImageModel(TinyModel):
+    """Regress nothing in particular from the images of a datamodule of this package."""
 
     def step(self, batch: dict[str, Tensor]) -> Tensor:
         return self.head(self.embed(batch["image"].mean((2, 3)))).pow(2).mean()

@@ -116,7 +116,7 @@ def test_our_layout_through_the_authors_and_back_is_exact(tmp_path, changes):
     _equal(other.state_dict(), expected)
 
 
-def test_queue_slots_of_two_pictures_are_written_without_an_id():
+def test_queue_slots_of_two_images_are_written_without_an_id():
     module = tiny_albef(mlm=False)
     module.image_queue.ids[:3] = torch.tensor([5, 6, 7])
     module.text_queue.ids[:3] = torch.tensor([5, 8, 7])

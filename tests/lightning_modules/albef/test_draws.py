@@ -19,7 +19,7 @@ def _mask(ids, probability=0.15):
     return draws.draw_masked_tokens(ids, (PAD, CLS, SEP), MASK, VOCAB, probability)
 
 
-def test_negatives_never_come_from_the_same_row_or_picture():
+def test_negatives_never_come_from_the_same_row_or_image():
     torch.manual_seed(0)
     image_id = torch.tensor([1, 1, 2, 3, 2, 4, 5, 6])
     forbidden = image_id[:, None] == image_id

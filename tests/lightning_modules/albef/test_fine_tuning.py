@@ -40,7 +40,7 @@ def test_contrast_and_matching_are_those_of_pre_training(monkeypatch):
         torch.testing.assert_close(losses[1][name], losses[0][name])
 
 
-def test_keys_of_the_same_picture_share_the_target_in_batch_and_queue(monkeypatch):
+def test_keys_of_the_same_image_share_the_target_in_batch_and_queue(monkeypatch):
     module = tiny_albef(mlm=False)
     batch = random_batch(4)
     batch["image_id"] = torch.tensor([7, 7, 8, 9])

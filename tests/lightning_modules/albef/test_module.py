@@ -165,7 +165,7 @@ def test_a_batch_without_masked_words_or_without_negatives_trains(monkeypatch, m
     assert all(p.grad.isfinite().all() for p in module.parameters() if p.requires_grad)
 
 
-def test_pictures_and_texts_that_repeat_are_positives_and_never_negatives(monkeypatch):
+def test_images_and_texts_that_repeat_are_positives_and_never_negatives(monkeypatch):
     module = tiny_albef()
     batch = random_batch(6)
     batch["image_id"] = torch.tensor([0, 0, 1, 2, 3, 4])
@@ -194,7 +194,7 @@ def test_empty_queue_slots_carry_no_loss_and_filled_ones_do(monkeypatch):
 
 
 @pytest.mark.parametrize("queue_start", ["empty", "random", "older checkpoint"])
-def test_any_number_may_be_the_id_of_a_picture(monkeypatch, queue_start):
+def test_any_number_may_be_the_id_of_a_image(monkeypatch, queue_start):
     losses = []
     for own in (77, -1):
         module = tiny_albef(queue_start="random" if queue_start == "random" else "empty", queue_size=24)
@@ -288,7 +288,7 @@ def test_validation_logs_recall_of_the_student(tmp_path):
 
 
 def test_empty_evaluation_batches_change_nothing(tmp_path):
-    """A process whose share was unusable gets a batch without rows; a picture to predict may have no caption."""
+    """A process whose share was unusable gets a batch without rows; an image to predict may have no caption."""
     batch = random_batch(12) | {"text_image_id": torch.arange(12), "text_id": torch.arange(12)}
     nothing = {name: column[:0] for name, column in batch.items()}
     module = tiny_albef()

@@ -23,7 +23,7 @@ def _module(**changes):
 
 def _batch():
     batch = random_batch(PAIRS, dtype=torch.float64)
-    batch["image_id"][1] = batch["image_id"][0]  # a picture twice
+    batch["image_id"][1] = batch["image_id"][0]  # an image twice
     return batch
 
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.albef import random_batch, tiny_albef
-from vlightning.datamodules.text import open_tokenizer, set_ending, tokenizer_from_json, train_wordpiece
-from vlightning.datamodules.transforms import CLIP_MEAN, CLIP_STD, ALBEFEvalTransform
+from vlightning.datamodules.text.tokenizers import open_tokenizer, set_ending, tokenizer_from_json, train_wordpiece
+from vlightning.datamodules.transforms.albef import CLIP_MEAN, CLIP_STD, ALBEFEvalTransform
 from vlightning.lightning_modules import ALBEFModule
 
 FRESH = """
@@ -88,7 +88,7 @@ def test_the_folder_holds_every_weight_once_and_no_queue(tmp_path, mlm, dtype):
         assert head.weight is loaded.student.text_encoder.bert.embeddings.word_embeddings.weight
 
 
-def test_config_is_plain_and_says_how_pictures_are_normalised(tmp_path):
+def test_config_is_plain_and_says_how_images_are_normalised(tmp_path):
     module = _noisy()
     module.save_pretrained(tmp_path / "unknown")
     assert json.loads((tmp_path / "unknown" / "config.json").read_text())["preprocessing"] is None  # it has seen none

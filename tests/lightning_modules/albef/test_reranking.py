@@ -8,13 +8,13 @@ from torch.utils.data import DataLoader
 from support.albef import tiny_albef
 from support.distributed import run_distributed
 from vlightning.callbacks import rank, world_size
-from vlightning.lightning_modules import evaluation
+from vlightning.lightning_modules.evaluation import retrieval as evaluation
 
 PICTURES, CAPTIONS, K = 14, 2, 10
 
 
-def _pictures():
-    """Pictures with two captions each, of different lengths."""
+def _images():
+    """Images with two captions each, of different lengths."""
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(104, 120, (PICTURES, CAPTIONS, 6), generator=generator)
     mask = (torch.arange(6) < torch.randint(2, 7, (PICTURES, CAPTIONS, 1), generator=generator)).long()
@@ -22,7 +22,7 @@ def _pictures():
 
 
 def _loader(rows, size):
-    image, ids, mask = _pictures()
+    image, ids, mask = _images()
     batches = []
     for part in torch.tensor(rows).split(size):
         owners = part.repeat_interleave(CAPTIONS)
@@ -52,12 +52,12 @@ def _module(score):
 
 
 def _brute_force(module, score):
-    """Recall from lists: encode each picture and each text alone, fuse each candidate pair alone, sort in Python."""
-    image, ids, mask = _pictures()
+    """Recall from lists: encode each image and each text alone, fuse each candidate pair alone, sort in Python."""
+    image, ids, mask = _images()
     ids, mask = ids.flatten(0, 1), mask.flatten(0, 1)
     owner = torch.arange(PICTURES).repeat_interleave(CAPTIONS).tolist()
     with torch.no_grad():
-        tokens = [module.student.encode_image(picture[None].double()) for picture in image]
+        tokens = [module.student.encode_image(row[None].double()) for row in image]
         states = [
             module.student.encode_text(i[None, : int(m.sum())], m[None, : int(m.sum())])
             for i, m in zip(ids, mask, strict=True)
@@ -65,12 +65,12 @@ def _brute_force(module, score):
         image_features = torch.cat([module.student.project_image(t) for t in tokens]).float()
         text_features = torch.cat([module.student.project_text(s) for s in states]).float()
 
-        def match(picture, text):
+        def match(row, text):
             ones = torch.ones(states[text].shape[:2], dtype=torch.long)
-            fused = module.student.fuse(states[text], ones, tokens[picture])
+            fused = module.student.fuse(states[text], ones, tokens[row])
             logit = module.itm_head(fused[:, 0])[0, 1].item()
             weight = {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1 / module.temperature.item()}[score]
-            return logit + weight * similarity[picture][text]
+            return logit + weight * similarity[row][text]
 
         similarity = (image_features @ text_features.T).tolist()
         found = {}
@@ -83,8 +83,8 @@ def _brute_force(module, score):
             for query in queries:
 
                 def by_contrast(c, query=query, pair=pair):
-                    picture, text = pair(query, c)
-                    return -similarity[picture][text]
+                    row, text = pair(query, c)
+                    return -similarity[row][text]
 
                 best = sorted(candidates, key=by_contrast)[:K]
                 best.sort(key=lambda c, query=query, pair=pair: -match(*pair(query, c)))
@@ -103,7 +103,7 @@ def _test(module, rows, size):
 
 
 @pytest.mark.parametrize("score", ["itm", "itm+itc", "itm+itc_logits"])
-def test_recall_equals_brute_force_and_each_picture_is_encoded_once(monkeypatch, score):
+def test_recall_equals_brute_force_and_each_image_is_encoded_once(monkeypatch, score):
     module = _module(score)
     expected = _brute_force(module, score)
     encoded = []

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from vlightning.lightning_modules.albef.schedule import official_lr
-from vlightning.lightning_modules.schedules import warmup_cosine
+from vlightning.lightning_modules.optim.schedules import warmup_cosine
 
 PRETRAIN = {"epochs": 30, "peak": 1e-4, "floor": 1e-5, "warmup_steps": 2000, "warmup_start": 1e-5}
 

@@ -9,7 +9,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from support.albef import pairs_loader, tiny_albef
 from vlightning.lightning_modules.albef.weights import load_text_weights
-from vlightning.lightning_modules.vit_weights import load_vision_weights, resize_positions
+from vlightning.lightning_modules.networks.vit_weights import load_vision_weights, resize_positions
 
 
 def _bert(folder, layers=2, **changes):

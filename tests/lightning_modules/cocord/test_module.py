@@ -13,7 +13,7 @@ from support.cocord import CLASSES, HEADS, PAIRS, random_batch, teacher_file, ti
 from vlightning.callbacks import EMACallback, FeatureQueue
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import CoCoRDModule
-from vlightning.lightning_modules.cocord.network import Predictor, ProjectionHead, build_classifier
+from vlightning.lightning_modules.networks.classifiers import Predictor, ProjectionHead, build_classifier
 
 EQUAL_WIDTHS = [PAIRS[n] for n in (0, 2, 3, 4, 5, 6)]
 

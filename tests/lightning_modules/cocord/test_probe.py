@@ -1,4 +1,4 @@
-"""Linear probing: a frozen network, each training picture encoded once, and plain SGD on one layer."""
+"""Linear probing: a frozen network, each training image encoded once, and plain SGD on one layer."""
 
 from pathlib import Path
 
@@ -13,17 +13,17 @@ from lightning.pytorch.callbacks import Callback
 from support.cocord import CLASSES, teacher_file
 from support.command_line import run
 from support.distributed import run_ddp_fit
-from support.pictures import encoded, picture
+from support.images import draw_image, encoded
 from vlightning.datamodules import ImageClassificationDataModule
-from vlightning.datamodules.labels import LabelTable
-from vlightning.datamodules.sampling import epoch_order
+from vlightning.datamodules.core.labels import LabelTable
+from vlightning.datamodules.core.sampling import epoch_order
 from vlightning.export import main as export
 from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
-from vlightning.lightning_modules.cocord.checkpoint import load_classifier, read_classifier
-from vlightning.lightning_modules.cocord.network import build_classifier
+from vlightning.lightning_modules.networks.classifier_files import load_classifier, read_classifier
+from vlightning.lightning_modules.networks.classifiers import build_classifier
 
 ROOT = Path(__file__).resolve().parents[3]
-PROBED, SEED, BATCH = 3, 11, 4  # classes of the probe, run seed, pictures in a batch
+PROBED, SEED, BATCH = 3, 11, 4  # classes of the probe, run seed, images in a batch
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def quiet_library():
 
 def _parquet(folder, name, count, bad=()):
     rows = {
-        "image": [{"bytes": b"?" if n in bad else encoded(picture(n)), "path": None} for n in range(count)],
+        "image": [{"bytes": b"?" if n in bad else encoded(draw_image(n)), "path": None} for n in range(count)],
         "label": [n % PROBED for n in range(count)],
     }
     features = datasets.Dataset.from_dict(rows).features.copy()
@@ -79,11 +79,11 @@ def _copied(state):
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
-def test_each_training_picture_is_read_and_encoded_once_in_all_epochs(tmp_path, monkeypatch):
+def test_each_training_image_is_read_and_encoded_once_in_all_epochs(tmp_path, monkeypatch):
     module, data = _module(tmp_path), _data(tmp_path)
     assert module.views() == []
     decoded, batches, steps = [], [], []
-    encode, decode, step = module.encode, LabelTable.picture, module.training_step
+    encode, decode, step = module.encode, LabelTable.image, module.training_step
 
     def counted_encode(image):
         batches.append(len(image))
@@ -99,10 +99,10 @@ def test_each_training_picture_is_read_and_encoded_once_in_all_epochs(tmp_path, 
 
     monkeypatch.setattr(module, "encode", counted_encode)
     monkeypatch.setattr(module, "training_step", watched_step)
-    monkeypatch.setattr(LabelTable, "picture", counted_decode)
+    monkeypatch.setattr(LabelTable, "image", counted_decode)
     _fit(module, data, num_sanity_val_steps=0, limit_val_batches=0)
     assert sum(batches) == 24
-    # Opening a split decodes one picture, of each split's first row, to see that some can be used.
+    # Opening a split decodes one image, of each split's first row, to see that some can be used.
     assert sorted(decoded) == sorted([0, 0, *range(24)])
     names = {"label", "sample_index", "feature_row", "known_label"}
     assert steps == [(names, 26)] * (3 * 24 // BATCH)
@@ -142,7 +142,7 @@ def _expected(module, data, epochs, bad):
             if rows:
                 with torch.no_grad():
                     features = network.forward_features(
-                        torch.stack([data.eval_transform(table.picture(row)) for row in rows])
+                        torch.stack([data.eval_transform(table.image(row)) for row in rows])
                     )
                 weight, bias = (value.requires_grad_() for value in values)
                 loss = F.cross_entropy(features @ weight.T + bias, torch.tensor([row % PROBED for row in rows]))
@@ -163,9 +163,9 @@ def test_training_is_sgd_on_the_features_of_a_frozen_network(bad, tmp_path):
     (weight, bias), losses = _expected(module, _data(tmp_path, bad), epochs=4, bad=bad)
     assert sum(losses[-6:]) < sum(losses[:6])
     data = _data(tmp_path, bad)
-    pictures = data.every_picture
-    if bad:  # nobody promises the order in which pictures come to be encoded
-        data.every_picture = lambda split: reversed(list(pictures(split)))
+    images = data.every_image
+    if bad:  # nobody promises the order in which images come to be encoded
+        data.every_image = lambda split: reversed(list(images(split)))
     trainer = _fit(module, data, epochs=4)
     torch.testing.assert_close(module.linear.weight.detach(), weight, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(module.linear.bias.detach(), bias, rtol=1e-4, atol=1e-6)
@@ -295,11 +295,11 @@ def test_what_a_probe_cannot_do_is_said_in_a_sentence(tmp_path):
     with pytest.raises(ValueError, match=r"^The data has 3 classes, the model 4: set model\.num_classes"):
         _fit(_module(tmp_path, num_classes=4), _data(tmp_path))
     loader = torch.utils.data.DataLoader([{"label": torch.tensor(0), "sample_index": torch.tensor(0)}])
-    with pytest.raises(ValueError, match=r"^Found no datamodule, expected one that reads each training picture once"):
+    with pytest.raises(ValueError, match=r"^Found no datamodule, expected one that reads each training image once"):
         _fit(_module(tmp_path), loader)
     data = _data(tmp_path)
-    data.every_picture = lambda split: []
-    with pytest.raises(RuntimeError, match=r"^Found no training picture that can be read"):
+    data.every_image = lambda split: []
+    with pytest.raises(RuntimeError, match=r"^Found no training image that can be read"):
         _fit(_module(tmp_path), data)
 
 

@@ -19,7 +19,7 @@ def test_size_is_the_authors(embed_dim, length, parameters):
 
 
 def slow(mapper, embedding, heads):
-    """One picture and one head at a time, as the formulas say."""
+    """One image and one head at a time, as the formulas say."""
     rows = []
     for row in embedding:
         x = torch.cat([mapper.spread(row).view(mapper.clip_length, -1), mapper.prefix])

@@ -17,9 +17,9 @@ from open_clip.model import resize_pos_embed
 from support.classifier import CLASSES, TOWER, descendant, random_batch, shape_classes, tiny_classifier
 from support.command_line import run
 from support.distributed import run_ddp_fit, run_distributed, run_sharded_fit, whole_state
-from support.learngene import SIZE, auxiliary, learngene, pictures
+from support.images import draw_image, encoded
+from support.learngene import SIZE, auxiliary, learngene, random_images
 from support.mmlg import tiny_extraction
-from support.pictures import encoded, picture
 from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneExpansionCallback, rank, save_learngene
 from vlightning.lightning_modules import VisionClassifierModule
@@ -49,7 +49,7 @@ def started(module, *callbacks, **options):
 
 
 def class_token(visual, image):
-    """What a CLIP's tower has of a picture before it projects."""
+    """What a CLIP's tower has of an image before it projects."""
     found = []
     handle = visual.ln_post.register_forward_hook(lambda _, __, output: found.append(output[:, 0]))
     visual(image)
@@ -64,10 +64,10 @@ def test_features_are_those_of_the_clip_before_its_projection(tmp_path, layers):
     module = tiny_classifier(layers=layers, weights=str(tmp_path / "a.ckpt"))
     module.load_initial_weights()
     module.double().eval()
-    features = module.tower(pictures())
-    torch.testing.assert_close(features, class_token(network.visual, pictures()), rtol=0, atol=1e-6)
-    torch.testing.assert_close(features @ network.visual.proj, network.encode_image(pictures()), rtol=0, atol=1e-6)
-    torch.testing.assert_close(module(pictures()), features @ module.head.weight.T + module.head.bias)
+    features = module.tower(random_images())
+    torch.testing.assert_close(features, class_token(network.visual, random_images()), rtol=0, atol=1e-6)
+    torch.testing.assert_close(features @ network.visual.proj, network.encode_image(random_images()), rtol=0, atol=1e-6)
+    torch.testing.assert_close(module(random_images()), features @ module.head.weight.T + module.head.bias)
 
 
 @pytest.mark.parametrize("layers", [12, 7])
@@ -77,8 +77,8 @@ def test_a_learngene_fills_the_tower(tmp_path, layers):
     module = started(tiny_classifier(layers=layers), callback)
     trained = auxiliary()
     with torch.no_grad():
-        found = module.double().tower(pictures()) @ trained.double().vision.proj
-        expected = trained.encode_image(pictures())
+        found = module.double().tower(random_images()) @ trained.double().vision.proj
+        expected = trained.encode_image(random_images())
     assert torch.allclose(found, expected, rtol=0, atol=1e-5) == (layers == 12)  # which is the auxiliary itself
     assert torch.equal(module.tower.conv1.weight, trained.vision.conv1.weight)
 
@@ -117,7 +117,7 @@ def rows():
     return torch.utils.data.DataLoader([row | {"label": row["label"] % 7} for row in listed], batch_size=8)
 
 
-def test_positions_of_another_size_of_pictures_are_resampled_as_open_clip_does_and_said(tmp_path, caplog):
+def test_positions_of_another_size_of_images_are_resampled_as_open_clip_does_and_said(tmp_path, caplog):
     network = descendant(tmp_path / "a.ckpt")
     module = tiny_classifier(image_size=2 * SIZE, weights=str(tmp_path / "a.ckpt"))
     expected = {"visual.positional_embedding": network.visual.positional_embedding.detach().clone()}
@@ -164,7 +164,7 @@ def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
     ("options", "message"),
     [
         ({"heads": 3}, "A width of 16 does not divide into 3 heads"),
-        ({"image_size": 20}, "Pictures of 20 pixels do"),
+        ({"image_size": 20}, "Images of 20 pixels do"),
     ],
 )
 def test_sizes_that_do_not_fit_together_are_one_sentence(options, message):
@@ -208,7 +208,7 @@ def test_weight_decay_spares_what_has_fewer_than_two_dimensions():
 @pytest.mark.parametrize(("warmup", "used"), [(5000, 5000), (0, 0), (97_500, 9_750)])
 def test_the_schedule_is_linear_then_a_cosine_to_zero(warmup, used):
     module = tiny_classifier(warmup_steps=warmup)
-    module._trainer = SimpleNamespace(estimated_stepping_batches=97_500)  # 50,000 pictures in batches of 256
+    module._trainer = SimpleNamespace(estimated_stepping_batches=97_500)  # 50,000 images in batches of 256
     for step in (1, 100, used - 1, used, 40_000, 97_499):
         if 0 < step < used:
             assert module.scheduled_lr(step) == pytest.approx(1e-4 * (step + 1) / used)
@@ -246,7 +246,7 @@ def words(section, **options):
     return [word for name, value in options.items() for word in (f"--{section}.{name}", str(value))]
 
 
-def test_it_learns_the_built_in_pictures_on_the_command_line(tmp_path, monkeypatch):
+def test_it_learns_the_built_in_images_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = {"length": 80, "eval_length": 80, "batch_size": 20, "image_size": 32, "augment": False}
     model = {**SMALL, "num_classes": CLASSES, "width": 48, "learning_rate": 3e-3, "warmup_steps": 10}
@@ -267,7 +267,7 @@ def test_it_learns_the_built_in_pictures_on_the_command_line(tmp_path, monkeypat
 
 def _parquet(folder, name, count):
     rows = {
-        "img": [{"bytes": encoded(picture(n)), "path": None} for n in range(count)],
+        "img": [{"bytes": encoded(draw_image(n)), "path": None} for n in range(count)],
         "fine_label": [n % 100 for n in range(count)],
     }
     features = datasets.Dataset.from_dict(rows).features.copy()

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from support.clip import randomized
-from support.learngene import EMBED, SIZES, clip, pictures, texts
-from vlightning.callbacks.learngene_expansion import expand_learngene
-from vlightning.callbacks.learngene_file import Learngene, LearngeneSizes, load_learngene, save_learngene
+from support.learngene import EMBED, SIZES, clip, random_images, texts
+from vlightning.callbacks.learngene.expansion import expand_learngene
+from vlightning.callbacks.learngene.file import Learngene, LearngeneSizes, load_learngene, save_learngene
 from vlightning.lightning_modules.mmlg.descendant import PlainCLIP
 
 COUNTS = {6: 40_963_969, 7: 44_512_897, 8: 48_061_825, 9: 51_610_753, 10: 55_159_681, 11: 58_708_609, 12: 62_257_537}
@@ -36,7 +36,7 @@ def test_it_is_open_clips_in_features_and_gradients(size):
     network = PlainCLIP(SIZES).double()
     state = theirs.state_dict()
     network.load_state_dict(state | {"logit_scale": state["logit_scale"].reshape(1)})
-    image, ids = pictures(), texts()
+    image, ids = random_images(), texts()
     expected = theirs.encode_image(image), theirs.encode_text(ids)
     found = network.encode_pairs(image, ids, size)
     for one, other in zip(found, expected, strict=True):

@@ -1,4 +1,4 @@
-"""Embeddings are the tower's own features of pictures that were prepared as it expects, and captioning runs on them."""
+"""Embeddings are the tower's own features of images that were prepared as it expects, and captioning runs on them."""
 
 import json
 import shutil
@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from support.captioning import CAPTIONS, SIZES, write_language_model
 from support.clip import SIZE, add_tiny_clip, randomized
 from support.command_line import run
+from support.images import draw_image
 from support.mmlg import trained_checkpoint
-from support.pictures import picture
 from support.tiny_modules import trainer
 from vlightning.callbacks import ImageEmbeddingWriter
 from vlightning.datamodules import ImageTextDataModule
@@ -35,13 +35,13 @@ def weights(tmp_path, clip):
     return str(tmp_path / "clip.safetensors")
 
 
-def write_pictures(folder):
-    """Pictures in a folder and their captions in Karpathy's form, one of the pictures in each of the other splits."""
+def write_images(folder):
+    """Images in a folder and their captions in Karpathy's form, one of the images in each of the other splits."""
     (folder / "images").mkdir(parents=True)
     splits = ["train", "train", "restval", "train", "val", "test"]
     images = []
     for number, split in enumerate(splits):
-        picture(number).save(folder / "images" / f"{number}.png")
+        draw_image(number).save(folder / "images" / f"{number}.png")
         sentences = [{"raw": text} for text in CAPTIONS[number]]
         images.append({"filename": f"{number}.png", "filepath": "images", "split": split, "sentences": sentences})
         images[-1]["cocoid"] = 100 + number
@@ -50,7 +50,7 @@ def write_pictures(folder):
 
 
 def data_of(folder, **options):
-    every = {"path": write_pictures(folder), "split": "train+restval+val+test"}
+    every = {"path": write_images(folder), "split": "train+restval+val+test"}
     text = {"tokenizer": "clip", "vocab_size": 49408, "max_tokens": 77, "cache_dir": str(folder / "cache")}
     return ImageTextDataModule(predict=every, batch_size=4, num_workers=0, **text, **options)
 
@@ -62,7 +62,7 @@ def test_embeddings_are_what_open_clip_computes_and_not_scaled(tmp_path, clip, w
     table = pq.read_table(tmp_path / "out" / "embeddings.parquet")
     prepare = open_clip.image_transform(SIZE, False)
     with torch.no_grad():
-        expected = clip.encode_image(torch.stack([prepare(picture(number)) for number in range(PICTURES)]))
+        expected = clip.encode_image(torch.stack([prepare(draw_image(number)) for number in range(PICTURES)]))
     found = torch.tensor(table["embedding"].to_pylist())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert (found.norm(dim=1) - 1).abs().min() > 0.1
@@ -74,7 +74,7 @@ def test_embeddings_are_what_open_clip_computes_and_not_scaled(tmp_path, clip, w
     assert not module.tower.state_dict()
 
 
-def test_a_datamodule_without_pictures_is_refused(weights):
+def test_a_datamodule_without_images_is_refused(weights):
     module = ImageEmbeddingModule(weights, add_tiny_clip())
     with pytest.raises(ValueError, match="Found no eval_transform in NoneType"):
         trainer().predict(module, torch.zeros(2, 3))
@@ -110,7 +110,7 @@ def test_what_has_no_image_tower_is_refused(tmp_path):
 
 def test_the_command_line_embeds_trains_tests_and_predicts(tmp_path, monkeypatch, weights):
     monkeypatch.chdir(tmp_path)
-    captions = write_pictures(tmp_path / "data")
+    captions = write_images(tmp_path / "data")
     gpt2 = write_language_model("gpt2", lessons=100)
     own = ("--data.image_root", "data", "--data.cache_dir", "cache", "--data.num_workers", "0")
     every = json.dumps({"path": captions, "split": "train+restval+val+test"})

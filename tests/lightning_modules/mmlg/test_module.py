@@ -14,8 +14,8 @@ from support.mmlg import ready, tiny_extraction, write_teacher
 from vlightning.callbacks import LearngeneExpansionCallback, LearngeneWriter, expand_learngene, load_learngene
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MMLGModule
-from vlightning.lightning_modules.mobileclip.outside import Outside
 from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of
+from vlightning.lightning_modules.networks.published_clip import Outside
 
 ROWS = 6
 

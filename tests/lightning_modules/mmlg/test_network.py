@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from support.learngene import LENGTH, SIZES, WIDTH, auxiliary, clip, pictures, texts
-from vlightning.callbacks.learngene_file import LearngeneSizes
+from support.learngene import LENGTH, SIZES, WIDTH, auxiliary, clip, random_images, texts
+from vlightning.callbacks.learngene.file import LearngeneSizes
+from vlightning.lightning_modules.base.sharding import _blocks
 from vlightning.lightning_modules.mmlg.network import LearngeneCLIP, LinearCLIP
-from vlightning.lightning_modules.sharding import _blocks
 
 # Which group and coefficients layers 0 to 11 have (section 3 of the paper; the example there is layer 6).
 LAYERS = [(1, 0), (1, 0), (2, 1), (2, 1), (1, 2), (1, 2), (2, 3), (2, 3), (1, 4), (1, 4), (2, 5), (2, 5)]
@@ -53,7 +53,7 @@ def outputs(plain, state, image, ids):
 def test_it_is_an_ordinary_clip_in_features_and_gradients(size):
     network = auxiliary().double()
     plain, state = filled(network)
-    image, ids = pictures(), texts()
+    image, ids = random_images(), texts()
     expected = outputs(plain, state, image, ids)
     found = network.encode_pairs(image, ids, size)
     for one, other in zip(found, expected, strict=True):
@@ -108,7 +108,7 @@ def test_tleg_is_an_ordinary_clip_whose_layers_lie_on_a_line():
                 for end in ("weight", "bias"):
                     base, slope = (own[f"blocks.{tower}.{term}.{name}.{end}"] for term in ("base", "slope"))
                     state[f"{prefix}transformer.resblocks.{layer}.{theirs}{end}"] = base + layer / 12 * slope
-    image, ids = pictures(), texts()
+    image, ids = random_images(), texts()
     found = [torch.nn.functional.normalize(part, dim=-1) for part in network.encode_pairs(image, ids)]
     for one, other in zip(found, outputs(plain, state, image, ids), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
@@ -163,7 +163,7 @@ def test_autograd_keeps_six_sums_of_twelve_layers(tower, half):
         torch.autocast("cpu", torch.bfloat16, enabled=half),
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
-        features = network.encode_image(pictures(dtype=torch.float32)) if tower == "vision" else None
+        features = network.encode_image(random_images(dtype=torch.float32)) if tower == "vision" else None
         features = network.encode_text(texts()) if features is None else features
     assert features.requires_grad
     assert len(kept) == 12  # fc1 and fc2, of six layers
@@ -192,7 +192,7 @@ def test_texts_may_be_shorter_and_do_not_look_ahead():
     [
         ({"layers": 11}, "layers is 11, but layers come in pairs"),
         ({"width": 100}, "A width of 100 does not divide into 6 heads"),
-        ({"patch_size": 15}, "Pictures of 224 pixels do not divide into patches of 15"),
+        ({"patch_size": 15}, "Images of 224 pixels do not divide into patches of 15"),
         ({"heads": 0}, "heads is 0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Captions with cached attention are those of open_clip's generation, and a function of picture and seed alone."""
+"""Captions with cached attention are those of open_clip's generation, and a function of image and seed alone."""
 
 import json
 import pickle
@@ -96,9 +96,9 @@ def flat(captions):
     return [text for texts in captions for text in texts]
 
 
-def whole_logits(network, pictures, text):
+def whole_logits(network, images, text):
     """What open_clip computes for a token after `text`, all of it."""
-    return network(pictures, text, output_labels=False)["logits"][:, -1]
+    return network(images, text, output_labels=False)["logits"][:, -1]
 
 
 def sequence_first(network):
@@ -118,10 +118,10 @@ def correct_mask(network):
 def test_cached_logits_are_those_of_the_whole_text(config, change):
     network = coca(config).double()
     change(network)
-    pictures, captions = images(2), 3
+    batch, captions = images(2), 3
     text = torch.randint(1, START, (2, captions, 12), generator=torch.Generator().manual_seed(1))
-    decoder = CachedDecoder(network, network.visual(pictures)[1])
-    repeated = pictures.repeat_interleave(captions, 0)
+    decoder = CachedDecoder(network, network.visual(batch)[1])
+    repeated = batch.repeat_interleave(captions, 0)
     for length in range(1, 13):
         found = decoder.step(text[..., length - 1])
         seen = text.flatten(0, 1)
@@ -133,11 +133,11 @@ def test_cached_logits_are_those_of_the_whole_text(config, change):
         assert torch.allclose(found, expected.view_as(found), rtol=0, atol=1e-10), length
 
 
-def slow_caption(network, picture, numbers, length, min_length, top_p, temperature):
+def slow_caption(network, image, numbers, length, min_length, top_p, temperature):
     """One caption, token by token, each from the whole text before it."""
     ids = [START]
     while len(ids) < length and ids[-1] not in (END, PADDING):
-        logits = whole_logits(network, picture[None], torch.tensor([ids]))[0].numpy()
+        logits = whole_logits(network, image[None], torch.tensor([ids]))[0].numpy()
         if len(ids) + 1 == length:
             ids.append(END)
             break
@@ -167,11 +167,11 @@ def test_captions_are_those_of_a_slow_sampler(folder, settings):
     fast = captioner(folder, **settings)
     found = fast.sample(images(), range(4)).tolist()
     lengths = set()
-    for seed, (picture, captions) in enumerate(zip(images(), found, strict=True)):
+    for seed, (image, captions) in enumerate(zip(images(), found, strict=True)):
         numbers = np.random.default_rng(seed).random((3, 12))
         for number, caption in enumerate(captions):
             expected = slow_caption(
-                fast.network, picture, numbers[number], 12, fast.min_length, fast.top_p, fast.temperature
+                fast.network, image, numbers[number], 12, fast.min_length, fast.top_p, fast.temperature
             )
             assert caption == expected + [PADDING] * (len(caption) - len(expected))
             lengths.add(len(expected))
@@ -223,7 +223,7 @@ def test_captions_are_those_of_open_clip(folder, monkeypatch):
     assert len(set(texts)) > 6
 
 
-def test_a_caption_depends_on_its_picture_and_seed_alone(folder):
+def test_a_caption_depends_on_its_image_and_seed_alone(folder):
     fast = captioner(folder, length=10)
     together = fast(images(), [7, 8, 9, 10])
     assert all(len(captions) == 3 for captions in together)
@@ -236,7 +236,7 @@ def test_a_caption_depends_on_its_picture_and_seed_alone(folder):
     assert len(set(together[0])) > 1
 
 
-def test_each_picture_is_encoded_once(folder):
+def test_each_image_is_encoded_once(folder):
     fast = captioner(folder, captions=4)
     seen, keys = [], []
     fast.network.visual.register_forward_hook(lambda module, arguments, output: seen.append(len(arguments[0])))
@@ -244,7 +244,7 @@ def test_each_picture_is_encoded_once(folder):
         block.ln_1_kv.register_forward_hook(lambda module, arguments, output: keys.append(len(arguments[0])))
     fast(images(3), [1, 2, 3])
     assert seen == [3]
-    assert keys == [3, 3]  # a row of each picture, in each of two blocks
+    assert keys == [3, 3]  # a row of each image, in each of two blocks
 
 
 def test_generation_ends_when_all_captions_have(folder):
@@ -259,11 +259,11 @@ def test_generation_ends_when_all_captions_have(folder):
 @torch.no_grad()
 def test_half_precision(folder):
     half, exact = captioner(folder).float(), captioner(folder)
-    pictures, tokens = images().float(), torch.full((4, 3), START)
+    batch, tokens = images().float(), torch.full((4, 3), START)
     expected = CachedDecoder(exact.network, exact.network.visual(images())[1]).step(tokens)
     with torch.autocast("cpu", torch.bfloat16):
-        found = CachedDecoder(half.network, half.network.visual(pictures)[1]).step(tokens)
-        captions = half(pictures, range(4))
+        found = CachedDecoder(half.network, half.network.visual(batch)[1]).step(tokens)
+        captions = half(batch, range(4))
     assert found.dtype == torch.float32
     assert not torch.equal(found, found.bfloat16().float())  # not rounded at the end
     assert (found - expected).abs().max() < 0.3 < expected.std()
@@ -356,9 +356,9 @@ def test_transform_description_and_loading_once(folder):
     network = fast.network
     fast.load()
     assert fast.network is network
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8))
-    found = pickle.loads(pickle.dumps(fast.transform))(picture)
-    expected = open_clip.create_model_from_pretrained(f"local-dir:{folder}")[1](picture)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8))
+    found = pickle.loads(pickle.dumps(fast.transform))(image)
+    expected = open_clip.create_model_from_pretrained(f"local-dir:{folder}")[1](image)
     assert found.shape == (3, 32, 32)
     assert torch.allclose(found, expected, atol=2e-2)
     description = fast.description()
@@ -403,8 +403,8 @@ def test_too_long_for_the_network(folder):
         captioner(folder, length=13)
 
 
-def test_seeds_for_other_pictures(folder):
-    with pytest.raises(ValueError, match="Found 3 seeds for 4 pictures"):
+def test_seeds_for_other_images(folder):
+    with pytest.raises(ValueError, match="Found 3 seeds for 4 images"):
         captioner(folder)(images(), [1, 2, 3])
 
 
@@ -486,8 +486,8 @@ def test_models_of_transformers(saved):
     model.load()
     assert model.network is network
     rng = np.random.default_rng(0)
-    pictures = [Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)) for _ in range(2)]
-    batch = torch.stack([pickle.loads(pickle.dumps(model.transform))(picture) for picture in pictures])
+    images = [Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)) for _ in range(2)]
+    batch = torch.stack([pickle.loads(pickle.dumps(model.transform))(image) for image in images])
     assert batch.shape == (2, 3, 32, 32)
     assert -1.01 < batch.min() < -0.5 < 0.5 < batch.max() < 1.01  # normalised
 
@@ -507,7 +507,7 @@ def test_models_of_transformers(saved):
     cut = TransformersCaptioner(saved, **settings)
     cut.load()
     assert cut(batch, [1, 2]) == [[text.split(".")[0].strip() for text in texts] for texts in found]
-    with pytest.raises(ValueError, match="Found 1 seeds for 2 pictures"):
+    with pytest.raises(ValueError, match="Found 1 seeds for 2 images"):
         model(batch, [1])
 
     description = model.description()

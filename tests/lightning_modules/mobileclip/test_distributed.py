@@ -63,5 +63,5 @@ def test_sharded_training_is_that_of_ddp(tmp_path, model, size, tolerance):
             torch.testing.assert_close(sharded["state_dict"][name], value, rtol=tolerance, atol=tolerance)
     for name, value in whole["metrics"].items():
         if tolerance is None and name.startswith("val/"):
-            continue  # ranks among eight pictures
+            continue  # ranks among eight images
         assert sharded["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name

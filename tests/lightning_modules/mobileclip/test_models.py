@@ -11,7 +11,7 @@ from safetensors import safe_open
 from timm.models.fastvit import MobileOneBlock, ReparamLargeKernelConv, RepMixer
 from torch import nn
 
-from support.mobileclip import features, fill, pictures, settle, texts
+from support.mobileclip import features, fill, random_images, settle, texts
 from vlightning.lightning_modules.mobileclip.checkpoint import from_vendor, to_vendor
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
 from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
@@ -144,7 +144,7 @@ def test_tiny_model_has_all_parts_and_can_be_fused(size):
     assert model.text.transformer.resblocks[0].mlp.fc1.out_channels == 4 * 128
     fused = reparameterize(model)
     assert norms_left(fused) == []
-    batch = pictures(2, size), texts(2)
+    batch = random_images(2, size), texts(2)
     for one, two in zip(features(fused, *batch), features(model, *batch), strict=True):
         assert one.shape == (2, 128)
         torch.testing.assert_close(one, two, rtol=0, atol=1e-5)
@@ -159,10 +159,10 @@ def test_context_length_is_that_of_the_texts(name):
 
 
 @pytest.mark.parametrize("name", ["MobileCLIP-B", "MobileCLIP-S0", "ViT-S-32-alt"])
-def test_pictures_of_another_size(name):
+def test_images_of_another_size(name):
     model = build_model(name, 128).eval()
     with torch.no_grad():
-        assert model.encode_image(pictures(1, 128)).shape[0] == 1
+        assert model.encode_image(random_images(1, 128)).shape[0] == 1
 
 
 @pytest.mark.parametrize(("name", "entries"), [("MobileCLIP-S1", 1585), ("MobileCLIP-S2", 1721), ("MobileCLIP-B", 313)])
@@ -248,7 +248,7 @@ def test_any_model_of_open_clip_is_a_pair_of_towers():
     state = {name.removeprefix("text."): value for name, value in model.state_dict().items()}
     theirs.load_state_dict(state | {"logit_scale": torch.tensor(2.0)})
     for one, two in zip(
-        features(model, pictures(2, 224), texts(2)), features(theirs, pictures(2, 224), texts(2)), strict=True
+        features(model, random_images(2, 224), texts(2)), features(theirs, random_images(2, 224), texts(2)), strict=True
     ):
         torch.testing.assert_close(one, two)
 

@@ -151,7 +151,7 @@ def test_slices_as_large_as_the_batch_are_the_whole_with_batch_norm_too():
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-7, msg=name)
 
 
-def test_convolutions_have_their_channels_last_but_for_those_of_the_pictures():
+def test_convolutions_have_their_channels_last_but_for_those_of_the_images():
     """With theirs last too the backward pass writes beyond its memory, and the process dies sooner or later."""
     module = mci()
     module.configure_model()
@@ -271,7 +271,7 @@ def test_the_average_follows_with_its_statistics_and_is_what_is_evaluated(tmp_pa
     torch.testing.assert_close(alone.encode_images(image)[0], normalize(alone.student.encode_image(image), dim=-1))
 
 
-def test_a_student_learns_how_the_teachers_relate_pictures_and_texts():
+def test_a_student_learns_how_the_teachers_relate_images_and_texts():
     """The student reproduces a teacher's affinities on a few pairs: the KL divergence falls to almost nothing."""
     torch.manual_seed(0)
     module = tiny_module(distillation_weight=1.0, teacher_dims=[5], teacher_scales=[5.0], average_momentum=None)

@@ -1,4 +1,4 @@
-"""Trained weights out of every layout, strictly; back into the vendor's and open_clip's; and what pictures need."""
+"""Trained weights out of every layout, strictly; back into the vendor's and open_clip's; and what images need."""
 
 import copy
 import dataclasses
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
-from support.mobileclip import features, pictures, settle, texts
+from support.mobileclip import features, random_images, settle, texts
 from vlightning.lightning_modules.mobileclip.checkpoint import to_vendor
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
 from vlightning.lightning_modules.mobileclip.pretrained import (
@@ -31,7 +31,7 @@ from vlightning.lightning_modules.mobileclip.reparameterize import reparameteriz
 NAME = "MobileCLIP-tiny"
 NATIVE = "ViT-S-32-alt"  # the smallest of open_clip's own
 SMALL, SMALLEST, SMALL_VIT = "MobileCLIP2-S0-small", "MobileCLIP2-tiny", "MobileCLIP-B-small"
-BATCH = pictures(2, 64), texts(2)
+BATCH = random_images(2, 64), texts(2)
 
 
 def prefixed(prefix, state):
@@ -198,7 +198,7 @@ def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path):
 
 
 @pytest.mark.usefixtures("small")
-def test_positions_of_a_vit_are_resampled_for_pictures_of_another_size(tmp_path):
+def test_positions_of_a_vit_are_resampled_for_images_of_another_size(tmp_path):
     model = settle(build_model(SMALL_VIT))
     save_vendor(model, tmp_path / "b.pt")
     small = build_model(SMALL_VIT, 160).eval()
@@ -285,12 +285,12 @@ def test_preprocessing_of_the_others():
 @pytest.mark.parametrize("name", ["MobileCLIP-S0", "MobileCLIP2-L-14", "ViT-B-16-SigLIP"])
 def test_transform_is_open_clips(name, mode):
     preprocessing = preprocessing_of(name, 48)
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 140, 3), dtype=np.uint8)).convert(mode)
-    theirs = image_transform_v2(PreprocessCfg(48, **listed(preprocessing)), is_train=False)(picture)
-    ours = preprocessing.transform()(picture)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 140, 3), dtype=np.uint8)).convert(mode)
+    theirs = image_transform_v2(PreprocessCfg(48, **listed(preprocessing)), is_train=False)(image)
+    ours = preprocessing.transform()(image)
     assert type(ours) is torch.Tensor
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-    tensor = torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
+    tensor = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     torch.testing.assert_close(preprocessing.transform()(tensor), theirs, rtol=0, atol=0.05)  # another resize
 
 
@@ -303,14 +303,14 @@ def test_open_clip_loads_what_is_written_for_it(tmp_path):
     save_open_clip(model, name, preprocessing_of(name, 64), tmp_path / "made")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made"]
     theirs, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'made'}")
-    batch = pictures(2, 64), texts(2, 32)
+    batch = random_images(2, 64), texts(2, 32)
     for one, two in zip(features(theirs.eval(), *batch), features(model, *batch), strict=True):
         assert torch.equal(one, two)
     weights = tmp_path / "made" / "open_clip_model.safetensors"
     assert torch.equal(load_file(weights)["logit_scale"], model.logit_scale[0])
     assert theirs.visual.preprocess_cfg["interpolation"] == "bilinear"
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 90, 3), dtype=np.uint8))
-    torch.testing.assert_close(preprocess(picture), preprocessing_of(name, 64).transform()(picture))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 90, 3), dtype=np.uint8))
+    torch.testing.assert_close(preprocess(image), preprocessing_of(name, 64).transform()(image))
     assert open_clip.get_tokenizer(f"local-dir:{tmp_path / 'made'}")(["a dog"]).shape == (1, 32)
     again, ours = (
         load_pretrained(name, weights, 64, 32).model,

@@ -1,4 +1,4 @@
-"""Teachers say of pairs what they say of each picture and text alone, whatever the batch; and what is left out."""
+"""Teachers say of pairs what they say of each image and text alone, whatever the batch; and what is left out."""
 
 import io
 import json
@@ -18,15 +18,15 @@ from safetensors.torch import save_file
 
 from support.clip import NAME, SIZE, add_tiny_clip, randomized
 from support.command_line import run
-from support.pictures import encoded, picture
-from vlightning.datamodules.decode import Account, Fault
-from vlightning.datamodules.reinforcement_rows import Looks, Original, View, batch_of
-from vlightning.datamodules.replay import OPERATIONS, Augmentation, Box, replay
+from support.images import draw_image, encoded
+from vlightning.datamodules.core.decode import Account, Fault
+from vlightning.datamodules.sources.reinforcement_rows import Looks, Original, View, batch_of
+from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.outside import load_outside
 from vlightning.lightning_modules.mobileclip.pretrained import Preprocessing, save_open_clip
 from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule, Teacher
+from vlightning.lightning_modules.networks.published_clip import load_outside
 
 ROOT = Path(__file__).resolve().parents[3]
 LARGER = {  # than the tiny CLIP of all tests, in all of its sizes
@@ -42,7 +42,7 @@ SYNTHETIC = [["a bus.", "rain on a street"], ["dogs"], ["white hills", "snow on 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of two teachers that differ in everything, and of one that sees pictures as the first does."""
+    """Of two teachers that differ in everything, and of one that sees images as the first does."""
     add_tiny_clip()
     root = tmp_path_factory.mktemp("teachers")
     for number, seed in ((0, 0), (2, 2)):
@@ -91,12 +91,12 @@ def originals(synthetic=SYNTHETIC):
 
 def noisy(number):
     noise = np.random.default_rng(number).integers(-40, 40, (32, 40, 3))
-    return Image.fromarray((np.array(picture(number)) + noise).clip(0, 255).astype(np.uint8))
+    return Image.fromarray((np.array(draw_image(number)) + noise).clip(0, 255).astype(np.uint8))
 
 
 def batch_for(module, pairs, faults=()):
     looks = Looks([View(*view) for view in module.views], module.whole)
-    looked = [looks(Image.open(io.BytesIO(pair.picture)), pair, 7 * pair.row) for pair in pairs]
+    looked = [looks(Image.open(io.BytesIO(pair.image)), pair, 7 * pair.row) for pair in pairs]
     return batch_of(looked, list(faults))
 
 
@@ -106,7 +106,7 @@ def unit(features):
 
 @torch.no_grad()
 def alone(folders, pair, texts):
-    """Embeddings [A, D] and [T, D]: each picture and text by itself, by open_clip's own means."""
+    """Embeddings [A, D] and [T, D]: each image and text by itself, by open_clip's own means."""
     images, words = [], []
     for folder in folders:
         look = json.loads((Path(folder) / "open_clip_config.json").read_text())["preprocess_cfg"]
@@ -116,7 +116,7 @@ def alone(folders, pair, texts):
         rows = []
         for augmentation in pair.augmentations:
             size = network.visual.image_size[0]
-            replayed = replay(Image.open(io.BytesIO(pair.picture)), augmentation, size, look["interpolation"])
+            replayed = replay(Image.open(io.BytesIO(pair.image)), augmentation, size, look["interpolation"])
             pixels = (np.array(replayed) / 255 - mean) / std
             rows.append(network.encode_image(torch.from_numpy(pixels.transpose(2, 0, 1)[None]).float()))
         images.append(unit(torch.cat(rows)))
@@ -148,7 +148,7 @@ def _trainer(module, monkeypatch):
     attach(module, monkeypatch)
 
 
-def test_embeddings_are_what_each_teacher_says_of_a_picture_alone(folders, module):
+def test_embeddings_are_what_each_teacher_says_of_a_image_alone(folders, module):
     pairs = originals()
     reinforced = predicted(module, batch_for(module, pairs))
     assert module.widths == WIDTHS
@@ -228,7 +228,7 @@ def test_bfloat16_hardly_matters(module, folders, whole):
 
 
 class Parrot(Captioner):
-    """Says what it is told to; by default the seed and a pixel of the picture, and a text without content."""
+    """Says what it is told to; by default the seed and a pixel of the image, and a text without content."""
 
     says: ClassVar[list[list[str]] | None] = None
 
@@ -270,7 +270,7 @@ def test_captions_are_the_captioners_less_those_without_content(folders, caption
     assert reinforced.left_out == []
     assert account.causes.total() == account.seen == 0
     for pair in pairs:
-        corner_ = np.array(Image.open(io.BytesIO(pair.picture)))[0, 0, 0]
+        corner_ = np.array(Image.open(io.BytesIO(pair.image)))[0, 0, 0]
         text = f"seed {7 * pair.row} pixel {corner_}"
         record = reinforced.records[pair.row]
         assert record.synthetic == {"syn_text": [text]}
@@ -306,7 +306,7 @@ def test_what_is_not_finite_is_left_out_and_counted(module, monkeypatch, tower, 
         features[place, 3] = value
         return features
 
-    monkeypatch.setattr(network, f"encode_{tower}", overflow)  # the second pair's second picture, or its second text
+    monkeypatch.setattr(network, f"encode_{tower}", overflow)  # the second pair's second image, or its second text
     reinforced = predicted(module, batch)
     assert reinforced.left_out == [(13, "damaged", "pair 3"), (11, "embedding not finite", "pair 1")]
     assert dict(account.causes) == {"embedding not finite": 1}  # the loader has counted the other

@@ -33,7 +33,7 @@ PLAIN = {
 
 
 def batch(model, count, size=SIZE, seed=5):
-    """Pictures and texts that have little in common."""
+    """Images and texts that have little in common."""
     generator = torch.Generator().manual_seed(seed)
     length, end = model.context_length, model.vocab_size - 1
     ids = torch.randint(1, end, (count, length), generator=generator)
@@ -45,7 +45,7 @@ def batch(model, count, size=SIZE, seed=5):
 
 @functools.cache
 def trained(name):
-    """A model whose BatchNorm has the statistics of what it sees; else all pictures have nearly the same features."""
+    """A model whose BatchNorm has the statistics of what it sees; else all images have nearly the same features."""
     torch.manual_seed(0)
     model = settle(build_model(name, SIZE))
     for module in model.modules():
@@ -67,7 +67,7 @@ def plain_clip(**options):
 
 
 def load(folder):
-    """What the files in a folder compute of pictures and texts, without this project."""
+    """What the files in a folder compute of images and texts, without this project."""
 
     def read(name, input_name):
         if (folder / f"{name}.pt2").exists():
@@ -190,7 +190,7 @@ def test_norms_that_cast_their_input_alone_take_half_precision_weights(dtype):
 
 
 @pytest.mark.parametrize(("format", "dtype"), [("onnx", torch.float16), ("torch_export", torch.bfloat16)])
-def test_half_precision_programs_take_float32_pictures(format, dtype, tmp_path):
+def test_half_precision_programs_take_float32_images(format, dtype, tmp_path):
     model = plain_clip()
     export_towers(model, tmp_path, format, 32, dtype=dtype)
     inputs = batch(model, 5, 32)
@@ -260,7 +260,7 @@ def test_a_full_folder_and_a_file_in_the_way_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"image_size": 40}, ValueError, r"does not take pictures of 40 pixels \(.+\): give the image_size"),
+        ({"image_size": 40}, ValueError, r"does not take images of 40 pixels \(.+\): give the image_size"),
         ({"format": "onnx", "dtype": torch.bfloat16}, ValueError, r"bfloat16 for ONNX.*float16.*torch_export"),
         ({"format": "tflite"}, ValueError, r"format 'tflite', expected torch_export or onnx"),
         ({"model": nn.Linear(2, 2)}, TypeError, "Found a Linear, expected open_clip's CLIP or CustomTextCLIP"),

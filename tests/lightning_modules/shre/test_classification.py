@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from support.command_line import run
 from support.distributed import run_ddp_fit, run_sharded_fit, whole_state
-from support.pictures import encoded, picture
+from support.images import draw_image, encoded
 from support.probe import CLASSES, ENCODER, PLAIN, SIZE, WIDTH, random_batch, shape_classes, shre_checkpoint, tiny_probe
 from support.tiny_modules import trainer
 from vlightning.callbacks import ClassPredictionWriter, StepSeedCallback
@@ -37,7 +37,7 @@ class Watch(Callback):
     """The state that training starts from, the modes in it, and what the encoder is given."""
 
     def __init__(self):
-        self.modes, self.pictures = [], {True: [], False: []}
+        self.modes, self.images = [], {True: [], False: []}
 
     def on_train_start(self, trainer, module):
         self.start = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
@@ -45,7 +45,7 @@ class Watch(Callback):
 
     def _note(self, module, image):
         self.modes.append((module.probe.training, {part.training for part in module.encoder.modules()}))
-        self.pictures[module.probe.training].append(image.detach().clone())
+        self.images[module.probe.training].append(image.detach().clone())
 
 
 # Acceptance of the listing.
@@ -158,13 +158,13 @@ def test_the_schedule_is_a_linear_rise_of_a_tenth_then_a_cosine_to_zero():
 # Mixed batches.
 
 
-def test_training_pictures_are_mixed_the_same_way_at_each_step_and_those_of_validation_never():
+def test_training_images_are_mixed_the_same_way_at_each_step_and_those_of_validation_never():
     seen = []
     for seed, options in ((0, {}), (0, {}), (1, {}), (0, {**PLAIN, "mix_probability": 1.0})):
         watch = Watch()
         torch.manual_seed(seed + 7)  # draws before training do not matter
         fit(tiny_probe(**options), watch, StepSeedCallback(seed), max_epochs=2, limit_val_batches=1.0)
-        seen.append(watch.pictures)
+        seen.append(watch.images)
     first, again, other, plain = seen
     for left, right in zip(first[True], again[True], strict=True):
         assert torch.equal(left, right)
@@ -191,7 +191,7 @@ def plain_order():
 
 
 def mixed_batches(count=2000, **options):
-    """Batches whose pictures are constant, the number of the row, mixed again and again."""
+    """Batches whose images are constant, the number of the row, mixed again and again."""
     module = tiny_probe(**options)
     image = torch.arange(1.0, 6.0)[:, None, None, None].expand(5, 3, SIZE, SIZE)
     label = torch.tensor([3, 1, 4, 1, 5])
@@ -351,12 +351,12 @@ def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
     ("options", "message"),
     [
         ({"heads": 3}, "A width of 16 does not divide into 3 heads"),
-        ({"image_size": 20}, "Pictures of 20 pixels do not divide into patches of 8"),
+        ({"image_size": 20}, "Images of 20 pixels do not divide into patches of 8"),
         ({"mix_probability": 1.1}, r"Found mix_probability=1.1, expected a number from 0 to 1"),
         ({"warmup_share": -0.1}, r"Found warmup_share=-0.1, expected a number from 0 to 1"),
         ({"mixup": -1.0}, r"Found mixup=-1.0 and cutmix=1.0, expected 0 or more"),
         ({"encoder": "nothing"}, r"timm cannot make the encoder 'nothing' .*\(Unknown model"),
-        ({"encoder": "resnet18"}, r"timm cannot make the encoder 'resnet18' for pictures of 16 pixels"),
+        ({"encoder": "resnet18"}, r"timm cannot make the encoder 'resnet18' for images of 16 pixels"),
         ({"encoder": "vit_small_patch14_reg4_dinov2", "image_size": 28}, "has 5 tokens before those of the patches"),
     ],
 )
@@ -435,7 +435,7 @@ def test_two_processes_train_as_one(tmp_path, run_fit, linear_probe):
             assert torch.equal(tensor, found["state"][f"encoder.{name}"]), name
 
 
-def test_fine_tuning_learns_the_built_in_pictures():
+def test_fine_tuning_learns_the_built_in_images():
     module = tiny_probe(linear_probe=False, width=48, learning_rate=3e-3, label_smoothing=0.0, **PLAIN)
     fitted = fit(module, max_epochs=60, data=shape_classes(augment=False))
     assert fitted.callback_metrics["train/loss"] < 0.3 < math.log(CLASSES)
@@ -443,7 +443,7 @@ def test_fine_tuning_learns_the_built_in_pictures():
 
 def _parquet(folder, name, count):
     rows = {
-        "img": [{"bytes": encoded(picture(n)), "path": None} for n in range(count)],
+        "img": [{"bytes": encoded(draw_image(n)), "path": None} for n in range(count)],
         "fine_label": [n % 100 for n in range(count)],
     }
     features = datasets.Dataset.from_dict(rows).features.copy()

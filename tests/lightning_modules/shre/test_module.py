@@ -106,7 +106,7 @@ def test_single_results_are_contrasted(layers):
     torch.testing.assert_close(loss, expected, rtol=1e-11, atol=0)
 
 
-def test_other_captions_of_a_picture_are_no_negatives_where_that_is_wanted():
+def test_other_captions_of_a_image_are_no_negatives_where_that_is_wanted():
     batch = random_batch() | {"image_id": torch.tensor([3, 3, 4, 5, 3, 6])}
     masked, plain = (ready(tiny_shre(mask_same_image=switch, itc_layers=["h2"])) for switch in (True, False))
     losses = [module.training_step(batch, 0) for module in (masked, plain)]
@@ -151,7 +151,7 @@ def test_the_teacher_is_frozen_in_eval_mode_and_in_no_checkpoint(tmp_path):
     assert not trained & {id(parameter) for parameter in module.teacher.parameters()}
 
 
-def test_the_teacher_sees_pictures_as_it_is_used_to(tmp_path):
+def test_the_teacher_sees_images_as_it_is_used_to(tmp_path):
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     theirs = {"teacher_mean": (0.4, 0.5, 0.6), "teacher_std": (0.2, 0.25, 0.3)}
     module = ready(tiny_shre(tmp_path, image_mean=mean, image_std=std, **theirs))
@@ -162,7 +162,7 @@ def test_the_teacher_sees_pictures_as_it_is_used_to(tmp_path):
     plain = ready(tiny_shre(tmp_path, image_mean=mean, image_std=std))
     assert plain._as_taught(seen) is seen  # of a network without a word on it
     unknown = ready(tiny_shre(tmp_path, **theirs))
-    with pytest.raises(ValueError, match=r"does not say how its pictures are normalised.*model\.image_mean"):
+    with pytest.raises(ValueError, match=r"does not say how its images are normalised.*model\.image_mean"):
         unknown._as_taught(seen)
 
 
@@ -292,8 +292,8 @@ def test_features_of_both_spaces_stand_side_by_side():
 
 
 @pytest.mark.parametrize("features", ["h2", "h3"])
-def test_pictures_are_classified_by_texts_in_the_chosen_space_and_by_logits(features):
-    """Cosines with the names of the classes, and the model's own classes, one picture at a time."""
+def test_images_are_classified_by_texts_in_the_chosen_space_and_by_logits(features):
+    """Cosines with the names of the classes, and the model's own classes, one image at a time."""
     module = tiny_shre(vocab_size=320, num_classes=40, features=features)
     labelled = ShapeClassesDataModule(eval_length=60, image_size=16, batch_size=8, seed=0)
     callbacks = [ZeroShotClassification(labelled, templates=["a {}"]), OwnClassification(labelled)]
@@ -411,7 +411,7 @@ def test_a_student_starts_from_an_earlier_one(tmp_path):
         fit(missing, tmp_path)
 
 
-def test_classes_of_pictures_and_of_texts_are_predicted(tmp_path):
+def test_classes_of_images_and_of_texts_are_predicted(tmp_path):
     module, names = tiny_shre(vocab_size=320), [f"class {number}" for number in range(CLASSES)]
     texts = ["a large red circle", "a small blue ring above a large cyan cross", "a black cross"]
     options = {"top_k": 2, "folder": str(tmp_path), "class_names": names}

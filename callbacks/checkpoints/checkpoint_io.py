@@ -1,0 +1,317 @@
+"""Checkpoints that are whole or not there at all."""
+
+import errno
+import os
+import pickle
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import Strategy
+from typing_extensions import override
+
+from ...common.leftovers import REPLACED, clear_leftovers, place_of, remove, replaced_beside, staged_beside
+from .sharded_checkpoint import METADATA, divide_checkpoint, read_checkpoint_folder, read_metadata, shard_file
+
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint to a file beside its target and renames it into place.
+
+    Lightning stages its file in the system's temporary folder; where that is another file system than the target's,
+    the move is a copy onto the final name, and a full disk destroys the good checkpoint that was there. Here the old
+    file stays as it is until the new one is completely on disk. Remote paths go the way that Lightning goes.
+
+    Loading takes plain data only (`weights_only=True`) unless the Trainer is told otherwise, and takes the folders that
+    `ShardedStrategy` writes, too.
+
+    Pass it to the Trainer: `Trainer(plugins=[AtomicCheckpointIO()])`.
+    """
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Saves a checkpoint.
+
+        Args:
+            checkpoint: What to save.
+            path: Local path or fsspec URL.
+            storage_options: Not supported, as in Lightning.
+
+        Raises:
+            OSError: If the file cannot be written; the target is then what it was before.
+        """
+        filesystem, local_path = url_to_fs(str(path))
+        if storage_options is not None or not isinstance(filesystem, LocalFileSystem):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        target = Path(local_path)
+        staged = staged_beside(target)
+        try:
+            with writing(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                clear_leftovers(target.parent)
+                write_file(checkpoint, staged)
+                swap_in(staged, target)
+        finally:
+            staged.unlink(missing_ok=True)
+
+    @override
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any = lambda storage, loc: storage,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Loads a checkpoint: a file, or the folder of a sharded one.
+
+        Args:
+            path: Local path or fsspec URL; a folder must be local.
+            map_location: Where the tensors go, as in `torch.load`; by default, and from a folder, to the CPU.
+            weights_only: False loads arbitrary objects, for files that are trusted; None means True.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            RuntimeError: If it is not a whole checkpoint, or holds more than plain data.
+        """
+        safe = weights_only is not False
+        with reading(path):
+            if Path(path).is_dir():
+                return read_checkpoint_folder(Path(path), safe)
+            loaded: dict[str, Any] = super().load_checkpoint(path, map_location, safe)
+        return loaded
+
+    @override
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes a file or folder; a folder that was removed in part is no checkpoint any more."""
+        if Path(path).is_dir() and not Path(path).is_symlink():
+            (Path(path) / METADATA).unlink(missing_ok=True)
+        super().remove_checkpoint(path)
+
+
+def damage(path: Path) -> str | None:
+    """Says what is wrong with a local checkpoint, a file or a folder, by the checksums in it; reads all of it.
+
+    Returns:
+        None for one that is whole.
+    """
+    if not path.is_dir():
+        return _file_damage(path)
+    try:
+        _, pieces = read_metadata(path)
+    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError) as error:
+        return _gist(error)
+    for file in (path / METADATA, *pieces):
+        if found := _file_damage(file):
+            return f"{file.name}: {found}"
+    return None
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+    """Finds the checkpoint in a folder that was written last and can be read; changes nothing there.
+
+    Returns:
+        The file or folder, None if there is none; and what is wrong with each of the newer ones.
+    """
+    found_ones = [path for path in folder.glob("*.ckpt") if not path.name.startswith(REPLACED)]
+    # What a process left that was killed while it put a sharded checkpoint in the place of this one.
+    found_ones += [path for path in folder.glob(f"{REPLACED}*") if not place_of(path).exists()]
+    damaged: dict[Path, str] = {}
+    for path in sorted(found_ones, key=lambda path: path.stat().st_mtime, reverse=True):
+        found = damage(path)
+        if found is None:
+            return path, damaged
+        damaged[path] = found
+    return None, damaged
+
+
+def consolidate_checkpoint(folder: str | Path, file: str | Path) -> None:
+    """Makes one file of a sharded checkpoint, as one process would have written it.
+
+    For what reads files only, such as `load_from_checkpoint`. It needs main memory for the whole checkpoint.
+
+    Args:
+        folder: What `ShardedStrategy` has written.
+        file: Path of the new file.
+    """
+    checkpoint_io = AtomicCheckpointIO()
+    checkpoint_io.save_checkpoint(checkpoint_io.load_checkpoint(folder), file)
+
+
+def divide_checkpoint_file(file: str | Path, folder: str | Path, processes: int) -> None:
+    """Makes a sharded checkpoint of a file, as so many processes under `ShardedStrategy` would have written it.
+
+    It is not needed for loading: any number of sharded processes can load the file. It needs main memory for twice the
+    checkpoint.
+
+    Args:
+        file: What one process has written.
+        folder: Path of the new folder.
+        processes: How many files hold its weights.
+
+    Raises:
+        ValueError: If there is no process.
+    """
+    if processes < 1:
+        raise ValueError(f"Found {processes} processes, expected at least 1.")
+    target = Path(folder)
+    meta, pieces = divide_checkpoint(AtomicCheckpointIO().load_checkpoint(file), processes)
+    staged = staged_beside(target)
+    try:
+        with writing(target):
+            staged.mkdir(parents=True)
+            for number, of_file in enumerate(pieces):
+                write_file(of_file, staged / shard_file(number))
+            write_file(meta, staged / METADATA)
+            swap_in(staged, target)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def check_free(target: Path) -> None:
+    """Raises unless nothing, or an empty folder, has that name.
+
+    Raises:
+        FileExistsError: If something does.
+    """
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists():
+        raise FileExistsError(f"Found {str(target)!r} already there, expected a new name: remove it or give another.")
+
+
+def check_free_among(strategy: Strategy, target: Path) -> None:
+    """Does the same where rank 0 is; every process must call it, and all raise.
+
+    Raises:
+        FileExistsError: If something has that name.
+    """
+    problem = None
+    if strategy.is_global_zero:
+        try:
+            check_free(target)
+        except FileExistsError as error:
+            problem = error
+    if problem := strategy.broadcast(problem):
+        raise problem
+
+
+def write_file(content: Any, path: Path) -> None:
+    """Writes a new file and waits until it is on the disk."""
+    with path.open("xb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def swap_in(staged: Path, target: Path) -> None:
+    """Renames a complete file or folder to its final name, and then removes what had it.
+
+    A file replaces a file in one step. A folder needs two, since nothing can be renamed onto one that is not empty; a
+    process that is killed in between leaves the old one under a name that begins with `.replaced-`, which the next save
+    takes back. Where two processes do it at once, the later one's stays.
+
+    Raises:
+        OSError: If it cannot be renamed; the target is then what it was before.
+    """
+    if not (staged.is_dir() or target.is_dir()):
+        os.replace(staged, target)
+        _sync_folder(target.parent)
+        return
+    old = replaced_beside(target)
+    while True:
+        remove(old)
+        with suppress(FileNotFoundError):  # there was none, or another process has just renamed it
+            os.rename(target, old)
+        try:
+            os.rename(staged, target)
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in _TAKEN and staged.exists():
+                continue  # another process has put its own here since
+            if old.exists():
+                os.rename(old, target)
+            raise
+        break
+    _sync_folder(target.parent)
+    remove(old)
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Gives the error of a failed save its sentence."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise _write_error(target, error) from error
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Gives the error of a failed load its sentence."""
+    try:
+        yield
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        raise _read_error(path, error) from error
+
+
+def _write_error(target: Path, error: Exception) -> OSError:
+    # torch reports a failed write as a RuntimeError, with the reason, if any, behind it.
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    kept = "what was there before is unchanged" if target.exists() else "nothing is left of it"
+    reason = cause if cause is not None else error
+    number = cause.errno if isinstance(cause, OSError) else None
+    message = (
+        f"The checkpoint {target} could not be written ({reason}); {kept}: check the free space and the permissions."
+    )
+    return OSError(number, message) if number is not None else OSError(message)
+
+
+def _read_error(path: str | Path, error: Exception) -> RuntimeError:
+    foreign = re.search(r"GLOBAL (\S+)", str(error))
+    if isinstance(error, pickle.UnpicklingError) and foreign:
+        return RuntimeError(
+            f"The checkpoint {path} holds more than tensors and plain data ({foreign[1]}): if you trust where "
+            "it comes from, load it with weights_only=False."
+        )
+    return RuntimeError(
+        f"The checkpoint {path} cannot be read ({_gist(error)}): it is truncated or not a checkpoint, take an "
+        "earlier one."
+    )
+
+
+def _file_damage(path: Path) -> str | None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+    except (OSError, zipfile.BadZipFile, EOFError) as error:
+        return _gist(error)
+    return None if bad is None else f"the content of {bad} does not have its checksum"
+
+
+def _gist(error: Exception) -> str:
+    """Returns the first sentence of a message; torch's go on for paragraphs."""
+    lines = str(error).strip().splitlines()
+    return lines[0].split(". ")[0] if lines else type(error).__name__
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the rename itself survive a power failure, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:  # some network file systems refuse it for folders
+        pass
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,384 @@
+"""Writes what teachers said of a data set: complete shards only, with a manifest, and checks what was written."""
+
+import json
+import shutil
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from typing_extensions import override
+
+from ...common.leftovers import STAGED
+
+MANIFEST = "manifest.json"
+SOFTWARE = ("vlightning", "torch", "torchvision", "pillow", "open_clip_torch", "transformers", "lightning")
+"""What the embeddings, captions and images depend on."""
+_NAMED = 20  # samples without embeddings that an index names
+_WAITING = 4  # batches that may wait for the writing thread
+
+
+class LeftOut(NamedTuple):
+    """A row of which nothing is written."""
+
+    row: int
+    cause: str
+    name: str
+
+
+class Reinforced(NamedTuple):
+    """What `predict_step` returns: samples by their rows, and the rows that gave none.
+
+    A sample has `key`, `image_embeddings` [A, D], `text_embeddings` [1, D], `synthetic_embeddings` (tensors [S, D] by
+    kind), and `members(version, embeddings)`, its files by kind.
+    """
+
+    records: dict[int, Any]
+    left_out: list[LeftOut]
+
+
+class Shard(Protocol):
+    """A file that is written sample by sample."""
+
+    def add(self, key: str, members: dict[str, bytes]) -> None:
+        """Append a sample."""
+
+    def finish(self, **remarks: Any) -> None:
+        """Complete the file and give it its name; remarks are kept beside it."""
+
+    def discard(self) -> None:
+        """Remove what was not finished."""
+
+
+class ReinforcementData(Protocol):
+    """What the writer asks of the datamodule; that of this package is `ReinforcementDataModule`."""
+
+    folder: Path
+    shard_size: int
+    shards: int
+    missing_rows: int
+    version: int
+    embeddings: str
+
+    def shard_rows(self, number: int) -> range:
+        """The rows of a shard."""
+
+    def shard_path(self, number: int) -> Path:
+        """The file of a shard."""
+
+    def open_shard(self, number: int) -> Shard:
+        """Start a shard."""
+
+    def bytes_per_sample(self, width: int, captions: int | None) -> float:
+        """Size of a sample in its shard."""
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the content of the shards."""
+
+    def reread(self, count: int) -> Iterator[tuple[dict[str, Any], Any]]:
+        """Random samples of finished shards: as a batch, and as they stand (`image`, `text`, `place`)."""
+
+
+class ReinforcementWriter(BasePredictionWriter):
+    """Writes shards as their last rows come, and a manifest beside them.
+
+    A shard has its name only once it is complete and on the disk, so that a run that was killed loses what it had of
+    one shard in each process, and the next run of the same command makes exactly the missing ones. Encoding and writing
+    happen in a thread of their own.
+
+    Before anything is written, the size of all shards is predicted and compared with the free space, and the settings
+    with those of the shards that are there. At the end some samples are read from the shards, chosen at random, and
+    embedded again: images are decoded and cropped from what was written.
+
+    `manifest.json` says what the shards were made with (teachers, captioner, augmentations, data, software), and, once
+    all of them are there, how many samples they hold, how many were left out for which cause, and what the check found.
+
+    The module has `settings()` (plain data), `widths` (of each teacher's embeddings), `captions` (how many it makes of
+    an image, None where the data brings them), and a `predict_step` that returns a :class:`Reinforced`. The datamodule
+    is a :class:`ReinforcementData`.
+
+    Args:
+        checked_samples: how many samples are embedded again; 0 leaves the check out.
+        least_cosine: cosine that each embedding must reach with the one that was written.
+
+    Raises:
+        ValueError: if the folder holds shards of other settings, or there is no datamodule of that kind.
+        OSError: if the shards would not fit on the disk, or cannot be written.
+        RuntimeError: if a sample differs from what was written.
+    """
+
+    def __init__(self, checked_samples: int = 16, least_cosine: float = 0.999) -> None:
+        super().__init__("batch")
+        self.checked_samples = checked_samples
+        self.least_cosine = least_cosine
+        self._thread: ThreadPoolExecutor | None = None
+        self._waiting: deque[Future[None]] = deque()
+        self._open: _OpenShard | None = None
+
+    @override
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        data = _data(trainer)
+        trainer.predict_loop.return_predictions = False  # else the trainer keeps all of them until the end
+        # Every process must have seen the same shards before one of them writes another.
+        problem = self._problem(data, pl_module) if trainer.is_global_zero else None
+        if problem := trainer.strategy.broadcast(problem):
+            raise problem
+        self._thread = ThreadPoolExecutor(1, "reinforcement-writer")
+
+    @override
+    def write_on_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        prediction: Any,
+        batch_indices: Sequence[int] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        assert self._thread is not None
+        self._waiting.append(self._thread.submit(self._write, _data(trainer), prediction))
+        while len(self._waiting) > _WAITING or (self._waiting and self._waiting[0].done()):
+            self._waiting.popleft().result()
+
+    @override
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        while self._waiting:
+            self._waiting.popleft().result()
+        trainer.strategy.barrier("reinforcement written")
+        problem = None
+        if trainer.is_global_zero:
+            try:
+                self._complete(trainer, pl_module)
+            except (RuntimeError, OSError) as error:
+                problem = error
+        if problem := trainer.strategy.broadcast(problem):
+            raise problem
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._stop()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        """End the thread, and remove what it had of a shard."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._thread = None
+        self._waiting.clear()
+        if self._open is not None:
+            self._open.shard.discard()
+            self._open = None
+
+    # Before
+
+    def _problem(self, data: ReinforcementData, pl_module: LightningModule) -> Exception | None:
+        """What keeps the shards from being written; writes the manifest if nothing does."""
+        settings = _settings(data, pl_module)
+        path = data.folder / MANIFEST
+        try:
+            data.folder.mkdir(parents=True, exist_ok=True)
+            there = any(data.folder.glob("*.tar"))
+            if there and not path.is_file():
+                return ValueError(
+                    f"Found shards without a {MANIFEST} in {str(data.folder)!r}, expected none or those of this "
+                    "command: give another data.folder."
+                )
+            if there:
+                self._compare(json.loads(path.read_text(encoding="utf-8")), _plain(settings), data.folder)
+            for debris in data.folder.glob(f"{STAGED}*"):  # of a run that was killed
+                debris.unlink()
+            module = cast(Any, pl_module)
+            self._check_space(data, data.bytes_per_sample(sum(module.widths), module.captions))
+            self._write_manifest(path, settings, complete=False)
+        except (ValueError, OSError) as problem:
+            return problem
+        return None
+
+    def _compare(self, manifest: dict[str, Any], settings: dict[str, Any], folder: Path) -> None:
+        differing = sorted(_differences({name: manifest.get(name) for name in settings}, settings))
+        if differing:
+            name, old, new = differing[0]
+            more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+            raise ValueError(
+                f"The shards in {str(folder)!r} were made with {name} {old}, now it is {new}{more}: give another "
+                "data.folder, or the settings of those shards."
+            )
+        found, now = manifest.get("software", {}), _software()
+        if changed := [f"{name} {found.get(name)} (now {now[name]})" for name in now if found.get(name) != now[name]]:
+            rank_zero_warn(f"The shards that are there were made with other software: {', '.join(changed)}.")
+
+    def _check_space(self, data: ReinforcementData, each: float) -> None:
+        rows = data.missing_rows
+        needed = rows * each
+        free = shutil.disk_usage(data.folder).free
+        total = data.shard_rows(data.shards - 1).stop
+        said = f"{rows:,} of {total:,} samples, about {_size(needed)} in {str(data.folder)!r}"
+        if needed > free:
+            raise OSError(
+                f"The shards would take {said}, where {_size(free)} are free: make room, or store less "
+                "(data.embeddings pth.gz, fewer data.augmentations)."
+            )
+        rank_zero_info(f"To be reinforced: {said}, where {_size(free)} are free.")
+
+    # Each batch, in the thread
+
+    def _write(self, data: ReinforcementData, prediction: Reinforced) -> None:
+        rows = sorted([*prediction.records, *(left.row for left in prediction.left_out)])
+        if not rows:
+            return
+        number = rows[0] // data.shard_size
+        if self._open is None:
+            self._open = _OpenShard(data.open_shard(number), data.shard_rows(number))
+        self._open.add(prediction, data.version, data.embeddings)
+        if self._open.complete:
+            self._open.finish()
+            self._open = None
+
+    # After
+
+    def _complete(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        data = _data(trainer)
+        missing = [number for number in range(data.shards) if not data.shard_path(number).is_file()]
+        if missing:  # a run of some batches only
+            rank_zero_warn(f"{len(missing)} of {data.shards} shards are missing: the same command makes them.")
+            return
+        samples, causes = 0, Counter[str]()
+        for number in range(data.shards):
+            index = json.loads(data.shard_path(number).with_suffix(".index.json").read_text(encoding="utf-8"))
+            samples += len(index["keys"])
+            causes.update(index["left_out"])
+        check = self._check(trainer) if self.checked_samples else {}
+        settings = _settings(data, pl_module)
+        counts = {"shards": data.shards, "samples": samples, "left_out": dict(causes)}
+        self._write_manifest(data.folder / MANIFEST, settings, complete=True, **counts, self_check=check)
+        left = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
+        rank_zero_info(
+            f"{samples:,} samples in {data.shards} shards in {str(data.folder)!r}; left out: {left or 'none'}."
+        )
+
+    def _check(self, trainer: Trainer) -> dict[str, Any]:
+        """Embed written samples again."""
+        widths: list[int] = cast(Any, trainer.lightning_module).widths
+        least, checked = 1.0, 0
+        for batch, written in _data(trainer).reread(self.checked_samples):
+            moved = trainer.strategy.batch_to_device(batch)
+            again: Reinforced = trainer.strategy.predict_step(moved, 0)
+            if not again.records:
+                raise RuntimeError(f"The sample {written.place} cannot be embedded again: {again.left_out[0].cause}.")
+            (record,) = again.records.values()
+            text = torch.cat([record.text_embeddings, *record.synthetic_embeddings.values()])
+            for kind, new, old in (("image", record.image_embeddings, written.image), ("text", text, written.text)):
+                cosines = _cosines(new, old, widths)  # [rows, teachers]
+                worst = float(cosines.min())
+                if not worst >= self.least_cosine:  # NaN is no cosine either
+                    row, teacher = divmod(int(cosines.argmin()), len(widths))
+                    raise RuntimeError(
+                        f"The check failed: embedding {row} of {kind} by teacher {teacher} in the sample "
+                        f"{written.place} has the cosine {worst:.4f} with what the teacher says of it now, expected at "
+                        f"least {self.least_cosine}: do not train on these shards."
+                    )
+                least = min(least, worst)
+            checked += 1
+        rank_zero_info(f"{checked} written samples were embedded again, the least cosine is {least:.6f}.")
+        return {"samples": checked, "least_cosine": least}
+
+    def _write_manifest(self, path: Path, settings: dict[str, Any], complete: bool, **counts: Any) -> None:
+        content = {"format": 1, "complete": complete, **settings, "software": _software(), **counts}
+        staged = path.with_name(f"{STAGED}{MANIFEST}")
+        staged.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        staged.replace(path)
+
+
+class _OpenShard:
+    """A shard and the rows that it still waits for."""
+
+    def __init__(self, shard: Shard, rows: range) -> None:
+        self.shard = shard
+        self.rows = set(rows)
+        self.causes: Counter[str] = Counter()
+        self.named: list[LeftOut] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rows are accounted for."""
+        return not self.rows
+
+    def add(self, prediction: Reinforced, version: int, embeddings: str) -> None:
+        """Write samples, and note what was left out."""
+        for row, record in prediction.records.items():
+            self.shard.add(record.key, record.members(version, embeddings))
+            self.rows.remove(row)
+        for left in prediction.left_out:
+            self.causes[left.cause] += 1
+            self.named.append(left)
+            self.rows.remove(left.row)
+
+    def finish(self) -> None:
+        """Give the shard its name."""
+        examples = [left._asdict() for left in self.named[:_NAMED]]
+        self.shard.finish(left_out=dict(self.causes), examples=examples)
+
+
+def _data(trainer: Trainer) -> ReinforcementData:
+    data = getattr(trainer, "datamodule", None)
+    if not hasattr(data, "open_shard"):
+        raise ValueError(
+            f"ReinforcementWriter found {type(data).__name__} for a datamodule, expected one that opens shards: use "
+            "ReinforcementDataModule."
+        )
+    return cast(ReinforcementData, data)
+
+
+def _settings(data: ReinforcementData, pl_module: LightningModule) -> dict[str, Any]:
+    """What decides the content of the shards, of the data and of the module."""
+    own: dict[str, Any] = cast(Any, pl_module).settings()
+    return data.settings() | own
+
+
+def _cosines(new: Tensor, old: Tensor, widths: list[int]) -> Tensor:
+    """Of each row with each teacher, [rows, teachers]; what was stored in bfloat16 is not quite of unit length."""
+    pairs = zip(new.float().split(widths, 1), old.float().split(widths, 1), strict=True)
+    return torch.stack([torch.cosine_similarity(one, other, dim=1) for one, other in pairs], 1)
+
+
+def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Names of what differs, with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(one, other, f"{name}[{number}]")
+    elif old != new:
+        yield name, old, new
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """As they come back from a file."""
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
+
+
+def _software() -> dict[str, str]:
+    versions = {"python": sys.version.split()[0]}
+    return versions | {name: version(name) for name in SOFTWARE}
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"

@@ -1,0 +1,206 @@
+"""What `predict` found, as Parquet files."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from typing_extensions import override
+
+from ...metrics.finite import non_finite_last
+from .parquet import prediction_folder
+
+# Queries in a block: 1024 rows of similarities to a million candidates are 4 GB.
+_ROWS = 1024
+_IMAGE = [("sample_index", pa.int64()), ("image", pa.string())]
+_TEXT = [("text_index", pa.int64()), ("text", pa.string())]
+_EMBEDDING = [("embedding", pa.list_(pa.float32()))]
+_RANK = [("rank", pa.int32())]
+_SCORES = [("similarity", pa.float32()), ("match_score", pa.float32())]
+
+
+class RetrievalPredictionWriter(Callback):
+    """Writes embeddings and matches after `predict`, as Parquet files in the run's folder.
+
+    - `image_embeddings.parquet`: sample_index, image, embedding (list of float32);
+    - `text_embeddings.parquet`: text_index, text, embedding;
+    - `text_to_image.parquet`, the best images of every text: text_index, text, rank, sample_index, image, similarity,
+      match_score;
+    - `image_to_text.parquet`, the best texts of every image: sample_index, image, rank, text_index, text, similarity,
+      match_score.
+
+    `image` is the image's path, or its source and row. `text_index` is the place in the list of texts; captions that
+    came with the images are numbered on after the list. `rank` counts from 1 in the final order; `similarity` is the
+    cosine of the embeddings, null where one of them is infinite or not a number; `match_score` is null where no
+    matching head was asked. All four files are written, some without rows where there were only images or only texts.
+    Each is written beside its place and then renamed.
+
+    The names come from the datamodule's `picture_name` and `predict_texts`. Other texts are decoded by its `tokenizer`,
+    and then read as the model read them. What is not known is null.
+
+    Memory: the evaluation holds the features of all images and texts and the candidates of each in main memory, in
+    every process. On rank 0 there are, on top of it, their names, and the rows of 1024 queries at a time; if `top_k` is
+    more than the evaluation has kept, also the similarities of these queries to all candidates.
+
+    Args:
+        top_k: number of matches of each query.
+        folder: where the files go, by default `predictions` in the Trainer's `default_root_dir`.
+
+    Raises:
+        ValueError: if `top_k` is below 1, or the module has no retrieval evaluation.
+    """
+
+    def __init__(self, top_k: int = 10, folder: str | None = None) -> None:
+        super().__init__()
+        if top_k < 1:
+            raise ValueError(f"top_k={top_k} of RetrievalPredictionWriter must be at least 1.")
+        self.top_k = top_k
+        self.folder = folder
+
+    @override
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not hasattr(getattr(pl_module, "evaluation", None), "result"):
+            raise ValueError(
+                f"RetrievalPredictionWriter found no `evaluation.result` in {type(pl_module).__name__}, expected a "
+                "module with retrieval evaluation: leave the callback out."
+            )
+
+    @override
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        evaluation: Any = pl_module.evaluation
+        result, data = evaluation.result, getattr(trainer, "datamodule", None)
+        images, texts = _images(result, data), _texts(result, data)
+        folder = prediction_folder(trainer, self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tables = {
+            "image_embeddings": (_IMAGE + _EMBEDDING, images.embeddings()),
+            "text_embeddings": (_TEXT + _EMBEDDING, texts.embeddings()),
+            "text_to_image": (_TEXT + _RANK + _IMAGE + _SCORES, texts.matches(result.near_images, images, self.top_k)),
+            "image_to_text": (_IMAGE + _RANK + _TEXT + _SCORES, images.matches(result.near_texts, texts, self.top_k)),
+        }
+        staged = {folder / f".{name}.incomplete": folder / f"{name}.parquet" for name in tables}
+        try:
+            for file, (columns, blocks) in zip(staged, tables.values(), strict=True):
+                _write(file, pa.schema(columns), blocks)
+            for file, target in staged.items():
+                os.replace(file, target)
+        finally:
+            for file in staged:
+                file.unlink(missing_ok=True)
+        rank_zero_info(f"{len(images)} images and {len(texts)} texts: embeddings and matches are in {folder}.")
+
+
+class _Side:
+    """The images, or the texts.
+
+    Args:
+        columns: names of number and name.
+        features: float32 [N, E].
+        numbers: long [N].
+        names: what stands beside the numbers.
+        order: long [N], rows of the above in the order in which they are written.
+    """
+
+    def __init__(
+        self,
+        columns: list[tuple[str, pa.DataType]],
+        features: Tensor,
+        numbers: Tensor,
+        names: list[str | None],
+        order: Tensor,
+    ) -> None:
+        (self.number, _), (self.name, _) = columns
+        self.features = features
+        self.numbers = numbers
+        self.names = pa.array(names, pa.string())
+        self.order = order
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def identity(self, rows: Tensor) -> dict[str, Any]:
+        """Columns of number and name."""
+        return {self.number: self.numbers[rows].numpy(), self.name: self.names.take(pa.array(rows.numpy()))}
+
+    def embeddings(self) -> Iterator[dict[str, Any]]:
+        """The rows of the table of embeddings, in blocks."""
+        for rows in self.order.split(_ROWS):
+            features = self.features[rows].numpy()
+            starts = np.arange(len(rows) + 1, dtype=np.int32) * features.shape[1]
+            yield self.identity(rows) | {"embedding": pa.ListArray.from_arrays(starts, features.reshape(-1))}
+
+    def matches(self, near: Any, others: "_Side", top_k: int) -> Iterator[dict[str, Any]]:
+        """The rows of the table of matches, in blocks of queries.
+
+        Args:
+            near: candidates of every row, best first, as the evaluation has kept them.
+            others: what the candidates are.
+            top_k: matches of a query.
+        """
+        count = min(top_k, len(others))
+        for rows in self.order.split(_ROWS):
+            index, similarity = near.index[rows, :count], near.similarity[rows, :count]
+            score = torch.full_like(similarity, torch.nan)
+            if near.match_score is not None:
+                score = near.match_score[rows, :count]
+            if index.shape[1] < count:
+                # The evaluation has ordered fewer; those of the rest that are nearest come after them.
+                rest = non_finite_last(self.features[rows] @ others.features.T)
+                # Nothing twice: what is not finite comes before what is there already.
+                rest = rest.clamp(min=torch.finfo(rest.dtype).min).scatter(1, index, -torch.inf)
+                further = rest.topk(count - index.shape[1], 1)
+                index, similarity = torch.cat([index, further.indices], 1), torch.cat([similarity, further.values], 1)
+                score = torch.nn.functional.pad(score, (0, further.values.shape[1]), value=torch.nan)
+            known = similarity > torch.finfo(similarity.dtype).min
+            yield {
+                **self.identity(rows.repeat_interleave(count)),
+                "rank": np.tile(np.arange(1, count + 1, dtype=np.int32), len(rows)),
+                **others.identity(index.flatten()),
+                # NaN becomes null.
+                "similarity": pa.array(similarity.where(known, torch.nan).flatten().numpy(), from_pandas=True),
+                "match_score": pa.array(score.flatten().numpy(), from_pandas=True),
+            }
+
+
+def _images(result: Any, data: Any) -> _Side:
+    numbers = result.sample_index
+    known = hasattr(data, "picture_name")
+    names = [data.picture_name("predict", number) if known else None for number in numbers.tolist()]
+    return _Side(_IMAGE, result.image_features, numbers, names, numbers.argsort(stable=True))
+
+
+def _texts(result: Any, data: Any) -> _Side:
+    given: list[str] | None = getattr(data, "predict_texts", None)
+    listed = result.text_index >= 0
+    total = len(given) if given is not None else max([-1, *result.text_index.tolist()]) + 1
+    numbers = result.text_index.clone()
+    numbers[~listed] = torch.arange(total, total + int((~listed).sum()))
+    names = [
+        given[number] if given is not None and number < total else _decoded(ids[mask.bool()], data)
+        for number, ids, mask in zip(numbers.tolist(), result.input_ids, result.attention_mask, strict=True)
+    ]
+    return _Side(_TEXT, result.text_features, numbers, names, numbers.argsort())
+
+
+def _decoded(ids: Tensor, data: Any) -> str | None:
+    """A text as the model read it, unknown words included."""
+    tokenizer = getattr(data, "tokenizer", None)
+    if tokenizer is None:
+        return None
+    ends = {getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "pad", "bos", "eos")}
+    return str(tokenizer.decode([number for number in ids.tolist() if number not in ends]))
+
+
+def _write(file: Path, schema: pa.Schema, blocks: Iterator[dict[str, Any]]) -> None:
+    with pq.ParquetWriter(file, schema) as writer:
+        for block in blocks:
+            writer.write_table(pa.table(block, schema=schema))

@@ -1,0 +1,123 @@
+"""What `predict` makes of images, or of texts, collected from all processes into one Parquet file."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from typing_extensions import override
+
+from ..distributed.collectives import gather_uneven
+from .parquet import prediction_folder, write_table
+
+
+class PredictionRowsWriter(Callback):
+    """Writes a row for each image, or for each text, after `predict`, in the order of the data.
+
+    Columns of images: sample_index; image, its path, or its source and row, from the datamodule's `picture_name`. Of
+    texts: text_index, the place in their list; text, from the datamodule's `predict_texts`. What is not known is null.
+    After them come those of the subclass. The file is written beside its place and then renamed. What is written is
+    held in main memory, in every process.
+
+    A subclass says what `predict_step` returns beside `sample_index` or `text_index`, long [B], and how that is
+    gathered and written. Batches of the other kind are passed over.
+
+    Args:
+        folder: Where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
+    """
+
+    of_texts = False
+    returned: tuple[str, ...]
+    file: str
+    written: str
+    """What is said to be in the file."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+        self._index: list[Tensor] = []
+        self._kept: list[Any] = []
+
+    @abstractmethod
+    def kept(self, outputs: dict[str, Any]) -> Any:
+        """What is kept of a batch, in main memory."""
+
+    @abstractmethod
+    def gathered(self, batches: Sequence[Any]) -> Any:
+        """What all processes kept, in the order of their ranks; every process calls it, maybe without any batch."""
+
+    @abstractmethod
+    def columns(self, gathered: Any, order: Tensor, trainer: Trainer) -> dict[str, Any]:
+        """Columns of pyarrow or numpy by name: what was gathered, at the places `order`."""
+
+    @override
+    def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._index, self._kept = [], []
+
+    @override
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        own, other = ("text_index", "sample_index") if self.of_texts else ("sample_index", "text_index")
+        if isinstance(outputs, dict) and other in outputs and own not in outputs:
+            return
+        needed = (own, *self.returned)
+        if not isinstance(outputs, dict) or not outputs.keys() >= set(needed):
+            raise ValueError(
+                f"predict_step of {type(pl_module).__name__} returned no {', '.join(needed[:-1])} and {needed[-1]}, "
+                f"which {type(self).__name__} writes: leave the callback out, or return them."
+            )
+        self._index.append(outputs[own].cpu())
+        self._kept.append(self.kept(outputs))
+
+    @override
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        index, gathered = gather_rows(self._index, torch.zeros(0, dtype=torch.long)), self.gathered(self._kept)
+        self._index, self._kept = [], []
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        order = index.argsort()
+        number, name = ("text_index", "text") if self.of_texts else ("sample_index", "image")
+        names = pa.array(self._names(trainer, index[order].tolist()), "string")
+        table = pa.table({number: index[order].numpy(), name: names, **self.columns(gathered, order, trainer)})
+        file = prediction_folder(trainer, self.folder) / self.file
+        write_table(table.replace_schema_metadata(self.metadata(pl_module)), file)
+        rank_zero_info(f"{len(index)} {'texts' if self.of_texts else 'images'}: {self.written} in {file}.")
+
+    def _names(self, trainer: Trainer, numbers: list[int]) -> list[str | None]:
+        data: Any = getattr(trainer, "datamodule", None)
+        if self.of_texts:
+            texts = getattr(data, "predict_texts", None)
+            return [None if texts is None else texts[number] for number in numbers]
+        named = hasattr(data, "picture_name")
+        return [data.picture_name("predict", number) if named else None for number in numbers]
+
+    def metadata(self, pl_module: LightningModule) -> dict[bytes, bytes] | None:
+        """What the file says of itself."""
+        return None
+
+
+def gather_rows(batches: Sequence[Tensor], none: Tensor) -> Tensor:
+    """Rows of all processes, in the order of their ranks; every process calls it, maybe without any batch.
+
+    Args:
+        batches: each [B] or [B, D], in main memory.
+        none: [0] or [0, 1], of the same type: what there is if no process has any.
+
+    Returns:
+        [N] or [N, D].
+    """
+    if none.ndim == 2:  # a process without a batch knows the width from the others
+        width = int(gather_uneven(torch.tensor([batches[0].shape[1] if batches else 1])).max())
+        none = none.new_zeros(0, width)
+    return gather_uneven(torch.cat([none, *batches]))

@@ -1,0 +1,1 @@
+"""What every room may use; imports no other room of the package."""

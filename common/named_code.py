@@ -1,0 +1,242 @@
+"""Which code a checkpoint may name: classes of this package, `torch.optim`'s, and what the user typed.
+
+A checkpoint's hyper-parameters name classes, and jsonargparse imports and calls whatever is named: a file of nothing
+but tensors and plain data would run any function. So every name is looked up first, among what is imported already, and
+judged by the object that is found there: a path through this package may lead out of it (`vlightning.x.os.system`).
+"""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from importlib.machinery import PathFinder
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ..cli_support.explain import PLAIN, _parameters, class_bases, members, subclasses
+from ..cli_support.typed import CLASS_KEYS, Source
+
+# What Lightning writes into a checkpoint for the function that rebuilds the object.
+INSTANTIATORS = ("lightning.pytorch.cli.instantiate_module", "pytorch_lightning.cli.instantiate_module")
+_PACKAGE = __name__.partition(".")[0]
+
+
+class ForeignCode(ValueError):
+    """A file names code that it may not name.
+
+    Args:
+        key: Where it does, as in `init_args.eval_transform`; empty for the class of the whole.
+        name: What it names.
+    """
+
+    def __init__(self, key: str, name: str) -> None:
+        super().__init__(f"{key or 'the class'} is {name!r}")
+        self.key, self.name = key, name
+
+
+class TypedNames:
+    """The names that the user typed, which a checkpoint may name too.
+
+    What was typed as a class is imported, as the parser would do a moment later.
+
+    Args:
+        sources: What was typed.
+    """
+
+    def __init__(self, sources: Iterable[Source] = ()) -> None:
+        trees = [source.tree for source in sources if source.kind != "checkpoint"]
+        self.names = {name for tree in trees for name in _strings(tree)}
+        for name in {name for tree in trees for name in _class_names(tree)}:
+            if "." in name and all(part.isidentifier() for part in name.split(".")):
+                try:
+                    importlib.import_module(name.rpartition(".")[0])
+                except Exception:  # the parser will meet it again, and say what is wrong
+                    continue
+
+    def allow(self, name: str, found: type | None, bases: tuple[type, ...]) -> bool:
+        """Whether this name, or another one of the same class, was typed."""
+        if name in self.names:
+            return True
+        if found is None:
+            return False
+        short = subclasses(bases) if bases else {found.__name__: found}
+        return any((imported(typed) if "." in typed else short.get(typed)) is found for typed in self.names)
+
+
+def imported(path: str) -> type | None:
+    """The class of a dotted path, if its module is imported and holds it; imports nothing, and calls nothing."""
+    module, _, name = path.rpartition(".")
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    return found if isinstance(found, type) else None
+
+
+def check_arguments(values: Mapping[str, Any], cls: type | None, typed: TypedNames, key: str = "init_args") -> Any:
+    """The arguments of a class as a checkpoint gives them, if they name no other code than they may.
+
+    Args:
+        values: The arguments, plain data.
+        cls: The class, for the types of its arguments; None where it is not known.
+        typed: What the user typed.
+        key: Where they stand, for the message.
+
+    Returns:
+        A copy in which classes have the name of the module that defines them.
+
+    Raises:
+        ForeignCode: At the first name that is not allowed.
+    """
+    hints = _parameters(cls) if cls is not None else {}
+    for name in values:
+        # jsonargparse takes `a.class_path` as two levels, and keeps notes of its own under `__path__`.
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("__"):
+            raise ForeignCode(key, str(name))
+    return {name: _check(value, hints.get(name), typed, f"{key}.{name}") for name, value in values.items()}
+
+
+def check_class(name: Any, bases: tuple[type, ...], typed: TypedNames, key: str = "") -> tuple[str, type | None]:
+    """The class that a checkpoint names, by the name under which the parser finds this one and no other.
+
+    Args:
+        name: A dotted path, or the name of an imported class.
+        bases: Of which it should be; none where that is not known.
+        typed: What the user typed.
+        key: Where it stands, for the message.
+
+    Returns:
+        Its name, and the class; None for one that was typed and is not imported.
+
+    Raises:
+        ForeignCode: If it is not allowed.
+    """
+    if not isinstance(name, str):
+        raise ForeignCode(key, repr(name))
+    found = imported(name) if "." in name else subclasses(bases).get(name)
+    if found is not None and defined_here(found):
+        return f"{found.__module__}.{found.__qualname__}", found
+    if typed.allow(name, found, bases):
+        return name, found
+    raise ForeignCode(key, name)
+
+
+def defined_here(found: type) -> bool:
+    """Whether a class is defined by this package, or is an optimizer or a scheduler that `torch.optim` defines.
+
+    Args:
+        found: The class.
+    """
+    defined = imported(f"{found.__module__}.{found.__qualname__}") is found
+    package, _, rest = found.__module__.partition(".")
+    of_optim = f"{package}.{rest.partition('.')[0]}" == "torch.optim"
+    return defined and (
+        package == _PACKAGE or (of_optim and issubclass(found, (Optimizer, LRScheduler, ReduceLROnPlateau)))
+    )
+
+
+def _check(value: Any, hint: Any, typed: TypedNames, key: str) -> Any:
+    """One value, whatever its type: refuses names of code, also those in the YAML of a string."""
+    if isinstance(value, str):
+        return _check_text(value, hint, typed, key)
+    if isinstance(value, (list, tuple)):
+        return [_check(item, hint, typed, key) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    members = _opened(hint)
+    bases = tuple(member for member in class_bases(hint) if member in members) if hint is not None else ()
+    if "class_path" not in value:
+        inner = {name: kind for base in bases for name, kind in _inner(base).items()}
+        for name in value:
+            if "class_path" in str(name).split(".") or str(name).startswith("__"):
+                raise ForeignCode(key, str(name))
+        if set(value) <= set(CLASS_KEYS) and len(bases) == 1:  # of the class that the type itself is
+            return {name: check_arguments(dict(part or {}), bases[0], typed, key) for name, part in value.items()}
+        rest = next((member for member in members if _is_mapping(member)), None)
+        every = get_args(rest)[-1] if get_args(rest) else None
+        return {name: _check(part, inner.get(name, every), typed, f"{key}.{name}") for name, part in value.items()}
+    unknown = set(value) - set(CLASS_KEYS)
+    if unknown:
+        raise ForeignCode(key, str(min(unknown)))
+    name, cls = check_class(value["class_path"], bases, typed, key)
+    checked: dict[str, Any] = {"class_path": name}
+    for part in ("init_args", "dict_kwargs"):
+        if value.get(part):
+            checked[part] = check_arguments(value[part], cls, typed, f"{key}.{part}")
+    return checked
+
+
+def _check_text(value: str, hint: Any, typed: TypedNames, key: str) -> str:
+    try:
+        inside = yaml.safe_load(value)
+    except yaml.YAMLError:
+        inside = None
+    if isinstance(inside, (dict, list)):
+        _check(inside, hint, typed, key)
+    members = _opened(hint)
+    if any(get_origin(member) is Literal and value in get_args(member) for member in members):
+        return value
+    if any(_is_code(member) for member in members):
+        return check_class(value, class_bases(hint), typed, key)[0]
+    # jsonargparse tries a string as a class wherever a dataclass could stand, and imports its module for that.
+    module = value.rpartition(".")[0]
+    if any(is_dataclass(member) for member in members) and all(part.isidentifier() for part in value.split(".")):
+        new = module != "" and module not in sys.modules
+        if new and PathFinder.find_spec(module.partition(".")[0]) is not None:
+            raise ForeignCode(key, value)
+    return value
+
+
+def _opened(hint: Any) -> list[Any]:
+    """Members of a type; none where everything is allowed."""
+    return [] if hint is None or hint is Any else members(hint)
+
+
+def _is_mapping(member: Any) -> bool:
+    origin = get_origin(member) or member
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _is_code(member: Any) -> bool:
+    """Whether a member of a type is one for which a string would be imported: a class, a function, a type."""
+    if member in (*PLAIN, Any) or get_origin(member) is Literal or _is_mapping(member):
+        return False
+    if not isinstance(member, type) or get_origin(member) is not None or member is type:
+        return True  # a callable, `type[X]`, and what else there may be
+    return not (is_dataclass(member) or issubclass(member, (Enum, os.PathLike)))
+
+
+def _inner(base: type) -> dict[str, Any]:
+    """Types of what a class that stands for itself is made of."""
+    if is_dataclass(base):
+        hints = get_type_hints(base)
+        return {one.name: hints.get(one.name) for one in fields(base)}
+    return {} if inspect.isabstract(base) else _parameters(base)
+
+
+def _strings(tree: Any) -> Iterator[str]:
+    """All values of a tree that are text."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _strings(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from _strings(value)
+
+
+def _class_names(tree: Any, top: bool = True) -> Iterator[str]:
+    """What a tree names as classes: every `class_path`, and `model` and `data` where they are a name alone."""
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            if isinstance(value, str) and (name == "class_path" or (top and name in ("model", "data"))):
+                yield value
+            else:
+                yield from _class_names(value, top=False)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from _class_names(value, top=False)

@@ -1,0 +1,1 @@
+"""What every datamodule is made of."""

@@ -1,0 +1,108 @@
+"""Embeddings of images that were computed before, in Parquet files."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+JoinOn = Literal["image", "image_id"]
+_COLUMNS = ("image", "image_id", "embedding")
+
+
+class Embeddings:
+    """Embeddings [N, D] and what finds one of them: the image's name, or its id.
+
+    Args:
+        files: Parquet files, glob patterns or folders of such files, which ``predict`` of an ``ImageEmbeddingModule``
+            wrote.
+        join_on: the column that finds an embedding.
+
+    Raises:
+        ValueError: there are no such files, they are of different towers, or name an image twice.
+    """
+
+    def __init__(self, files: list[str], join_on: JoinOn) -> None:
+        paths = [path for file in files for path in _paths(file)]
+        tables = [_read(path) for path in paths]
+        origins = {(table.schema.metadata or {}).get(b"tower") for table in tables}
+        widths = {_width(table, path) for table, path in zip(tables, paths, strict=True)}
+        if len(origins) > 1 or len(widths) > 1:
+            raise ValueError(
+                f"found embeddings of {len(origins)} towers with the widths {sorted(widths)} in data.embeddings, "
+                "expected those of one: name the files of one"
+            )
+        self.join_on = join_on
+        self.paths = paths
+        self.values = np.concatenate([_values(table) for table in tables])
+        keys = [key for table in tables for key in table[join_on].to_pylist()]
+        self._places = {key: place for place, key in enumerate(keys)}
+        if len(self._places) < len(keys):
+            twice = next(key for place, key in enumerate(keys) if self._places[key] != place)
+            raise ValueError(
+                f"found several embeddings with the {join_on} {twice!r} in data.embeddings, expected one: name each "
+                "file once, or set data.join_on"
+            )
+        origin = origins.pop()
+        self.origin: dict[str, str] | None = json.loads(origin) if origin is not None else None
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return int(self.values.shape[1])
+
+    def __contains__(self, key: str | int) -> bool:
+        return key in self._places
+
+    def __getitem__(self, key: str | int) -> torch.Tensor:
+        """Float32 [D]."""
+        return torch.from_numpy(self.values[self._places[key]])
+
+
+def _paths(file: str) -> list[Path]:
+    path = Path(file).expanduser()
+    if path.is_dir():
+        found = sorted(path.glob("**/*.parquet"))
+    elif glob.has_magic(file) and not path.exists():
+        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+    else:
+        found = [path] if path.exists() else []
+    if not found:
+        raise ValueError(
+            f"found no Parquet file of embeddings in {os.fspath(file)!r}, expected what `vlightning predict` with an "
+            "ImageEmbeddingModule writes: embed the images first, or correct data.embeddings"
+        )
+    return found
+
+
+def _read(path: Path) -> Any:
+    names = pq.read_schema(path).names
+    if not set(_COLUMNS) <= set(names):
+        raise ValueError(
+            f"found the columns {', '.join(names)} in {str(path)!r}, expected {', '.join(_COLUMNS)}, as `vlightning "
+            "predict` with an ImageEmbeddingModule writes them: name such a file as data.embeddings"
+        )
+    return pq.read_table(path, columns=list(_COLUMNS))
+
+
+def _width(table: Any, path: Path) -> int:
+    lengths = set(table["embedding"].combine_chunks().value_lengths().to_pylist()) if table.num_rows else set()
+    if len(lengths) != 1:
+        raise ValueError(
+            f"found {table.num_rows} embeddings of {len(lengths)} widths in {str(path)!r}, expected some of one width: "
+            "write the file again"
+        )
+    return int(lengths.pop())
+
+
+def _values(table: Any) -> np.ndarray:
+    column = table["embedding"].combine_chunks()
+    flat = column.flatten().cast(pa.float32()).to_numpy(zero_copy_only=False)
+    return flat.reshape(len(column), -1)

@@ -1,0 +1,87 @@
+"""Reader for Karpathy's splits of COCO and Flickr30k: ``dataset_coco.json`` and ``dataset_flickr30k.json``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..core.decode import BadSample
+from .records import ENCODING, Record, image_identity, parsed, record, utf8
+
+# What the literature trains and evaluates on, by the datamodule's splits. Flickr30k has no "restval".
+_USUAL = {"train": {"train", "restval"}, "validation": {"val"}, "test": {"test"}, "predict": {"test"}}
+
+
+def is_karpathy(file: str) -> bool:
+    """Whether a file can only be of this form, because it holds one JSON object; told from its first letter."""
+    if not file.lower().endswith(".json"):
+        return False
+    with open(file, encoding=ENCODING, errors="replace") as text:
+        return text.read(100).lstrip().startswith("{")
+
+
+def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[str]) -> Iterator[Record]:
+    """Records of the images of some splits, each with all of its captions.
+
+    Args:
+        files: JSON files, each an object whose list ``images`` has objects with ``filename``, ``split``, ``sentences``
+            and perhaps a folder ``filepath``; an image's id is ``cocoid``, else ``imgid``.
+        split: names of splits, joined by "+"; None: the usual ones for the role.
+        role: the datamodule's split.
+        stamp: makes the library's cache notice changed files; not used.
+
+    Raises:
+        ValueError: a file is not of that form, or has no such split.
+    """
+    for file in files:
+        images = _images(file)
+        known = {image["split"] for image in images if _is_whole(image)}
+        wanted = set(split.split("+")) if split is not None else _USUAL[role] - ({"restval"} - known)
+        if missing := wanted - known:
+            raise ValueError(
+                f"found the splits {', '.join(sorted(known))} in {file!r}, expected {', '.join(sorted(missing))}: name "
+                "one of them as `split`, or several joined by +"
+            )
+        for image in images:
+            # Of an incomplete image nobody knows the split: it is counted in each.
+            if not _is_whole(image) or image["split"] in wanted:
+                yield record(lambda image=image: _of_image(image))  # type: ignore[misc]
+
+
+def _of_image(image: Any) -> Record:
+    if not _is_whole(image):
+        raise BadSample("incomplete image", "")
+    identity = image_identity(image.get("cocoid", image.get("imgid")))
+    return {
+        "image": {"bytes": None, "path": os.path.join(image.get("filepath") or "", image["filename"])},
+        "caption": [sentence["raw"] for sentence in image["sentences"]],
+        "image_id": None if identity is None else str(identity),
+    }
+
+
+def _images(file: str) -> list[Any]:
+    with utf8(Path(file)):
+        content = parsed(Path(file).read_text(encoding=ENCODING), Path(file))
+    images = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(images, list):
+        what = f"object with the keys {', '.join(content)}" if isinstance(content, dict) else type(content).__name__
+        raise ValueError(
+            f"found a JSON {what} in {file!r}, expected a flat list of objects with an image and its caption, or "
+            "Karpathy's form, an object with a list `images`: convert the file"
+        )
+    if images and not any(map(_is_whole, images)):
+        raise ValueError(
+            f"found something else in image 0 of {file!r}, expected an object with `filename`, `split` and "
+            "`sentences`, each with its `raw` text, as no image there is: correct the file"
+        )
+    return images
+
+
+def _is_whole(image: Any) -> bool:
+    try:
+        texts = [image["filename"], image["split"], *(sentence["raw"] for sentence in image["sentences"])]
+    except (KeyError, TypeError):
+        return False
+    return all(isinstance(text, str) for text in texts)

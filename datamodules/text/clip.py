@@ -1,0 +1,71 @@
+"""Captions to the token ids of CLIP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from open_clip import SimpleTokenizer
+
+from .tokenizers import clean_caption, usable_caption
+
+CLIP = "clip"
+"""Names CLIP's tokenizer where a tokenizer is to be named; its vocabulary comes with open_clip."""
+CLIP_TOKENS = 77
+CLIP_VOCABULARY = 49408
+
+
+class CLIPTokenizer(SimpleTokenizer):
+    """open_clip's tokenizer, with the names of the ``transformers`` library for its special tokens.
+
+    Args:
+        max_tokens: the context length.
+    """
+
+    mask_token_id = None
+    pad_token_id = 0  # also the id of "!"
+
+    def __init__(self, max_tokens: int = CLIP_TOKENS) -> None:
+        super().__init__(context_length=max_tokens)
+        self.cls_token_id = self.sot_token_id
+        self.sep_token_id = self.eot_token_id
+
+    def __len__(self) -> int:
+        return int(self.vocab_size)
+
+
+class CLIPTextEncoder:
+    """Turns captions into CLIP's token ids, always as long as the model's context.
+
+    MobileCLIP's text towers look at all positions, the empty ones included, so a shorter sequence would be another
+    function.
+
+    Args:
+        max_tokens: the context length, start and end included; longer captions are cut before the end.
+        clean: apply ALBEF's caption cleaning first; CLIP's own is always applied.
+        max_words: for that cleaning.
+    """
+
+    def __init__(self, max_tokens: int = CLIP_TOKENS, clean: bool = False, max_words: int = 30) -> None:
+        self.tokenizer = CLIPTokenizer(max_tokens)
+        self.max_tokens = max_tokens
+        self.clean = clean
+        self.max_words = max_words
+
+    def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Encode a batch.
+
+        Returns:
+            ``input_ids`` and ``attention_mask``, long [B, L], L being ``max_tokens``.
+        """
+        texts = [clean_caption(caption, self.max_words) for caption in captions] if self.clean else list(captions)
+        if not texts:
+            empty = torch.zeros(0, self.max_tokens, dtype=torch.long)
+            return {"input_ids": empty, "attention_mask": empty.clone()}
+        ids = self.tokenizer(texts)
+        end = ids.argmax(1, keepdim=True)  # the end has the highest id
+        return {"input_ids": ids, "attention_mask": (torch.arange(self.max_tokens) <= end).long()}
+
+    def usable(self, caption: object) -> bool:
+        """Whether anything is left of a caption to encode."""
+        return usable_caption(caption, self.clean, self.max_words)

@@ -1,0 +1,309 @@
+"""ALBEF's image transforms, with every number an argument.
+
+Values are those of the authors' pre-training code: ``RandomResizedCrop`` with scale 0.2-1, horizontal flip, two
+operations of their RandAugment pool, and the mean and standard deviation of CLIP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as F
+
+Operation = Literal[
+    "Identity",
+    "AutoContrast",
+    "Equalize",
+    "Brightness",
+    "Sharpness",
+    "ShearX",
+    "ShearY",
+    "TranslateX",
+    "TranslateY",
+    "Rotate",
+]
+ALBEF_OPERATIONS: tuple[Operation, ...] = (
+    "Identity",
+    "AutoContrast",
+    "Equalize",
+    "Brightness",
+    "Sharpness",
+    "ShearX",
+    "ShearY",
+    "TranslateX",
+    "TranslateY",
+    "Rotate",
+)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+class ALBEFRandAugment(nn.Module):
+    """The authors' RandAugment: a few operations drawn with replacement, each skipped with a fixed probability.
+
+    Geometric operations go either way with equal probability; brightness and sharpness are only ever raised (at level 7
+    both factors are 1.36). Shears keep the first row or column in place, rotation is about the middle, all interpolate
+    linearly.
+
+    Args:
+        num_ops: operations drawn for each image (authors: 2).
+        magnitude: level of all operations, out of ``max_magnitude`` (authors: 7).
+        max_magnitude: the highest level (authors: 10).
+        skip_probability: probability with which a drawn operation is left out (authors: 0.5).
+        operations: the pool (authors: these ten, without colour operations).
+        enhance_range: brightness and sharpness factor at level 0 and at the highest level (authors: 0.1 to 1.9).
+        max_shear: shear at the highest level, pixels per pixel (authors: 0.3).
+        max_translate: shift at the highest level, pixels (authors: 10).
+        max_rotate: angle at the highest level, degrees (authors: 30).
+        fill: colour of the pixels that come from outside (authors: 128, 128, 128).
+    """
+
+    def __init__(
+        self,
+        num_ops: int = 2,
+        magnitude: float = 7,
+        max_magnitude: float = 10,
+        skip_probability: float = 0.5,
+        operations: Sequence[Operation] = ALBEF_OPERATIONS,
+        enhance_range: tuple[float, float] = (0.1, 1.9),
+        max_shear: float = 0.3,
+        max_translate: float = 10,
+        max_rotate: float = 30,
+        fill: tuple[int, int, int] = (128, 128, 128),
+    ) -> None:
+        super().__init__()
+        unknown = sorted(set(operations) - set(ALBEF_OPERATIONS))
+        if unknown:
+            raise ValueError(
+                f"found operations {unknown}, expected some of {list(ALBEF_OPERATIONS)}: correct the names"
+            )
+        level = magnitude / max_magnitude
+        self.num_ops = num_ops
+        self.skip_probability = skip_probability
+        self.operations = tuple(operations)
+        self.factor = enhance_range[0] + level * (enhance_range[1] - enhance_range[0])
+        self.shear = level * max_shear
+        self.translate = level * max_translate
+        self.rotate = level * max_rotate
+        self.fill = list(fill)
+
+    def forward(self, image: Image.Image) -> Image.Image:
+        """Augment an 8-bit RGB image; draws from torch's CPU generator."""
+        for choice in torch.randint(len(self.operations), (self.num_ops,)).tolist():
+            skip, sign = torch.rand(2).tolist()
+            if skip >= self.skip_probability:
+                image = self.operate(image, self.operations[choice], -1 if sign < 0.5 else 1)
+        return image
+
+    def operate(self, image: Image.Image, operation: Operation, sign: Literal[-1, 1] = 1) -> Image.Image:
+        """Carry out one operation at the set level.
+
+        Args:
+            image: 8-bit RGB image.
+            operation: its name.
+            sign: direction of a geometric operation: +1 shears and shifts towards larger coordinates and turns
+                counter-clockwise.
+        """
+        # OpenCV, which the authors use, puts the origin in the middle of the first pixel; torchvision at its corner.
+        corner = [0.5, 0.5]
+        middle = [image.width / 2 + 0.5, image.height / 2 + 0.5]
+        slope = -sign * math.degrees(math.atan(self.shear))  # torchvision's positive shear leans the other way
+        match operation:
+            case "Identity":
+                return image
+            case "AutoContrast":
+                return F.autocontrast(image)
+            case "Equalize":
+                return F.equalize(image)
+            case "Brightness":
+                return F.adjust_brightness(image, self.factor)
+            case "Sharpness":
+                return F.adjust_sharpness(image, self.factor)
+            case "ShearX":
+                return self._affine(image, shear=[slope, 0.0], center=corner)
+            case "ShearY":
+                return self._affine(image, shear=[0.0, slope], center=corner)
+            case "TranslateX":
+                return self._affine(image, translate=[sign * self.translate, 0.0])
+            case "TranslateY":
+                return self._affine(image, translate=[0.0, sign * self.translate])
+            case "Rotate":
+                return self._affine(image, angle=-sign * self.rotate, center=middle)
+
+    def _affine(
+        self,
+        image: Image.Image,
+        angle: float = 0.0,
+        translate: Sequence[float] = (0.0, 0.0),
+        shear: Sequence[float] = (0.0, 0.0),
+        center: list[float] | None = None,
+    ) -> Image.Image:
+        return F.affine(
+            image,
+            angle=angle,
+            translate=list(translate),
+            scale=1.0,
+            shear=list(shear),
+            interpolation=InterpolationMode.BILINEAR,
+            fill=self.fill,
+            center=center,
+        )
+
+
+class ALBEFTrainTransform(nn.Module):
+    """ALBEF's training transform: random crop, flip, RandAugment, normalisation.
+
+    Args:
+        size: side of the square result, pixels (authors: 256 for pre-training).
+        scale: smallest and largest share of the image's area in the crop (authors: 0.2 to 1 for pre-training, 0.5 to
+            1 for fine-tuning).
+        ratio: smallest and largest aspect ratio of the crop (torchvision's default, which the authors use).
+        horizontal_flip: probability of mirroring; 0 where captions tell left from right (authors: 0.5 everywhere).
+        rand_augment: whether to apply :class:`ALBEFRandAugment` at all.
+        num_ops: see :class:`ALBEFRandAugment`, as all that follow down to ``fill``.
+        magnitude: see :class:`ALBEFRandAugment`.
+        max_magnitude: see :class:`ALBEFRandAugment`.
+        skip_probability: see :class:`ALBEFRandAugment`.
+        operations: see :class:`ALBEFRandAugment`.
+        enhance_range: see :class:`ALBEFRandAugment`.
+        max_shear: see :class:`ALBEFRandAugment`.
+        max_translate: see :class:`ALBEFRandAugment`.
+        max_rotate: see :class:`ALBEFRandAugment`.
+        fill: see :class:`ALBEFRandAugment`.
+        mean: mean of each channel, on the 0-1 scale (authors: CLIP's).
+        std: standard deviation of each channel, on the 0-1 scale (authors: CLIP's).
+        interpolation: interpolation of the crop (authors: bicubic).
+    """
+
+    def __init__(
+        self,
+        size: int = 256,
+        scale: tuple[float, float] = (0.2, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        horizontal_flip: float = 0.5,
+        rand_augment: bool = True,
+        num_ops: int = 2,
+        magnitude: float = 7,
+        max_magnitude: float = 10,
+        skip_probability: float = 0.5,
+        operations: Sequence[Operation] = ALBEF_OPERATIONS,
+        enhance_range: tuple[float, float] = (0.1, 1.9),
+        max_shear: float = 0.3,
+        max_translate: float = 10,
+        max_rotate: float = 30,
+        fill: tuple[int, int, int] = (128, 128, 128),
+        mean: tuple[float, float, float] = CLIP_MEAN,
+        std: tuple[float, float, float] = CLIP_STD,
+        interpolation: Literal["bilinear", "bicubic"] = "bicubic",
+    ) -> None:
+        super().__init__()
+        self.crop = v2.RandomResizedCrop(size, scale, ratio, InterpolationMode(interpolation))
+        self.flip = v2.RandomHorizontalFlip(horizontal_flip) if horizontal_flip else None
+        self.augment = (
+            ALBEFRandAugment(
+                num_ops,
+                magnitude,
+                max_magnitude,
+                skip_probability,
+                operations,
+                enhance_range,
+                max_shear,
+                max_translate,
+                max_rotate,
+                fill,
+            )
+            if rand_augment
+            else None
+        )
+        self.finish = ToNormalized(mean, std)
+
+    def forward(self, image: Image.Image) -> torch.Tensor:
+        """Turn an RGB image of any size into float [3, size, size]."""
+        image = self.crop(image)
+        if self.flip is not None:
+            image = self.flip(image)
+        if self.augment is not None:
+            image = self.augment(image)
+        return self.finish(image)
+
+
+class ALBEFEvalTransform(nn.Module):
+    """ALBEF's test transform: resize to a square whatever the aspect ratio, normalisation.
+
+    Args:
+        size: side of the square result, pixels (authors: 256 for pre-training).
+        mean: mean of each channel, on the 0-1 scale (authors: CLIP's).
+        std: standard deviation of each channel, on the 0-1 scale (authors: CLIP's).
+    """
+
+    def __init__(
+        self,
+        size: int = 256,
+        mean: tuple[float, float, float] = CLIP_MEAN,
+        std: tuple[float, float, float] = CLIP_STD,
+    ) -> None:
+        super().__init__()
+        self.resize = v2.Resize((size, size), interpolation=InterpolationMode.BICUBIC)
+        self.finish = ToNormalized(mean, std)
+        self.preprocessing = preprocessing(size, mean, std, "bicubic", "squash")
+
+    def forward(self, image: Image.Image) -> torch.Tensor:
+        """Turn an RGB image of any size into float [3, size, size]."""
+        return self.finish(self.resize(image))
+
+
+def preprocessing(
+    image_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    interpolation: str,
+    resize_mode: Literal["shortest", "squash"],
+    resize: int | None = None,
+) -> dict[str, Any]:
+    """What a transform for evaluation does to an image, as plain data for checkpoints and exports.
+
+    Args:
+        image_size: side of the square result, pixels.
+        mean: subtracted from the channels, on the 0-1 scale.
+        std: what the channels are divided by then.
+        interpolation: of the resizing.
+        resize_mode: "squash" gives both sides a size, "shortest" gives it to the shorter one and cuts the middle out.
+        resize: that size, where it is another than ``image_size``.
+    """
+    return {
+        "image_size": image_size,
+        "mean": [float(value) for value in mean],
+        "std": [float(value) for value in std],
+        "interpolation": interpolation,
+        "resize_mode": resize_mode,
+        "resize": None if resize == image_size else resize,
+    }
+
+
+def preprocessing_of(transform: nn.Module) -> dict[str, Any]:
+    """What a transform for evaluation says that it does; of one that does not say, the name of its class."""
+    said: dict[str, Any] | None = getattr(transform, "preprocessing", None)
+    kind = type(transform)
+    return {"transform": f"{kind.__module__}.{kind.__qualname__}"} if said is None else dict(said)
+
+
+class ToNormalized(nn.Module):
+    """8-bit image to float [3, H, W]: to the 0-1 scale, minus the mean, over the standard deviation."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.mean = list(mean)
+        self.std = list(std)
+        self.changes = any(self.mean) or any(value != 1 for value in self.std)
+
+    def forward(self, image: Image.Image) -> torch.Tensor:
+        """Convert and normalise."""
+        # Not `to_dtype(scale=True)`, whose product with 1 / 255 differs from the quotient in the last bit.
+        pixels = F.pil_to_tensor(image).to(torch.float32).div_(255)
+        return F.normalize(pixels, self.mean, self.std, inplace=True) if self.changes else pixels

@@ -1,0 +1,111 @@
+"""Image transforms of CLIP-like models: evaluation as in the CLIP paper, and recorded augmentations in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.transforms import InterpolationMode, v2
+
+from .albef import ALBEFEvalTransform, ALBEFTrainTransform, ToNormalized, preprocessing
+from .replay import Augmentation, Interpolation, replay
+
+Three = tuple[float, float, float]
+
+
+class CLIPEvalTransform(nn.Module):
+    """The shorter side resized, the middle cropped, normalised.
+
+    Args:
+        size: side of the square result, pixels (MobileCLIP: 256; its ViTs: 224).
+        mean: mean of each channel, on the 0-1 scale; 0 and a deviation of 1 leave that scale, as with most of
+            MobileCLIP.
+        std: standard deviation of each channel, on the 0-1 scale.
+        interpolation: interpolation of the resizing (MobileCLIP: bilinear).
+        resize_mode: "squash" resizes both sides instead, whatever the aspect ratio (SigLIP).
+        resize: size of the shorter side before the crop, pixels; by default ``size``.
+    """
+
+    def __init__(
+        self,
+        size: int = 256,
+        mean: Three = (0.0, 0.0, 0.0),
+        std: Three = (1.0, 1.0, 1.0),
+        interpolation: Interpolation = "bilinear",
+        resize_mode: Literal["shortest", "squash"] = "shortest",
+        resize: int | None = None,
+    ) -> None:
+        super().__init__()
+        side = resize or size
+        squash = resize_mode == "squash"
+        self.resize = v2.Resize((side, side) if squash else side, interpolation=InterpolationMode(interpolation))
+        self.crop = v2.CenterCrop(size)
+        self.finish = ToNormalized(mean, std)
+        self.preprocessing = preprocessing(size, mean, std, interpolation, resize_mode, resize)
+
+    def forward(self, image: Image.Image) -> torch.Tensor:
+        """Turn an RGB image of any size into float [3, size, size]."""
+        return self.finish(self.crop(self.resize(image)))
+
+
+class ReplayTransform(nn.Module):
+    """A recorded augmentation at the student's resolution, normalised as the student wants it.
+
+    Args:
+        size: side of the square result, pixels.
+        mean: mean of each channel, on the 0-1 scale.
+        std: standard deviation of each channel, on the 0-1 scale.
+        interpolation: interpolation of the crop.
+    """
+
+    def __init__(
+        self,
+        size: int = 256,
+        mean: Three = (0.0, 0.0, 0.0),
+        std: Three = (1.0, 1.0, 1.0),
+        interpolation: Interpolation = "bilinear",
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.interpolation: Interpolation = interpolation
+        self.finish = ToNormalized(mean, std)
+
+    def forward(self, image: Image.Image, augmentation: Augmentation) -> torch.Tensor:
+        """Turn an RGB image into float [3, size, size]."""
+        return self.finish(replay(image, augmentation, self.size, self.interpolation))
+
+
+def pair_eval_transform(size: int, expected: Mapping[str, Any]) -> nn.Module:
+    """The transform with which images of pairs are evaluated where none was given.
+
+    Args:
+        size: side of the square result, pixels.
+        expected: what trained weights expect, in the words of :func:`preprocessing`; ALBEF's is taken where it does not
+            name a mean.
+    """
+    if "mean" not in expected:
+        return ALBEFEvalTransform(size)
+    larger = expected.get("resize")
+    return CLIPEvalTransform(
+        size,
+        expected["mean"],
+        expected["std"],
+        expected["interpolation"],
+        expected.get("resize_mode", "shortest"),
+        larger and round(larger * size / expected["image_size"]),
+    )
+
+
+def pair_train_transform(size: int, expected: Mapping[str, Any], **options: Any) -> ALBEFTrainTransform:
+    """ALBEF's training transform, interpolated and normalised as trained weights expect it.
+
+    Args:
+        size: side of the square result, pixels.
+        expected: as in :func:`pair_eval_transform`.
+        options: other arguments of the transform.
+    """
+    own = {name: expected[name] for name in ("mean", "std", "interpolation") if "mean" in expected}
+    return ALBEFTrainTransform(size, **options, **own)

@@ -1,0 +1,72 @@
+"""What modules have in common that are restored from checkpoints."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from lightning import LightningModule
+
+from ...cli_support.explain import subclasses
+from ...common.checked_loading import CheckedLoading
+
+
+class CheckpointModule(CheckedLoading, LightningModule):
+    """A LightningModule that says why a checkpoint does not fit it: another class, or another argument.
+
+    A subclass calls `super()` where it overrides a hook.
+    """
+
+    _of_checkpoint: Mapping[str, Any] | None = None  # the hyper-parameters of the checkpoint that is being restored
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the arguments of the checkpoint until its weights are loaded."""
+        super().on_load_checkpoint(checkpoint)
+        self._of_checkpoint = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights.
+
+        Raises:
+            ValueError: If they do not fit because the checkpoint is of another class, or was trained with other
+                arguments.
+        """
+        saved, self._of_checkpoint = self._of_checkpoint, None
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except (RuntimeError, ValueError) as error:  # a queue speaks of its own size
+            sentence = _why(type(self), self.hparams, saved) if saved else None
+            if sentence is None:
+                raise
+            raise ValueError(sentence) from error
+
+
+def _why(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
+    """Why weights do not fit, from the arguments of both sides; None where these tell nothing."""
+    name = _class_name(saved)
+    if name is not None and name not in (base.__name__ for base in cls.__mro__):
+        return f"The checkpoint is of {name}, expected one of {cls.__name__}: give another checkpoint, or that class."
+    differing = [
+        f"{argument} is {given[argument]!r}, in the checkpoint {value!r}"
+        for argument, value in saved.items()
+        # No weight's size depends on a rate or on the name of a file.
+        if argument in given and not isinstance(value, float) and not argument.endswith("weights")
+        if _plain(given[argument]) != _plain(value)
+    ]
+    if not differing:
+        return None
+    return f"The checkpoint does not fit {cls.__name__}: {'; '.join(differing)}; give what it was trained with."
+
+
+def _class_name(saved: Mapping[str, Any]) -> str | None:
+    """The class that hyper-parameters are of: noted by the command line, else the one with most of these arguments."""
+    if "_class_path" in saved:
+        return str(saved["_class_path"]).rpartition(".")[2]
+    # Lightning puts what is passed to `load_from_checkpoint` among them.
+    arguments = {name: set(inspect.signature(cls).parameters) for name, cls in subclasses((LightningModule,)).items()}
+    having = {name: len(all_of) for name, all_of in arguments.items() if all_of and all_of <= set(saved)}
+    most = [name for name, count in having.items() if count == max(having.values())]
+    return most[0] if len(most) == 1 else None
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,144 @@
+"""What modules of image classifiers share: accuracy, evaluation, prediction, and SGD with milestones."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from lightning import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import MeanMetric
+
+from ...callbacks.distributed.collectives import gather_uneven
+from ...metrics.finite import hits, some_of
+from ..base.checkpoints import CheckpointModule
+from ..base.data_sizes import DataSizesModule
+from ..optim.schedules import after_milestones
+
+Batch = dict[str, Tensor]
+
+SPLITS, TOP = ("val", "test"), (1, 5)
+
+
+class Accuracy(nn.Module):
+    """Accuracy of each evaluation split in percent, over the images of all processes.
+
+    With fewer than five classes, top-5 counts as many as there are. An image whose class has an infinite or undefined
+    logit is not right.
+
+    Shapes: B images, C classes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = nn.ModuleDict({f"{split}_top{k}": MeanMetric() for split in SPLITS for k in TOP})
+        self._non_finite: dict[str, list[Tensor]] = {split: [] for split in SPLITS}  # [B, 2]: number, whether it is so
+
+    def update(self, split: str, logits: Tensor, label: Tensor, sample_index: Tensor) -> None:
+        """Count a batch: logits [B, C], label [B], positions in the data set [B]."""
+        right = hits(logits, label, max(TOP))
+        for k, metric in self._of(split):
+            metric.update(right[:, :k].any(1).float())
+        self._non_finite[split].append(torch.stack([sample_index, (~logits.isfinite().all(1)).long()], 1))
+
+    def log(self, module: LightningModule, split: str) -> None:
+        """Log `<split>/top1` and `<split>/top5` from a module's hook, and start counting afresh.
+
+        Where images had an infinite or undefined logit, their number is logged as `<split>/non_finite`, and a warning
+        names them.
+        """
+        found: dict[str, Tensor | float] = {}
+        for k, metric in self._of(split):
+            found[f"top{k}"] = 100 * metric.compute()
+            metric.reset()
+        none = torch.zeros(0, 2, dtype=torch.long, device=module.device)  # a process may have got no image
+        rows = gather_uneven(torch.cat([none, *self._non_finite[split]]))
+        self._non_finite[split] = []
+        if bad := int(rows[:, 1].sum()):
+            found["non_finite"] = float(bad)
+            rank_zero_warn(
+                f"Found infinite or undefined logits for {bad} of {len(rows)} images (sample_index "
+                f"{some_of(rows[rows[:, 1] > 0, 0])}): these classes rank last; look at these samples, or, where they "
+                "are all, take an earlier checkpoint."
+            )
+        for name, value in found.items():
+            # Every process has computed the same number; the mean over them only keeps Lightning from warning.
+            module.log(f"{split}/{name}", value, prog_bar=name == "top1", sync_dist=True)
+
+    def _of(self, split: str) -> Iterator[tuple[int, MeanMetric]]:
+        for k in TOP:
+            metric = self.metrics[f"{split}_top{k}"]
+            assert isinstance(metric, MeanMetric)
+            yield k, metric
+
+
+class ClassifierModule(DataSizesModule, CheckpointModule):
+    """A LightningModule with the hooks of evaluation and prediction, and the optimizer of the CRD benchmark.
+
+    A subclass supplies `forward`, from images [B, 3, H, W] to logits [B, C], sets `self.accuracy`, and saves the
+    hyperparameters `num_classes` and, for that optimizer, `learning_rate`, `lr_milestones`, `lr_decay`, `momentum` and
+    `weight_decay`.
+    """
+
+    accuracy: Accuracy
+
+    def check_classes(self) -> None:
+        """Compare the number of classes, the hyperparameter `num_classes`, with the data's, where that tells.
+
+        Raises:
+            ValueError: if they differ.
+        """
+        found = getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
+        if found is not None and found != self.hparams["num_classes"]:
+            raise ValueError(
+                f"The data has {found} classes, the model {self.hparams['num_classes']}: set model.num_classes, or "
+                "data.num_classes for both."
+            )
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Classify."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Classify."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        """Probabilities [B, C], with the positions [B] of the images in their data set."""
+        return {"sample_index": batch["sample_index"], "probabilities": self(batch["image"]).float().softmax(-1)}
+
+    def _evaluate(self, batch: Batch, split: str) -> None:
+        logits, label = self(batch["image"]).float(), batch["label"]
+        self.accuracy.update(split, logits, label, batch["sample_index"])
+        self.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log accuracy in percent."""
+        self.accuracy.log(self, "val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log accuracy in percent."""
+        self.accuracy.log(self, "test")
+
+    def initial_learning_rate(self) -> float:
+        """Learning rate of the first epoch."""
+        return float(self.hparams["learning_rate"])
+
+    def lr_factor(self, epoch: int) -> float:
+        """Share of the learning rate in an epoch, counted from 0: it falls once a milestone's epochs are complete."""
+        return after_milestones(epoch, self.hparams["lr_milestones"], self.hparams["lr_decay"])
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """SGD on everything that trains, and a learning rate that falls after the milestones."""
+        optimizer = SGD(
+            [parameter for parameter in self.parameters() if parameter.requires_grad],
+            self.initial_learning_rate(),
+            momentum=self.hparams["momentum"],
+            weight_decay=self.hparams["weight_decay"],
+            foreach=True,
+        )
+        schedule = LambdaLR(optimizer, self.lr_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}

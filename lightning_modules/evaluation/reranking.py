@@ -1,0 +1,167 @@
+"""Re-ranking of retrieval candidates by a matching head that looks at image and text together.
+
+Every image is encoded once, by the process that read it, and keeps its tokens there. The pairs of an image are
+scored where its tokens are, each pair once although it may be a candidate in both directions.
+
+Shapes: I images, T texts, N image tokens, V image width, L text tokens, D text width, k candidates of a row.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...callbacks.distributed.collectives import all_reduce_sum, gather_uneven, rank
+from ...metrics.retrieval import Candidates
+
+
+class PairScorer(Protocol):
+    """A model that can say how well a text fits an image."""
+
+    device: torch.device
+
+    def text_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Ids and mask [B, L] to what `match_scores` needs of the texts, [B, L, D]."""
+
+    def match_scores(self, text_states: Tensor, attention_mask: Tensor, image_tokens: Tensor) -> Tensor:
+        """Scores [R] of R texts, [R, L, D] with mask [R, L], for one image [1, N, V]."""
+
+
+class TokenStore:
+    """Rows of tokens, in main memory up to a limit and beyond it in a temporary file that is mapped into memory.
+
+    Args:
+        limit: bytes of main memory. What goes beyond it is on disk, in the folder for temporary files.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._left = limit
+        self._rows: list[Tensor] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self._rows[row]
+
+    def append(self, rows: Tensor) -> None:
+        """Add tokens [B, N, V] from any device."""
+        size = rows.numel() * rows.element_size()
+        if size <= self._left:
+            self._left -= size
+            kept = rows.detach().to("cpu", copy=True)
+        elif size:
+            self._folder = self._folder or tempfile.TemporaryDirectory(prefix="vlightning-tokens-")
+            file = Path(self._folder.name) / str(len(self._rows))
+            kept = torch.from_file(str(file), shared=True, size=rows.numel(), dtype=rows.dtype).view(rows.shape)
+            kept.copy_(rows)
+        else:
+            return
+        self._rows.extend(kept.unbind())
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the limit was passed."""
+        return self._folder is not None
+
+
+def match_candidates(
+    scorer: PairScorer,
+    near_texts: Candidates,
+    near_images: Candidates,
+    own_tokens: TokenStore,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    rows: int,
+    limit: float,
+) -> tuple[Tensor, Tensor]:
+    """Score every candidate of both directions.
+
+    A process holds the tokens of its own images and the states of all texts: (I / processes) * N * V + T * L * D
+    numbers, of which at most `limit` bytes each in main memory and the rest in a temporary file. A pass takes one
+    image and at most `rows` texts.
+
+    Args:
+        scorer: the model; every process calls it equally often, because a sharded one communicates.
+        near_texts: of every image of all processes, rank 0's images first.
+        near_images: of every text of all processes.
+        own_tokens: tokens of this process's images, in their order.
+        input_ids: long [T, L] of all texts.
+        attention_mask: long [T, L].
+        rows: texts of a pass.
+        limit: bytes of main memory for the states of the texts.
+
+    Returns:
+        The scores of `near_texts` [I, k] and of `near_images` [T, k], the same in every process.
+    """
+    counts = gather_uneven(torch.tensor([len(own_tokens)]))
+    first = int(counts[: rank()].sum())
+    states = _encode_texts(scorer, input_ids, attention_mask, rows, limit)
+
+    # For each own image the texts that ask for it: its own candidates, then the texts that it is a candidate of.
+    asking, place = _inverse(near_images.index, len(near_texts.index))
+    text_scores = torch.zeros(near_images.index.shape)
+    image_scores = torch.zeros(len(own_tokens), near_texts.index.shape[1])
+    passes = list(_passes(near_texts.index, asking, first, len(own_tokens), rows))
+    scored: list[list[Tensor]] = [[] for _ in range(len(own_tokens))]
+    shape = _shape_everywhere(own_tokens)
+    for number in range(int(gather_uneven(torch.tensor([len(passes)])).max())):
+        idle = number >= len(passes)
+        image, texts = (0, torch.zeros(1, dtype=torch.long)) if idle else passes[number]
+        tokens = torch.zeros(shape, dtype=states[0].dtype) if idle else own_tokens[image]
+        length = int(attention_mask[texts].sum(1).max())
+        scores = scorer.match_scores(
+            torch.stack([states[int(text)][:length] for text in texts]).to(scorer.device),
+            attention_mask[texts, :length].to(scorer.device),
+            tokens[None].to(scorer.device),
+        )
+        if not idle:
+            scored[image].append(scores.float().cpu())
+    for image, parts in enumerate(scored):
+        texts = _texts_of(near_texts.index[first + image], asking[first + image])
+        scores = torch.cat(parts)
+        image_scores[image] = scores[torch.searchsorted(texts, near_texts.index[first + image])]
+        rows_, columns = asking[first + image], place[first + image]
+        text_scores[rows_, columns] = scores[torch.searchsorted(texts, rows_)]
+    return gather_uneven(image_scores), all_reduce_sum(text_scores)
+
+
+def _encode_texts(scorer: PairScorer, input_ids: Tensor, attention_mask: Tensor, rows: int, limit: float) -> TokenStore:
+    """States of all texts; every process encodes all, which is little beside the pairs and needs no gathering."""
+    states = TokenStore(limit)
+    for start in range(0, len(input_ids), rows):
+        part = slice(start, start + rows)
+        states.append(scorer.text_states(input_ids[part].to(scorer.device), attention_mask[part].to(scorer.device)))
+    return states
+
+
+def _inverse(candidates: Tensor, images: int) -> tuple[list[Tensor], list[Tensor]]:
+    """For each image the rows and the columns in which it stands in `candidates` [T, k]."""
+    flat = candidates.flatten()
+    order = flat.argsort(stable=True)
+    sizes = torch.bincount(flat, minlength=images).tolist()
+    width = max(candidates.shape[1], 1)
+    return list((order // width).split(sizes)), list((order % width).split(sizes))
+
+
+def _texts_of(near: Tensor, asking: Tensor) -> Tensor:
+    return torch.cat([near, asking]).unique()  # sorted
+
+
+def _passes(
+    near_texts: Tensor, asking: list[Tensor], first: int, images: int, rows: int
+) -> Iterator[tuple[int, Tensor]]:
+    for image in range(images):
+        for texts in _texts_of(near_texts[first + image], asking[first + image]).split(rows):
+            yield image, texts
+
+
+def _shape_everywhere(own_tokens: TokenStore) -> list[int]:
+    """[N, V] of an image's tokens, also where this process has none."""
+    shape = list(own_tokens[0].shape) if len(own_tokens) else [0, 0]
+    everywhere: list[int] = gather_uneven(torch.tensor([shape])).amax(0).tolist()
+    return everywhere

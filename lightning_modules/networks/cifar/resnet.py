@@ -1,0 +1,107 @@
+"""Residual networks for small images: three stages of basic blocks, and ResNet-50 with a stem that does not shrink.
+
+The blocks are torchvision's; the names are those of the public checkpoints of the CRD benchmark.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+
+from .classifier import Classifier, init_convolutions, pool
+
+
+class BasicResNet(Classifier):
+    """The CIFAR residual network of He et al. (section 4.2), with 1x1 convolutions where a block changes the width.
+
+    The original pads with zeros there (option A of that paper); the benchmark's networks are of option B.
+
+    Args:
+        depth: 6n + 2 layers, for n blocks a stage.
+        stem: channels of the first convolution.
+        widths: channels of the three stages, the last of which is the feature width.
+        num_classes: C.
+
+    Raises:
+        ValueError: if the depth is not 6n + 2.
+    """
+
+    def __init__(self, depth: int, stem: int, widths: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        if depth < 8 or (depth - 2) % 6:
+            raise ValueError(f"Found depth {depth}, expected 6n + 2 for n blocks in each stage, such as 8, 20 or 110.")
+        blocks = (depth - 2) // 6
+        self.feature_dim = widths[2]
+        self.conv1 = nn.Conv2d(3, stem, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(stem)
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1 = _stage(stem, widths[0], blocks, stride=1)
+        self.layer2 = _stage(widths[0], widths[1], blocks, stride=2)
+        self.layer3 = _stage(widths[1], widths[2], blocks, stride=2)
+        self.fc = nn.Linear(widths[2], num_classes)
+        init_convolutions(self)
+
+    def forward_features(self, image: Tensor) -> Tensor:
+        """Image [B, 3, H, W] to pooled features [B, D]."""
+        maps = self.relu(self.bn1(self.conv1(image)))
+        return pool(self.layer3(self.layer2(self.layer1(maps))))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Features [B, D] to logits [B, C]."""
+        return self.fc(features)
+
+
+def _stage(inputs: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    shortcut = None
+    if stride != 1 or inputs != width:
+        shortcut = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+    first = BasicBlock(inputs, width, stride, shortcut)
+    return nn.Sequential(first, *(BasicBlock(width, width) for _ in range(blocks - 1)))
+
+
+class BottleneckResNet(Classifier):
+    """torchvision's ResNet-50 with a 3x3 stem of stride 1 and no max-pool: 32-pixel images end as 4x4 maps.
+
+    Args:
+        num_classes: C.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        # torchvision's initialisation is the benchmark's: Kaiming-normal, and no zero for a block's last BatchNorm.
+        body = ResNet(_Bottleneck, [3, 4, 6, 3], num_classes)
+        self.feature_dim = body.fc.in_features
+        self.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        init_convolutions(self.conv1)
+        self.bn1 = body.bn1
+        self.relu = body.relu
+        self.layer1 = body.layer1
+        self.layer2 = body.layer2
+        self.layer3 = body.layer3
+        self.layer4 = body.layer4
+        self.linear = body.fc
+
+    def forward_features(self, image: Tensor) -> Tensor:
+        """Image [B, 3, H, W] to pooled features [B, D]."""
+        maps = self.relu(self.bn1(self.conv1(image)))
+        return pool(self.layer4(self.layer3(self.layer2(self.layer1(maps)))))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Features [B, D] to logits [B, C]."""
+        return self.linear(features)
+
+
+class _Bottleneck(Bottleneck):
+    """torchvision's block, whose `downsample` the public checkpoints call `shortcut`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.shortcut = nn.Identity() if self.downsample is None else self.downsample
+        del self.downsample
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps [B, P, H, W] to maps [B, 4 * planes, H / stride, W / stride]."""
+        residual = self.relu(self.bn1(self.conv1(maps)))
+        residual = self.relu(self.bn2(self.conv2(residual)))
+        residual = self.bn3(self.conv3(residual))
+        return self.relu(residual + self.shortcut(maps))

@@ -1,0 +1,393 @@
+"""What the figures show, where they go, and that nothing but TensorBoard notices them."""
+
+import json
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning import Trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from support.albef import SIZES, pairs_loader, tiny_albef
+from support.distributed import run_ddp_fit
+from support.tiny import TinyData, TinyModel
+from vlightning.callbacks import RetrievalFigures, WordMapFigures
+from vlightning.callbacks.figures.retrieval import content_words
+from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
+from vlightning.metrics.retrieval import Candidates, Matches
+
+
+class Shapes(ShapesDataModule):
+    """Notes which images are opened."""
+
+    def __init__(self, **options):
+        defaults = {"length": 24, "eval_length": 12, "batch_size": 8, "vocab_size": 200, "max_tokens": 16}
+        super().__init__(image_size=SIZES["image_size"], **defaults | options)
+        self.opened = []
+
+    def image(self, split, sample_index):
+        self.opened.append((split, sample_index))
+        return super().image(split, sample_index)
+
+
+def _albef(**changes):
+    return tiny_albef(**{"vocab_size": 200, "rerank_k": 10, "fusion_layers": 2} | changes)
+
+
+def _trainer(folder, callbacks, **changes):
+    return Trainer(
+        **{
+            "accelerator": "cpu",
+            "logger": TensorBoardLogger(folder, name="", version=""),
+            "callbacks": callbacks,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": False,
+            "default_root_dir": folder,
+            "max_epochs": 1,
+            "log_every_n_steps": 1,
+        }
+        | changes
+    )
+
+
+def _events(folder):
+    events = EventAccumulator(str(folder), size_guidance={"images": 0})
+    events.Reload()
+    return events
+
+
+def _steps(folder, tag):
+    events = _events(folder)
+    return [image.step for image in events.Images(tag)] if tag in events.Tags()["images"] else []
+
+
+def test_tensorboard_has_every_curve_and_both_figures(tmp_path):
+    callbacks = [RetrievalFigures(), WordMapFigures()]
+    trainer = _trainer(tmp_path, callbacks)
+    module, data = _albef(), Shapes()
+    trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+    events = _events(tmp_path)
+    recalls = {f"{way}_r{k}" for way in ("text_to_image", "image_to_text") for k in (1, 5, 10)} | {"recall_mean"}
+    expected = {
+        *(f"train/loss{term}" for term in ("", "_itc", "_itm", "_mlm")),
+        *("train/temperature", "train/alpha", "momentum/teacher", "queue/image_filled", "queue/text_filled"),
+        *(f"val/{recall}" for recall in recalls),
+        *(f"test/{prefix}{recall}" for prefix in ("", "rerank_") for recall in recalls),
+    }
+    assert expected <= set(events.Tags()["scalars"])
+    assert set(events.Tags()["images"]) == {"val/retrieval", "test/retrieval", "val/words", "test/words"}
+    assert [event.step for event in events.Scalars("queue/image_filled")] == [0, 1, 2]
+    assert [split for split, _ in data.opened] == ["validation"] * (8 * 5 + 4) + ["test"] * (8 * 5 + 4)
+    for tag in events.Tags()["images"]:
+        (image,) = events.Images(tag)
+        assert image.step == 3
+        assert min(image.width, image.height) > 300
+
+
+def test_training_with_figures_gives_the_weights_and_draws_of_training_without(tmp_path):
+    ends = []
+    for number, callbacks in enumerate(([], [RetrievalFigures(), WordMapFigures()])):
+        module = _albef(dropout=0.1)
+        torch.manual_seed(3)
+        trainer = _trainer(tmp_path / str(number), callbacks, max_epochs=2, val_check_interval=1)
+        trainer.fit(module, Shapes(length=16))
+        assert _steps(tmp_path / str(number), "val/words") == ([1, 2, 3, 4] if callbacks else [])
+        ends.append((module.state_dict(), torch.get_rng_state(), module.training, trainer.callback_metrics))
+    for name, value in ends[0][0].items():
+        assert torch.equal(value, ends[1][0][name]), name
+    assert torch.equal(ends[0][1], ends[1][1])
+    assert ends[0][2] == ends[1][2]
+    assert ends[0][3] == ends[1][3]
+
+
+def _result(match_score=None, text_id=None):
+    """Five images and six texts, "word<n>", of which the last two belong to the last image."""
+    owners = torch.tensor([0, 1, 2, 3, 4, 4])
+    index = torch.stack([torch.arange(5).roll(-number) for number in range(6)])
+    return SimpleNamespace(
+        sample_index=torch.tensor([30, 31, 32, 33, 34]),
+        input_ids=torch.stack([torch.tensor([101, 110 + number, 102, 0]) for number in range(6)]),
+        attention_mask=torch.tensor([[1, 1, 1, 0]] * 6),
+        near_images=Candidates(index, torch.linspace(1, 0, 5).expand(6, 5), match_score),
+        matches=Matches(torch.arange(5), owners, text_id),
+    )
+
+
+def _parts(result, **module):
+    words = {101: "[CLS]", 102: "[SEP]", 0: "[PAD]", 100: "[UNK]"}
+    tokenizer = SimpleNamespace(
+        cls_token_id=101,
+        sep_token_id=102,
+        pad_token_id=0,
+        all_special_tokens=["[CLS]", "[SEP]", "[PAD]", "[UNK]"],
+        decode=lambda ids: " ".join(words.get(number, f"word{number - 110}") for number in ids),
+        convert_ids_to_tokens=lambda ids: [words.get(number, f"word{number - 110}") for number in ids],
+    )
+    opened = []
+
+    def image(split, index):
+        opened.append((split, index))
+        return Image.new("RGB", (8, 8), (index, 0, 0))
+
+    data = SimpleNamespace(tokenizer=tokenizer, image=image, eval_transform=lambda image: torch.zeros(3, 8, 8))
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.datamodule = data
+    return (
+        trainer,
+        SimpleNamespace(evaluation=SimpleNamespace(result=result), device=torch.device("cpu"), **module),
+        opened,
+    )
+
+
+def test_a_row_shows_the_first_images_in_the_final_order_and_which_are_right():
+    result = _result(match_score=torch.arange(30.0).view(6, 5).flip(1))
+    trainer, module, opened = _parts(result)
+    rows = RetrievalFigures(queries=3, top=2).rows(trainer, module, "test")
+    assert [row.text for row in rows] == ["word0", "word2", "word5"]
+    assert opened == [("test", 30), ("test", 31), ("test", 32), ("test", 33), ("test", 30), ("test", 31)]
+    assert [panel.image.getpixel((0, 0))[0] for row in rows for panel in row.panels] == [30, 31, 32, 33, 30, 31]
+    assert [panel.right for row in rows for panel in row.panels] == [True, False, True, False, False, False]
+    assert [panel.title for panel in rows[0].panels] == ["1.  match 4.00", "2.  match 3.00"]
+    assert [row.note for row in rows] == [
+        "first right one: rank 1",
+        "first right one: rank 1",
+        "first right one: rank 5",
+    ]
+
+
+def test_without_a_matching_score_the_cosine_is_shown():
+    rows = RetrievalFigures(queries=1, top=2).rows(*_parts(_result())[:2], "validation")
+    assert [panel.title for panel in rows[0].panels] == ["1.  cosine 1.00", "2.  cosine 0.75"]
+
+
+def test_equal_texts_count_as_matches_where_the_module_says_so():
+    equal = torch.tensor([7, 7, 2, 3, 4, 5])  # the first two texts read the same
+    rows = RetrievalFigures(queries=1, top=3).rows(*_parts(_result(text_id=equal))[:2], "validation")
+    assert [panel.right for panel in rows[0].panels] == [True, True, False]
+
+
+def test_a_text_without_a_right_image_says_so_and_fewer_images_than_asked_are_shown():
+    result = _result()
+    result.matches = Matches(torch.arange(5), torch.full((6,), 99))
+    rows = RetrievalFigures(queries=99, top=50).rows(*_parts(result)[:2], "validation")
+    assert [len(row.panels) for row in rows] == [5] * 6
+    assert {row.note for row in rows} == {"none right among the first 5"}
+
+
+def test_figures_show_captions_as_they_are_in_the_data(tmp_path):
+    """Lower case, split punctuation and unknown words are what the tokenizer makes of them."""
+    rows = []
+    for number in range(4):
+        Image.new("RGB", (40, 40), (60 * number, 0, 0)).save(tmp_path / f"{number}.png")
+        # The second row of an image comes after the other images.
+        rows += [{"image": f"{number}.png", "caption": [f"Ann's DOG (no. {number}),  \u00fcber-cute!", " "]}]
+    rows += [{"image": f"{number}.png", "caption": f"The {number}th: 50% off\u2026"} for number in range(4)]
+    (tmp_path / "pairs.json").write_text(json.dumps(rows))
+    pairs = str(tmp_path / "pairs.json")
+    sizes = {"image_size": SIZES["image_size"], "vocab_size": 200, "max_tokens": 16}
+    data = ImageTextDataModule(
+        train=[pairs], validation=[pairs], batch_size=4, eval_batch_size=3, num_workers=0, max_bad_share=0.9, **sizes
+    )
+    module = _albef()
+    _trainer(tmp_path / "logs", []).validate(module, data, verbose=False)
+    expected = [
+        text.format(n) for n in range(4) for text in ("Ann's DOG (no. {}), \u00fcber-cute!", "The {}th: 50% off\u2026")
+    ]
+    for figure in (RetrievalFigures(queries=8), WordMapFigures(images=8)):
+        drawn = figure.rows(data.trainer, module, "validation")
+        assert [row.text for row in drawn] == expected
+
+
+def test_unknown_words_are_shown_and_the_ends_of_a_text_are_not():
+    result = _result()
+    result.input_ids[0, 1] = 100
+    rows = RetrievalFigures(queries=1).rows(*_parts(result)[:2], "validation")
+    assert rows[0].text == "[UNK]"
+
+
+def test_word_maps_are_of_the_images_own_caption_and_a_words_pieces_share_their_mean():
+    seen = {}
+
+    def word_maps(image, input_ids, attention_mask):
+        seen.update(image=image, input_ids=input_ids, attention_mask=attention_mask)
+        maps = torch.zeros(len(image), 4, 2, 2)
+        maps[:, 1, 0, 0], maps[:, 2, 1, 1] = 1.0, 1.0
+        return maps
+
+    result = _result()
+    result.input_ids[:, 2] = 120
+    trainer, module, opened = _parts(result, word_maps=word_maps)
+    trainer.datamodule.tokenizer.convert_ids_to_tokens = lambda ids: ["[CLS]", "tri", "##angle"]
+    rows = WordMapFigures(images=2).rows(trainer, module, "validation")
+    assert opened == [("validation", 30), ("validation", 34)]
+    assert torch.equal(seen["input_ids"], result.input_ids[[0, 5]])
+    assert torch.equal(seen["attention_mask"], result.attention_mask[[0, 5]])
+    assert seen["image"].shape == (2, 3, 8, 8)
+    assert [[panel.title for panel in row.panels] for row in rows] == [["", "whole text", "triangle  100%"]] * 2
+    for panel in rows[0].panels[1:]:
+        corners = [panel.image.getpixel(place) for place in ((2, 2), (125, 125), (125, 2))]
+        assert corners[0] == corners[1] != corners[2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["[CLS]", "a", "small", "tri", "##ang", "##le", "[SEP]"], [("small", [2]), ("triangle", [3, 4, 5])]),
+        (["to", "the", "left", "of", ",", "a", "ring"], [("left", [2]), ("ring", [6])]),
+        (["the", "a"], [("the", [0]), ("a", [1])]),  # nothing else to show
+        (["[UNK]", "##s", "Ring", "[PAD]"], [("##s", [1]), ("Ring", [2])]),
+        (["円", "形"], [("円", [0]), ("形", [1])]),
+        ([], []),
+    ],
+)
+def test_pieces_make_words_and_words_without_content_are_left_out(tokens, words):
+    assert content_words(tokens, {"[CLS]", "[SEP]", "[PAD]", "[UNK]"}) == words
+
+
+def test_words_are_spread_from_the_first_to_the_last_with_their_share_of_the_strongest():
+    strength = torch.tensor([0.2, 0.4, 0.9, 0.1])[None, :, None, None]
+    trainer, module, _ = _parts(_result(), word_maps=lambda *_: strength * torch.ones(6, 4, 2, 2))
+    trainer.datamodule.tokenizer.convert_ids_to_tokens = lambda ids: ["one", "two", "three", "four"]
+    rows = WordMapFigures(images=6, words=3).rows(trainer, module, "validation")
+    assert [panel.title for panel in rows[0].panels] == ["", "whole text", "one  50%", "two  100%", "four  25%"]
+
+
+def test_the_map_of_the_whole_text_is_over_its_tokens_without_the_padding():
+    def word_maps(*_):
+        maps = torch.zeros(1, 4, 2, 2)
+        maps[0, 0, 0, 0], maps[0, 3, 1, 1] = 1.0, 9.0  # [CLS], padding
+        return maps
+
+    rows = WordMapFigures(images=1).rows(*_parts(_result(), word_maps=word_maps)[:2], "validation")
+    _, whole, word = rows[0].panels
+    assert max(whole.image.getpixel((2, 2))) > 150  # of a dark image
+    assert max(whole.image.getpixel((125, 125))) < 20
+    assert word.title == "word0  0%"
+
+
+def test_the_sanity_check_draws_nothing_and_other_epochs_wait_their_turn(tmp_path):
+    callbacks = [RetrievalFigures(every_n_epochs=2)]
+    trainer = _trainer(tmp_path, callbacks, max_epochs=5, limit_train_batches=1, num_sanity_val_steps=2)
+    data = Shapes()
+    trainer.fit(_albef(), data)
+    assert _steps(tmp_path, "val/retrieval") == [2, 4]
+    assert len(data.opened) == 2 * 8 * 5
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_validation_alone_is_drawn_whatever_the_epoch_and_the_precision(tmp_path, precision):
+    callbacks = [RetrievalFigures(every_n_epochs=3), WordMapFigures(every_n_epochs=3)]
+    _trainer(tmp_path, callbacks, precision=precision).validate(_albef(), Shapes(), verbose=False)
+    assert _steps(tmp_path, "val/retrieval") == _steps(tmp_path, "val/words") == [0]
+
+
+class _Streamed(Shapes):
+    def image(self, split, sample_index):
+        raise ValueError("a stream has no random access")
+
+
+def _case(name, folder):
+    module, data, changes = _albef(), Shapes(), {}
+    if name == "stream":
+        data = _Streamed()
+    elif name == "logger":
+        changes["logger"] = CSVLogger(folder)
+    elif name == "module":
+        module, data = TinyModel(), TinyData()
+    elif name == "no datamodule":
+        data = Shapes()
+        data.setup("fit")
+        return module, data.val_dataloader(), changes
+    return module, data, changes
+
+
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        ("logger", "RetrievalFigures draws nothing: the run has no TensorBoardLogger"),
+        ("module", "RetrievalFigures draws nothing: TinyModel has no retrieval evaluation"),
+        ("stream", "draws nothing: an image could not be opened: a stream has no random access"),
+        ("no datamodule", "draws nothing: the run has no datamodule with image()"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_once_and_stops_nothing(tmp_path, case, sentence):
+    module, data, changes = _case(case, tmp_path)
+    trainer = _trainer(tmp_path, [RetrievalFigures()], **changes)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            trainer.validate(module, data, verbose=False)
+    said = [str(warning.message) for warning in caught if "Figures" in str(warning.message)]
+    assert len(said) == 1
+    assert sentence in said[0]
+    assert _steps(tmp_path, "val/retrieval") == []
+
+
+def test_a_module_without_word_maps_is_said_and_the_other_figure_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.delattr("vlightning.lightning_modules.ALBEFModule.word_maps")
+    trainer = _trainer(tmp_path, [WordMapFigures(), RetrievalFigures()])
+    with pytest.warns(UserWarning, match=r"WordMapFigures draws nothing: ALBEFModule has no word_maps\(\)"):
+        trainer.validate(_albef(), Shapes(), verbose=False)
+    assert _events(tmp_path).Tags()["images"] == ["val/retrieval"]
+
+
+def test_a_model_whose_words_have_no_maps_is_said(tmp_path):
+    trainer = _trainer(tmp_path, [WordMapFigures()])
+    with pytest.warns(UserWarning, match="WordMapFigures draws nothing: With one fusion layer"):
+        trainer.validate(_albef(fusion_layers=1), Shapes(), verbose=False)
+    assert _steps(tmp_path, "val/words") == []
+
+
+def test_a_fast_dev_run_says_nothing(tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _trainer(tmp_path, [RetrievalFigures(), WordMapFigures()], fast_dev_run=True).fit(_albef(), Shapes())
+    assert not [warning for warning in caught if "Figures" in str(warning.message)]
+
+
+@pytest.mark.parametrize("wrong", [{"queries": 0}, {"top": 0}, {"every_n_epochs": 0}])
+def test_numbers_below_one_are_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"{name}=0 of RetrievalFigures must be at least 1"):
+        RetrievalFigures(**wrong)
+
+
+def _counted(folder):
+    module, data = _albef(), Shapes(batch_size=4)
+    module.asked = []
+    word_maps = module.word_maps
+
+    def counted(image, *text):
+        module.asked.append(len(image))
+        return word_maps(image, *text)
+
+    module.word_maps = counted
+    return module, data
+
+
+def _what_was_done(trainer):
+    return {"asked": trainer.lightning_module.asked, "opened": len(trainer.datamodule.opened)}
+
+
+def test_of_two_processes_both_compute_and_the_first_draws(tmp_path):
+    options = {
+        "callbacks": [RetrievalFigures(), WordMapFigures()],
+        "max_epochs": 1,
+        "logger": TensorBoardLogger(tmp_path, name="", version=""),
+    }
+    first, second = run_ddp_fit(_counted, options, make_args=(str(tmp_path),), collect=_what_was_done)
+    assert first == {"asked": [4], "opened": 8 * 5 + 4}
+    assert second == {"asked": [4], "opened": 4}
+    assert len(list(tmp_path.glob("events*"))) == 1
+    assert len(_steps(tmp_path, "val/words")) == 1
+
+
+def test_loaders_instead_of_a_datamodule_train_without_figures(tmp_path):
+    trainer = _trainer(tmp_path, [RetrievalFigures()], limit_val_batches=0)
+    trainer.fit(_albef(), pairs_loader(16, 8))
+    assert _events(tmp_path).Tags()["images"] == []

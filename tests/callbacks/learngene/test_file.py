@@ -1,0 +1,130 @@
+"""A learngene in a file: what went in comes out, whole or in half the size; what is wrong is said in a sentence."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from support.learngene import SIZES, learngene
+from vlightning.callbacks.learngene.file import LearngeneSizes, load_learngene, save_learngene
+
+
+def test_what_was_written_is_read(tmp_path):
+    written = learngene()
+    save_learngene(written, tmp_path / "new" / "learngene.safetensors")
+    read = load_learngene(tmp_path / "new" / "learngene.safetensors")
+    assert dataclasses.replace(read, tensors={}) == dataclasses.replace(written, tensors={})
+    assert read.tensors.keys() == written.tensors.keys()
+    assert all(torch.equal(read.tensors[name], tensor) for name, tensor in written.tensors.items())
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["learngene.safetensors"]
+
+
+def test_the_manifest_says_what_it_is_of(tmp_path):
+    save_learngene(learngene(), tmp_path / "a", "float16")
+    with safe_open(tmp_path / "a", "pt") as file:
+        manifest = json.loads(file.metadata()["learngene"])
+    assert manifest == {
+        "version": 1,
+        "method": "MM-LG",
+        "sizes": vars(SIZES),
+        "teacher": {"name": "T", "weights": "w", "sha256": "0"},
+        "data": {"class": "Data"},
+        "step": 7,
+        "storage": "float16",
+        "preprocessing": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    # Section 4: the auxiliary; with two blocks a tower, norms included; three layers a tower.
+    [("MM-LG", 30_311_065), ("TLEG", 26_768_257), ("He-LG", 10_646_784)],
+)
+def test_a_file_of_each_method_has_as_many_numbers_as_it_says(method, count):
+    assert sum(math.prod(shape) for shape in LearngeneSizes().shapes(method).values()) == count
+
+
+@pytest.mark.parametrize("method", ["TLEG", "He-LG"])
+def test_other_methods_files_are_read_as_written(tmp_path, method):
+    tensors = {name: torch.randn(shape) for name, shape in SIZES.shapes(method).items()}
+    save_learngene(dataclasses.replace(learngene(), tensors=tensors, method=method), tmp_path / "a")
+    read = load_learngene(tmp_path / "a")
+    assert read.method == method
+    assert all(torch.equal(read.tensors[name], tensor) for name, tensor in tensors.items())
+    with pytest.raises(ValueError, match="missing"):
+        save_learngene(dataclasses.replace(read, method="MM-LG"), tmp_path / "b")
+
+
+def test_half_storage_rounds_matrices_only(tmp_path):
+    written = learngene()
+    save_learngene(written, tmp_path / "whole")
+    save_learngene(written, tmp_path / "half", "float16")
+    stored, read = load_file(tmp_path / "half"), load_learngene(tmp_path / "half").tensors
+    for name, tensor in written.tensors.items():
+        matrix = tensor.dim() > 1
+        assert stored[name].dtype == (torch.float16 if matrix else torch.float32), name
+        assert read[name].dtype == torch.float32
+        assert torch.equal(read[name], tensor.half().float() if matrix else tensor), name
+    assert (tmp_path / "half").stat().st_size < 0.75 * (tmp_path / "whole").stat().st_size
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    save_learngene(learngene(0), tmp_path / "a")
+    old = (tmp_path / "a").read_bytes()
+    large = learngene(1)
+    large.tensors["text.text_projection"][0, 0] = 1e6
+    with pytest.raises(ValueError, match="text_projection that are not finite in float16"):
+        save_learngene(large, tmp_path / "a", "float16")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match=r"could not be written .*; what was there before is unchanged"):
+        save_learngene(learngene(1), tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == old
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_folder_is_not_overwritten(tmp_path):
+    with pytest.raises(IsADirectoryError, match="Found a folder"):
+        save_learngene(learngene(), tmp_path)
+
+
+def test_tensors_that_are_not_those_of_the_sizes_are_one_sentence(tmp_path):
+    def changed(change):
+        broken = learngene()
+        change(broken.tensors)
+        return broken
+
+    broken = changed(lambda tensors: tensors.pop("blocks.text.2.fc1.bias"))
+    with pytest.raises(ValueError, match=r"1 missing \(blocks.text.2.fc1.bias\), expected those of its sizes"):
+        save_learngene(broken, tmp_path / "a")
+    save_learngene(learngene(), tmp_path / "a")
+    with safe_open(tmp_path / "a", "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(tmp_path / "a")
+    tensors["coefficients.text"] = torch.zeros(5)
+    tensors["more"] = torch.zeros(5)
+    save_file(tensors, tmp_path / "a", metadata)
+    message = r"1 left over \(more\) and 1 of another shape \(coefficients.text \[5\] instead of \[6\]\)"
+    with pytest.raises(ValueError, match=message):
+        load_learngene(tmp_path / "a")
+
+
+def test_files_of_another_kind_are_one_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match="Found no learngene file"):
+        load_learngene(tmp_path / "a")
+    (tmp_path / "a").write_bytes(b"no safetensors at all")
+    with pytest.raises(RuntimeError, match="cannot be read"):
+        load_learngene(tmp_path / "a")
+    save_file({"a": torch.zeros(1)}, tmp_path / "a", {"format": "pt"})
+    with pytest.raises(ValueError, match="Found no manifest of a learngene"):
+        load_learngene(tmp_path / "a")
+    save_file({"a": torch.zeros(1)}, tmp_path / "a", {"learngene": '{"version": 2}'})
+    with pytest.raises(ValueError, match="Found version 2 of the learngene format"):
+        load_learngene(tmp_path / "a")

@@ -1,0 +1,111 @@
+"""Embeddings and captions in files: all images once, in order, with names, whatever the number of processes."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+
+from support.distributed import rank_trainer, run_distributed
+from vlightning.callbacks import CaptionWriter, ImageEmbeddingWriter, gather_texts, rank
+from vlightning.callbacks.writers.rows import gather_rows
+from vlightning.datamodules import ShapesDataModule
+
+PICTURES = 11
+WRITERS = {"embeddings": ImageEmbeddingWriter, "captions": CaptionWriter}
+
+
+class Predicts(LightningModule):
+    """What is a function of the image's number."""
+
+    origin = {"model": "none"}  # noqa: RUF012
+
+    def predict_step(self, batch, batch_idx):
+        index = batch["sample_index"]
+        texts = ["é" * number for number in index.tolist()]  # the first is empty
+        return {
+            "sample_index": index,
+            "image_id": batch["image_id"],
+            "embedding": index[:, None] * torch.tensor([1.0, -2.5, 0.25], dtype=torch.bfloat16),
+            "caption": texts,
+        }
+
+
+def data():
+    return ShapesDataModule(eval_length=PICTURES, eval_batch_size=3, image_size=8, seed=0, tokenizer="clip", **CLIP)
+
+
+CLIP = {"vocab_size": 49408, "max_tokens": 77, "num_workers": 0}
+
+
+def predict(folder, writer, make=lambda **options: Trainer(accelerator="cpu", logger=False, **options)):
+    make(callbacks=[WRITERS[writer](str(folder))], enable_progress_bar=False).predict(Predicts(), data())
+
+
+def predict_on_rank(folder, writer):
+    predict(folder, writer, lambda **options: rank_trainer("ddp", **options))
+
+
+def test_embeddings_are_written_as_they_come_with_what_made_them(tmp_path):
+    predict(tmp_path, "embeddings")
+    table = pq.read_table(tmp_path / "embeddings.parquet")
+    rows = table.to_pylist()
+    assert [row["sample_index"] for row in rows] == list(range(PICTURES))
+    for number, row in enumerate(rows):
+        assert row["embedding"] == [number, -2.5 * number, 0.25 * number]
+        assert row["image"] == f"shape image {number}"
+    assert len({row["image_id"] for row in rows}) == PICTURES
+    assert json.loads(table.schema.metadata[b"tower"]) == {"model": "none"}
+    assert [file.name for file in tmp_path.iterdir()] == ["embeddings.parquet"]
+
+
+def test_captions_are_written_in_the_order_of_the_data(tmp_path):
+    predict(tmp_path, "captions")
+    rows = pq.read_table(tmp_path / "captions.parquet").to_pylist()
+    assert [row["caption"] for row in rows] == ["é" * number for number in range(PICTURES)]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_two_processes_write_the_file_of_one(tmp_path, writer):
+    predict(tmp_path / "one", writer)
+    run_distributed(predict_on_rank, tmp_path / "two", writer)
+    one, two = (pq.read_table(tmp_path / name / f"{writer}.parquet") for name in ("one", "two"))
+    assert one.equals(two)
+    assert one.num_rows == PICTURES
+
+
+def test_other_outputs_are_refused(tmp_path):
+    class Other(Predicts):
+        def predict_step(self, batch, batch_idx):
+            return {"sample_index": batch["sample_index"]}
+
+    for writer, name in (("embeddings", "embedding"), ("captions", "caption")):
+        trainer = Trainer(accelerator="cpu", logger=False, callbacks=[WRITERS[writer](str(tmp_path))])
+        with pytest.raises(ValueError, match=f"Other returned no sample_index, image_id and {name}, which"):
+            trainer.predict(Other(), data())
+
+
+def rows_of_rank():
+    numbers, wide = torch.zeros(0, dtype=torch.long), torch.zeros(0, 1)
+    some = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])]
+    batches = [[], some][rank()]
+    return gather_rows(batches, wide), gather_rows([part[:, 0].long() for part in batches], numbers)
+
+
+def test_a_process_without_a_batch_has_rows_of_the_others_width():
+    expected = (torch.arange(1.0, 7).reshape(3, 2), torch.tensor([1, 3, 5]))
+    for found in run_distributed(rows_of_rank):
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert gather_rows([], torch.zeros(0, 1)).shape == (0, 1)
+
+
+def texts_of_rank():
+    texts = [["één", "", "two words"], []][rank()]
+    return gather_texts(texts), gather_texts([]), gather_texts(["", "a"][: 1 + rank()])
+
+
+def test_texts_of_all_processes_come_together():
+    expected = (["één", "", "two words"], [], ["", "", "a"])
+    assert run_distributed(texts_of_rank) == [expected, expected]
+    assert gather_texts(["a", ""]) == ["a", ""]

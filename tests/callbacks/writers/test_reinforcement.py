@@ -1,0 +1,265 @@
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from lightning import Trainer
+
+from support import reinforcement
+from support.distributed import rank_trainer, run_distributed
+from support.images import draw_image, encoded
+from support.reinforcement import ROWS, Embeds, predict, write_pairs
+from vlightning.callbacks import ReinforcementWriter
+from vlightning.datamodules import ReinforcedImageTextDataModule
+from vlightning.datamodules.sources.reinforced_writer import ShardFile
+from vlightning.datamodules.sources.tar import Shards, find_shards
+
+NAMES = ["00000000.index.json", "00000000.tar", "00000001.index.json", "00000001.tar"]
+NAMES += ["00000002.index.json", "00000002.tar", "manifest.json"]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    return write_pairs(tmp_path / "pairs.parquet")
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("0*")}
+
+
+def manifest(folder):
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def test_shards_and_manifest(pairs, tmp_path):
+    predict(pairs, tmp_path / "out")
+    assert names(tmp_path / "out") == NAMES
+    shards = Shards(find_shards([str(tmp_path / "out")]), tmp_path / "cache")
+    assert [shards.key(sample) for sample in range(len(shards))] == [f"{row:010d}" for row in range(ROWS)]
+    said = manifest(tmp_path / "out")
+    assert said["complete"] is True
+    assert (said["shards"], said["samples"], said["left_out"]) == (3, ROWS, {})
+    assert said["self_check"]["samples"] == 4
+    assert said["self_check"]["least_cosine"] > 0.99999
+    assert said["augmentation"]["per_image"] == 3
+    assert [teacher["width"] for teacher in said["teachers"]] == [4, 6]
+    assert said["software"]["torch"] == torch.__version__.partition("+")[0]
+
+
+def test_embeddings_stand_with_their_own_sample(pairs, tmp_path):
+    predict(pairs, tmp_path / "out", embeddings="npz")
+    student = ReinforcedImageTextDataModule(
+        str(tmp_path / "out"), batch_size=ROWS, num_workers=0, image_size=16, cache_dir=str(tmp_path)
+    )
+    student.setup("fit")
+    (batch,) = student.train_dataloader()
+    for row, text in zip(batch["sample_index"].tolist(), batch["teacher_text"], strict=True):
+        letters = torch.tensor([list(f"image number {row}".encode())[:10]]) / 255
+        assert torch.equal(text, reinforcement.unit(letters)[0])
+
+
+def test_predictions_are_not_kept(pairs, tmp_path):
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[ReinforcementWriter(0)])
+    assert trainer.predict(Embeds(), reinforcement.reinforcement_data(pairs, tmp_path / "out")) is None
+
+
+@pytest.mark.parametrize("kill", ["batch", "index", "rename"])
+def test_a_killed_run_goes_on_without_loss_or_repetition(pairs, tmp_path, kill):
+    predict(pairs, tmp_path / "whole")
+    script = [sys.executable, reinforcement.__file__, str(tmp_path / "killed"), pairs]
+    environment = os.environ | {"PYTHONPATH": str(Path(reinforcement.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    died = subprocess.run([*script, "--kill", kill], env=environment, capture_output=True, timeout=120, check=False)
+    assert died.returncode == -9, died.stderr.decode()[-3000:]
+    found = names(tmp_path / "killed")
+    assert [name for name in found if name.endswith(".tar") and not name.startswith(".")] == ["00000000.tar"]
+    assert any(name.startswith(".incomplete-") for name in found)
+    assert manifest(tmp_path / "killed")["complete"] is False
+    module = predict(pairs, tmp_path / "killed")
+    assert module.steps == 2 + 1 + 4  # batches of the two shards that were missing, and the check's
+    assert names(tmp_path / "killed") == NAMES
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+    assert manifest(tmp_path / "killed") == manifest(tmp_path / "whole")
+
+
+def test_another_run_of_a_complete_folder_only_checks(pairs, tmp_path):
+    predict(pairs, tmp_path / "out")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("0*")}
+    module = predict(pairs, tmp_path / "out")
+    assert module.steps == 1 + 4  # a batch of nothing
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("0*")} == before
+    assert manifest(tmp_path / "out")["complete"] is True
+
+
+def test_a_run_that_was_limited_leaves_whole_shards_only(pairs, tmp_path):
+    limited = Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        limit_predict_batches=3,
+        callbacks=[ReinforcementWriter(4)],
+    )
+    with pytest.warns(UserWarning, match="2 of 3 shards are missing"):
+        predict(pairs, tmp_path / "out", trainer=limited)
+    assert names(tmp_path / "out") == ["00000000.index.json", "00000000.tar", "manifest.json"]
+    assert manifest(tmp_path / "out")["complete"] is False
+    predict(pairs, tmp_path / "out")
+    assert names(tmp_path / "out") == NAMES
+
+
+def test_what_is_left_out_is_counted_by_cause_over_all_runs(tmp_path):
+    bad = {
+        1: {"image": {"bytes": encoded(draw_image(1), "JPEG")[:-40], "path": None}},
+        2: {"caption": " "},
+        9: {"caption": ""},
+    }
+    pairs = write_pairs(tmp_path / "pairs.parquet", replaced=bad)
+    predict(pairs, tmp_path / "out", Embeds(leaves_out=(5,)))
+    said = manifest(tmp_path / "out")
+    assert said["samples"] == 6
+    assert said["left_out"] == {"truncated": 1, "empty caption": 2, "embedding not finite": 1}
+    index = json.loads((tmp_path / "out" / "00000000.index.json").read_text())
+    assert index["keys"] == ["0000000000", "0000000003"]
+    assert [(left["row"], left["cause"]) for left in index["examples"]] == [(1, "truncated"), (2, "empty caption")]
+    (tmp_path / "out" / "00000001.tar").unlink()
+    predict(pairs, tmp_path / "out", Embeds(leaves_out=(5,)))
+    assert manifest(tmp_path / "out")["left_out"] == said["left_out"]
+
+
+def test_a_shard_of_which_nothing_can_be_used_is_done(tmp_path):
+    pairs = write_pairs(tmp_path / "pairs.parquet", replaced={row: {"caption": ""} for row in range(4, 8)})
+    predict(pairs, tmp_path / "out")
+    assert manifest(tmp_path / "out")["samples"] == 6
+    assert predict(pairs, tmp_path / "out").steps == 1 + 4
+
+
+@pytest.mark.parametrize(("row", "turned"), [(0, 0.4), (7, 0.4), (7, float("nan"))])
+def test_the_check_names_what_differs(pairs, tmp_path, row, turned):
+    class Drifts(Embeds):
+        """Says something else of a row the second time."""
+
+        def predict_step(self, batch, batch_idx):
+            again = len(batch["sample_index"]) == 1 and f" {row:010d}" in batch["originals"].pairs[0].name
+            self.turned = turned if again else 0.0
+            return super().predict_step(batch, batch_idx)
+
+    with pytest.raises(RuntimeError, match=rf"check failed: embedding \d of text by teacher \d .* {row:010d} has the"):
+        predict(pairs, tmp_path / "out", Drifts(), ReinforcementWriter(ROWS))
+    assert manifest(tmp_path / "out")["complete"] is False
+
+
+def test_the_check_reads_what_was_written(pairs, tmp_path):
+    predict(pairs, tmp_path / "out")
+    shards = Shards([str(tmp_path / "out" / "00000000.tar")], tmp_path / "cache")
+    samples = [shards.members(sample) for sample in range(4)]
+    samples[1]["jpg"], samples[2]["jpg"] = samples[2]["jpg"], samples[1]["jpg"]
+    with ShardFile(shards.files[0]) as shard:
+        for sample, members in enumerate(samples):
+            shard.add(shards.key(sample), members)
+        shard.finish(left_out={})
+    with pytest.raises(RuntimeError, match=r"embedding . of image by teacher . .* 000000000[12]"):
+        predict(pairs, tmp_path / "out", writer=ReinforcementWriter(ROWS))
+
+
+def test_a_damaged_shard_is_named(pairs, tmp_path):
+    predict(pairs, tmp_path / "out")
+    damaged = tmp_path / "out" / "00000001.tar"
+    size = damaged.stat().st_size
+    damaged.write_bytes(b"x" * size)
+    with pytest.raises(RuntimeError, match=r"no readable tar file in .*00000001\.tar'.*remove the shard"):
+        predict(pairs, tmp_path / "out", writer=ReinforcementWriter(ROWS))
+
+
+def test_other_settings_are_refused(pairs, tmp_path):
+    predict(pairs, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"made with teachers\[0\]\.weights one, now it is other \(and 1 more\)"):
+        predict(pairs, tmp_path / "out", Embeds(weights="other"))
+    with pytest.raises(ValueError, match=r"augmentation\.per_image 3, now it is 2"):
+        predict(pairs, tmp_path / "out", augmentations=2)
+    with pytest.raises(ValueError, match=r"data\.shard_size 4, now it is 5"):
+        predict(pairs, tmp_path / "out", shard_size=5)
+    with pytest.raises(ValueError, match=r"augmentation\.seed 5, now it is 6"):
+        predict(pairs, tmp_path / "out", seed=6)
+    assert contents(tmp_path / "out") == before
+    assert manifest(tmp_path / "out")["complete"] is True
+
+
+def test_other_software_is_told(pairs, tmp_path):
+    predict(pairs, tmp_path / "out")
+    said = manifest(tmp_path / "out")
+    said["software"]["pillow"] = "1.0"
+    (tmp_path / "out" / "manifest.json").write_text(json.dumps(said))
+    with pytest.warns(UserWarning, match=r"other software: pillow 1\.0 \(now "):
+        predict(pairs, tmp_path / "out")
+
+
+def test_shards_of_something_else_are_refused(pairs, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "00000000.tar").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"shards without a manifest\.json"):
+        predict(pairs, tmp_path / "out")
+
+
+def test_a_disk_that_is_too_small_is_told_before(pairs, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 20_000))
+    with pytest.raises(OSError, match=r"would take 10 of 10 samples, about [\d.]+ KB .* where 20 KB are free"):
+        predict(pairs, tmp_path / "out")
+    assert names(tmp_path / "out") == []
+
+
+def test_an_error_of_the_writing_thread_ends_the_run(pairs, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tarfile.TarFile.addfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        predict(pairs, tmp_path / "out")
+    assert names(tmp_path / "out") == ["manifest.json"]
+    assert not [thread for thread in threading.enumerate() if "reinforcement-writer" in thread.name]
+
+
+def test_another_datamodule_is_refused(tmp_path):
+    class Nothing(Embeds):
+        def predict_dataloader(self):
+            return [[1]]
+
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[ReinforcementWriter()])
+    with pytest.raises(ValueError, match="ReinforcementWriter found NoneType"):
+        trainer.predict(Nothing())
+
+
+def predict_on_a_rank(pairs, folder, turned):
+    trainer = rank_trainer("ddp", callbacks=[ReinforcementWriter(4)])
+    try:
+        return predict(pairs, folder, Embeds(turned), trainer=trainer).steps
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_does(pairs, tmp_path):
+    predict(pairs, tmp_path / "one")
+    steps = run_distributed(predict_on_a_rank, pairs, str(tmp_path / "two"), 0.0)
+    assert steps == [2 + 1 + 4, 2]  # shards 0 and 2 and the check, shard 1
+    assert contents(tmp_path / "two") == contents(tmp_path / "one")
+    assert manifest(tmp_path / "two") == manifest(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_failed_check_ends_all_processes(pairs, tmp_path):
+    predict(pairs, tmp_path / "two")
+    failures = run_distributed(predict_on_a_rank, pairs, str(tmp_path / "two"), 0.5)
+    assert len(failures) == 2
+    assert all("check failed" in str(failure) for failure in failures)

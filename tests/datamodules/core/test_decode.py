@@ -1,0 +1,165 @@
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from support.images import draw_image, encoded
+from vlightning.datamodules.core.decode import Account, BadDataError, BadSample, Fault, decode_image
+
+
+def decode(data, **options):
+    return decode_image(data, None, "it", **options)
+
+
+def cause(data, path=None, **options):
+    with pytest.raises(BadSample) as caught:
+        decode_image(data, path, "it", **options)
+    assert caught.value.fault.name == "it"
+    return caught.value.fault.cause
+
+
+def far(image, expected):
+    return np.abs(np.asarray(image).astype(int) - np.asarray(expected).astype(int)).max()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF", "PPM"])
+def test_common_formats_decode_to_rgb(kind):
+    image = decode(encoded(draw_image(1), kind))
+    assert image.mode == "RGB"
+    assert image.size == (40, 32)
+    assert far(image, draw_image(1)) <= 16
+
+
+def test_a_file_is_told_by_its_content_not_by_its_name(tmp_path):
+    path = tmp_path / "really_a_png.jpg"
+    path.write_bytes(encoded(draw_image(1)))
+    assert far(decode_image(None, str(path), "it"), draw_image(1)) == 0
+
+
+def test_cmyk_turns_to_rgb():
+    assert far(decode(encoded(draw_image(1).convert("CMYK"), "JPEG", quality=98)), draw_image(1)) <= 12
+
+
+def test_transparent_palette_is_put_on_white():
+    image = Image.new("P", (4, 4), 0)
+    image.putpalette([10, 20, 30, 200, 0, 0])
+    image.putpixel((1, 1), 1)
+    found = np.asarray(decode(encoded(image, transparency=0)))
+    assert found[0, 0].tolist() == [255, 255, 255]
+    assert found[1, 1].tolist() == [200, 0, 0]
+
+
+def test_half_transparent_is_blended_with_white():
+    found = np.asarray(decode(encoded(Image.new("RGBA", (2, 2), (0, 0, 0, 128)))))
+    assert np.abs(found.astype(int) - 127).max() <= 1
+
+
+@pytest.mark.parametrize("orientation", [3, 6, 8])
+def test_exif_rotation_is_applied(orientation):
+    turned = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(draw_image(1).transpose(turned[orientation]), "PNG", exif=exif)
+    assert far(decode(data), draw_image(1)) == 0
+
+
+def test_damaged_exif_does_not_matter():
+    data = encoded(draw_image(1), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff garbage")
+    assert decode(data).size == (40, 32)
+
+
+def test_16_bit_grey_is_scaled():
+    values = np.array([[0, 257, 32896, 65535]], np.uint16)
+    found = np.asarray(decode(encoded(Image.fromarray(values))))
+    assert found[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_16_bit_rgb_png_is_scaled():
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    pixels = b"\0" + struct.pack(">6H", 0, 32896, 65535, 65535, 0, 257)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0))
+    data += chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
+    assert np.asarray(decode(data))[0].tolist() == [[0, 128, 255], [255, 0, 1]]
+
+
+def test_one_bit_and_grey_alpha_images():
+    assert np.asarray(decode(encoded(Image.new("1", (2, 2), 1))))[0, 0].tolist() == [255, 255, 255]
+    assert np.asarray(decode(encoded(Image.new("LA", (2, 2), (50, 255)))))[0, 0].tolist() == [50, 50, 50]
+
+
+def test_animation_gives_its_first_frame():
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert np.asarray(decode(data))[0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_truncated_file(kind):
+    big = Image.fromarray(np.random.default_rng(0).integers(0, 256, (100, 100, 3), dtype=np.uint8))
+    data = encoded(big, kind)
+    assert cause(data[: len(data) // 2]) == "truncated"
+
+
+def test_decompression_bomb_is_refused_from_its_header(recwarn):
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    body = b"IHDR" + header
+    data = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    data += struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    assert cause(data) == "too large"
+    assert not recwarn.list
+
+
+def test_the_pixel_limit_is_a_parameter_in_both_directions():
+    data = encoded(draw_image(1))
+    assert cause(data, max_pixels=40 * 32 - 1) == "too large"
+    assert decode(data, max_pixels=40 * 32).size == (40, 32)
+    limit = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = 100  # Pillow's own limit does not come before ours
+    try:
+        assert decode(data).size == (40, 32)
+        assert Image.MAX_IMAGE_PIXELS == 100
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+
+
+def test_other_causes(tmp_path):
+    assert cause(None, str(tmp_path / "missing.jpg")) == "missing file"
+    assert cause(None, None) == "no image"
+    assert cause(b"") == "not an image"
+    assert cause(b"<html>404</html>") == "not an image"
+    assert cause(None, str(tmp_path)) == "unreadable"
+
+
+def test_formats_that_start_programs_are_not_opened():
+    buffer = io.BytesIO()
+    draw_image(1).save(buffer, "EPS")
+    assert cause(buffer.getvalue()) == "not an image"
+
+
+def test_account_names_the_first_few_of_each_cause(caplog):
+    account = Account("train", max_bad_share=1.0)
+    account.update(100, [Fault("truncated", f"a{number}") for number in range(20)] + [Fault("missing file", "b")])
+    text = caplog.text
+    assert [f"a{number} " in text for number in range(7)] == [True] * 5 + [False] * 2
+    assert "b is unusable (missing file): replaced" in text
+    assert account.summary() == "21 of 100 (truncated: 20, missing file: 1)"
+
+
+def test_account_ends_the_run_past_the_share_with_the_counts():
+    account = Account("train", max_bad_share=0.05)
+    account.update(100, [Fault("truncated", "a")] * 9)  # too few seen to judge
+    account.update(150, [Fault("truncated", "a")] * 3)
+    with pytest.raises(BadDataError, match=r"found 14 of 251 \(truncated: 12, missing file: 2\) of the train samples"):
+        account.update(1, [Fault("missing file", "b")] * 2)
+
+
+def test_account_judges_a_short_split_at_its_end():
+    account = Account("test", max_bad_share=0.05)
+    account.update(20, [Fault("truncated", "a")] * 2)
+    with pytest.raises(BadDataError, match="2 of 20"):
+        account.end_of_pass()

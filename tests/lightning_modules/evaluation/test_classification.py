@@ -1,0 +1,78 @@
+"""Accuracy by definition, also of logits that are no numbers, on one process and on two."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from support.distributed import rank_trainer, run_distributed
+from support.tiny_modules import trainer
+from vlightning.callbacks import rank
+from vlightning.lightning_modules.evaluation.classification import Accuracy, ClassifierModule
+
+CLASSES, PICTURES = 7, 23
+DEAD = [3, 9, 20]
+
+
+class GivenLogits(ClassifierModule):
+    """An image is its logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.accuracy = Accuracy()
+
+    def forward(self, image):
+        return image
+
+
+def images(dead):
+    draws = torch.Generator().manual_seed(0)
+    logits = torch.randn(PICTURES, CLASSES, generator=draws)
+    logits[dead] = torch.nan
+    label = torch.randint(CLASSES, (PICTURES,), generator=draws)
+    return logits, label
+
+
+def measured(make, dead, first=None):
+    logits, label = images(dead)
+    rows = [
+        {"image": image, "label": number, "sample_index": place}
+        for place, (image, number) in enumerate(zip(logits, label, strict=True))
+    ]
+    if first is not None:
+        rows = rows[:first] if rank() == 0 else rows[first:]
+    runs = make()
+    runs.validate(GivenLogits(), DataLoader(rows, 4 if len(rows) < 20 else 6), verbose=False)
+    return {name: value.item() for name, value in runs.callback_metrics.items() if name != "val/loss"}
+
+
+def measured_on_rank(dead, first):
+    return measured(lambda: rank_trainer("ddp", use_distributed_sampler=False), dead, first)
+
+
+def by_loops(dead):
+    logits, label = images(dead)
+    ranks = [
+        sum(score > row[own] for score in row) if row.isfinite().all() else CLASSES
+        for row, own in zip(logits, label.tolist(), strict=True)
+    ]
+    found = {f"val/top{k}": 100 * sum(int(place) < k for place in ranks) / PICTURES for k in (1, 5)}
+    return found | ({"val/non_finite": len(dead)} if dead else {})
+
+
+@pytest.mark.parametrize("dead", [[], DEAD, list(range(PICTURES))])
+def test_logits_that_are_no_numbers_are_misses_and_are_counted(dead, recwarn):
+    assert measured(trainer, dead) == pytest.approx(by_loops(dead))
+    said = [str(warning.message) for warning in recwarn if "undefined logits" in str(warning.message)]
+    assert [text.split(")")[0] for text in said] == (
+        [
+            f"Found infinite or undefined logits for {len(dead)} of {PICTURES} images (sample_index "
+            f"{', '.join(map(str, dead[:16]))}" + (f" and {len(dead) - 16} more" if len(dead) > 16 else "")
+        ]
+        if dead
+        else []
+    )
+
+
+def test_two_processes_count_what_one_counts():
+    for found in run_distributed(measured_on_rank, DEAD, 12):
+        assert found == pytest.approx(by_loops(DEAD))

@@ -1,0 +1,369 @@
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from support.distributed import run_distributed
+from support.methods import METHODS
+from support.tiny_modules import trainer
+from vlightning.callbacks import rank
+from vlightning.lightning_modules.evaluation.retrieval import RetrievalEvaluation, RetrievalModule
+from vlightning.metrics.retrieval import Matches, average_median_ranks
+
+IMAGES = 23
+NAMES = [f"{way}_r{k}" for way in ("text_to_image", "image_to_text") for k in (1, 5, 10)] + ["recall_mean"]
+
+
+class Scorer:
+    """Prefers images and texts whose numbers are close, which the features know nothing of."""
+
+    device = torch.device("cpu")
+
+    def text_states(self, input_ids, attention_mask):
+        return input_ids[..., None].float()
+
+    def match_scores(self, text_states, attention_mask, image_tokens):
+        return -(text_states[:, 0, 0] - image_tokens[0, 0, 0]).abs()
+
+
+def _add(evaluation, start, stop, step=4, dead=()):
+    generator = torch.Generator().manual_seed(4)
+    image, text = (torch.randn(IMAGES, 4, generator=generator) for _ in range(2))
+    for features, rows in zip((image, text), dead, strict=False):
+        features[rows] = torch.nan
+    numbers = torch.arange(IMAGES)
+    for first in range(start, stop, step):
+        rows = slice(first, min(first + step, stop))
+        width = 1 + first % 3  # batches are padded to their own longest text
+        ids = numbers[rows, None].expand(-1, width).clone()
+        evaluation.add_images(image[rows], numbers[rows], numbers[rows], numbers[rows, None, None].float())
+        evaluation.add_texts(text[rows], ids, torch.ones_like(ids), numbers[rows], numbers[rows] // 2)
+    return evaluation
+
+
+def _recalls_of_a_share(shares):
+    evaluation = RetrievalEvaluation(match_equal_texts=True, rerank_k=12, rerank_rows=5)
+    result = _add(evaluation, *shares[rank()]).compute(Scorer())
+    return result.recalls, result.near_images.index, result.near_texts.match_score
+
+
+@pytest.mark.parametrize("shares", [[(0, 15), (15, IMAGES)], [(0, 0), (0, IMAGES)]])
+def test_processes_with_uneven_or_empty_shares_all_get_the_result_of_everything(shares):
+    expected = _recalls_of_a_share([(0, IMAGES)])
+    assert len(expected[0]) == 14
+    for recalls, *tensors in run_distributed(_recalls_of_a_share, shares):
+        assert recalls == expected[0]
+        assert all(torch.equal(a, b) for a, b in zip(tensors, expected[1:], strict=True))
+
+
+@pytest.mark.parametrize(("score", "weight"), [("itm", 0), ("itm+itc", 1), ("itm+itc_logits", 20)])
+def test_the_matching_score_decides_the_order_of_the_candidates(score, weight):
+    result = _add(RetrievalEvaluation(rerank_k=10, rerank_score=score), 0, IMAGES).compute(Scorer(), temperature=0.05)
+    plain = _add(RetrievalEvaluation(rerank_k=10), 0, IMAGES).compute()
+    for near, before in ((result.near_texts, plain.near_texts), (result.near_images, plain.near_images)):
+        distance = (near.index - torch.arange(IMAGES)[:, None]).abs().float()
+        assert torch.equal(near.match_score, -distance)
+        order_by = near.match_score + weight * near.similarity
+        assert (order_by.diff(dim=1) <= 1e-5).all()
+        assert torch.equal(near.index.sort(1).values, before.index.sort(1).values)
+    # The scorer puts the match first wherever it is a candidate: recall at 1 becomes recall at 10 of the contrast.
+    if score == "itm":
+        assert result.recalls["rerank_text_to_image_r1"] == plain.recalls["text_to_image_r10"]
+        assert result.recalls["rerank_image_to_text_r1"] == plain.recalls["image_to_text_r10"]
+    assert {k: v for k, v in result.recalls.items() if not k.startswith("rerank")} == plain.recalls
+
+
+class NoNumbers(Scorer):
+    """Cannot judge one text."""
+
+    def match_scores(self, text_states, attention_mask, image_tokens):
+        scores = super().match_scores(text_states, attention_mask, image_tokens)
+        return scores.masked_fill(text_states[:, 0, 0] == 2, torch.nan)
+
+
+DEAD = [3, 17], [20]
+
+
+def _broken_share(shares):
+    evaluation = RetrievalEvaluation(rerank_k=12, rerank_score="itm")
+    result = _add(evaluation, *shares[rank()], dead=DEAD).compute(NoNumbers())
+    return result.recalls, result.non_finite, result.non_finite_images, result.non_finite_texts
+
+
+def test_features_and_matching_scores_that_are_no_numbers_count_as_misses_on_one_process_and_on_two():
+    recalls, counts, images, texts = _broken_share([(0, IMAGES)])
+    assert (images.tolist(), texts.tolist()) == DEAD
+    near = _add(RetrievalEvaluation(rerank_k=12), 0, IMAGES, dead=DEAD).compute()
+    asked = int((near.near_texts.index == 2).sum()) + 12  # of the images that have text 2 near, and its own
+    assert counts == {"non_finite_images": 2, "non_finite_texts": 1, "rerank_non_finite_scores": asked}
+    # The scorer is always right about what it can judge, so a match is found where it is a candidate that is finite.
+    own = torch.arange(IMAGES)[:, None]
+    for direction, side in (("image_to_text", near.near_texts), ("text_to_image", near.near_images)):
+        found = ((side.index == own) & side.similarity.isfinite() & (own != 2)).any(1)
+        assert recalls[f"rerank_{direction}_r1"] == pytest.approx(100 * found.double().mean().item())
+        assert not found[[2, *DEAD[0], *DEAD[1]]].any()
+    for found in run_distributed(_broken_share, [(0, 15), (15, IMAGES)]):
+        assert found[:2] == (recalls, counts)
+        assert (found[2].tolist(), found[3].tolist()) == DEAD
+
+
+@pytest.mark.parametrize(
+    ("method", "weight", "names"),
+    [
+        ("albef", "student.vision_proj.weight", ["", "rerank_"]),
+        ("shre", "student.image_encoder.cls_token", ["h2/", "h3/"]),
+        ("mmlg", "student.vision.proj", ["karpathy5/", "paper/"]),
+        ("mobileclip", "average.visual.trunk.stem.0.conv_kxk.0.bn.weight", [""]),
+    ],
+)
+def test_a_dead_model_has_no_recall_and_says_so(tmp_path, method, weight, names):
+    module, data = METHODS[method].build(METHODS[method].prepare(tmp_path), seed=0, batch_size=5, num_workers=0)
+    torch.nn.init.constant_(module.get_parameter(weight), torch.nan)
+    runs = trainer(default_root_dir=tmp_path)
+    with pytest.warns(
+        match=r"features of 10 of 10 images \(sample_index 0, 1, 2, 3, 4, 5, 6, 7, 8, 9\): these rank last"
+    ):
+        runs.test(module, data, verbose=False)
+    found = {name: value.item() for name, value in runs.callback_metrics.items()}
+    assert found["test/non_finite_images"] == 10
+    assert {found[f"test/{name}recall_mean"] for name in names} == {0}
+    assert {value for name, value in found.items() if "_r1" in name or "_r5" in name} == {0}
+    assert {value for name, value in found.items() if "median" in name} <= {11}
+
+
+def test_features_are_kept_in_main_memory_in_float32():
+    evaluation = RetrievalEvaluation()
+    evaluation.add_images(torch.ones(2, 4, dtype=torch.bfloat16), torch.arange(2), torch.arange(2))
+    assert evaluation._images[0][0].dtype == torch.float32
+    assert evaluation._images[0][0].device.type == "cpu"
+
+
+def test_images_alone_and_texts_alone_have_features_and_no_recall():
+    images, texts = RetrievalEvaluation(), RetrievalEvaluation()
+    images.add_images(torch.randn(3, 4), torch.arange(3), torch.arange(3))
+    texts.add_texts(torch.randn(5, 4), torch.ones(5, 2).long(), torch.ones(5, 2).long(), text_index=torch.arange(5))
+    found = images.compute(Scorer()), texts.compute(Scorer())
+    assert [len(r.image_features) for r in found] == [3, 0]
+    assert [len(r.text_features) for r in found] == [0, 5]
+    assert [r.recalls for r in found] == [{}, {}]
+    assert found[1].near_images.index.shape == (5, 0)
+
+
+def test_fewer_candidates_than_the_recalls_are_refused():
+    with pytest.raises(ValueError, match="rerank_k=5 is below 10"):
+        RetrievalEvaluation(rerank_k=5)
+
+
+@pytest.mark.parametrize("protocols", [["karpathy5", "paper"], ["paper"], ["karpathy5"]])
+def test_protocols_rank_all_captions_or_the_first_of_each_image(protocols):
+    """Three images, captions 0 and 1, 2 and 3, 4; similarities by hand."""
+    evaluation = RetrievalEvaluation(protocols=protocols)
+    scores = torch.tensor(
+        [
+            [0.5, 0.9, 0.6, 0.1, 0.2],  # the second caption is first, the first one third, of first captions second
+            [0.7, 0.0, 0.7, 0.8, 0.3],  # the first caption ties with a wrong one, which counts as before it
+            [0.1, 0.2, 0.3, 0.0, 0.4],
+        ]
+    )
+    evaluation.add_images(torch.eye(3), torch.tensor([7, 3, 5]), torch.arange(3))
+    ids = torch.ones(5, 2).long()
+    evaluation.add_texts(scores.T, ids, ids, torch.tensor([7, 7, 3, 3, 5]), torch.arange(5))
+    found = evaluation.compute().recalls
+    assert list(found) == [f"{protocol}/{name}" for protocol in protocols for name in NAMES]
+    third = 100 / 3
+    if "karpathy5" in protocols:
+        assert found["karpathy5/image_to_text_r1"] == pytest.approx(100)
+        # Captions 1, 2, 3 and 4 have their own image first; caption 0 has image 1 before it.
+        assert found["karpathy5/text_to_image_r1"] == pytest.approx(80)
+    if "paper" in protocols:
+        assert found["paper/image_to_text_r1"] == pytest.approx(third)
+        assert found["paper/text_to_image_r1"] == pytest.approx(2 * third)
+        assert found["paper/image_to_text_r5"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"protocols": []}, "Found no name in protocols"),
+        ({"protocols": ["paper"], "rerank_k": 10}, "beside rerank_k=10"),
+        ({"spaces": {}}, "Found no name in spaces"),
+        ({"spaces": {"h2": 4}, "rerank_k": 10}, "Found spaces beside rerank_k=10"),
+        ({"spaces": {"h2": 4}, "prediction_space": "h3"}, r"prediction_space='h3' is not among the spaces \['h2'\]"),
+        ({"prediction_space": "h3"}, r"prediction_space='h3' is not among the spaces \[\]"),
+        ({"median_rank_fold": 0}, "median_rank_fold=0 must be at least 1"),
+    ],
+)
+def test_options_that_cannot_be_are_one_sentence(options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        RetrievalEvaluation(**options)
+    assert "\n" not in str(error.value)
+
+
+SPACES = {"h2": 4, "h3": 7}
+MEDIANS = ["median_rank_text_to_image", "median_rank_image_to_text"]
+
+
+def _two_spaces():
+    """Features of images and of two captions each, caption after caption of an image, in two spaces."""
+    generator = torch.Generator().manual_seed(5)
+    parts = []
+    for width in SPACES.values():
+        image = torch.randn(IMAGES, width, generator=generator)
+        text = image.repeat_interleave(2, 0) + torch.randn(2 * IMAGES, width, generator=generator)
+        parts.append([normalize(part, dim=-1) for part in (image, text)])
+    return parts
+
+
+def _add_pairs(evaluation, image, text, start=0, stop=IMAGES):
+    """Add some images and their captions, whose ids do not follow the order."""
+    numbers = torch.arange(IMAGES)
+    ids = (numbers * 7) % IMAGES
+    for first in range(start, stop, 4):
+        rows = slice(first, min(first + 4, stop))
+        both = slice(2 * rows.start, 2 * rows.stop)
+        evaluation.add_images(image[rows], ids[rows], numbers[rows])
+        tokens = torch.ones(both.stop - both.start, 2).long()
+        evaluation.add_texts(text[both], tokens, tokens, ids.repeat_interleave(2)[both])
+    return evaluation
+
+
+def _add_spaces(evaluation, *rows):
+    return _add_pairs(evaluation, *(torch.cat(part, 1) for part in zip(*_two_spaces(), strict=True)), *rows)
+
+
+@pytest.mark.parametrize("options", [{}, {"protocols": ["paper", "karpathy5"], "median_rank_fold": 5}])
+def test_each_space_is_measured_as_if_it_were_the_only_one(options):
+    found = _add_spaces(RetrievalEvaluation(spaces=SPACES, **options)).compute().recalls
+    alone = [_add_pairs(RetrievalEvaluation(**options), *part).compute().recalls for part in _two_spaces()]
+    expected = {f"{space}/{name}": v for space, own in zip(SPACES, alone, strict=True) for name, v in own.items()}
+    assert found == expected
+    assert list(found) == list(expected)
+    assert alone[0] != alone[1]
+    if not options:
+        assert list(found) == [f"{space}/{name}" for space in SPACES for name in NAMES]
+    else:
+        names = [f"{protocol}/{name}" for protocol in options["protocols"] for name in NAMES]
+        assert list(alone[0]) == names + MEDIANS
+
+
+@pytest.mark.parametrize(("wanted", "space"), [(None, 0), ("h2", 0), ("h3", 1)])
+def test_the_result_holds_features_and_candidates_of_one_space(wanted, space):
+    result = _add_spaces(RetrievalEvaluation(spaces=SPACES, prediction_space=wanted)).compute()
+    image, text = _two_spaces()[space]
+    plain = _add_pairs(RetrievalEvaluation(), image, text).compute()
+    assert torch.equal(result.image_features, image)
+    assert torch.equal(result.text_features, text)
+    for near, expected in ((result.near_texts, plain.near_texts), (result.near_images, plain.near_images)):
+        assert torch.equal(near.index, expected.index)
+        torch.testing.assert_close(near.similarity, expected.similarity)
+    # Nothing of the other space is left in memory.
+    assert result.text_features.untyped_storage().nbytes() == 4 * text.numel()
+
+
+def test_texts_without_images_have_features_in_one_space():
+    evaluation = RetrievalEvaluation(spaces=SPACES, median_rank_fold=5)
+    assert evaluation.compute().image_features.shape == (0, 4)  # nor need there be texts
+    evaluation.add_texts(torch.randn(5, 11), torch.ones(5, 2).long(), torch.ones(5, 2).long())
+    result = evaluation.compute()
+    assert (result.image_features.shape, result.text_features.shape, result.recalls) == ((0, 4), (5, 4), {})
+
+
+@pytest.mark.parametrize("width", [4, 12])
+def test_widths_that_do_not_add_up_are_one_sentence(width):
+    evaluation = RetrievalEvaluation(spaces=SPACES)
+    features, numbers, ids = torch.ones(2, width), torch.arange(2), torch.ones(2, 1).long()
+    message = rf"^Found features of width {width}, expected 11, the sum over the spaces {{'h2': 4, 'h3': 7}}: [^\n]*$"
+    with pytest.raises(ValueError, match=message):
+        evaluation.add_images(features, numbers, numbers)
+    with pytest.raises(ValueError, match=message):
+        evaluation.add_texts(features, ids, ids)
+
+
+def test_median_ranks_are_of_all_captions_in_folds_of_the_data_sets_order():
+    image, text = _two_spaces()[0]
+    evaluation = RetrievalEvaluation(protocols=["paper"], median_rank_fold=5)
+    # Later images come first, as from a process that had the second half.
+    for rows in ((12, IMAGES), (0, 12)):
+        _add_pairs(evaluation, image, text, *rows)
+    found = evaluation.compute().recalls
+    ids = torch.arange(IMAGES)
+    expected = average_median_ranks(image, text, Matches(ids, ids.repeat_interleave(2)), 5)
+    assert {name: found[name] for name in MEDIANS} == expected
+    assert average_median_ranks(image, text, Matches(ids, ids.repeat_interleave(2)), 6) != expected
+
+
+def _spaces_of_a_share(shares):
+    evaluation = RetrievalEvaluation(protocols=["karpathy5", "paper"], spaces=SPACES, median_rank_fold=5)
+    return _add_spaces(evaluation, *shares[rank()]).compute().recalls
+
+
+@pytest.mark.parametrize("shares", [[(15, IMAGES), (0, 15)], [(0, 0), (0, IMAGES)]])
+def test_processes_find_in_each_space_what_one_finds(shares):
+    expected = _spaces_of_a_share([(0, IMAGES)])
+    assert len(expected) == 2 * (2 * len(NAMES) + len(MEDIANS))
+    for found in run_distributed(_spaces_of_a_share, shares):
+        assert found == expected
+
+
+class TwoSpaces(RetrievalModule):
+    """Features are what the batch says."""
+
+    def __init__(self):
+        super().__init__()
+        self.evaluation = RetrievalEvaluation(protocols=["paper"], spaces=SPACES, median_rank_fold=3)
+
+    def encode_images(self, image):
+        return image, None
+
+    def encode_texts(self, input_ids, attention_mask):
+        return attention_mask
+
+
+def test_a_module_logs_each_space_under_its_name():
+    (image, text), numbers = (torch.cat(part, 1)[:6] for part in zip(*_two_spaces(), strict=True)), torch.arange(6)
+    ids = {"image_id": numbers, "sample_index": numbers, "text_image_id": numbers, "input_ids": numbers[:, None]}
+    batches = [{"image": image, "attention_mask": text, **ids}]
+    module, runs = TwoSpaces(), trainer()
+    runs.validate(module, torch.utils.data.DataLoader(batches, batch_size=None), verbose=False)
+    names = [f"val/{space}/{name}" for space in SPACES for name in [f"paper/{name}" for name in NAMES] + MEDIANS]
+    recalls = module.evaluation.result.recalls.values()
+    assert runs.callback_metrics == pytest.approx(dict(zip(names, recalls, strict=True)))
+
+
+class Judged(RetrievalModule):
+    """An image is its features and its number; the matching head is right, or wrong."""
+
+    def __init__(self, sign, text):
+        super().__init__()
+        self.evaluation, self.sign, self.text = RetrievalEvaluation(rerank_k=10), sign, text
+
+    def encode_images(self, image):
+        return image[:, :4], image[:, None, 4:]
+
+    def encode_texts(self, input_ids, attention_mask):
+        return self.text[input_ids[:, 0]]
+
+    def reranks(self, stage):
+        return True
+
+    def text_states(self, input_ids, attention_mask):
+        return input_ids[..., None].float()
+
+    def match_scores(self, text_states, attention_mask, image_tokens):
+        return self.sign * Scorer().match_scores(text_states, attention_mask, image_tokens)
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_it_is_said_which_order_of_the_candidates_is_the_better_one(better, caplog):
+    torch.manual_seed(0)
+    numbers, image, text = torch.arange(IMAGES), torch.randn(IMAGES, 4), torch.randn(IMAGES, 4)
+    images = torch.cat([image, numbers[:, None].float()], 1)
+    ids = {"image_id": numbers, "sample_index": numbers, "text_image_id": numbers, "input_ids": numbers[:, None]}
+    batch = {"image": images, "attention_mask": torch.ones_like(numbers[:, None]), **ids}
+    module, runs = Judged(1 if better else -1, text), trainer()
+    with caplog.at_level("INFO"):
+        runs.test(module, torch.utils.data.DataLoader([batch], batch_size=None), verbose=False)
+    plain, reranked = (float(runs.callback_metrics[f"test/{name}recall_mean"]) for name in ("", "rerank_"))
+    assert (reranked > plain) == better
+    (said,) = [record.message for record in caplog.records if record.message.startswith("Mean recall")]
+    assert said.startswith(f"Mean recall is {plain:.1f} by contrast alone and {reranked:.1f} after re-ranking: ")
+    assert said.endswith("order is the better one." if better else "and model.rerank_k 0 leaves it out.")

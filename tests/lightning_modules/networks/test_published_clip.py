@@ -1,0 +1,360 @@
+"""Trained models from folders, files and tags: the network that was saved, and what its images and texts need."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import open_clip
+import pytest
+import torch
+from open_clip import CLIP, CoCa
+from open_clip.push_to_hf_hub import save_for_hf
+from safetensors.torch import load_file, save_file
+
+from support.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
+from support.mobileclip import features, random_images, settle, texts
+from vlightning.lightning_modules.base.frozen import FrozenTeacher
+from vlightning.lightning_modules.mobileclip.models import build_model
+from vlightning.lightning_modules.mobileclip.pretrained import Preprocessing, preprocessing_of, save_open_clip
+from vlightning.lightning_modules.networks.published_clip import load_outside
+
+QUICK, CLEANED, CAPTIONER = f"{NAME}-quickgelu", "tiny-clip-without-punctuation", "tiny-coca-of-the-tests"
+TAG = "of_the_tests"
+BATCH = random_images(3, SIZE), texts(3, LENGTH)
+LOOK = Preprocessing(SIZE, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear", "squash")
+
+
+def configs():
+    add_tiny_clip()
+    tiny = open_clip.get_model_config(NAME)
+    coca = tiny | {
+        "custom_text": True,
+        "embed_dim": 16,
+        "multimodal_cfg": tiny["text_cfg"] | {"context_length": LENGTH - 1},
+    }
+    coca["vision_cfg"] = tiny["vision_cfg"] | {"output_tokens": True, "attentional_pool": True, "attn_pooler_heads": 2}
+    coca["text_cfg"] = tiny["text_cfg"] | {"embed_cls": True, "output_tokens": True, "context_length": LENGTH - 1}
+    cleaned = tiny | {"text_cfg": tiny["text_cfg"] | {"tokenizer_kwargs": {"clean": "canonicalize"}}}
+    return {QUICK: tiny | {"quick_gelu": True}, CLEANED: cleaned, CAPTIONER: coca}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _models():
+    """Let open_clip know the models."""
+    for name, config in configs().items():
+        if name not in open_clip.list_models():
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / f"{name}.json"
+                path.write_text(json.dumps(config))
+                open_clip.add_model_config(path)
+
+
+@pytest.fixture(scope="module")
+def clip():
+    """As open_clip makes it."""
+    return randomized(CLIP(**open_clip.get_model_config(NAME)))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "saved"
+    save_open_clip(randomized(build_model(NAME, context_length=None)), NAME, LOOK, path)
+    return path
+
+
+@pytest.fixture
+def file(tmp_path, clip):
+    path = tmp_path / "weights.pt"
+    torch.save(clip.state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def listed(monkeypatch, file):
+    """Lets open_clip have a tag, whose download is the file."""
+
+    def put(**options):
+        entry = {"url": "https://example.invalid/weights.pt", "mean": LOOK.mean, "std": LOOK.std}
+        entry |= {"interpolation": LOOK.interpolation, "resize_mode": LOOK.resize_mode, **options}
+        monkeypatch.setitem(open_clip.pretrained._PRETRAINED, NAME, {TAG: entry})
+        if entry.get("quick_gelu"):  # as open_clip lists such tags a second time
+            monkeypatch.setitem(open_clip.pretrained._PRETRAINED, QUICK, {TAG: entry})
+        monkeypatch.setattr(open_clip.factory, "download_pretrained", lambda *_, **__: str(file))
+
+    return put
+
+
+def assert_same(network, expected, batch=BATCH):
+    for found, wanted in zip(features(network, *batch), features(expected, *batch), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def assert_frozen(outside):
+    network = outside.network
+    assert not any(module.training for module in network.modules())
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+    assert {tensor.dtype for tensor in network.state_dict().values() if tensor.is_floating_point()} == {torch.float32}
+    assert FrozenTeacher(network).state_dict() == {}
+
+
+def plain(preprocessing):
+    """With tuples, where JSON has made lists of them."""
+    return vars(preprocessing) | {name: tuple(getattr(preprocessing, name)) for name in ("mean", "std")}
+
+
+def test_a_folder_gives_the_model_that_was_saved(folder):
+    outside = load_outside(None, str(folder))
+    assert_same(outside.network, randomized(build_model(NAME, context_length=None)))
+    assert plain(outside.preprocessing) == vars(LOOK)
+    assert outside.tokenizer(["a dog", "a " * 50]).shape == (2, LENGTH)
+    assert (outside.model, outside.weights) == ("saved", str(folder))
+    assert_frozen(outside)
+
+
+def test_a_folder_of_half_precision_is_made_float32(folder):
+    weights = folder / "open_clip_model.safetensors"
+    half = {key: value.half() for key, value in load_file(weights).items()}
+    save_file(half, weights)
+    outside = load_outside(None, str(folder))
+    assert_frozen(outside)
+    for key, value in outside.network.state_dict().items():
+        assert torch.equal(value, half[key].float().reshape(value.shape)), key
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_folder_that_open_clip_wrote(tmp_path, clip, safe):
+    theirs = open_clip.create_model(QUICK, force_preprocess_cfg={"mean": LOOK.mean, "interpolation": "bilinear"})
+    theirs.load_state_dict(clip.state_dict())
+    no_files = SimpleNamespace(save_pretrained=lambda _: None)  # the plain tokenizer needs none
+    save_for_hf(theirs, no_files, open_clip.get_model_config(QUICK), tmp_path / "hub", safe_serialization=safe)
+    outside = load_outside("a name that is not used", str(tmp_path / "hub"))
+    assert_same(outside.network, theirs.eval())
+    default = open_clip.transform.PreprocessCfg()
+    assert plain(outside.preprocessing) == vars(Preprocessing(SIZE, LOOK.mean, default.std, "bilinear", "shortest"))
+    assert outside.tokenizer(["a dog"]).shape == (1, LENGTH)
+
+
+def test_a_file_of_open_clips(file, clip):
+    outside = load_outside(NAME, str(file))
+    assert_same(outside.network, clip)
+    assert outside.preprocessing == preprocessing_of(NAME)
+    assert torch.equal(outside.tokenizer(["a dog!"]), open_clip.get_tokenizer(NAME)(["a dog!"]))
+    assert outside.tokenizer(["a dog!"]).shape == (1, LENGTH)
+    assert (outside.model, outside.weights) == (NAME, str(file))
+    assert_frozen(outside)
+
+
+def test_a_file_in_the_home_folder(file, monkeypatch):
+    monkeypatch.setenv("HOME", str(file.parent))
+    assert load_outside(NAME, "~/weights.pt").sha256 == load_outside(NAME, str(file)).sha256
+
+
+def test_a_file_has_the_tokenizer_of_its_model(file):
+    plain, cleaned = (load_outside(name, str(file)).tokenizer for name in (NAME, CLEANED))
+    assert not torch.equal(plain(["a dog!"]), plain(["a dog"]))
+    assert torch.equal(cleaned(["a dog!"]), plain(["a dog"]))
+
+
+@pytest.mark.parametrize("name", [NAME, QUICK])
+def test_a_file_has_the_activation_that_the_name_says(file, clip, name):
+    expected = CLIP(**open_clip.get_model_config(name))
+    expected.load_state_dict(clip.state_dict())
+    assert_same(load_outside(name, str(file)).network, expected.eval())
+
+
+def prefixed(prefix, model):
+    return {f"{prefix}.{name}": value for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_checkpoint_of_a_training_here_has_the_look_of_its_images(tmp_path, averaged):
+    torch.manual_seed(0)
+    look = {"image_size": 32, "image_mean": (0.5, 0.4, 0.3), "image_std": None, "image_interpolation": "bicubic"}
+    arguments = {"model": "MobileCLIP-tiny", "max_tokens": 9, **look}
+    student, average = (settle(build_model("MobileCLIP-tiny", 32, 9), seed) for seed in (1, 2))
+    state = prefixed("student", student) | (prefixed("average", average) if averaged else {})
+    torch.save({"state_dict": state, "hyper_parameters": arguments, "global_step": 3}, tmp_path / "last.ckpt")
+    outside = load_outside("MobileCLIP-tiny", str(tmp_path / "last.ckpt"))
+    assert_same(
+        outside.network, average if averaged else student, (random_images(2, 32), outside.tokenizer(["a", "b"]))
+    )
+    assert outside.preprocessing == Preprocessing(32, (0.5, 0.4, 0.3), (1.0, 1.0, 1.0), "bicubic")
+    assert outside.tokenizer(["a dog"]).shape == (1, 9)
+    assert_frozen(outside)
+    with pytest.raises(ValueError, match=r"training of MobileCLIP-tiny .* expected MobileCLIP-S0"):
+        load_outside("MobileCLIP-S0", str(tmp_path / "last.ckpt"))
+
+
+def test_a_checkpoint_in_pieces_is_no_folder_of_open_clips(tmp_path):
+    module = tiny_module()
+    state = prefixed("student", module.student)
+    place = "student.text.token_embedding.weight"
+    rows = state.pop(place)
+    folder = tmp_path / "last.ckpt"
+    folder.mkdir()
+    for number, piece in enumerate(rows.split(30_000)):
+        torch.save({f"state_dict/{place}": piece.clone()}, folder / f"shard-{number:05d}.pt")
+    torch.save(
+        {"state_dict": state | {place: {"pieces_along_dimension": 0}}, "files_with_pieces": 2}, folder / "meta.pt"
+    )
+    assert_same(load_outside(NAME, str(folder)).network, module.student.eval())
+
+
+def coca(seed=0):
+    config = open_clip.get_model_config(CAPTIONER)
+    config.pop("custom_text")
+    return randomized(CoCa(**config), seed)
+
+
+def test_a_file_of_a_captioner(tmp_path):
+    expected = coca()
+    torch.save(expected.state_dict(), tmp_path / "coca.pt")
+    outside = load_outside(CAPTIONER, str(tmp_path / "coca.pt"))
+    assert isinstance(outside.network, CoCa)
+    ids = texts(3, LENGTH - 1)
+    assert_same(outside.network, expected, (BATCH[0], ids))
+    found, wanted = (network(BATCH[0], ids)["logits"] for network in (outside.network, expected))
+    torch.testing.assert_close(found, wanted)
+    assert outside.preprocessing.image_size == SIZE
+    assert outside.tokenizer(["a dog"]).shape == (1, LENGTH - 1)
+    assert_frozen(outside)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("name", [NAME, QUICK])
+def test_a_tag_has_the_activation_that_it_was_trained_with(listed, clip, name, quick):
+    listed(**({"quick_gelu": True} if quick else {}))
+    built = {}
+    for activation in (True, False):
+        built[activation] = open_clip.create_model(NAME, force_quick_gelu=activation).eval()
+        built[activation].load_state_dict(clip.state_dict())
+    outside = load_outside(name, TAG)
+    assert_same(outside.network, built[quick])
+    for found, other in zip(features(outside.network, *BATCH), features(built[not quick], *BATCH), strict=True):
+        assert not torch.allclose(found, other, atol=1e-3)
+    assert (outside.model, outside.weights) == (name, TAG)
+
+
+def test_a_tag_tells_what_is_done_with_a_image(listed):
+    listed()
+    outside = load_outside(NAME, TAG.replace("_", "-"))  # open_clip takes both
+    assert plain(outside.preprocessing) == vars(LOOK)
+    assert outside.tokenizer(["a dog"]).shape == (1, LENGTH)
+    assert_frozen(outside)
+
+
+def test_every_other_quickgelu_model_of_open_clips_is_the_same_model():
+    names = [name for name in open_clip.list_models() if name.endswith("-quickgelu")]
+    assert len(names) > 10
+    for name in names:
+        config = open_clip.get_model_config(name)
+        assert config.pop("quick_gelu")
+        assert config == open_clip.get_model_config(name.removesuffix("-quickgelu"))
+
+
+def test_fingerprints_are_those_of_the_weights(tmp_path, folder):
+    fingerprint = load_outside(None, str(folder)).sha256
+    assert len(bytes.fromhex(fingerprint)) == 32
+    copied = tmp_path / "elsewhere"
+    shutil.copytree(folder, copied)
+    assert load_outside(None, str(copied)).sha256 == fingerprint
+    weights = load_file(copied / "open_clip_model.safetensors")
+    weights["visual.proj"][0, 0] += 1e-3
+    save_file(weights, copied / "open_clip_model.safetensors")
+    assert load_outside(None, str(copied)).sha256 != fingerprint
+
+
+def sentence(kind, model, weights):
+    with pytest.raises(kind) as raised:
+        load_outside(model, str(weights))
+    said = str(raised.value)
+    assert raised.type is kind
+    assert said.endswith(".")
+    assert "\n" not in said
+    return said
+
+
+def test_what_is_not_there_is_said(tmp_path, folder):
+    missing = tmp_path / "missing.pt"
+    assert f"Found no file {str(missing)!r}" in sentence(FileNotFoundError, NAME, missing)
+    assert "Found no file" in sentence(FileNotFoundError, NAME, tmp_path / "missing")
+    assert "Found no file" in sentence(FileNotFoundError, CAPTIONER, missing)
+    (folder / "open_clip_config.json").unlink()
+    assert "Found no open_clip_config.json in the folder" in sentence(FileNotFoundError, None, folder)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (lambda folder: (folder / "open_clip_model.safetensors").write_bytes(b"no weights"), "header"),
+        (lambda folder: (folder / "open_clip_model.safetensors").unlink(), "could not be loaded"),
+        (lambda folder: (folder / "open_clip_config.json").write_text("{"), "Expecting"),
+        (lambda folder: (folder / "open_clip_config.json").write_text("{}"), "model_cfg"),
+        (lambda folder: save_file({"a": torch.ones(1)}, folder / "open_clip_model.safetensors"), "visual.proj"),
+        (lambda folder: with_hub_tokenizer(folder), "okenizer"),
+    ],
+)
+def test_damaged_folders(folder, break_it, said):
+    break_it(folder)
+    found = sentence(RuntimeError, None, folder)
+    assert f"The model in the folder {str(folder)!r} cannot be loaded (" in found
+    assert said in found
+
+
+def with_hub_tokenizer(folder, **options):
+    path = folder / "open_clip_config.json"
+    config = json.loads(path.read_text())
+    config["model_cfg"]["text_cfg"] |= {"hf_tokenizer_name": "of-nobody"} | options
+    path.write_text(json.dumps(config))
+
+
+def test_a_folder_does_not_run_its_own_python_files(tmp_path, folder):
+    with_hub_tokenizer(folder, tokenizer_kwargs={"trust_remote_code": True})
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Own: pass\n")
+    named = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    (folder / "config.json").write_text("{}")
+    assert "Found trust_remote_code in the open_clip_config.json of" in sentence(ValueError, None, folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_files_of_something_else(tmp_path, file):
+    torch.save({"visual.proj": torch.ones(2, 2)}, tmp_path / "other.pt")
+    assert "missing" in sentence(ValueError, NAME, tmp_path / "other.pt")
+    said = sentence(RuntimeError, CAPTIONER, file)
+    assert f"cannot be loaded into {CAPTIONER} (" in said
+    assert "visual.attn_pool" in said
+    (tmp_path / "broken.pt").write_bytes(b"no weights")
+    for name in (NAME, CAPTIONER):
+        assert "broken.pt" in sentence(RuntimeError, name, tmp_path / "broken.pt")
+    assert "There is no model 'ViT-nothing'" in sentence(ValueError, "ViT-nothing", file)
+
+
+def test_tags_that_are_not_there(listed):
+    listed()
+    assert f"no weights 'openai' of {NAME}; its tags are {TAG}." in sentence(ValueError, NAME, "openai")
+    assert f"no weights 'openai' of {QUICK}; its tags are {TAG}." in sentence(ValueError, QUICK, "openai")
+    assert "no weights of a model 'ViT-nothing'" in sentence(ValueError, "ViT-nothing", TAG)
+    assert f"Found the weights '{TAG}' without a model" in sentence(ValueError, None, TAG)
+
+
+def test_a_download_that_fails(listed, monkeypatch):
+    listed()
+
+    def fail(*_, **__):
+        raise OSError("no route to host\nTraceback: many lines")
+
+    monkeypatch.setattr(open_clip.factory, "download_pretrained", fail)
+    said = sentence(RuntimeError, NAME, TAG)
+    assert f"The weights '{TAG}' of {NAME} cannot be loaded (" in said
+    assert "no route to host" in said
+    assert "download them on a machine with a network" in said
+
+
+def test_a_tag_whose_activation_the_model_cannot_have(listed, monkeypatch):
+    listed()
+    config = open_clip.get_model_config(NAME) | {"quick_gelu": True}
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, NAME, config)
+    assert "QuickGELU mismatch" in sentence(RuntimeError, NAME, TAG)
