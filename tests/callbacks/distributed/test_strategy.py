@@ -14,11 +14,11 @@ from support.tiny_modules import DIM, Student, loader, trainer
 from vlightning.callbacks import (
     AtomicCheckpointIO,
     EMACallback,
-    checkpoint_io,
     consolidate_checkpoint,
     divide_checkpoint_file,
     rank,
 )
+from vlightning.callbacks.checkpoints import checkpoint_io
 from vlightning.callbacks.distributed import strategy as module_under_test
 from vlightning.common.leftovers import replaced_beside, staged_beside
 
