@@ -16,6 +16,7 @@ from vlightning.export import main
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef.official import to_official
 
+TEXT = {"text": {"vocab_size": 250, "max_positions": 32}}
 CONFIG = f"""\
 model:
   class_path: ALBEFModule

@@ -2,8 +2,6 @@
 
 import inspect
 import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -14,9 +12,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from ...callbacks.checkpoints.checkpoint_io import check_free
 from ...common.errors import UserError
-from ...common.leftovers import staged_beside
+from ...common.files import check_free, replacing
 from ..base.preprocessing import recorded_preprocessing, said
 from .official import QUEUES, save_official
 from .weights import CONFIG_FILE, WEIGHTS_FILE, load_state, read_folder, tied_names
@@ -97,18 +94,12 @@ def save_folder(module: "ALBEFModule", folder: str | Path, tokenizer_json: str |
         "arguments": arguments_without_weights(module.hparams),
         "preprocessing": module.preprocessing(),
     }
-    staged = staged_beside(target)
-    staged.mkdir(parents=True)
-    try:
+    with replacing(target) as staged:
+        staged.mkdir()
         save_file(kept, staged / WEIGHTS_FILE, metadata={"format": "pt"})
         (staged / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if tokenizer_json is not None:
             _save_tokenizer(module, tokenizer_json, staged)
-        if target.exists():
-            target.rmdir()
-        os.rename(staged, target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
 
 
 def load_folder(cls: type[Module], folder: str | Path) -> Module:
@@ -146,18 +137,16 @@ def rebuild(cls: type[Module], arguments: Mapping[str, Any], state: Mapping[str,
 
 
 def arguments_without_weights(hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constructor arguments, among saved ones, that rebuild a module whose weights come from elsewhere."""
+    """Return the saved constructor arguments that rebuild a module whose weights come from elsewhere."""
     # Names that begin with an underscore are the command line's note of the class.
     arguments = {name: value for name, value in hparams.items() if not name.startswith("_")}
     groups = {name: dict(arguments[name]) | {"weights": None} for name in ("vision", "text") if name in arguments}
-    return arguments | groups | {"weights": None}
+    return arguments | groups | dict.fromkeys(("weights", "optimizer", "lr_scheduler"))
 
 
 def _save_tokenizer(module: "ALBEFModule", text: str, folder: Path) -> None:
     """Write `tokenizer.json`, and beside it the special tokens, which the JSON does not name."""
     tokenizer = Tokenizer.from_str(text)
-    special = {
-        f"{name}_token": tokenizer.id_to_token(number) for name, number in module.text.special_token_ids.items()
-    }
+    special = {f"{name}_token": tokenizer.id_to_token(number) for name, number in module.text.special_token_ids.items()}
     unknown = getattr(tokenizer.model, "unk_token", None)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unknown, **special).save_pretrained(folder)

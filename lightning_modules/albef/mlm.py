@@ -7,17 +7,32 @@ Shapes: B pairs, L text tokens, D text width, K rows that the language-model hea
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...common.errors import UserError
 from ..memory import in_slices
 from .counts import mean_count
 from .encoding import Encoded
 from .network import ALBEFNetwork
 from .settings import TextSettings
+
+
+def check_special_tokens(datamodule: Any | None, text: TextSettings) -> None:
+    """Compare the special token ids of the model with those of the data's tokenizer, if these are known.
+
+    Raises:
+        UserError: if they differ.
+    """
+    found = getattr(datamodule, "special_token_ids", None)
+    if found is not None and dict(found) != {name: text.special_token_ids[name] for name in found}:
+        raise UserError(
+            f"Expected the tokenizer's special ids {dict(found)}, got {text.special_token_ids}: set "
+            "model.text.pad_token_id and the others to the tokenizer's."
+        )
 
 
 class MaskedTokens(NamedTuple):
@@ -96,9 +111,7 @@ def masked_language_modelling(
         return (teacher.fuse(states, mask, tokens),)
 
     with torch.no_grad():
-        (teacher_fused,) = in_slices(
-            fuse_rows, slice_rows, encoded.masked_states, attention_mask, encoded.image_tokens
-        )
+        (teacher_fused,) = in_slices(fuse_rows, slice_rows, encoded.masked_states, attention_mask, encoded.image_tokens)
     count = mean_count((masked.labels != -100).sum(), torch.promote_types(fused.dtype, torch.float32))
 
     def predict_rows(states: Tensor, teacher_states: Tensor, labels: Tensor) -> tuple[Tensor]:

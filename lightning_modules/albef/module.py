@@ -25,29 +25,29 @@ from ...callbacks import (
     StepSeedCallback,
     missing_callbacks,
 )
-from ...common.errors import UserError
-from ..base.data_sizes import DataSizes
 from ..base.method import Bound, Method
 from ..base.settings import settings
+from ..base.trainers import trainer_of
 from ..evaluation.reranking import RerankSettings
 from ..evaluation.retrieval import Batch, RetrievalEvaluation
 from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
 from ..optim.schedules import Schedule
-from . import gradcam, weights as initial_weights
+from . import gradcam
+from . import weights as initial_weights
 from .encoding import encode
 from .export import load_folder, save_folder
 from .itc import gather_keys, image_text_contrast
 from .itm import draw_negatives, fuse_pairs, image_text_matching
-from .mlm import draw_masked_tokens, masked_language_modelling
+from .mlm import check_special_tokens, draw_masked_tokens, masked_language_modelling
 from .network import ALBEFNetwork, FusionBert
-from .schedule import paper_schedule
+from .schedule import paper_schedule, with_decay
 from .settings import ContrastSettings, MemorySettings, MomentumSettings, OptimSettings, TextSettings, VisionSettings
 from .teacher import copy_student, ramped_alpha, teacher_text
 
 
 class ALBEFModule(Method):
-    """Pre-training by image-text contrast, image-text matching and masked language modelling; fine-tuning for retrieval.
+    """Image-text contrast, image-text matching and masked language modelling; or fine-tuning for retrieval.
 
     Defaults are the paper's. Where the authors' code and a better behaviour differ, the default is the better one;
     `configs/albef/official.yaml` restores all of theirs.
@@ -154,14 +154,9 @@ class ALBEFModule(Method):
         self.log_dict({"train/temperature": self.temperature.detach().squeeze(), "train/alpha": alpha})
 
     def configure_callbacks(self) -> list[Callback]:
-        """Supply the teacher's average, the queues, the seeds and the writer of predictions, where they are missing."""
-        return missing_callbacks(
-            self.trainer.callbacks,  # type: ignore[attr-defined]
-            EMACallback(),
-            QueueCallback(),
-            StepSeedCallback(),
-            RetrievalPredictionWriter(),
-        )
+        """Supply averaging, queues, seeds and the writer of predictions, unless the user gives them."""
+        own = EMACallback(), QueueCallback(), StepSeedCallback(), RetrievalPredictionWriter()
+        return missing_callbacks(self.trainer.callbacks, *own)  # type: ignore[attr-defined]
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return what `EMACallback` averages after each optimizer step."""
@@ -170,8 +165,6 @@ class ALBEFModule(Method):
     def queues(self) -> dict[str, FeatureQueue]:
         """Return what `QueueCallback` fills after each batch."""
         return {"image": self.image_queue, "text": self.text_queue}
-
-    # Start
 
     def load_initial_weights(self) -> None:
         """Load `weights`, or `vision.weights` and `text.weights`."""
@@ -182,21 +175,9 @@ class ALBEFModule(Method):
         return None if self.weights is None else initial_weights.preprocessing_of_source(self.weights)
 
     def on_fit_start(self) -> None:
-        """Load initial weights, and compare the special token ids with the data's.
-
-        Raises:
-            UserError: if the ids of the datamodule's tokenizer differ.
-        """
+        """Load initial weights, and compare the special token ids with the data's."""
         super().on_fit_start()
-        found, own = getattr(self.datamodule, "special_token_ids", None), self.text.special_token_ids
-        if found is not None and {name: own[name] for name in found} != dict(found):
-            raise UserError(
-                f"Expected the tokenizer's special ids {dict(found)}, got {own}: set model.text.*_token_id to the former."
-            )
-
-    def data_sizes(self) -> DataSizes:
-        """Return what the encoders can take."""
-        return DataSizes(self.vision.image_size, self.text.vocab_size, self.text.max_positions)
+        check_special_tokens(self.datamodule, self.text)
 
     def text_towers(self) -> Iterable[FusionBert]:
         """Return the student's and the teacher's."""
@@ -213,16 +194,13 @@ class ALBEFModule(Method):
         return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return matrices, which decay, and the rest; the temperature is among the former on request."""
-        decayed, rest = super().parameter_groups()
-        if self.optim.decay_temperature:
-            decayed["params"] = [self.temperature, *decayed["params"]]
-            rest["params"] = [parameter for parameter in rest["params"] if parameter is not self.temperature]
-        return [decayed, rest]
+        """Return matrices, which decay, and vectors; the temperature, a vector, decays on request."""
+        groups = super().parameter_groups()
+        return with_decay(groups, self.temperature) if self.optim.decay_temperature else groups
 
     def paper_schedule(self) -> Schedule:
         """Return warm-up and cosine, or the authors' staircase."""
-        return paper_schedule(self.optim, self.trainer)
+        return paper_schedule(self.optim, trainer_of(self))
 
     def bounds(self) -> Iterable[Bound]:
         """Return those of the temperature."""
@@ -258,28 +236,14 @@ class ALBEFModule(Method):
         return float(value.full_tensor() if isinstance(value, DTensor) else value)
 
     def word_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return where tokens [B, L] look in their images [B, 3, S, S], in eval mode: maps [B, L, g, g] over patches."""
+        """Images [B, 3, S, S] and texts [B, L], in eval mode, to Grad-CAM maps [B, L, g, g] of every token."""
         return gradcam.word_maps(self.student, self.itm_head, image, input_ids, attention_mask)
 
     def save_pretrained(self, folder: str | Path, tokenizer_json: str | None = None) -> None:
-        """Write the model, without the queues, to a folder that `from_pretrained` and `weights` take.
-
-        Under several processes call it in one of them.
-
-        Args:
-            folder: gets `model.safetensors` and `config.json`; must not exist or be empty.
-            tokenizer_json: the tokenizer to put beside them, from `datamodule.tokenizer.backend_tokenizer.to_str()`.
-
-        Raises:
-            FileExistsError: if the folder exists and is not empty.
-        """
+        """Write the model to a new folder that `from_pretrained` and `weights` take; see `export.save_folder`."""
         save_folder(self, folder, tokenizer_json)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Rebuild a module from the folder of `save_pretrained`, in eval mode; call `train()` to train it.
-
-        Raises:
-            UserError: if the folder is no export of this class, or is damaged.
-        """
+        """Rebuild a module from the folder of `save_pretrained`; see `export.load_folder`."""
         return load_folder(cls, folder)

@@ -1,17 +1,25 @@
-"""Learning rates: linear warm-up and cosine by step, or the authors' staircase."""
+"""Learning-rate schedules, linear warm-up and cosine by step or the authors' staircase, and what decays."""
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.pytorch import Trainer
+from torch import nn
 
 from ...common.errors import UserError
 from ..optim.schedules import Schedule, warmup_cosine
 from .settings import OptimSettings
 
 
-def paper_schedule(optim: OptimSettings, trainer: Trainer) -> Schedule:
+def with_decay(groups: list[dict[str, Any]], parameter: nn.Parameter) -> list[dict[str, Any]]:
+    """Move a parameter from the second group, without weight decay, to the first, with weight decay."""
+    decayed, plain = groups
+    rest = [each for each in plain["params"] if each is not parameter]
+    return [decayed | {"params": [parameter, *decayed["params"]]}, plain | {"params": rest}]
+
+
+def paper_schedule(optim: OptimSettings, trainer: Trainer | None) -> Schedule:
     """Return the schedule that the settings name.
 
     Raises:
@@ -20,7 +28,7 @@ def paper_schedule(optim: OptimSettings, trainer: Trainer) -> Schedule:
     rates = optim.learning_rate, optim.min_learning_rate, optim.warmup_steps, optim.warmup_learning_rate
     if optim.lr_schedule == "cosine":
         return WarmupCosine(*rates)
-    epochs = trainer.max_epochs
+    epochs = None if trainer is None else trainer.max_epochs
     if epochs is None or epochs < 1:
         raise UserError(
             "Expected a run that counts epochs for model.optim.lr_schedule official, got none: set trainer.max_epochs."

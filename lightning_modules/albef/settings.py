@@ -82,6 +82,11 @@ class TextSettings:
             )
 
     @property
+    def max_tokens(self) -> int:
+        """Longest text that the encoders take."""
+        return self.max_positions
+
+    @property
     def special_token_ids(self) -> dict[str, int]:
         """Ids of the special tokens, under the names that the datamodules use."""
         return {name: getattr(self, f"{name}_token_id") for name in ("pad", "cls", "sep", "mask")}

@@ -33,7 +33,9 @@ def albef(outside, seed, changes=None, **data):
 
 def albef_fine_tuning(outside, seed, **data):
     """For retrieval: without masked words, in slices, re-ranking in validation."""
-    return albef(outside, seed, {"mlm": False, "memory": {"micro_batch_size": 3}, "rerank": {"on": "always", "k": 10}}, **data)
+    return albef(
+        outside, seed, {"mlm": False, "memory": {"micro_batch_size": 3}, "rerank": {"on": "always", "k": 10}}, **data
+    )
 
 
 def cocord(teacher, seed, **data):

@@ -32,9 +32,7 @@ def test_contrast_and_matching_are_those_of_pre_training(monkeypatch):
     with_words, without = tiny_albef(text={"dropout": 0.0}), tiny_albef(mlm=False, text={"dropout": 0.0})
     without.load_state_dict({name: t for name, t in with_words.state_dict().items() if ".cls." not in name})
     losses = []
-    monkeypatch.setattr(
-        itm, "draw_hard_negatives", lambda s, f: itm.Negatives((i := torch.arange(8)).roll(1), i > -1)
-    )
+    monkeypatch.setattr(itm, "draw_hard_negatives", lambda s, f: itm.Negatives((i := torch.arange(8)).roll(1), i > -1))
     for module in (with_words, without):
         losses.append(_step(module, monkeypatch, random_batch(8))[1])
     for name in ("train/loss_itc", "train/loss_itm"):

@@ -26,7 +26,33 @@ def golden():
 @pytest.fixture
 def module(golden):
     tensors, config = golden
-    module = ALBEFModule(vision={"image_size": config["image_size"], "patch_size": config["patch_size"], "width": config["width"], "depth": config["vit_depth"], "heads": config["heads"], "mlp_ratio": config["mlp_ratio_vit"]}, text={"vocab_size": config["vocab_size"], "max_positions": 64, "width": config["width"], "heads": config["heads"], "ffn_width": config["intermediate_size"], "depth": config["fusion_layer"], "fusion_depth": config["bert_layers"] - config["fusion_layer"]}, contrast={"embed_dim": config["embed_dim"], "queue_size": config["queue_size"], "queue_start": "random", "positives": "diagonal", "key_columns": "local"}, momentum={"momentum": config["momentum"]})
+    module = ALBEFModule(
+        vision={
+            "image_size": config["image_size"],
+            "patch_size": config["patch_size"],
+            "width": config["width"],
+            "depth": config["vit_depth"],
+            "heads": config["heads"],
+            "mlp_ratio": config["mlp_ratio_vit"],
+        },
+        text={
+            "vocab_size": config["vocab_size"],
+            "max_positions": 64,
+            "width": config["width"],
+            "heads": config["heads"],
+            "ffn_width": config["intermediate_size"],
+            "depth": config["fusion_layer"],
+            "fusion_depth": config["bert_layers"] - config["fusion_layer"],
+        },
+        contrast={
+            "embed_dim": config["embed_dim"],
+            "queue_size": config["queue_size"],
+            "queue_start": "random",
+            "positives": "diagonal",
+            "key_columns": "local",
+        },
+        momentum={"momentum": config["momentum"]},
+    )
     load_official(module, _part(tensors, "state."))
     return module.eval()
 

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 
 from support.albef import pairs_loader, random_batch, tiny_albef
 from vlightning.callbacks import EMACallback
-from vlightning.lightning_modules import ALBEFModule
 from vlightning.common.errors import UserError
+from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef import itc, itm, mlm
 from vlightning.lightning_modules.albef.official import to_official
 
@@ -205,7 +205,9 @@ def test_empty_queue_slots_carry_no_loss_and_filled_ones_do(monkeypatch):
 def test_any_number_may_be_the_id_of_a_image(monkeypatch, queue_start):
     losses = []
     for own in (77, -1):
-        module = tiny_albef(contrast={"queue_start": "random" if queue_start == "random" else "empty", "queue_size": 24})
+        module = tiny_albef(
+            contrast={"queue_start": "random" if queue_start == "random" else "empty", "queue_size": 24}
+        )
         for queue in module.queues().values():
             if queue_start == "older checkpoint":
                 queue.ids.fill_(-1)

@@ -76,7 +76,9 @@ def test_losses_keys_and_gradients_equal_the_plain_step(monkeypatch, changes):
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_micro_batches_are_exact(monkeypatch, checkpointing):
     whole, _, gradients = _ours(monkeypatch)
-    sliced, _, sliced_gradients = _ours(monkeypatch, memory={"micro_batch_size": 3, "activation_checkpointing": checkpointing})
+    sliced, _, sliced_gradients = _ours(
+        monkeypatch, memory={"micro_batch_size": 3, "activation_checkpointing": checkpointing}
+    )
     for name, value in whole.items():
         torch.testing.assert_close(sliced[name], value, rtol=1e-12, atol=0, msg=name)
     for name, gradient in gradients.items():
