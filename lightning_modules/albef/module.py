@@ -36,7 +36,7 @@ from ..optim.schedules import Schedule
 from . import gradcam
 from . import weights as initial_weights
 from .encoding import encode
-from .export import load_folder, save_folder
+from .folder import load_folder, save_folder
 from .itc import gather_keys, image_text_contrast
 from .itm import draw_negatives, fuse_pairs, image_text_matching
 from .mlm import check_special_tokens, draw_masked_tokens, masked_language_modelling
@@ -240,10 +240,10 @@ class ALBEFModule(Method):
         return gradcam.word_maps(self.student, self.itm_head, image, input_ids, attention_mask)
 
     def save_pretrained(self, folder: str | Path, tokenizer_json: str | None = None) -> None:
-        """Write the model to a new folder that `from_pretrained` and `weights` take; see `export.save_folder`."""
+        """Write the model to a new folder that `from_pretrained` and `weights` take; see `folder.save_folder`."""
         save_folder(self, folder, tokenizer_json)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Rebuild a module from the folder of `save_pretrained`; see `export.load_folder`."""
+        """Rebuild a module from the folder of `save_pretrained`; see `folder.load_folder`."""
         return load_folder(cls, folder)

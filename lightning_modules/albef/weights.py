@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .module import ALBEFModule
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-"""What an exported folder holds; `export.py` writes it."""
+"""Files of an exported folder; see `folder.py`."""
 _HEAD = ".text_encoder.cls."
 
 
