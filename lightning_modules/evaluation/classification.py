@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
 from ...callbacks.distributed.collectives import gather_uneven
-from ...metrics.finite import hits, some_of
+from ...metrics.classification import hits
+from ...metrics.finite import some_of
 from ..base.checkpoints import CheckpointModule
 from ..base.data_sizes import DataSizesModule
 from ..optim.schedules import after_milestones
