@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from open_clip import CustomTextCLIP
 
-from ...callbacks.checkpoints.checkpoint_io import AtomicCheckpointIO, check_free
+from ...callbacks.checkpoints.checkpoint_io import AtomicCheckpointIO
 from ...common.errors import UserError
+from ...common.files import check_free
 from ..base.preprocessing import recorded_preprocessing, said
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import check_expressible, write_open_clip

@@ -8,7 +8,6 @@ import importlib
 import io
 import json
 import logging
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
@@ -22,9 +21,8 @@ from open_clip import CLIP, CustomTextCLIP
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ...callbacks.checkpoints.checkpoint_io import check_free, swap_in, writing
 from ...common.errors import UserError
-from ...common.leftovers import staged_beside
+from ...common.files import check_free, replacing, writing
 from .towers import towers
 
 Format = Literal["torch_export", "onnx"]
@@ -91,20 +89,14 @@ def export_towers(
         "preprocessing": dict(preprocessing or {}),
         "versions": _versions(format),
     }
-    staged = staged_beside(target)
-    try:
-        with writing(target):
-            staged.mkdir(parents=True)
-            (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with replacing(target) as staged:
+        staged.mkdir()
+        (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for part in parts:
             path = staged / f"{part.name}{_SUFFIXES[format]}"
             with _quiet():
                 _write(part, path, target)
                 _check(part, _load(path))
-        with writing(target):
-            swap_in(staged, target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     return sorted(target.iterdir())
 
 

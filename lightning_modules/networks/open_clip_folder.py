@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
-from ...callbacks.checkpoints.checkpoint_io import check_free, swap_in, writing
 from ...common.errors import UserError
-from ...common.leftovers import staged_beside
+from ...common.files import check_free, replacing, writing
 from .clip_preprocessing import Preprocessing
 
 CONFIG_NAME, WEIGHTS_NAME = "open_clip_config.json", "open_clip_model.safetensors"
@@ -46,16 +44,11 @@ def write_open_clip(
         key: tensor.reshape(()) if key in ("logit_scale", "logit_bias") else tensor.contiguous()
         for key, tensor in model.state_dict().items()
     }
-    staged = staged_beside(target)
-    try:
-        with writing(target):
-            staged.mkdir(parents=True)
-            save_file(state, staged / WEIGHTS_NAME, {"format": "pt"})
-            text = json.dumps({"model_cfg": dict(config), "preprocess_cfg": preprocess}, indent=2)
-            (staged / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
-            swap_in(staged, target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    with replacing(target) as staged, writing(target):
+        staged.mkdir()
+        save_file(state, staged / WEIGHTS_NAME, {"format": "pt"})
+        text = json.dumps({"model_cfg": dict(config), "preprocess_cfg": preprocess}, indent=2)
+        (staged / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
 
 
 def check_expressible(preprocessing: Preprocessing) -> None:
