@@ -4,12 +4,11 @@ from .checkpoints.checkpoint_io import AtomicCheckpointIO, consolidate_checkpoin
 from .distributed.collectives import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
 from .distributed.strategy import ShardedStrategy
 from .ema import EMACallback, EMAPair, ema_momentum
-from .figures.learngene import LearngeneFigures, LearngeneTerms
+from .figures.learngene import LearngeneFigures
 from .figures.retrieval import RetrievalFigures, WordMapFigures
 from .final_export import FinalExport
-from .learngene.expansion import expand_learngene
-from .learngene.file import Learngene, LearngeneSizes, load_learngene, save_learngene
-from .learngene_expansion import LearngeneExpansionCallback, LearngeneWriter
+from .learngene_expansion import LearngeneExpansionCallback
+from .learngene_writer import LearngeneWriter
 from .missing import missing_callbacks
 from .non_finite import SkipNonFiniteSteps
 from .online_probe import OnlineProbe
@@ -37,11 +36,8 @@ __all__ = [
     "FeatureQueue",
     "FinalExport",
     "ImageEmbeddingWriter",
-    "Learngene",
     "LearngeneExpansionCallback",
     "LearngeneFigures",
-    "LearngeneSizes",
-    "LearngeneTerms",
     "LearngeneWriter",
     "LeftOut",
     "OnlineProbe",
@@ -63,13 +59,10 @@ __all__ = [
     "consolidate_checkpoint",
     "divide_checkpoint_file",
     "ema_momentum",
-    "expand_learngene",
     "gather",
     "gather_texts",
     "gather_uneven",
-    "load_learngene",
     "missing_callbacks",
     "rank",
-    "save_learngene",
     "world_size",
 ]

@@ -1,6 +1,5 @@
 """Images in TensorBoard of what the layers are summed of while a learngene is extracted."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,25 +10,8 @@ from PIL.Image import Image
 from typing_extensions import override
 
 from ..learngene.layers import TOWERS
+from ..learngene.terms import LearngeneTerms, Values
 from .charts import Chart, draw_bar_charts, draw_line_charts
-
-Values = dict[str, list[float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class LearngeneTerms:
-    """Of each pair of layers the two summands, c_uni theta_uni and c_multi theta_multi.
-
-    Both are by `vision`, `vision_multimodal`, `text` and `text_multimodal`, a value for each pair.
-
-    Attributes:
-        coefficients: c.
-        norms: |c theta|, over all weights and biases of the block.
-    """
-
-    coefficients: Values
-    norms: Values
-
 
 class LearngeneFigures(Callback):
     """Draws the coefficients over the training so far, and how large both summands of each layer are now.
