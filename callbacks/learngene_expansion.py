@@ -8,6 +8,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import override
 
+from ..common.errors import UserError
 from .attributes import find_module
 from .learngene.layers import Components, Tower
 
@@ -44,28 +45,25 @@ class LearngeneExpansionCallback(Callback):
         self.tower = tower
         self.components = components
         self._module: LightningModule | None = None
-        self._missing: FileNotFoundError | None = None
+        self._missing: UserError | None = None
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Expand the learngene.
 
         Raises:
-            AttributeError: if there is no such network.
-            TypeError: if the network is of another class.
-            ValueError: if the network does not fit, or the file is no learngene.
-            RuntimeError: if the file cannot be read.
+            UserError: if there is no such network, it does not fit, or the file is no learngene.
         """
         if stage != "fit" or self._module is pl_module:
             return
         from .learngene.expansion import expand_learngene  # needs open_clip and timm
-        from .learngene.file import load_learngene
+        from .learngene.file import MissingLearngene, load_learngene
 
         self._module = pl_module
         networks = {path: find_module(pl_module, path, nn.Module, "target of the learngene") for path in self.targets}
         try:
             learngene = load_learngene(self.file)
-        except FileNotFoundError as error:  # whether a checkpoint will be restored is not known yet
+        except MissingLearngene as error:  # whether a checkpoint will be restored is not known yet
             self._missing = error
             return
         for path, network in networks.items():

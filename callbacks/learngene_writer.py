@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from ..common.errors import UserError
 from .checkpoints.checkpoint_io import check_free_among
 from .learngene.file import Learngene, Storage, save_learngene
 
@@ -33,13 +34,12 @@ class LearngeneWriter(Callback):
         """Check before training that the module has a learngene and that the file does not exist.
 
         Raises:
-            AttributeError: if the module has no learngene.
-            FileExistsError: if the file exists.
+            UserError: if the module has no learngene, or the file exists.
         """
         if stage != "fit":
             return
         if not callable(getattr(pl_module, "learngene", None)):
-            raise AttributeError(
+            raise UserError(
                 f"LearngeneWriter expected a module with a method learngene(), got {type(pl_module).__name__}: train a "
                 "module that extracts a learngene, such as MMLGModule, or remove the callback."
             )

@@ -1,4 +1,4 @@
-"""What the README shows is what the repository holds."""
+"""What the README and the pages of the methods show is what the repository holds."""
 
 import json
 import os
@@ -20,6 +20,7 @@ from vlightning.lightning_modules import MobileCLIPModule
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = "\n".join([README, *(path.read_text() for path in sorted((ROOT / "docs/methods").glob("*.md")))])
 
 
 def block(name: str) -> str:
@@ -41,14 +42,14 @@ def test_ci_runs_the_test_command_of_the_readme():
 
 
 def test_every_config_that_is_named_exists_and_every_shipped_one_is_named():
-    named = set(re.findall(r"configs/[\w/]+\.yaml", README))
+    named = set(re.findall(r"configs/[\w/]+\.yaml", PAGES))
     shipped = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
     assert named <= shipped
     assert shipped <= named
 
 
 OWN_DATA = re.search(r"```yaml\n# my_data.yaml\n(.*?)```", README, re.S)
-LINES = README.replace("\\\n", " ").splitlines()
+LINES = PAGES.replace("\\\n", " ").splitlines()
 COMMANDS = [line.split("&& ")[-1] for line in LINES if line.startswith(("vlightning ", "pip install -e . &&"))]
 
 

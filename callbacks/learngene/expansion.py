@@ -35,6 +35,7 @@ from open_clip.transformer import TextTransformer, VisionTransformer
 from timm.models.vision_transformer import VisionTransformer as TimmVisionTransformer
 from torch import Tensor, nn
 
+from ...common.errors import UserError
 from .file import Learngene
 from .layers import TOWERS, Components, Layer, Rule, Tower, rule_of
 
@@ -101,12 +102,11 @@ def expand_learngene(
         A sentence for the log.
 
     Raises:
-        TypeError: if the network is of another class.
-        ValueError: if the network has no such tower, or its towers do not fit the learngene.
+        UserError: if the network is of another class, has no such tower, or its towers do not fit the learngene.
     """
     parts = _parts(network, tower)
     if not parts:
-        raise ValueError(f"Expected a network with a {tower} tower, got a {type(network).__name__}: change tower.")
+        raise UserError(f"Expected a network with a {tower} tower, got a {type(network).__name__}: change tower.")
     rule, state = rule_of(learngene.method), network.state_dict()
     made: dict[str, Tensor] = {}
     for part in parts:
@@ -139,7 +139,7 @@ def _parts(network: nn.Module, tower: Tower | None) -> list[_Part]:
         kind: Tower = "text" if isinstance(network, TextTransformer) else "vision"
         part = _Part(kind, network, network.transformer.resblocks, False)
     else:
-        raise TypeError(
+        raise UserError(
             "Expected open_clip's CLIP, CustomTextCLIP, VisionTransformer or TextTransformer, or timm's "
             f"VisionTransformer, got a {type(network).__name__}: name such a network."
         )
@@ -211,7 +211,7 @@ def _check(part: _Part, tensors: Layer, learngene: Learngene, rule: Rule, state:
     if not all(_is_gelu(block.mlp.act if part.timm else block.mlp.gelu) for block in part.blocks):
         differing.append("another activation function than GELU")
     if differing:
-        raise ValueError(
+        raise UserError(
             f"Expected {kind} to be {sizes.width} wide, with {sizes.heads} heads, GELU, images of {sizes.image_size} "
             f"pixels in patches of {sizes.patch_size}, {sizes.max_tokens} tokens and embedding dimension "
             f"{sizes.embed_dim}, as the learngene, got {differing[0]}: build the network with these sizes."

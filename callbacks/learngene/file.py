@@ -17,14 +17,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...common.leftovers import staged_beside
-from ..checkpoints.checkpoint_io import swap_in, writing
+from ...common.errors import UserError
+from ...common.files import replacing
 from .layers import rule_of
 from .sizes import LearngeneSizes, Shapes
 
 Storage = Literal["float32", "float16"]
 
 _ENTRY, _VERSION = "learngene", 1
+
+
+class MissingLearngene(UserError):
+    """There is no file of that name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +63,17 @@ def save_learngene(learngene: Learngene, path: str | Path, storage: Storage = "f
         storage: "float16" halves the file: matrices are rounded to float16, vectors and scalars stay in float32.
 
     Raises:
-        ValueError: if the tensors are not those of the sizes, or non-finite in that precision.
-        IsADirectoryError: if the path is a folder.
-        OSError: if the file cannot be written.
+        UserError: if the path is a folder, the tensors are not those of the sizes or non-finite in that precision, or
+            the file cannot be written.
     """
     target = Path(path).expanduser().absolute()
     if target.is_dir():
-        raise IsADirectoryError(f"Expected the name of a file, got the folder {str(path)!r}: name a file in it.")
+        raise UserError(f"Expected the name of a file, got the folder {str(path)!r}: name a file in it.")
     _check(learngene.tensors, rule_of(learngene.method).shapes(learngene.sizes), "the learngene to be written")
     kept = {name: _stored(tensor, storage) for name, tensor in learngene.tensors.items()}
     non_finite = [name for name, tensor in kept.items() if not bool(torch.isfinite(tensor).all())]
     if non_finite:
-        raise ValueError(
+        raise UserError(
             f"Expected finite values in {storage}, got non-finite values in {non_finite[0]}: nothing was written; "
             "store the learngene in float32 if it is finite there."
         )
@@ -84,14 +87,8 @@ def save_learngene(learngene: Learngene, path: str | Path, storage: Storage = "f
         "preprocessing": learngene.preprocessing,
         "storage": storage,
     }
-    staged = staged_beside(target)
-    try:
-        with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            save_file(kept, staged, {_ENTRY: json.dumps(manifest, default=str), "format": "pt"})
-            swap_in(staged, target)
-    finally:
-        staged.unlink(missing_ok=True)
+    with replacing(target) as staged, writing(target):
+        save_file(kept, staged, {_ENTRY: json.dumps(manifest, default=str), "format": "pt"})
 
 
 def load_learngene(path: str | Path) -> Learngene:
@@ -104,13 +101,13 @@ def load_learngene(path: str | Path) -> Learngene:
         The learngene, in float32.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        RuntimeError: if the file cannot be read.
-        ValueError: if the file is of another kind, version or method, or its tensors do not fit its sizes.
+        MissingLearngene: if there is no such file.
+        UserError: if the file cannot be read or is of another kind, version or method, or its tensors do not fit its
+            sizes.
     """
     source = Path(path).expanduser()
     if not source.is_file():
-        raise FileNotFoundError(
+        raise MissingLearngene(
             f"Expected a learngene file that LearngeneWriter wrote, found none at {str(path)!r}: correct the path."
         )
     try:
@@ -118,18 +115,18 @@ def load_learngene(path: str | Path) -> Learngene:
             text = (file.metadata() or {}).get(_ENTRY)
             tensors = {name: file.get_tensor(name).float() for name in file.keys()} if text else {}  # noqa: SIM118
     except SafetensorError as error:
-        raise RuntimeError(
+        raise UserError(
             f"Expected a safetensors file, but {str(path)!r} cannot be read ({error}): it is damaged or of another "
             "kind, get it again."
         ) from error
     if text is None:
-        raise ValueError(
+        raise UserError(
             f"Expected a learngene file that LearngeneWriter wrote, got {str(path)!r} without a learngene's manifest: "
             "give another file."
         )
     manifest: dict[str, Any] = json.loads(text)
     if manifest["version"] != _VERSION:
-        raise ValueError(
+        raise UserError(
             f"Expected version {_VERSION} of the learngene format, got version {manifest['version']} in {str(path)!r}: "
             "read it with the version of vlightning that wrote it."
         )
@@ -157,6 +154,6 @@ def _check(tensors: Mapping[str, Tensor], expected: Shapes, source: str) -> None
         if names
     ]
     if problems:
-        raise ValueError(
+        raise UserError(
             f"Expected the tensors of its sizes in {source}, got {' and '.join(problems)}: extract the learngene again."
         )

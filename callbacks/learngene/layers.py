@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from ...common.errors import UserError
 from .sizes import LearngeneSizes, Shapes
 
 Tower = Literal["vision", "text"]
@@ -53,7 +54,7 @@ class Rule(Protocol):
             The tensors of each layer; an empty dict for a layer that keeps its own initial values.
 
         Raises:
-            ValueError: if the method has no descendant of that depth, or no such components.
+            UserError: if the method has no descendant of that depth, or no such components.
         """
         ...
 
@@ -78,11 +79,11 @@ def rule_of(method: str) -> Rule:
         method: its name.
 
     Raises:
-        ValueError: if no rule is registered for it.
+        UserError: if no rule is registered for it.
     """
     if method not in _RULES:
         known = " or ".join(_RULES) or "a registered method"
-        raise ValueError(
+        raise UserError(
             f"Expected a learngene of {known}, got one of {method!r}: import the package that registers its rule first "
             "(vlightning.lightning_modules.mmlg for MM-LG, TLEG and He-LG)."
         )

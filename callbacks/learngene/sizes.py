@@ -3,6 +3,9 @@
 import dataclasses
 from collections.abc import Iterable
 
+from ...common.errors import UserError
+from ...common.sizes import check_heads, check_patches
+
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of tensors, by name."""
 
@@ -40,21 +43,13 @@ class LearngeneSizes:
         """Check that the sizes fit together.
 
         Raises:
-            ValueError: if they do not.
+            UserError: if they do not.
         """
         for name, value in vars(self).items():
             if value < 1:
-                raise ValueError(f"Expected {name} of at least 1, got {value}: correct it.")
-        if self.width % self.heads:
-            raise ValueError(
-                f"Expected a width that the number of heads divides, got width {self.width} and {self.heads} heads: "
-                "change one of them."
-            )
-        if self.image_size % self.patch_size:
-            raise ValueError(
-                f"Expected an image_size that patch_size divides, got {self.image_size} and {self.patch_size}: change "
-                "one of them."
-            )
+                raise UserError(f"Expected {name} of at least 1, got {value}: correct it.")
+        check_heads(self.width, self.heads)
+        check_patches(self.image_size, self.patch_size)
 
     def linear_shapes(self) -> Shapes:
         """Return the shapes of a layer's linear maps."""

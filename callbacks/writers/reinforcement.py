@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from ...common.leftovers import STAGED
+from ...common.files import clear_leftovers, replacing
 
 MANIFEST = "manifest.json"
 SOFTWARE = ("vlightning", "torch", "torchvision", "pillow", "open_clip_torch", "transformers", "lightning")
@@ -197,8 +197,7 @@ class ReinforcementWriter(BasePredictionWriter):
                 )
             if there:
                 self._compare(json.loads(path.read_text(encoding="utf-8")), _plain(settings), data.folder)
-            for debris in data.folder.glob(f"{STAGED}*"):  # of a run that was killed
-                debris.unlink()
+            clear_leftovers(data.folder)
             module = cast(Any, pl_module)
             self._check_space(data, data.bytes_per_sample(sum(module.widths), module.captions))
             self._write_manifest(path, settings, complete=False)
@@ -296,9 +295,8 @@ class ReinforcementWriter(BasePredictionWriter):
 
     def _write_manifest(self, path: Path, settings: dict[str, Any], complete: bool, **counts: Any) -> None:
         content = {"format": 1, "complete": complete, **settings, "software": _software(), **counts}
-        staged = path.with_name(f"{STAGED}{MANIFEST}")
-        staged.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        staged.replace(path)
+        with replacing(path) as staged:
+            staged.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 class _OpenShard:

@@ -6,8 +6,8 @@ from typing import Any
 
 from lightning import LightningModule
 
-from ...cli_support.explain import subclasses
 from ...common.checked_loading import CheckedLoading
+from ...common.class_arguments import subclasses
 
 
 class CheckpointModule(CheckedLoading, LightningModule):

@@ -180,8 +180,7 @@ class CaptioningModule(Method):
         """Load the language model, unless it is loaded.
 
         Raises:
-            FileNotFoundError: if it is not there.
-            UserError: if it does not fit the mapper, or a checkpoint was trained with another one.
+            UserError: if it is not there, or does not fit the mapper.
         """
         if self.language_model.loaded:
             return

@@ -12,6 +12,7 @@ from ...callbacks.learngene.expansion import expand_learngene, open_clip_layer
 from ...callbacks.learngene.file import Learngene
 from ...callbacks.learngene.layers import TOWERS
 from ...callbacks.learngene.sizes import LearngeneSizes
+from ...common.errors import UserError
 from ..memory import in_slices
 from ..networks.attention import set_clip_attention
 from .network import SummedCLIP
@@ -67,11 +68,11 @@ class PlainCLIP(open_clip.CLIP):
         """Return the tensors of a state dict that make up the learngene of He-LG: the last layers.
 
         Raises:
-            ValueError: if there are fewer layers.
+            UserError: if there are fewer layers.
         """
         depth = self.sizes.layers
         if depth < LAST_LAYERS:
-            raise ValueError(
+            raise UserError(
                 f"Expected towers of at least the {LAST_LAYERS} layers of He-LG, got {depth}: train a deeper student."
             )
         return {

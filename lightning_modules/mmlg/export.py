@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...callbacks.learngene.file import Learngene, save_learngene
+from ...common.errors import UserError
 from ..base.preprocessing import said
 from ..mobileclip.pretrained import write_open_clip
 from ..networks.published_clip import Preprocessing
@@ -31,9 +32,7 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         A sentence for the log.
 
     Raises:
-        FileExistsError: if the target is a folder where a file is written.
-        UserError: if the checkpoint does not fit its own settings.
-        OSError: if the target cannot be written.
+        UserError: if the checkpoint does not fit its own settings, or the target cannot be written.
     """
     student = rebuild_student(content, source)
     record = preprocessing_of_training(content)
@@ -41,7 +40,7 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         write_open_clip(as_clip(student), clip_config(student.sizes), Preprocessing.of(record, source), target)
         return f"Wrote {target} with the CLIP of {student.sizes.layers} layers a tower, for open_clip; {said(record)}."
     if Path(target).is_dir():
-        raise FileExistsError(
+        raise UserError(
             f"Expected the name of a new file, such as learngene.safetensors, got the folder {target!r}: name a file."
         )
     tensors = student.learngene_tensors(dict(student.state_dict()))

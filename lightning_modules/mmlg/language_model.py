@@ -25,8 +25,7 @@ def load_language_model(name: str, mapper: MapperSettings, generation: Generatio
         generation: the captions that it writes.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        UserError: if it is no causal language model, or does not fit the mapper.
+        UserError: if it is not there, is no causal language model, or does not fit the mapper.
     """
     network = _from_hub(AutoModelForCausalLM, name, dtype=torch.float32)
     tokenizer = _from_hub(AutoTokenizer, name)
@@ -54,7 +53,7 @@ def _from_hub(kind: Any, name: str, **options: Any) -> Any:
         # Without the argument, transformers asks on the terminal whether to run the Python files of a model.
         return kind.from_pretrained(name, trust_remote_code=False, **options)
     except OSError as error:
-        raise FileNotFoundError(
+        raise UserError(
             f"Expected a language model on the hub, or a folder with a network and its tokenizer, found none at "
             f"{name!r}: correct the name, or download it."
         ) from error

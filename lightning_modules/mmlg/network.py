@@ -202,7 +202,7 @@ class LearngeneCLIP(SummedCLIP):
         sizes: of both towers.
 
     Raises:
-        ValueError: if the number of layers is odd.
+        UserError: if the number of layers is odd.
     """
 
     method = "MM-LG"

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ...callbacks.learngene.layers import TOWERS, Components, Layer, Rule, Tower, register_rule, tensors_below
 from ...callbacks.learngene.sizes import LINEARS, LearngeneSizes, Shapes, with_prefixes
+from ...common.errors import UserError
 
 MethodName = Literal["MM-LG", "TLEG", "He-LG"]
 
@@ -92,7 +93,7 @@ class TLEGRule:
         """As in `Rule`."""
         _refuse_components("TLEG", components)
         if depth < 1:
-            raise ValueError(f"Expected a tower of at least 1 layer, got {depth}: build the network deeper.")
+            raise UserError(f"Expected a tower of at least 1 layer, got {depth}: build the network deeper.")
         return [linear_layer(tensors, tower, layer, depth) for layer in range(depth)]
 
 
@@ -117,7 +118,7 @@ class HeLGRule:
         """As in `Rule`."""
         _refuse_components("He-LG", components)
         if depth < LAST_LAYERS:
-            raise ValueError(
+            raise UserError(
                 f"Expected a tower of at least the {LAST_LAYERS} layers of He-LG, got {depth}: build the network "
                 "deeper."
             )
@@ -134,10 +135,10 @@ def number_of_pairs(sizes: LearngeneSizes) -> int:
     """Return the number of distinct layers of each tower of an auxiliary.
 
     Raises:
-        ValueError: if the number of layers is odd.
+        UserError: if the number of layers is odd.
     """
     if sizes.layers % 2:
-        raise ValueError(f"Expected an even number of layers, which come in pairs, got {sizes.layers}: change it.")
+        raise UserError(f"Expected an even number of layers, which come in pairs, got {sizes.layers}: change it.")
     return sizes.layers // 2
 
 
@@ -162,10 +163,10 @@ def descendant_pairs(depth: int, pairs: int = 6) -> list[int]:
         The number of a pair for each layer: all pairs in order, the first `depth - pairs` of them twice.
 
     Raises:
-        ValueError: if there is no such descendant.
+        UserError: if there is no such descendant.
     """
     if not pairs <= depth <= 2 * pairs:
-        raise ValueError(
+        raise UserError(
             f"Expected a tower of {pairs} to {2 * pairs} layers, which the learngene expands to, got {depth}: build "
             "the network with such a depth."
         )
@@ -212,7 +213,7 @@ def linear_layer(tensors: Mapping[str, Tensor], tower: Tower, layer: int, depth:
 
 def _refuse_components(method: str, components: Components) -> None:
     if components != "both":
-        raise ValueError(
+        raise UserError(
             f"Expected components both, since the layers of {method} are no sums of a unimodal and a multimodal block, "
             f"got {components!r}: leave components out."
         )

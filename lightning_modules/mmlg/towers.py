@@ -56,9 +56,7 @@ def load_image_tower(model: str | None, weights: str) -> ImageTower:
         weights: a checkpoint of `MMLGModule`, or as in `load_outside`.
 
     Raises:
-        FileNotFoundError: if there is no such file or folder.
-        UserError: if there is no such model or tag, or the weights are of another model.
-        RuntimeError: if the weights cannot be read, downloaded or loaded.
+        UserError: if there is no such file, folder, model or tag, or the weights are of another model.
     """
     trained = _tower_of_training(Path(weights).expanduser())
     if trained is not None:
@@ -74,7 +72,7 @@ def _tower_of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
     if path.suffix != ".ckpt":
         return None
     if not path.exists():
-        raise FileNotFoundError(f"Expected the checkpoint of a training, found none at {str(path)!r}: correct the path.")
+        raise UserError(f"Expected the checkpoint of a training, found none at {str(path)!r}: correct the path.")
     content = AtomicCheckpointIO().load_checkpoint(path)
     if "model" in content.get("hyper_parameters", {}):  # MobileCLIP's, which `load_outside` reads
         return None
@@ -95,13 +93,11 @@ def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:
         A sentence for the log.
 
     Raises:
-        FileNotFoundError: if there is no such checkpoint.
-        RuntimeError: if it cannot be read.
-        UserError: if it has no such tower, or one of another size. Nothing is loaded then.
+        UserError: if there is no such checkpoint, or its tower does not fit. Nothing is loaded then.
     """
     path = Path(source).expanduser()
     if not path.exists():
-        raise FileNotFoundError(f"Expected a checkpoint to start from, found none at {source!r}: correct model.weights.")
+        raise UserError(f"Expected a checkpoint to start from, found none at {source!r}: correct model.weights.")
     content = AtomicCheckpointIO().load_checkpoint(path)
     state = _tower_state(content, source)
     arguments = content.get("hyper_parameters", {})

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import shutil
 import struct
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,9 +24,8 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from ...callbacks import AtomicCheckpointIO
-from ...callbacks.checkpoints.checkpoint_io import check_free, swap_in, writing
 from ...callbacks.checkpoints.sharded_checkpoint import METADATA
-from ...common.leftovers import staged_beside
+from ...common.files import check_free, replacing, writing
 from ..base.preprocessing import is_checkpoint, recorded_preprocessing
 from .checkpoint import fit, is_vit, own_names, to_vendor, vendor_name
 from .models import PRESETS, Interpolation, Three, build_model, has_vendor_stem, model_config
@@ -343,16 +341,11 @@ def write_open_clip(
         key: tensor.reshape(()) if key in ("logit_scale", "logit_bias") else tensor.contiguous()
         for key, tensor in model.state_dict().items()
     }
-    staged = staged_beside(target)
-    try:
-        with writing(target):
-            staged.mkdir(parents=True)
-            save_file(state, staged / _WEIGHTS, {"format": "pt"})
-            text = json.dumps({"model_cfg": dict(config), "preprocess_cfg": preprocess}, indent=2)
-            (staged / _CONFIG).write_text(text + "\n", encoding="utf-8")
-            swap_in(staged, target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    with replacing(target) as staged, writing(target):
+        staged.mkdir()
+        save_file(state, staged / _WEIGHTS, {"format": "pt"})
+        text = json.dumps({"model_cfg": dict(config), "preprocess_cfg": preprocess}, indent=2)
+        (staged / _CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
 def _check_sayable(preprocessing: Preprocessing) -> None:

@@ -9,7 +9,6 @@ import importlib
 import io
 import json
 import logging
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
@@ -24,8 +23,7 @@ from open_clip.transformer import LayerNormFp32
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ...callbacks.checkpoints.checkpoint_io import check_free, swap_in, writing
-from ...common.leftovers import staged_beside
+from ...common.files import check_free, replacing, writing
 from ..networks.precision import unit
 from .reparameterize import reparameterize
 
@@ -164,20 +162,14 @@ def export_towers(
         "preprocessing": dict(preprocessing or {}),
         "versions": _versions(format),
     }
-    staged = staged_beside(target)
-    try:
-        with writing(target):
-            staged.mkdir(parents=True)
-            (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with replacing(target) as staged:
+        staged.mkdir()
+        (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for part in parts:
             path = staged / f"{part.name}{_SUFFIXES[format]}"
             with _quiet():
                 _write(part, path, target)
                 _check(part, _load(path))
-        with writing(target):
-            swap_in(staged, target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     return sorted(target.iterdir())
 
 

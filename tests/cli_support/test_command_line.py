@@ -1,10 +1,10 @@
-"""The command line taken apart: what was given, where, and in which order."""
+"""The parts of the command line: what was given, where, and in which order."""
 
 from pathlib import Path
 
 import pytest
 
-from vlightning.cli_support.typed import UsageError, did_you_mean, find_config, read_command_line
+from vlightning.cli_support.command_line import UsageError, find_config, read_command_line
 
 
 @pytest.fixture
@@ -17,12 +17,14 @@ def config(tmp_path: Path) -> str:
 def test_later_words_override_earlier_ones(config: str):
     typed = read_command_line(["fit", "--config", config, "--model.dim", "3", "--model.init_args.lr=4"])
     assert typed.subcommand == "fit"
-    assert typed.class_name("model") == "Net"
+    assert typed.class_path("model") == "x.Net"
     assert typed.lookup("model.init_args.dim") == 3
     assert typed.lookup("model.lr") == 4
     assert typed.lookup("trainer.max_epochs") == 2
     assert typed.lookup("trainer.min_epochs") is None
-    assert typed.init_args("model") == {"dim": "--model.dim", "lr": "--model.init_args.lr"}
+    assert typed.origin("model.init_args.dim") == "--model.dim"
+    assert typed.origin("model.lr") == "--model.init_args.lr"
+    assert typed.origin("model.other") is None
 
 
 def test_what_is_given_is_told_from_what_is_not(config: str):
@@ -47,7 +49,6 @@ def test_a_config_before_the_subcommand_holds_a_section_for_each(tmp_path: Path)
 
 def test_debug_is_taken_out():
     typed = read_command_line(["fit", "--debug", "--print_config"])
-    assert typed.debug
     assert typed.args == ["fit", "--print_config"]
 
 
@@ -69,9 +70,3 @@ def test_yaml_text_in_place_of_a_file_is_no_file():
     assert find_config("{trainer: {max_epochs: 2}}") is None
     with pytest.raises(UsageError, match="is a folder"):
         find_config("/")
-
-
-def test_nearest_names():
-    assert did_you_mean("ALBEFModul", ["ALBEFModule", "Other"]) == "did you mean 'ALBEFModule'?"
-    assert did_you_mean("zzz", ["fit", "test"]) == "valid are fit, test."
-    assert did_you_mean("zzz", [f"name{n}" for n in range(40)]) == "see --help."

@@ -1,4 +1,4 @@
-"""What a killed process has left goes with the next save; what another process is writing stays."""
+"""Atomic writes; what a killed process left goes with the next save, what another process is writing stays."""
 
 import multiprocessing
 import os
@@ -11,10 +11,16 @@ import torch
 
 from support.processes import by_another_process
 from vlightning.callbacks import AtomicCheckpointIO, divide_checkpoint_file
-from vlightning.callbacks.checkpoints import checkpoint_io
-from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole, swap_in
-from vlightning.common import leftovers
-from vlightning.common.leftovers import clear_leftovers, place_of, replaced_beside, staged_beside
+from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole
+from vlightning.common import files
+from vlightning.common.files import (
+    clear_leftovers,
+    original_path,
+    replaced_beside,
+    replacing,
+    swap_in,
+    unfinished_beside,
+)
 from vlightning.convert import main as convert
 
 CONTENT = {"state_dict": {"weight": torch.arange(6.0).view(3, 2)}}
@@ -37,7 +43,7 @@ def wait_before_the_name(save, folder, reached, go_on, answer):
         assert go_on.wait(60)
         swap_in(staged, target)
 
-    checkpoint_io.swap_in = waiting
+    files.swap_in = waiting
     try:
         save(folder)
         answer.put("saved")
@@ -108,7 +114,7 @@ def test_what_a_killed_process_has_left_goes_with_the_next_save(folder, save):
 
 
 def test_a_number_that_another_process_has_got_since_says_nothing(folder):
-    staged = staged_beside(folder / "x.ckpt")
+    staged = unfinished_beside(folder / "x.ckpt")
     staged.touch()
     earlier = staged.rename(str(staged).replace(f"-{os.getpid()}-", f"-{os.getpid()}-1"))  # started at another time
     clear_leftovers(folder)
@@ -120,22 +126,67 @@ def test_what_may_be_of_another_machine_goes_when_nothing_has_changed_for_long(f
     """As may be what has no owner in its name."""
     staged, old = folder / ".incomplete-0123", folder / ".replaced-earlier.ckpt"
     if machine:
-        monkeypatch.setattr(leftovers, "_machine", lambda: "0123456789ab")
-        staged, old = by_another_process(lambda: (staged_beside(staged), replaced_beside(folder / "earlier.ckpt")))
+        monkeypatch.setattr(files, "_machine", lambda: "0123456789ab")
+        staged, old = by_another_process(lambda: (unfinished_beside(staged), replaced_beside(folder / "earlier.ckpt")))
         monkeypatch.undo()
     staged.mkdir()
     (folder / "many.ckpt").rename(old)
-    assert place_of(old) == folder / "earlier.ckpt"
+    assert original_path(old) == folder / "earlier.ckpt"
     assert newest_whole(folder)[0] in (old, folder / "one.ckpt")
     clear_leftovers(folder)
     assert names(folder) == sorted([staged.name, old.name, "one.ckpt"])
-    monkeypatch.setattr(leftovers, "FOREIGN_AGE", -1.0)
+    monkeypatch.setattr(files, "FOREIGN_AGE", -1.0)
     clear_leftovers(folder)
     assert names(folder) == ["earlier.ckpt", "one.ckpt"]
 
 
+@pytest.mark.parametrize("writer", ["living", "dead"])
+def test_an_unfinished_file_goes_with_its_writer(tmp_path, writer):
+    """Whatever its age, and whether it is a file or a folder."""
+    make = unfinished_beside if writer == "living" else lambda path: by_another_process(lambda: unfinished_beside(path))
+    file, folder = make(tmp_path / "a"), make(tmp_path / "b")
+    file.touch()
+    (folder / "inside").mkdir(parents=True)
+    for path in (file, folder):
+        os.utime(path, (0, 0))
+    with replacing(tmp_path / "c") as staged:
+        staged.write_text("c")
+    assert names(tmp_path) == (["c"] if writer == "dead" else sorted([file.name, folder.name, "c"]))
+
+
+def test_replacing_writes_files_and_folders_or_nothing(tmp_path):
+    file, folder = tmp_path / "new" / "file", tmp_path / "new" / "folder"
+
+    def write(content):
+        with replacing(file) as staged:
+            staged.write_text(content)
+        with replacing(folder) as staged:
+            staged.mkdir()
+            (staged / content).touch()
+
+    write("one")
+    write("two")
+    assert (file.read_text(), names(folder)) == ("two", ["two"])
+    for error in (KeyError, RuntimeError):
+        with pytest.raises(error, match="stop"), replacing(file) as staged:  # noqa: PT012
+            staged.write_text("three")
+            raise error("stop")
+    with (
+        pytest.raises(
+            OSError, match=r"file could not be written \(No space left\); what was there before is unchanged"
+        ),
+        replacing(file),
+    ):
+        raise OSError("No space left")
+    for target in (file, folder):
+        with replacing(target, keep_existing=True) as staged:
+            staged.mkdir()
+    assert (file.read_text(), names(folder)) == ("two", ["two"])
+    assert names(tmp_path / "new") == ["file", "folder"]
+
+
 def test_of_two_folders_that_get_one_name_at_once_the_later_one_stays(folder, monkeypatch):
-    mine, others = staged_beside(folder / "x"), folder / "others"
+    mine, others = unfinished_beside(folder / "x"), folder / "others"
     rename = os.rename
     for path in (mine, others):
         path.mkdir()
