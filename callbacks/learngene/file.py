@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...common.errors import UserError
-from ...common.files import replacing
+from ...common.files import replacing, writing
 from .layers import rule_of
 from .sizes import LearngeneSizes, Shapes
 
