@@ -13,6 +13,7 @@ from ..learngene.layers import TOWERS
 from ..learngene.terms import LearngeneTerms, Values
 from .charts import Chart, draw_bar_charts, draw_line_charts
 
+
 class LearngeneFigures(Callback):
     """Draws the coefficients over the training so far, and how large both summands of each layer are now.
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
@@ -177,6 +176,10 @@ class MMLGModule(Method):
             log_global(self, means)
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Encode the images and the texts of a batch: unit-length features [B, E] of both."""
+        return self.encode_images(batch["image"])[0], self.encode_texts(batch["input_ids"], batch["attention_mask"])
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
         """Encode images [B, 3, S, S]: unit-length features [B, E]."""

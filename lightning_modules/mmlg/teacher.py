@@ -37,9 +37,7 @@ def load_teacher(
     return loaded
 
 
-def check_teacher(
-    loaded: Outside, vision: VisionSettings, text: TextSettings, prepared: Mapping[str, Any]
-) -> None:
+def check_teacher(loaded: Outside, vision: VisionSettings, text: TextSettings, prepared: Mapping[str, Any]) -> None:
     """Check that a teacher takes the student's images and tokens; arguments as of `load_teacher`."""
     expected, tower = loaded.preprocessing, getattr(loaded.network, "text", loaded.network)
     compared: dict[str, tuple[Any, Any]] = {

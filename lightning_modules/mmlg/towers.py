@@ -131,7 +131,7 @@ def _tower_state(content: Mapping[str, Any], source: str) -> dict[str, Tensor]:
 
 
 def _resample_positions(state: dict[str, Tensor], tower: VisionTransformer) -> str:
-    """Resample position embeddings [1 + n, V] for the tower's grid of patches, in place; return the end of a log line."""
+    """Resample position embeddings [1 + n, V] in place for the tower's grid of patches; return a note for the log."""
     table, (side, _) = state.get(_POSITIONS), tower.grid_size
     if table is None or table.dim() != 2:
         return ""

@@ -16,7 +16,7 @@ from support.mmlg import tiny_extraction
 from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneFigures
 from vlightning.callbacks.figures.learngene import draw_coefficients, draw_norms
-from vlightning.callbacks.learngene.layers import LINEARS
+from vlightning.callbacks.learngene.sizes import LINEARS
 from vlightning.datamodules import ShapesDataModule
 
 NAMES = ["vision", "vision_multimodal", "text", "text_multimodal"]
@@ -99,7 +99,7 @@ def products(module):
 
 def scrambled():
     """No two blocks and no two coefficients alike, one of them negative."""
-    module = tiny_extraction(None, layers=6)
+    module = tiny_extraction(None, depth=6)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
