@@ -8,7 +8,7 @@ on this machine, one thread a process, batches that are there already. Networks 
 fraction of a second; every process has `--pairs` pairs a step.
 
 "copies" are two processes that know nothing of each other and run at the same time: what the machine can give two
-(they share its caches, memory and clock). "one", "copies" and "two" take turns; speeds are medians over the turns of
+(they share its caches, memory and clock). "one", "copies" and "two" are interleaved; speeds are medians over the rounds of
 medians over their steps, milliseconds medians over all steps. What two processes wait for each other in a flag is in
 its milliseconds.
 

@@ -23,7 +23,7 @@ class ImageEmbeddingModule(LightningModule):
 
     Args:
         weights: weights of the tower: a checkpoint of `MMLGModule`; or a tag of open_clip's, a folder or a file, as in
-            `load_outside`.
+            `load_published`.
         model: one of open_clip's or MobileCLIP's names; not used where `weights` is a checkpoint of `MMLGModule` or a
             folder, which name their model.
     """

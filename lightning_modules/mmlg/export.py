@@ -7,8 +7,8 @@ from typing import Any
 from ...callbacks.learngene.file import Learngene, save_learngene
 from ...common.errors import UserError
 from ..base.preprocessing import said
-from ..mobileclip.pretrained import write_open_clip
-from ..networks.published_clip import Preprocessing
+from ..networks.clip_preprocessing import Preprocessing
+from ..networks.open_clip_folder import write_open_clip
 from .descendant import as_clip, clip_config
 from .pretrained import preprocessing_of_training, rebuild_student
 

@@ -12,7 +12,7 @@ from ...common.errors import UserError
 from ..base.fitting import load_fitting, student_state
 from ..base.preprocessing import recorded_preprocessing
 from ..base.settings import settings
-from ..networks.published_clip import Preprocessing
+from ..networks.clip_preprocessing import Preprocessing
 from .descendant import PlainCLIP
 from .network import LearngeneCLIP, SummedCLIP
 from .settings import TextSettings, TowerSettings, VisionSettings, learngene_sizes

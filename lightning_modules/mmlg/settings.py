@@ -64,7 +64,7 @@ class TeacherSettings:
 
     Args:
         model: name of one of open_clip's models (paper: OpenAI's ViT-B/16).
-        weights: a tag of open_clip's, which also selects QuickGELU; a folder or a file, as in `load_outside`.
+        weights: a tag of open_clip's, which also selects QuickGELU; a folder or a file, as in `load_published`.
         distillation_weight: lambda (paper); 0 trains without a teacher.
     """
 

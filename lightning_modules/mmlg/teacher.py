@@ -11,13 +11,13 @@ from ...common.errors import UserError
 from ..contrast import Side
 from ..memory import in_slices
 from ..networks.precision import unit
-from ..networks.published_clip import Outside, load_outside
+from ..networks.published_clip import PublishedCLIP, load_published
 from .settings import TeacherSettings, TextSettings, VisionSettings
 
 
 def load_teacher(
     teacher: TeacherSettings, vision: VisionSettings, text: TextSettings, prepared: Mapping[str, Any]
-) -> Outside:
+) -> PublishedCLIP:
     """Load the teacher, whose logit scale gets a dimension that FSDP2 can shard.
 
     Args:
@@ -29,7 +29,7 @@ def load_teacher(
     Raises:
         UserError: if the teacher expects other images or texts than the student's.
     """
-    loaded = load_outside(teacher.model, teacher.weights)
+    loaded = load_published(teacher.model, teacher.weights)
     check_teacher(loaded, vision, text, prepared)
     loaded.network.logit_scale = nn.Parameter(loaded.network.logit_scale.detach().reshape(1))
     loaded.network.logit_bias = None
@@ -37,7 +37,9 @@ def load_teacher(
     return loaded
 
 
-def check_teacher(loaded: Outside, vision: VisionSettings, text: TextSettings, prepared: Mapping[str, Any]) -> None:
+def check_teacher(
+    loaded: PublishedCLIP, vision: VisionSettings, text: TextSettings, prepared: Mapping[str, Any]
+) -> None:
     """Check that a teacher takes the student's images and tokens; arguments as of `load_teacher`."""
     expected, tower = loaded.preprocessing, getattr(loaded.network, "text", loaded.network)
     compared: dict[str, tuple[Any, Any]] = {

@@ -13,7 +13,8 @@ from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ..base.fitting import load_fitting
 from ..base.frozen import Frozen
-from ..networks.published_clip import Preprocessing, load_outside
+from ..networks.clip_preprocessing import Preprocessing
+from ..networks.published_clip import load_published
 from .descendant import as_clip
 from .pretrained import preprocessing_of_training, rebuild_student
 
@@ -52,8 +53,8 @@ def load_image_tower(model: str | None, weights: str) -> ImageTower:
     """Load an image tower.
 
     Args:
-        model: as in `load_outside`; not used where `weights` is a checkpoint of `MMLGModule`.
-        weights: a checkpoint of `MMLGModule`, or as in `load_outside`.
+        model: as in `load_published`; not used where `weights` is a checkpoint of `MMLGModule`.
+        weights: a checkpoint of `MMLGModule`, or as in `load_published`.
 
     Raises:
         UserError: if there is no such file, folder, model or tag, or the weights are of another model.
@@ -62,7 +63,7 @@ def load_image_tower(model: str | None, weights: str) -> ImageTower:
     if trained is not None:
         frozen = Frozen(trained[0], "tower", "model.weights")
         return ImageTower(frozen, trained[1], {"model": "CLIP", "weights": weights, "sha256": frozen.fingerprint()})
-    loaded = load_outside(model, weights)
+    loaded = load_published(model, weights)
     origin = {"model": loaded.model, "weights": loaded.weights, "sha256": loaded.sha256}
     return ImageTower(Frozen(_OpenCLIPImageTower(loaded.network)), loaded.preprocessing, origin)
 
@@ -74,7 +75,7 @@ def _tower_of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
     if not path.exists():
         raise UserError(f"Expected the checkpoint of a training, found none at {str(path)!r}: correct the path.")
     content = AtomicCheckpointIO().load_checkpoint(path)
-    if "model" in content.get("hyper_parameters", {}):  # MobileCLIP's, which `load_outside` reads
+    if "model" in content.get("hyper_parameters", {}):  # MobileCLIP's, which `load_published` reads
         return None
     source = f"the checkpoint {str(path)!r}"
     student = rebuild_student(content, source)

@@ -267,7 +267,7 @@ def test_what_does_not_fit_is_refused(taught, tmp_path):
         loaded(taught, max_new_tokens=67)
     with pytest.raises(UserError, match=r"Expected embeddings of dimension 12, got 5: set model.embed_dim"):
         loaded(taught)(torch.zeros(1, 5).double())
-    with pytest.raises(UserError, match="Expected a language model on the hub, .* found none"):
+    with pytest.raises(UserError, match=r"Expected a language model on the hub, .* found none"):
         loaded({"language_model": str(tmp_path / "nothing")})
     with pytest.raises(UserError, match="Expected num_beams of at least 1, got 0"):
         CaptioningModule(generation={"num_beams": 0})

@@ -247,9 +247,8 @@ SMALL = {name: value for name, value in TOWER.items() if name != "image_size"}
 def grouped(model):
     """Options under the names of the command line."""
     for name, value in in_groups(VisionClassifierModule, model).items():
-        yield from (
-            ((f"{name}.{field}", part) for field, part in value.items()) if isinstance(value, dict) else [(name, value)]
-        )
+        for field, part in value.items() if isinstance(value, dict) else [(None, value)]:
+            yield (f"{name}.{field}" if field else name), part
 
 
 def words(section, **options):

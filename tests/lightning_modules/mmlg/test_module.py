@@ -18,8 +18,8 @@ from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MMLGModule
 from vlightning.lightning_modules.mmlg.settings import TeacherSettings, TextSettings, VisionSettings
 from vlightning.lightning_modules.mmlg.teacher import check_teacher
-from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of
-from vlightning.lightning_modules.networks.published_clip import Outside
+from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.networks.published_clip import PublishedCLIP
 
 ROWS = 6
 
@@ -243,7 +243,7 @@ def test_a_captioner_that_takes_other_texts_is_one_sentence():
     config = open_clip.get_model_config("coca_ViT-B-32")
     with torch.device("meta"):
         network = open_clip.CoCa(**{name: part for name, part in config.items() if name != "custom_text"})
-    outside = Outside(network, preprocessing_of("ViT-B-32"), list, "coca_ViT-B-32", "tag", "0")
+    outside = PublishedCLIP(network, preprocessing_of("ViT-B-32"), list, "coca_ViT-B-32", "tag", "0")
     with pytest.raises(UserError, match="Expected max_tokens 76 for the teacher coca_ViT-B-32 of 'tag', got 77"):
         check_teacher(outside, VisionSettings(), TextSettings(), {})
 
@@ -276,7 +276,7 @@ def test_the_papers_teacher_has_the_papers_size():
     assert sum(parameter.numel() for parameter in network.parameters()) == 149_620_737
     chosen = TeacherSettings().model, TeacherSettings().weights
     assert chosen == ("ViT-B-16", "openai")
-    assert open_clip.get_pretrained_cfg(*chosen)["quick_gelu"]  # which `load_outside` switches on then
+    assert open_clip.get_pretrained_cfg(*chosen)["quick_gelu"]  # which `load_published` switches on then
 
 
 def checkpoint(folder, **options):

@@ -1,18 +1,15 @@
-"""MobileCLIP's checkpoints in the vendor's layout: read strictly, written back.
+"""The vendor's names and shapes of MobileCLIP's weights.
 
-The vendor's names follow from ours, one by one. Only one weight has no counterpart: the bias that timm's image towers
-have in their projection, which is zero there.
+Each of our names has one of the vendor's, but for the bias in the projection of timm's image towers, which is zero.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
-# What timm's image towers have and the vendor's do not, and SigLIP has and students trained here do not.
-_ZERO_IF_MISSING = ("visual.trunk.head.fc.bias", "visual.trunk.head.bias", "logit_bias")
+from ...common.errors import UserError
+
 _PROJECTION = "visual.trunk.head."
 _FIFTH_STAGE = "visual.trunk.stages.4."
 _IMAGE = (
@@ -56,10 +53,10 @@ _TEXT = (
 
 
 def vendor_name(name: str, vit: bool) -> str | None:
-    """The vendor's name of one of our weights, None for the projection's bias.
+    """Return the vendor's name of a weight, None for the projection's bias.
 
     Args:
-        name: ours, such as `visual.trunk.stem.0.conv_kxk.0.conv.weight`.
+        name: our name, such as `visual.trunk.stem.0.conv_kxk.0.conv.weight`.
         vit: whether the image tower is a ViT.
     """
     if name.startswith(_PROJECTION):
@@ -78,45 +75,36 @@ def vendor_name(name: str, vit: bool) -> str | None:
 
 
 def to_vendor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A model's state dict in the vendor's layout.
+    """Return a model's state dict in the vendor's layout.
 
     Raises:
-        ValueError: if the image projection has a bias, or the model parts, for which that layout has no place.
+        UserError: if the layout has no name for a weight.
     """
     vit = is_vit(state)
     first = "patch_embed.backbone.0.bn.weight" if vit else "stem.0.conv_kxk.0.conv.weight"
     if f"visual.trunk.{first}" not in state or any(name.startswith(_FIFTH_STAGE) for name in state):
-        raise ValueError(
-            "Found a model that the vendor's layout has no names for, expected MobileCLIP-S0, -S1, -S2, -B or -tiny as "
-            "they are trained, not fused: write the layout of open_clip."
+        raise UserError(
+            "Expected MobileCLIP-S0, -S1, -S2, -B or -tiny before reparameterization, got a model that the vendor's "
+            "layout has no names for: write the layout of open_clip."
         )
     written = {}
     for name, tensor in state.items():
         theirs = vendor_name(name, vit)
         if theirs is None:
             if tensor.any():
-                raise ValueError(f"{name} is not zero, and the vendor's layout has no place for it.")
+                raise UserError(f"{name} is not zero, and the vendor's layout has no place for it: write open_clip's.")
             continue
         written[theirs] = _shaped(name, tensor, outwards=True).contiguous()
     return written
 
 
-def from_vendor(model: nn.Module, state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """A checkpoint of the vendor's as the model's state dict.
+def from_vendor(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a checkpoint of the vendor under the model's names; unknown weights keep the vendor's names.
 
     Args:
         model: one of MobileCLIP's, of the same size.
         state: the vendor's state dict.
-        source: where it is from, for messages.
-
-    Raises:
-        ValueError: if weights are missing, left over, or of another shape.
     """
-    return fit(model, own_names(model, state), source, partial(vendor_name, vit=is_vit(model.state_dict())))
-
-
-def own_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint of the vendor's under the model's names; what the model does not have keeps the vendor's."""
     own = model.state_dict()
     names = {vendor_name(name, is_vit(own)): name for name in own}
     return {
@@ -125,55 +113,8 @@ def own_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
     }
 
 
-def fit(
-    model: nn.Module, state: Mapping[str, Tensor], source: str, say: Callable[[str], str | None] = str
-) -> dict[str, Tensor]:
-    """A state dict that has all the names and shapes of the model's, and no others.
-
-    Only the biases of an image projection and of the logits may be missing, which are zero then; and a number, as the
-    logit scale is, may be of shape [] or [1].
-
-    Args:
-        model: whose it is to be.
-        state: under the model's names.
-        source: where it is from, for messages.
-        say: gives the name that the source has for one of the model's.
-
-    Raises:
-        ValueError: if weights are missing, left over, or of another shape.
-    """
-    found = dict(state)
-    missing, wrong = [], []
-    expected = model.state_dict()
-    for name, tensor in expected.items():
-        if name not in found and name in _ZERO_IF_MISSING:
-            found[name] = torch.zeros_like(tensor)
-        elif name not in found:
-            missing.append(str(say(name)))
-        elif found[name].numel() == tensor.numel() == 1:
-            found[name] = found[name].reshape(tensor.shape)
-        elif found[name].shape != tensor.shape:
-            wrong.append(f"{say(name)} {list(found[name].shape)} instead of {list(tensor.shape)}")
-    left = sorted(found.keys() - expected.keys())
-    if len(wrong) == 1 and not missing and not left and "text.positional_embedding" in expected:
-        length, own = (len(tensors["text.positional_embedding"]) for tensors in (found, expected))
-        if length != own:
-            raise ValueError(
-                f"Found positions of {length} tokens in {source}, expected {own}: build the model with "
-                f"context_length={length}."
-            )
-    problems = [
-        f"{len(names)} {what} ({names[0]}{', ...' if len(names) > 1 else ''})"
-        for what, names in (("missing", missing), ("left over", left), ("of another shape", wrong))
-        if names
-    ]
-    if problems:
-        raise ValueError(f"Found weights in {source} that are {' and '.join(problems)}: name the model that it is of.")
-    return found
-
-
 def is_vit(state: Mapping[str, Tensor]) -> bool:
-    """Whether a model's state dict has timm's ViT as image tower."""
+    """Return whether a state dict has timm's ViT as image tower."""
     return "visual.trunk.cls_token" in state
 
 
@@ -184,7 +125,7 @@ def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
 
 
 def _flat(name: str) -> str:
-    """Stages of an image tower as the vendor has them: all parts of all stages in one list."""
+    """Return the vendor's name of a part of a stage: the parts of all stages are in one list."""
     stage = re.match(r"stages\.(\d)\.(downsample|pos_emb|blocks)\.", name)
     if stage is None:
         return name
@@ -199,7 +140,7 @@ def _flat(name: str) -> str:
 
 
 def _shaped(name: str, tensor: Tensor, outwards: bool) -> Tensor:
-    """The vendor multiplies by projections from the right, and has positions as images, the scale as a number."""
+    """Transpose projections, and reshape positions to 4 dimensions and the scale to none, or back."""
     if name == "logit_scale":
         return tensor.reshape(()) if outwards else tensor
     if name.startswith(_PROJECTION):
