@@ -59,7 +59,11 @@ def words(options: argparse.Namespace, student: str, layers: int, data: str, see
     transform = {"class_path": "ALBEFTrainTransform", "init_args": crop}
     found = ["--model=MMLGModule", f"--model.student={student}", f"--model.towers.depth={layers}"]
     found += [f"--model.{name}={value}" for name, value in SIZES.items()]
-    found += [f"--model.optim.learning_rate={rate}", "--model.evaluation.match_equal_texts=true", f"--seed_everything={seed}"]
+    found += [
+        f"--model.optim.learning_rate={rate}",
+        "--model.evaluation.match_equal_texts=true",
+        f"--seed_everything={seed}",
+    ]
     found += ["--data=ImageTextDataModule", f"--data.train={options.folder / data}.parquet", "--data.batch_size=128"]
     found += [f"--data.validation={options.folder / 'validation.parquet'}", f"--data.image_size={SIZE}"]
     found += ["--data.tokenizer=clip", "--data.vocab_size=49408", f"--data.max_tokens={TOKENS}", "--data.num_workers=0"]

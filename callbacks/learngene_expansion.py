@@ -9,8 +9,8 @@ from torch import nn
 from typing_extensions import override
 
 from ..common.errors import UserError
-from .attributes import find_module
 from .learngene.layers import Components, Tower
+from .modules import find_module
 
 
 class LearngeneExpansionCallback(Callback):

@@ -231,7 +231,7 @@ def test_half_precision_trains(tmp_path, teacher):
         ({"max_tokens": 7}, "Expected max_tokens 6 for the teacher .*, got 7"),
         ({"vocab_size": 30}, "Expected vocab_size 49408 for the teacher .*, got 30"),
         ({"image_mean": [0.0, 0.0, 0.0]}, r"Expected image_mean \(0.48.* for the teacher .*, got \(0.0, 0.0, 0.0\)"),
-        ({"teacher.weights": "gone.safetensors"}, "Found no file 'gone.safetensors'"),
+        ({"teacher.weights": "gone.safetensors"}, "found no file 'gone.safetensors'"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_one_sentence(teacher, options, message):

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch import Tensor
-from torch.nn.functional import normalize
 from typing_extensions import override
 
-from .distributed.collectives import gather, rank, world_size
-from .evaluating import features_of
+from ...metrics.zero_shot import class_embeddings, class_prompts, zero_shot_scores
+from ..distributed.collectives import gather, rank, world_size
+from ..modules import features_of
 from .image_classification import ImageClassification, datamodule, only_tries
 
 _PROMPTS = 256  # that are encoded at a time, unless there are more templates
@@ -98,11 +98,10 @@ class ZeroShotClassification(ImageClassification):
     def scorer(self, trainer: Trainer, pl_module: Any) -> Callable[[Tensor], Tensor]:
         classes = self._embed_classes(trainer, pl_module)
 
-        def cosines(image: Tensor) -> Tensor:
-            # The length of an image's features does not change the order.
-            return _at_least_float32(features_of(trainer, pl_module.encode_images, image)) @ classes.T
+        def scores(image: Tensor) -> Tensor:
+            return zero_shot_scores(features_of(trainer, pl_module.encode_images, image), classes)
 
-        return cosines
+        return scores
 
     def _names(self) -> list[str]:
         names = self.class_names
@@ -119,17 +118,12 @@ class ZeroShotClassification(ImageClassification):
         embeddings = []
         for start in range(0, share, at_once):
             group = mine[start : start + at_once]
-            texts = encode([template.replace("{}", name) for name in group for template in templates])
+            texts = encode(class_prompts(group, templates))
             texts = {key: ids.to(trainer.strategy.root_device) for key, ids in texts.items()}
             with trainer.precision_plugin.forward_context():
                 features: Tensor = pl_module.encode_texts(**texts)
-            prompts = normalize(_at_least_float32(features), dim=-1).unflatten(0, (len(group), len(templates)))
-            embeddings.append(normalize(prompts.mean(1), dim=-1))
+            embeddings.append(class_embeddings(features, len(templates)))
         return gather(torch.cat(embeddings))[: len(names)]
-
-
-def _at_least_float32(features: Tensor) -> Tensor:
-    return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 def _read_names(given: list[str] | str) -> list[str]:

@@ -12,9 +12,10 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from typing_extensions import override
 
-from ..metrics.finite import hits, some_of
-from .distributed.collectives import all_reduce_max, all_reduce_sum, gather_uneven
-from .evaluating import evaluating
+from ...metrics.classification import accuracies, class_recall, hits
+from ...metrics.finite import some_of
+from ..distributed.collectives import all_reduce_max, all_reduce_sum, gather_uneven
+from ..modules import evaluating
 
 Split = Literal["validation", "test"]
 _STAGES: dict[Split, str] = {"validation": "validate", "test": "test"}
@@ -163,12 +164,9 @@ class ImageClassification(Callback):
             self._take_transform(datamodule(trainer))
         with isolate_rng(), evaluating(pl_module):
             counts = self.count(trainer, self.scorer(trainer, pl_module))
-        images, *right, non_finite = counts
-        total = int(images.sum())
-        recall = right[0][images > 0] / images[images > 0]
-        metrics = {"top1": 100 * int(right[0].sum()) / total, "class_recall": 100 * float(recall.mean())}
-        if len(images) > 5:
-            metrics["top5"] = 100 * int(right[1].sum()) / total
+        images, top1, top5, non_finite = counts
+        metrics = accuracies(images, top1, top5, len(images))
+        metrics["class_recall"] = class_recall(images, top1)
         if bad := int(non_finite.sum()):
             metrics["non_finite"] = float(bad)
         # Every process has the same numbers; the mean over them only keeps Lightning from warning.

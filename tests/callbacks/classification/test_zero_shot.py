@@ -627,7 +627,7 @@ model:
 data: {init_args: {image_size: 16, batch_size: 8, num_workers: 0, length: 16, eval_length: 8}}
 trainer: {max_epochs: 2, enable_progress_bar: false, enable_model_summary: false, logger: {init_args: {name: small}}}
 """
-QUICKSTART = str(Path(__file__).parents[2] / "configs/albef/quickstart.yaml")
+QUICKSTART = str(Path(__file__).parents[3] / "configs/albef/quickstart.yaml")
 
 
 def test_albef_on_the_command_line_and_again_from_its_saved_configuration(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from .evaluating import features_of
+from ..modules import features_of
 from .image_classification import ImageClassification
 
 

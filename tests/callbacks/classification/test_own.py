@@ -325,7 +325,7 @@ def test_two_processes_find_what_one_finds():
 def test_the_command_line_makes_one_and_says_what_the_module_lacks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = run(
-        *("validate", "--config", str(Path(__file__).parents[2] / "configs/albef/quickstart.yaml")),
+        *("validate", "--config", str(Path(__file__).parents[3] / "configs/albef/quickstart.yaml")),
         *("--trainer.callbacks+=OwnClassification", "--trainer.callbacks.data=ShapeClassesDataModule"),
         *("--trainer.callbacks.data.eval_length=43", "--trainer.callbacks.name=theirs", "--trainer.logger=false"),
     )
