@@ -43,6 +43,7 @@ from traffic import TrafficOfSteps, on_the_wire, totals
 
 from vlightning.callbacks import EMACallback, QueueCallback, SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
+from vlightning.lightning_modules.mmlg.settings import TeacherSettings, TextSettings, TowerSettings, VisionSettings
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 
 Batch = dict[str, Tensor]
@@ -88,15 +89,10 @@ def mmlg(folder: Path) -> LightningModule:
     """Twelve layers out of a few blocks, and a CLIP of four as the teacher."""
     add_clip(folder)
     return MMLGModule(
-        width=128,
-        heads=2,
-        embed_dim=128,
-        patch_size=8,
-        image_size=SIZE,
-        max_tokens=TOKENS,
-        vocab_size=WORDS,
-        teacher=TEACHER_CLIP,
-        teacher_weights=str(folder / "clip.safetensors"),
+        towers=TowerSettings(width=128, heads=2, embed_dim=128),
+        vision=VisionSettings(image_size=SIZE, patch_size=8),
+        text=TextSettings(max_tokens=TOKENS, vocab_size=WORDS),
+        teacher=TeacherSettings(TEACHER_CLIP, str(folder / "clip.safetensors")),
     )
 
 
