@@ -206,7 +206,7 @@ def test_mmlg_gives_outside_the_features_of_its_test(data, images, tmp_path):
 def test_an_albef_tells_how_its_images_were_prepared(images, tmp_path):
     prepare = CLIPEvalTransform(16, OWN["mean"], OWN["std"], "bilinear")
     data = pairs(images, eval_transform=prepare, tokenizer=None, vocab_size=200, max_tokens=16)
-    checkpoint, features = trained(tiny_albef(vocab_size=200), data, tmp_path)
+    checkpoint, features = trained(tiny_albef(text={"vocab_size": 200}), data, tmp_path)
     export(checkpoint, str(tmp_path / "made"))
     look = json.loads((tmp_path / "made" / "config.json").read_text())["preprocessing"]
     albef = ALBEFModule.from_pretrained(tmp_path / "made")
