@@ -33,6 +33,8 @@ class LearngeneExpansionCallback(Callback):
         components: What to take of each sum: "unimodal" and "multimodal" are for ablations.
     """
 
+    replaces_initial_weights = True
+
     def __init__(
         self,
         file: str,

@@ -33,6 +33,7 @@ from ..base.clamped import ClampedParameters
 from ..base.data_sizes import DataSizes
 from ..base.sharding import shard
 from ..base.vocabulary import TextTower, TrainedVocabulary
+from ..evaluation.reranking import RerankSettings
 from ..evaluation.retrieval import Batch, RerankScore, RetrievalEvaluation, RetrievalModule
 from ..memory import in_slices
 from ..networks.bert import bert_config
@@ -231,7 +232,7 @@ class ALBEFModule(ClampedParameters, ClippedFusedGradients, TrainedVocabulary, R
         self.image_queue = FeatureQueue(queue_size, embed_dim, ids=True, random_start=random_start)
         self.text_queue = FeatureQueue(queue_size, embed_dim, ids=True, random_start=random_start)
         self.evaluation = RetrievalEvaluation(
-            match_equal_texts, rerank_k, rerank_score, memory=rerank_memory_gib * 2**30
+            match_equal_texts, RerankSettings(rerank_k, rerank_on, rerank_score, rerank_memory_gib)
         )
         self._start_teacher()
         self.start_vocabulary()

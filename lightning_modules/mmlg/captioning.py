@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ...callbacks import CaptionWriter, StepSeedCallback, all_reduce_sum, gather_texts, missing_callbacks, world_size
 from ...callbacks.distributed.collectives import gather_uneven
+from ...metrics.captions import caption_scores
 from ..base.data_sizes import DataSizes, DataSizesModule
 from ..base.frozen import FrozenTeacher
 from ..base.sharding import shard
-from ..evaluation.captions import caption_scores
 from ..networks.precision import at_least_float32
 from ..optim.adamw import AdamWModule
 from ..optim.schedules import capped_warmup, warmup_linear

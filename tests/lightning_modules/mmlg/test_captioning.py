@@ -20,7 +20,7 @@ from support.captioning import (
 )
 from support.tiny_modules import trainer
 from vlightning.lightning_modules import CaptioningModule
-from vlightning.lightning_modules.evaluation.captions import caption_scores
+from vlightning.metrics.captions import caption_scores
 
 
 @pytest.fixture(scope="module")

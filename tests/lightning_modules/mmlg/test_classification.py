@@ -22,6 +22,7 @@ from support.learngene import SIZE, auxiliary, learngene, random_images
 from support.mmlg import tiny_extraction
 from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneExpansionCallback, rank, save_learngene
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules import VisionClassifierModule
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -175,7 +176,7 @@ def test_sizes_that_do_not_fit_together_are_one_sentence(options, message):
 def test_two_beginnings_or_other_classes_are_one_sentence(tmp_path):
     descendant(tmp_path / "a.ckpt")
     callback = LearngeneExpansionCallback("l.safetensors", "tower")
-    with pytest.raises(ValueError, match=r"Found weights '.*a.ckpt' beside a LearngeneExpansionCallback"):
+    with pytest.raises(UserError, match=r"got weights '.*a.ckpt' beside a LearngeneExpansionCallback"):
         fit(tiny_classifier(weights=str(tmp_path / "a.ckpt")), callback)
     with pytest.raises(ValueError, match=r"The data has 40 classes, the model 7: set model\.num_classes"):
         fit(tiny_classifier(num_classes=7))

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, normalize
 from support.clip import LENGTH, SIZE, reinforced_batch
 from support.mmlg import ready, tiny_extraction, write_teacher
 from vlightning.callbacks import LearngeneExpansionCallback, LearngeneWriter, expand_learngene, load_learngene
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MMLGModule
 from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of
@@ -324,7 +325,7 @@ def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             quiet_trainer(tmp_path, max_steps=1).fit(tiny_extraction(None, weights=weights, **options), shapes())
     both = tiny_extraction(None, weights=file, student="plain", layers=3)
-    with pytest.raises(ValueError, match=r"Found weights '.*first.ckpt' beside a LearngeneExpansionCallback"):
+    with pytest.raises(UserError, match=r"got weights '.*first.ckpt' beside a LearngeneExpansionCallback"):
         quiet_trainer(tmp_path, LearngeneExpansionCallback("any", "student"), max_steps=1).fit(both, shapes())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlightning.lightning_modules.evaluation.captions import bleu, caption_scores, cider_d, ptb_tokens, rouge_l
+from vlightning.metrics.captions import bleu, caption_scores, cider_d, ptb_tokens, rouge_l
 
 # (candidate, references) of seven images: among them an empty candidate, candidates of one and two words, one that
 # repeats itself, one that equals all of its references.
