@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ...callbacks import (
@@ -25,13 +25,13 @@ from ..base.method import Method
 from ..base.settings import settings
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.cifar import Classifier
-from ..networks.classifier_files import load_classifier, public_state, read_classifier
-from ..networks.classifiers import build_classifier, freeze_classifier, public_network
+from ..networks.classifier_files import load_classifier_file
+from ..networks.classifiers import build_classifier, freeze_classifier
 from ..networks.frozen_classifier import load_frozen
 from ..networks.precision import at_least_float32, unit
 from ..optim.schedules import Milestones
 from ..optim.sgd import sgd
-from .checks import check_losses, check_views
+from .checks import check_losses, check_views, teacher_name
 from .losses import dictionary_loss, distillation_loss, prediction_loss, same_class_share
 from .network import Predictor, ProjectionHead, channels_last, each_view, frozen_copy
 from .settings import (
@@ -52,9 +52,9 @@ Batch = dict[str, Tensor]
 class CoCoRDModule(Method):
     """Distill a classifier by contrast with its keys, by prediction of a slow student's keys, and by labels.
 
-    With `contrast.weight` and `prediction.weight` 0 it is KD, with `kd.weight` 0 too it is plain training: networks that
-    no loss needs are neither built nor run. A training batch holds `label` [B] and the augmented views `views` of each
-    image: `image` (x_s, the student's), `image_slow` (x'_s) and `image_teacher` (x_t).
+    With `contrast.weight` and `prediction.weight` 0 it is KD, with `kd.weight` 0 too plain training: networks that no
+    loss needs are neither built nor run. A training batch holds `label` [B] and augmented views of each image, named in
+    `views`: `image` (x_s), `image_slow` (x'_s) and `image_teacher` (x_t).
 
     Args:
         student: name of a CIFAR network (`resnet8x4`, `wrn_16_2`, `MobileNetV2`, ...), or of a model of torchvision or
@@ -101,50 +101,40 @@ class CoCoRDModule(Method):
         self.momentum = momentum = settings(MomentumSettings, momentum)
         self.optim = optim = settings(OptimSettings, optim)
         self.save_settings()
-        self.num_classes = num_classes
+        self.num_classes, self.weights = num_classes, weights
         self.learning_rate = optim.learning_rate or default_learning_rate(student)
-        self.loss_weights = {
-            "class": class_weight,
-            "kd": kd.weight,
-            "contrast": contrast.weight,
-            "prediction": prediction.weight,
-        }
-        predicts = prediction.weight > 0
+        self.loss_weights = {"class": class_weight, "kd": kd.weight}
+        self.loss_weights |= {"contrast": contrast.weight, "prediction": prediction.weight}
+        check_losses(self.loss_weights)
+        contrasts, predicts = contrast.weight > 0, prediction.weight > 0
         self.student_views = ["image", *["image_slow"] * (predicts and prediction.symmetric)]
-        self.views = ["image", *["image_slow"] * predicts, *["image_teacher"] * (contrast.weight > 0)]
-        encoders = {contrast.encoder} if contrast.weight else set()
-        encoders |= {prediction.encoder} if predicts else set()
-        taught = "teacher" in encoders or kd.weight > 0
-        check_losses(self.loss_weights, taught, teacher)
+        self.views = ["image", *["image_slow"] * predicts, *["image_teacher"] * contrasts]
+        encoders = {*[contrast.encoder] * contrasts, *[prediction.encoder] * predicts}
 
-        # Student g_s, head f_s and predictor h_s
+        # Student g_s, head f_s, predictor h_s; slow-moving student and head
         self.student = build_classifier(student, num_classes)
         if not class_weight and not kd.weight:
             freeze_classifier(self.student)  # DDP requires a gradient for each trainable parameter
         width, sizes = self.student.feature_dim, (heads.hidden, heads.embed_dim)
         self.student_head = ProjectionHead(width, *sizes) if encoders else None
         self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if predicts else None
-        # Slow-moving student
         slow = "slow_student" in encoders
         self.slow_student = frozen_copy(self.student) if slow else None
         self.slow_head = frozen_copy(self.student_head) if slow else None
-        # Teacher g_t, and its head f_t, which follows f_s where both read features of the same width
+        # Teacher g_t; its head f_t follows f_s where both read features of the same width
         self.teacher: Frozen[Classifier] | None = None
         self.teacher_head: ProjectionHead | None = None
         self.teacher_head_moves = False
-        if taught and teacher.name is not None:
-            self.teacher = Frozen(build_classifier(teacher.name, num_classes))
+        if "teacher" in encoders or kd.weight:
+            self.teacher = Frozen(build_classifier(teacher_name(teacher), num_classes))
         if self.teacher is not None and "teacher" in encoders:
             teacher_width = self.teacher.network.feature_dim
             self.teacher_head_moves = teacher_width == width
             head = self.student_head if self.teacher_head_moves else ProjectionHead(teacher_width, *sizes)
             self.teacher_head = frozen_copy(head)
-        self.dictionary: FeatureQueue | None = None
-        if contrast.weight:
-            random = contrast.queue_start == "random"
-            self.dictionary = FeatureQueue(contrast.queue_size, heads.embed_dim, ids=True, random_start=random)
+        start = contrast.queue_start == "random"
+        self.dictionary = FeatureQueue(contrast.queue_size, heads.embed_dim, True, start) if contrasts else None
         self.evaluation = ClassificationEvaluation()
-        self.train()
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Return the weighted sum of the losses (eq. 8), and the keys that enter the dictionary after this batch."""
@@ -162,9 +152,8 @@ class CoCoRDModule(Method):
             losses["kd"] = distillation_loss(logits, targets.logits, self.kd.temperature)
         if targets.key is not None and self.dictionary is not None:  # L_ctr (eq. 2)
             self.log("train/same_class_keys", same_class_share(label, self.dictionary))
-            losses["contrast"] = dictionary_loss(
-                queries["image"], targets.key, self.dictionary, self.contrast.temperature
-            )
+            temperature = self.contrast.temperature
+            losses["contrast"] = dictionary_loss(queries["image"], targets.key, self.dictionary, temperature)
         if self.predictor is not None:  # L_pred from x_s (eq. 6) and from x'_s (eq. 7)
             predictions = each_view(self.predictor, queries)  # eq. 5
             each = [prediction_loss(predictions[view], targets.cognates[view]) for view in self.student_views]
@@ -179,15 +168,11 @@ class CoCoRDModule(Method):
 
     def _target_encoders(self) -> TargetEncoders:
         """Return the encoders without gradient, and the losses that need them."""
-        return TargetEncoders(
-            None if self.teacher is None else self.teacher.network,
-            self.teacher_head,
-            self.slow_student,
-            self.slow_head,
-            key=self.contrast.encoder if self.contrast.weight else None,
-            cognate=self.prediction.encoder if self.prediction.weight else None,
-            logits=self.kd.weight > 0,
-        )
+        teacher = None if self.teacher is None else self.teacher.network
+        key = self.contrast.encoder if self.contrast.weight else None
+        cognate = self.prediction.encoder if self.prediction.weight else None
+        networks = (teacher, self.teacher_head, self.slow_student, self.slow_head)
+        return TargetEncoders(*networks, key=key, cognate=cognate, logits=self.kd.weight > 0)
 
     def forward(self, image: Tensor) -> Tensor:
         """Map images [B, 3, H, W] to the student's logits [B, C]."""
@@ -196,10 +181,10 @@ class CoCoRDModule(Method):
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return the moving averages (eqs. 3 and 4). BatchNorm statistics are their own: they run in train mode."""
-        pairs = {}
+        pairs, slow = {}, self.momentum.slow_student
         if self.slow_student is not None:
-            pairs["slow_student"] = EMAPair("student", "slow_student", self.momentum.slow_student, buffers="keep")
-            pairs["slow_head"] = EMAPair("student_head", "slow_head", self.momentum.slow_student, buffers="keep")
+            pairs["slow_student"] = EMAPair("student", "slow_student", slow, buffers="keep")
+            pairs["slow_head"] = EMAPair("student_head", "slow_head", slow, buffers="keep")
         if self.teacher_head_moves:
             pairs["teacher_head"] = EMAPair("student_head", "teacher_head", self.momentum.teacher_head, buffers="keep")
         return pairs
@@ -214,21 +199,21 @@ class CoCoRDModule(Method):
         needed += [EMACallback()] * bool(self.momentum_pairs()) + [QueueCallback()] * bool(self.queues())
         return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
 
-    def sharded_networks(self) -> list[nn.Module]:
+    def sharded_networks(self) -> list[Classifier]:
         """Return student, slow student and teacher."""
         networks = (self.student, self.slow_student, self.teacher and self.teacher.network)
         return [network for network in networks if network is not None]
 
     def data_sizes(self) -> DataSizes:
         """Return the image size that one of the networks requires, if any does."""
-        networks = [self.student, *([] if self.teacher is None else [self.teacher.network])]
-        return DataSizes(next((network.image_size for network in networks if network.image_size), None))
+        return DataSizes(next((network.image_size for network in self.sharded_networks() if network.image_size), None))
 
     def setup(self, stage: str) -> None:
         """Load the teacher, for training only."""
         super().setup(stage)
-        if stage == "fit" and self.teacher is not None and self.teacher_settings.name is not None:
-            load_frozen(self.teacher, self.teacher_settings.name, self.teacher_settings.weights, self.num_classes)
+        if stage == "fit" and self.teacher is not None:
+            source = self.teacher_settings
+            load_frozen(self.teacher, teacher_name(source), source.weights, self.num_classes)
 
     def configure_model(self) -> None:
         """Shard the networks, or use the memory format in which convolutions run fastest."""
@@ -238,32 +223,27 @@ class CoCoRDModule(Method):
 
     def load_initial_weights(self) -> None:
         """Load the student's initial weights, also into the slow student."""
-        source = self.hparams["weights"]
-        if source is None:
-            return
-        state = public_state(self.student, read_classifier(source))
-        load_classifier(public_network(self.student), state, f"the student's weights {source!r}")
-        if self.slow_student is not None:
-            self.slow_student.load_state_dict(self.student.state_dict())
+        if self.weights is not None:
+            load_classifier_file(self.student, self.weights, "the student's weights")
+            if self.slow_student is not None:
+                self.slow_student.load_state_dict(self.student.state_dict())
 
     def on_fit_start(self) -> None:
         """Load initial weights, check the number of classes, and log how the teacher's head moves."""
         super().on_fit_start()
         check_classes(self, self.num_classes)
         if self.teacher_head is not None and self.teacher is not None:
-            rank_zero_info(
-                f"CoCoRD: the features of teacher and student have widths {self.teacher.network.feature_dim} and "
-                f"{self.student.feature_dim}, so the teacher's head is "
-                + ("a moving average of the student's." if self.teacher_head_moves else "random and fixed.")
-            )
+            widths = f"{self.teacher.network.feature_dim} and {self.student.feature_dim}"
+            kind = "a moving average of the student's" if self.teacher_head_moves else "random and fixed"
+            rank_zero_info(f"Teacher and student have features of width {widths}: the teacher's head is {kind}.")
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return one group, in which everything decays."""
+        """Return one group: the CRD benchmark decays vectors too."""
         return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
 
     def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return SGD with momentum."""
-        return sgd(groups, self.learning_rate, self.optim.momentum, self.optim.weight_decay)
+        return sgd(self, self.learning_rate, self.optim.momentum, self.optim.weight_decay)
 
     def paper_schedule(self) -> Milestones:
         """Return a learning rate that decays at the milestones."""

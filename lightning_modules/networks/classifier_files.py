@@ -108,6 +108,21 @@ def load_classifier(network: nn.Module, state: Mapping[str, Tensor], source: str
     )
 
 
+def load_classifier_file(classifier: Classifier, path: str | Path, what: str) -> None:
+    """Load a classifier from a file that `read_classifier` reads.
+
+    Args:
+        classifier: classifier to fill.
+        path: the file.
+        what: description of the file for messages, for example "the teacher's weights".
+
+    Raises:
+        UserError: If the file cannot be read, or does not fit. Nothing is loaded then.
+    """
+    state = public_state(classifier, read_classifier(path))
+    load_classifier(public_network(classifier), state, f"{what} {str(path)!r}")
+
+
 def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         return dict(load_file(path))

@@ -139,7 +139,9 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """AdamW with a warm-up from 0 and half a cosine to 0 (thesis). Vectors, tokens, positions and embeddings do not decay.
+    """AdamW with a warm-up from 0 and half a cosine to 0 (thesis).
+
+    Vectors, tokens, positions and embeddings do not decay.
 
     Args:
         learning_rate: peak learning rate, per 256 pairs of the global batch.

@@ -1,11 +1,13 @@
-"""The images that SHRe's teacher receives."""
+"""The images that SHRe's teacher receives, and how certain its posteriors are."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import timm
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from ...common.errors import UserError
@@ -75,9 +77,7 @@ def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> 
             f"{'the run, which has no datamodule' if data is None else type(data).__name__}: set "
             "model.teacher.image_mean and model.teacher.image_std."
         )
-    return TeacherImages(
-        size, Normalisation(tuple(data_mean), tuple(data_std)), Normalisation(tuple(mean), tuple(std))
-    )
+    return TeacherImages(size, Normalisation(tuple(data_mean), tuple(data_std)), Normalisation(tuple(mean), tuple(std)))
 
 
 def _timm_config(network: nn.Module) -> Mapping[str, Any]:
@@ -86,3 +86,11 @@ def _timm_config(network: nn.Module) -> Mapping[str, Any]:
         config: Any = network.network.pretrained_cfg
         return dict(config)
     return {}
+
+
+def log_entropy(entropy: float, classes: int) -> None:
+    """Log the mean entropy of the teacher's posteriors, in nats, beside that of a uniform distribution."""
+    rank_zero_info(
+        f"The teacher's posteriors of the first batch have a mean entropy of {entropy:.2f} nats. Near "
+        f"{math.log(classes):.2f} they carry no information; a kl.temperature below 1 sharpens them."
+    )
