@@ -8,8 +8,8 @@ on this machine, one thread a process, batches that are there already. Networks 
 fraction of a second; every process has `--pairs` pairs a step.
 
 "copies" are two processes that know nothing of each other and run at the same time: what the machine can give two
-(they share its caches, memory and clock). "one", "copies" and "two" take turns; speeds are medians over the turns of
-medians over their steps, milliseconds medians over all steps. What two processes wait for each other in a flag is in
+(they share its caches, memory and clock). "one", "copies" and "two" are interleaved; speeds are medians over the rounds
+of medians over their steps, milliseconds medians over all steps. What two processes wait for each other in a flag is in
 its milliseconds.
 
 The position of the data needs nothing in a step: it is read off the Trainer's counters when a run goes on.

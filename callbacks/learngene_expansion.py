@@ -10,11 +10,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import override
 
-from .attributes import find_module
 from .checkpoints.checkpoint_io import check_free_among
 from .learngene.expansion import expand_learngene
 from .learngene.file import Learngene, Storage, load_learngene, save_learngene
 from .learngene.layers import Components, Tower
+from .modules import find_module
 
 
 class LearngeneExpansionCallback(Callback):

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.models import ResNet
 
-from ..callbacks.checkpoints.checkpoint_io import swap_in, write_file, writing
-from ..common.leftovers import staged_beside
+from ..callbacks.checkpoints.checkpoint_io import write_file
+from ..common.files import replacing, writing
 from ..datamodules.transforms.classification import IMAGENET_MEAN, IMAGENET_STD
 from ..lightning_modules.base.preprocessing import recorded_preprocessing, said
 from ..lightning_modules.networks.classifier_files import load_classifier, public_state
@@ -135,16 +135,10 @@ def _array(tensor: Tensor) -> Any:
 
 def _write(path: Path, content: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
     """Write a file, or nothing: of torch.save, of pickle or of safetensors, by its suffix."""
-    staged = staged_beside(path)
-    try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".safetensors":
-                save_file(content.get("model", content), staged, {"format": "pt", **(metadata or {})})
-            elif path.suffix == ".pkl":
-                staged.write_bytes(pickle.dumps(content))
-            else:
-                write_file(content, staged)
-            swap_in(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
+    with replacing(path) as staged, writing(path):
+        if path.suffix == ".safetensors":
+            save_file(content.get("model", content), staged, {"format": "pt", **(metadata or {})})
+        elif path.suffix == ".pkl":
+            staged.write_bytes(pickle.dumps(content))
+        else:
+            write_file(content, staged)

@@ -7,7 +7,7 @@ from typing import Any
 from ..callbacks import Learngene, save_learngene
 from ..lightning_modules.base.preprocessing import said
 from ..lightning_modules.mmlg.pretrained import preprocessing_of_training, rebuild_student, save_student
-from ..lightning_modules.mobileclip.pretrained import Preprocessing
+from ..lightning_modules.networks.clip_preprocessing import Preprocessing
 
 LAYOUTS = {
     "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads, and MMLGModule",

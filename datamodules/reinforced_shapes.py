@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from ..common.locked_folders import clear_leftovers, mark, staged_path
+from ..common.files import replacing
 from .core.base import Split, splits_of
 from .core.decode import MAX_PIXELS
 from .core.sampling import seeded, view_seed
@@ -209,22 +208,10 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
             return
         if self.folder.is_dir():
             return
-        clear_leftovers(self.folder.parent)
-        staged = staged_path(self.folder)
-        staged.mkdir(parents=True)
-        held = os.open(staged, os.O_RDONLY)
-        mark(held)
-        try:
+        with replacing(self.folder, keep_existing=True) as staged:  # nodes that share the file system write it at once
+            staged.mkdir()
             for number, first in enumerate(range(0, self.length, SHARD_ROWS)):
                 write_shard(staged / f"{number:08d}.tar", self._records(first, min(first + SHARD_ROWS, self.length)))
-            try:
-                os.replace(staged, self.folder)
-            except OSError:  # another node was faster, on a file system that they share
-                if not self.folder.is_dir():
-                    raise
-        finally:
-            os.close(held)
-            shutil.rmtree(staged, ignore_errors=True)
 
     def _records(self, start: int, stop: int) -> Iterator[ReinforcedRecord]:
         table = self._table("train")

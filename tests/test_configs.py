@@ -19,7 +19,8 @@ from support.reinforcement import write_pairs
 from vlightning.callbacks import load_learngene
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of, save_open_clip
+from vlightning.lightning_modules.mobileclip.export import save_open_clip
+from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

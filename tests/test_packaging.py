@@ -1,16 +1,19 @@
 """The wheel holds one package, runs from anywhere, and is what type checkers see."""
 
+import ast
 import inspect
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from packaging.requirements import Requirement
 
 import vlightning.callbacks
 import vlightning.datamodules
@@ -39,6 +42,25 @@ def test_every_folder_at_the_root_is_known():
     folders = {path.name for path in ROOT.iterdir() if path.is_dir() and list(path.glob("**/*.py"))}
     unknown = {name for name in folders if not name.startswith(".")} - {*CODE_FOLDERS, "tests", "benchmarks"}
     assert unknown <= {"build", "dist"}
+
+
+def test_every_imported_distribution_is_declared():
+    declared = {Requirement(line).name.lower().replace("_", "-") for line in PROJECT["project"]["dependencies"]}
+    owners = packages_distributions()
+    imported = set()
+    for file in package_files():
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(str(node.module).partition(".")[0])
+    optional = {"onnxruntime"}  # in the extra `onnx`, imported where such a file is written
+    missing = {
+        name: owners[name]
+        for name in imported - set(sys.stdlib_module_names) - {"vlightning"} - optional
+        if not declared & {owner.lower().replace("_", "-") for owner in owners[name]}
+    }
+    assert missing == {}
 
 
 def test_every_dependency_has_a_lower_bound_with_a_reason():
@@ -147,8 +169,8 @@ def test_a_type_checker_sees_a_wrong_argument(tmp_path: Path):
 def public_classes(package: ModuleType, base: type) -> list[type]:
     return [
         value
-        for name, value in vars(package).items()
-        if inspect.isclass(value) and issubclass(value, base) and not name.startswith("_")
+        for value in (getattr(package, name) for name in package.__all__)
+        if inspect.isclass(value) and issubclass(value, base)
     ]
 
 

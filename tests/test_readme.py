@@ -1,4 +1,4 @@
-"""What the README shows is what the repository holds."""
+"""What the README and the pages of the methods show is what the repository holds."""
 
 import json
 import os
@@ -20,17 +20,22 @@ from vlightning.lightning_modules import MobileCLIPModule
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = "\n".join([README, *(path.read_text() for path in sorted((ROOT / "docs/methods").glob("*.md")))])
 
 
-def block(name: str) -> str:
+def block(name: str, page: str = README) -> str:
     """Content of the code block between two markers."""
-    found = re.search(rf"<!-- {re.escape(name)} -->\n```\w*\n(.*?)```\n<!-- end of {re.escape(name)} -->", README, re.S)
-    assert found, f"README.md has no block {name!r}"
+    found = re.search(rf"<!-- {re.escape(name)} -->\n```\w*\n(.*?)```\n<!-- end of {re.escape(name)} -->", page, re.S)
+    assert found, f"there is no block {name!r}"
     return found.group(1)
 
 
-def test_the_example_module_is_shown_literally():
-    assert block("tests/support/plain_moco.py") == (ROOT / "tests/support/plain_moco.py").read_text()
+@pytest.mark.parametrize(
+    ("page", "file"),
+    [("README.md", "tests/support/plain_moco.py"), ("docs/adding_a_method.md", "tests/support/toy_method.py")],
+)
+def test_examples_are_shown_literally(page, file):
+    assert block(file, (ROOT / page).read_text()) == (ROOT / file).read_text()
 
 
 def test_ci_runs_the_test_command_of_the_readme():
@@ -41,14 +46,14 @@ def test_ci_runs_the_test_command_of_the_readme():
 
 
 def test_every_config_that_is_named_exists_and_every_shipped_one_is_named():
-    named = set(re.findall(r"configs/[\w/]+\.yaml", README))
+    named = set(re.findall(r"configs/[\w/]+\.yaml", PAGES))
     shipped = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
     assert named <= shipped
     assert shipped <= named
 
 
 OWN_DATA = re.search(r"```yaml\n# my_data.yaml\n(.*?)```", README, re.S)
-LINES = README.replace("\\\n", " ").splitlines()
+LINES = PAGES.replace("\\\n", " ").splitlines()
 COMMANDS = [line.split("&& ")[-1] for line in LINES if line.startswith(("vlightning ", "pip install -e . &&"))]
 
 

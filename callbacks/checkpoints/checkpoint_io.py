@@ -1,13 +1,11 @@
 """Checkpoints that are whole or not there at all."""
 
-import errno
 import os
 import pickle
 import re
-import shutil
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import Strategy
 from typing_extensions import override
 
-from ...common.leftovers import REPLACED, clear_leftovers, place_of, remove, replaced_beside, staged_beside
+from ...common.files import REPLACED, check_free, original_path, replacing, writing
 from .sharded_checkpoint import METADATA, divide_checkpoint, read_checkpoint_folder, read_metadata, shard_file
-
-_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -54,15 +50,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(local_path)
-        staged = staged_beside(target)
-        try:
-            with writing(target):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                clear_leftovers(target.parent)
-                write_file(checkpoint, staged)
-                swap_in(staged, target)
-        finally:
-            staged.unlink(missing_ok=True)
+        with replacing(target) as staged, writing(target):
+            write_file(checkpoint, staged)
 
     @override
     def load_checkpoint(
@@ -123,7 +112,7 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """
     found_ones = [path for path in folder.glob("*.ckpt") if not path.name.startswith(REPLACED)]
     # What a process left that was killed while it put a sharded checkpoint in the place of this one.
-    found_ones += [path for path in folder.glob(f"{REPLACED}*") if not place_of(path).exists()]
+    found_ones += [path for path in folder.glob(f"{REPLACED}*") if not original_path(path).exists()]
     damaged: dict[Path, str] = {}
     for path in sorted(found_ones, key=lambda path: path.stat().st_mtime, reverse=True):
         found = damage(path)
@@ -164,28 +153,11 @@ def divide_checkpoint_file(file: str | Path, folder: str | Path, processes: int)
         raise ValueError(f"Found {processes} processes, expected at least 1.")
     target = Path(folder)
     meta, pieces = divide_checkpoint(AtomicCheckpointIO().load_checkpoint(file), processes)
-    staged = staged_beside(target)
-    try:
-        with writing(target):
-            staged.mkdir(parents=True)
-            for number, of_file in enumerate(pieces):
-                write_file(of_file, staged / shard_file(number))
-            write_file(meta, staged / METADATA)
-            swap_in(staged, target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-
-
-def check_free(target: Path) -> None:
-    """Raises unless nothing, or an empty folder, has that name.
-
-    Raises:
-        FileExistsError: If something does.
-    """
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    if target.exists():
-        raise FileExistsError(f"Found {str(target)!r} already there, expected a new name: remove it or give another.")
+    with replacing(target) as staged, writing(target):
+        staged.mkdir()
+        for number, of_file in enumerate(pieces):
+            write_file(of_file, staged / shard_file(number))
+        write_file(meta, staged / METADATA)
 
 
 def check_free_among(strategy: Strategy, target: Path) -> None:
@@ -212,47 +184,6 @@ def write_file(content: Any, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def swap_in(staged: Path, target: Path) -> None:
-    """Renames a complete file or folder to its final name, and then removes what had it.
-
-    A file replaces a file in one step. A folder needs two, since nothing can be renamed onto one that is not empty; a
-    process that is killed in between leaves the old one under a name that begins with `.replaced-`, which the next save
-    takes back. Where two processes do it at once, the later one's stays.
-
-    Raises:
-        OSError: If it cannot be renamed; the target is then what it was before.
-    """
-    if not (staged.is_dir() or target.is_dir()):
-        os.replace(staged, target)
-        _sync_folder(target.parent)
-        return
-    old = replaced_beside(target)
-    while True:
-        remove(old)
-        with suppress(FileNotFoundError):  # there was none, or another process has just renamed it
-            os.rename(target, old)
-        try:
-            os.rename(staged, target)
-        except BaseException as error:
-            if isinstance(error, OSError) and error.errno in _TAKEN and staged.exists():
-                continue  # another process has put its own here since
-            if old.exists():
-                os.rename(old, target)
-            raise
-        break
-    _sync_folder(target.parent)
-    remove(old)
-
-
-@contextmanager
-def writing(target: Path) -> Iterator[None]:
-    """Gives the error of a failed save its sentence."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        raise _write_error(target, error) from error
-
-
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
     """Gives the error of a failed load its sentence."""
@@ -260,20 +191,6 @@ def reading(path: str | Path) -> Iterator[None]:
         yield
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
         raise _read_error(path, error) from error
-
-
-def _write_error(target: Path, error: Exception) -> OSError:
-    # torch reports a failed write as a RuntimeError, with the reason, if any, behind it.
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__ or cause.__context__
-    kept = "what was there before is unchanged" if target.exists() else "nothing is left of it"
-    reason = cause if cause is not None else error
-    number = cause.errno if isinstance(cause, OSError) else None
-    message = (
-        f"The checkpoint {target} could not be written ({reason}); {kept}: check the free space and the permissions."
-    )
-    return OSError(number, message) if number is not None else OSError(message)
 
 
 def _read_error(path: str | Path, error: Exception) -> RuntimeError:
@@ -302,16 +219,3 @@ def _gist(error: Exception) -> str:
     """Returns the first sentence of a message; torch's go on for paragraphs."""
     lines = str(error).strip().splitlines()
     return lines[0].split(". ")[0] if lines else type(error).__name__
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the rename itself survive a power failure, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:  # some network file systems refuse it for folders
-        pass
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,5 @@
 """FSDP2 over all processes, with checkpoints that are whole or not there at all."""
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,8 +20,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from ...common.leftovers import clear_leftovers, staged_beside
-from ..checkpoints.checkpoint_io import AtomicCheckpointIO, reading, swap_in, write_file, writing
+from ...common.files import clear_leftovers, remove, swap_in, unfinished_beside, writing
+from ..checkpoints.checkpoint_io import AtomicCheckpointIO, reading, write_file
 from ..checkpoints.sharded_checkpoint import (
     METADATA,
     map_values,
@@ -201,7 +200,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def _save_folder(self, checkpoint: dict[str, Any], target: Path) -> None:
         meta, pieces = split_checkpoint(checkpoint)
-        staged = Path(self.broadcast(str(staged_beside(target))))
+        staged = Path(self.broadcast(str(unfinished_beside(target))))
         try:
             with self._all_or_none(), writing(target):
                 if self.is_global_zero:
@@ -216,7 +215,7 @@ class ShardedStrategy(ModelParallelStrategy):
                     swap_in(staged, target)
         finally:
             if self.is_global_zero:
-                shutil.rmtree(staged, ignore_errors=True)
+                remove(staged)
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:

@@ -7,11 +7,12 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
-from PIL.Image import Image
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from typing_extensions import override
 
 from ..learngene.layers import TOWERS
-from .charts import Chart, draw_bar_charts, draw_line_charts
 
 Values = dict[str, list[float]]
 
@@ -143,37 +144,63 @@ class LearngeneFigures(Callback):
         }
         for logger in loggers:
             for tag, figure in figures.items():
-                logger.experiment.add_image(tag, np.asarray(figure), self._drawn, dataformats="HWC")
+                logger.experiment.add_figure(tag, figure, self._drawn)
 
 
-def draw_coefficients(history: dict[int, Values]) -> Image:
-    """Draw four charts, with a line for each pair of layers.
+def draw_coefficients(history: dict[int, Values]) -> Figure:
+    """Draw a chart for each block of each tower, with a line for each pair of layers.
 
     Args:
-        history: coefficients by optimizer step, in order, at least one.
+        history: Coefficients by optimizer step, in order, at least one.
     """
-    charts = []
-    for name in (name for tower in TOWERS for name in (tower, f"{tower}_multimodal")):
-        rows = [values[name] for values in history.values()]
-        lines = {f"layers {_layers(pair)}": list(line) for pair, line in enumerate(zip(*rows, strict=True))}
-        charts.append(Chart(f"coefficients, {name.replace('_', ', ')}", lines))
-    return draw_line_charts(charts, list(history), "optimizer step")
+    figure, axes = _charts(2, "optimizer step")
+    for chart, name in zip(axes, (name for tower in TOWERS for name in (tower, f"{tower}_multimodal")), strict=True):
+        values = np.array([coefficients[name] for coefficients in history.values()])
+        chart.set_title(f"coefficients, {name.replace('_', ', ')}")
+        for pair, color in enumerate(_colors(values.shape[1])):
+            line = np.where(np.isfinite(values[:, pair]), values[:, pair], np.nan)
+            chart.plot(list(history), line, color=color, marker="o", markevery=[-1], label=f"layers {_layers(pair)}")
+    return _with_legend(figure, axes)
 
 
-def draw_norms(norms: Values) -> Image:
+def draw_norms(norms: Values) -> Figure:
     """Draw a chart for each tower, with two bars for each pair of layers.
 
     Args:
-        norms: as in `LearngeneTerms`.
+        norms: As in `LearngeneTerms`.
     """
-    charts = [
-        Chart(
-            f"norms of the summands, {tower}",
-            {"tower's own block": norms[tower], "multimodal block": norms[f"{tower}_multimodal"]},
-        )
-        for tower in TOWERS
-    ]
-    return draw_bar_charts(charts, [_layers(pair) for pair in range(len(norms[TOWERS[0]]))], "layers")
+    figure, axes = _charts(1, "layers")
+    blocks = (("tower's own block", ""), ("multimodal block", "_multimodal"))
+    for chart, tower in zip(axes, TOWERS, strict=True):
+        chart.set_title(f"norms of the summands, {tower}")
+        for number, ((label, suffix), color) in enumerate(zip(blocks, _colors(2), strict=True)):
+            heights = np.array(norms[f"{tower}{suffix}"])
+            places = np.arange(len(heights)) + 0.35 * (number - 0.5)
+            chart.bar(places, np.where(np.isfinite(heights), heights, np.nan), 0.35, color=color, label=label)
+        chart.set_xticks(range(len(norms[tower])), [_layers(pair) for pair in range(len(norms[tower]))])
+    return _with_legend(figure, axes)
+
+
+def _charts(rows: int, x_label: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with rows of two charts that share their scales."""
+    figure = Figure(figsize=(10, 3.2 * rows + 0.4), layout="constrained")
+    axes = list(figure.subplots(rows, 2, sharex=True, sharey=True).flat)
+    for chart in axes:
+        chart.grid(color="0.9")
+        chart.set_axisbelow(True)
+        chart.set_xlabel(x_label)
+        chart.tick_params(labelbottom=True, labelleft=True)
+    return figure, axes
+
+
+def _with_legend(figure: Figure, axes: list[Axes]) -> Figure:
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, handlelength=1, frameon=False)
+    return figure
+
+
+def _colors(count: int) -> Any:
+    return colormaps["viridis"](np.linspace(0, 0.9, count))
 
 
 def _layers(pair: int) -> str:

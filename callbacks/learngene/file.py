@@ -24,8 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...common.leftovers import staged_beside
-from ..checkpoints.checkpoint_io import swap_in, writing
+from ...common.files import replacing, writing
 from .layers import GROUPS, KINDS, LAST, NORMS, TERMS, TOWERS, Method
 
 Storage = Literal["float32", "float16"]
@@ -190,14 +189,8 @@ def save_learngene(learngene: Learngene, path: str | Path, storage: Storage = "f
         "preprocessing": learngene.preprocessing,
         "storage": storage,
     }
-    staged = staged_beside(target)
-    try:
-        with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            save_file(kept, staged, {_ENTRY: json.dumps(manifest, default=str), "format": "pt"})
-            swap_in(staged, target)
-    finally:
-        staged.unlink(missing_ok=True)
+    with replacing(target) as staged, writing(target):
+        save_file(kept, staged, {_ENTRY: json.dumps(manifest, default=str), "format": "pt"})
 
 
 def load_learngene(path: str | Path) -> Learngene:

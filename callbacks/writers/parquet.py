@@ -1,11 +1,12 @@
 """Parquet files that appear whole."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 from lightning.pytorch import Trainer
+
+from ...common.files import replacing
 
 
 def prediction_folder(trainer: Trainer, folder: str | None) -> Path:
@@ -20,10 +21,5 @@ def write_table(table: Any, file: Path) -> None:
         table: Of pyarrow.
         file: Its place.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    staged = file.with_name(f".{file.stem}.incomplete")
-    try:
+    with replacing(file) as staged:
         pq.write_table(table, staged)
-        os.replace(staged, file)
-    finally:
-        staged.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """What `predict` found, as Parquet files."""
 
-import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
+from ...common.files import replacing
 from ...metrics.finite import non_finite_last
 from .parquet import prediction_folder
 
@@ -80,22 +81,15 @@ class RetrievalPredictionWriter(Callback):
         result, data = evaluation.result, getattr(trainer, "datamodule", None)
         images, texts = _images(result, data), _texts(result, data)
         folder = prediction_folder(trainer, self.folder)
-        folder.mkdir(parents=True, exist_ok=True)
         tables = {
             "image_embeddings": (_IMAGE + _EMBEDDING, images.embeddings()),
             "text_embeddings": (_TEXT + _EMBEDDING, texts.embeddings()),
             "text_to_image": (_TEXT + _RANK + _IMAGE + _SCORES, texts.matches(result.near_images, images, self.top_k)),
             "image_to_text": (_IMAGE + _RANK + _TEXT + _SCORES, images.matches(result.near_texts, texts, self.top_k)),
         }
-        staged = {folder / f".{name}.incomplete": folder / f"{name}.parquet" for name in tables}
-        try:
-            for file, (columns, blocks) in zip(staged, tables.values(), strict=True):
-                _write(file, pa.schema(columns), blocks)
-            for file, target in staged.items():
-                os.replace(file, target)
-        finally:
-            for file in staged:
-                file.unlink(missing_ok=True)
+        with ExitStack() as stack:  # the files get their names once all of them are written
+            for name, (columns, blocks) in tables.items():
+                _write(stack.enter_context(replacing(folder / f"{name}.parquet")), pa.schema(columns), blocks)
         rank_zero_info(f"{len(images)} images and {len(texts)} texts: embeddings and matches are in {folder}.")
 
 

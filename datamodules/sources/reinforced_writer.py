@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ...common.locked_folders import clear_leftovers, mark, staged_path
+from ...common.files import clear_leftovers, replacing, swap_in, sync, unfinished_beside
 from ..transforms.replay import Augmentation
 from .tar import index_beside
 
@@ -127,10 +126,8 @@ class ShardFile:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self.path.parent)
-        self._staged = staged_path(self.path)
+        self._staged = unfinished_beside(self.path)
         self._tar = tarfile.open(self._staged, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115  (finish, discard)
-        assert self._tar.fileobj is not None
-        mark(self._tar.fileobj.fileno())  # type: ignore[attr-defined]
         self._keys: list[str] = []
         self._starts: list[int] = []
         self._stops: list[int] = []
@@ -163,12 +160,11 @@ class ShardFile:
             remarks: plain data for the index.
         """
         self._tar.close()
-        with open(self._staged, "rb") as content:
-            os.fsync(content.fileno())
+        sync(self._staged)
         index = {"bytes": self._staged.stat().st_size, "keys": self._keys, "start": self._starts, "stop": self._stops}
         # The index first: a shard that is there is complete, and has one.
         write_json(index_beside(self.path), index | remarks)
-        os.replace(self._staged, self.path)
+        swap_in(self._staged, self.path)
 
     def discard(self) -> None:
         """Remove what was not finished."""
@@ -178,15 +174,8 @@ class ShardFile:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file beside its place, and rename it."""
-    staged = staged_path(path)
-    try:
-        with open(staged, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
+    with replacing(path) as staged:
+        staged.write_text(json.dumps(content), encoding="utf-8")
 
 
 def _encoded(arrays: dict[str, torch.Tensor], embeddings: EmbeddingFormat) -> bytes:

@@ -6,7 +6,6 @@ is one read, in any order: no copy of the data, and no stream whose position wou
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import hashlib
 import io
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...common.locked_folders import clear_leftovers, mark, staged_path
+from ...common.files import replacing
 from ..core.decode import BadSample, read_regular
 from .records import TAR_ERRORS
 
@@ -190,18 +189,11 @@ def cached_arrays(file: str, cache: Path, what: str, make: Callable[[], Arrays])
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         pass
     made = make()
-    staged = staged_path(kept)
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(cache)
-        with open(staged, "wb") as content:
-            mark(content.fileno())
+        with replacing(kept) as staged, open(staged, "wb") as content:
             np.savez(content, **made)  # type: ignore[arg-type]
-        os.replace(staged, kept)
     except OSError as error:  # the next run makes them again
         log.warning("the %s of %s was not kept (%s)", what, file, error)
-        with contextlib.suppress(OSError):
-            staged.unlink(missing_ok=True)
     return made
 
 

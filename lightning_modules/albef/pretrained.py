@@ -2,10 +2,8 @@
 
 import inspect
 import json
-import os
 import pickle
 import re
-import shutil
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -18,8 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from ...callbacks.checkpoints.checkpoint_io import check_free
-from ...common.leftovers import staged_beside
+from ...common.files import check_free, replacing
 from ..base.preprocessing import is_checkpoint, preprocessing_of_checkpoint
 from .checkpoint import QUEUES, load_official, load_own, tied_names
 
@@ -96,18 +93,12 @@ def save_folder(module: "ALBEFModule", folder: str | Path, tokenizer_json: str |
         "arguments": arguments_without_weights(module.hparams),
         "preprocessing": module.preprocessing(),
     }
-    staged = staged_beside(target)
-    staged.mkdir(parents=True)
-    try:
+    with replacing(target) as staged:
+        staged.mkdir()
         save_file(kept, staged / _WEIGHTS, metadata={"format": "pt"})
         (staged / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if tokenizer_json is not None:
             _save_tokenizer(module, tokenizer_json, staged)
-        if target.exists():
-            target.rmdir()
-        os.rename(staged, target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
 
 
 def load_folder(cls: type[Module], folder: str | Path) -> Module:

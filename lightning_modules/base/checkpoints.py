@@ -1,12 +1,13 @@
 """Why the weights of a checkpoint do not fit a module."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lightning import LightningModule
 
 from ...common.checked_loading import CheckedLoading
+from ...common.class_arguments import subclasses
 from .settings import flat
 
 _NO_SIZES = ("optimizer", "lr_scheduler", "optim")
@@ -71,16 +72,10 @@ def _class_name(saved: Mapping[str, Any]) -> str | None:
     if "_class_path" in saved:
         return str(saved["_class_path"]).rpartition(".")[2]
     # Lightning puts what is passed to `load_from_checkpoint` among them.
-    arguments = {cls.__name__: set(inspect.signature(cls).parameters) for cls in _subclasses(LightningModule)}
+    arguments = {name: set(inspect.signature(cls).parameters) for name, cls in subclasses((LightningModule,)).items()}
     having = {name: len(all_of) for name, all_of in arguments.items() if all_of and all_of <= set(saved)}
     most = [name for name, count in having.items() if count == max(having.values())]
     return most[0] if len(most) == 1 else None
-
-
-def _subclasses(base: type) -> Iterator[type]:
-    for cls in base.__subclasses__():
-        yield cls
-        yield from _subclasses(cls)
 
 
 def _as_lists(value: Any) -> Any:

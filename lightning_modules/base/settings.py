@@ -27,7 +27,7 @@ def settings(kind: type[Group], value: Group | Mapping[str, Any]) -> Group:
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in value:
         if name not in defaults:
-            raise UserError(f"Expected fields of {kind.__name__}, got {name!r}: {did_you_mean(name, defaults)}.")
+            raise UserError(f"Expected fields of {kind.__name__}, got {name!r}: {did_you_mean(name, defaults)}")
     # YAML has lists only.
     as_tuples = {name: isinstance(default, tuple) for name, default in defaults.items()}
     return kind(**{name: tuple(part) if as_tuples[name] else part for name, part in value.items()})

@@ -14,7 +14,8 @@ from torchmetrics import MeanMetric
 
 from ...callbacks.distributed.collectives import gather_uneven
 from ...common.log import log_global
-from ...metrics.finite import hits, some_of
+from ...metrics.classification import hits
+from ...metrics.finite import some_of
 from ..base.checkpoints import CheckpointModule
 from ..base.data_sizes import DataSizesModule
 from ..base.trainers import datamodule_of

@@ -21,7 +21,7 @@ class ImageEmbeddingModule(CheckpointModule):
 
     Args:
         weights: weights of the tower: a checkpoint of a CLIP that `MMLGModule` trained; or a tag of open_clip's, a
-            folder or a file, as in `load_outside`.
+            folder or a file, as in `load_published`.
         model: one of open_clip's or MobileCLIP's names; not used where `weights` is a checkpoint of `MMLGModule` or a
             folder, which tell it.
     """

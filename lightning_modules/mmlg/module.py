@@ -37,7 +37,7 @@ from ..contrast import Side, Terms, contrast_terms
 from ..evaluation.retrieval import Batch, Protocol, RetrievalEvaluation, RetrievalModule
 from ..memory import in_slices
 from ..networks.precision import unit
-from ..networks.published_clip import Outside, load_outside
+from ..networks.published_clip import PublishedCLIP, load_published
 from ..optim.adamw import AdamWModule
 from .losses import extraction_loss, soft_cross_entropy
 from .network import LearngeneCLIP
@@ -71,7 +71,7 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         vocab_size: number of tokens (CLIP).
         teacher: name of one of open_clip's models (paper: OpenAI's ViT-B/16).
         teacher_weights: a tag of open_clip's, which decides about QuickGELU too; a folder or a file. As in
-            `load_outside`.
+            `load_published`.
         distillation_weight: lambda (paper: 1); 0 leaves the teacher out.
         weights: checkpoint of an earlier training here whose student this one starts from; of the same sizes.
         max_logit_scale: the scale of the logits is clamped to at most this after each optimizer step (CLIP).
@@ -142,7 +142,7 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
         """Load the teacher, which only training needs."""
         super().setup(stage)
         if stage == "fit" and self.hparams["distillation_weight"] and self.teacher.origin is None:
-            outside = load_outside(self.hparams["teacher"], self.hparams["teacher_weights"])
+            outside = load_published(self.hparams["teacher"], self.hparams["teacher_weights"])
             self._teachers_look = dataclasses.asdict(outside.preprocessing)
             self._check_teacher(outside)
             network = outside.network
@@ -154,7 +154,7 @@ class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, R
             self.teacher.record(outside.model, outside.weights)
             keep_from_ddp(self, [self.teacher])
 
-    def _check_teacher(self, outside: Outside) -> None:
+    def _check_teacher(self, outside: PublishedCLIP) -> None:
         """The teacher sees the student's images and tokens."""
         look, text = outside.preprocessing, getattr(outside.network, "text", outside.network)
         compared = {

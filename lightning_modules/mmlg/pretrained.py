@@ -8,7 +8,8 @@ from typing import Any, Literal
 from ...callbacks import Learngene, LearngeneSizes, expand_learngene
 from ..base.fitting import load_fitting, student_state
 from ..base.preprocessing import recorded_preprocessing
-from ..mobileclip.pretrained import Preprocessing, write_open_clip
+from ..networks.clip_preprocessing import Preprocessing
+from ..networks.open_clip_folder import write_open_clip
 from .descendant import PlainCLIP, clip_config
 from .network import LearngeneCLIP, LinearCLIP, SummedCLIP
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
 from ..base.frozen import FrozenTeacher
-from ..mobileclip.pretrained import Preprocessing
-from ..networks.published_clip import load_outside
+from ..networks.clip_preprocessing import Preprocessing
+from ..networks.published_clip import load_published
 from .pretrained import as_clip, preprocessing_of_training, rebuild_student
 
 
@@ -43,8 +43,8 @@ def load_tower(model: str | None, weights: str) -> Tower:
     """Load an image tower.
 
     Args:
-        model: as in `load_outside`; not used where `weights` is a checkpoint of `MMLGModule`.
-        weights: such a checkpoint, or as in `load_outside`.
+        model: as in `load_published`; not used where `weights` is a checkpoint of `MMLGModule`.
+        weights: such a checkpoint, or as in `load_published`.
 
     Raises:
         FileNotFoundError: if there is no such file or folder.
@@ -55,7 +55,7 @@ def load_tower(model: str | None, weights: str) -> Tower:
     if trained is not None:
         frozen, preprocessing = FrozenTeacher(trained[0], "tower", "model.weights"), trained[1]
         return Tower(frozen, preprocessing, {"model": "CLIP", "weights": weights, "sha256": frozen.fingerprint()})
-    outside = load_outside(model, weights)
+    outside = load_published(model, weights)
     origin = {"model": outside.model, "weights": outside.weights, "sha256": outside.sha256}
     return Tower(FrozenTeacher(_ImageSide(outside.network)), outside.preprocessing, origin)
 
@@ -67,7 +67,7 @@ def _of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
     if not path.exists():
         raise FileNotFoundError(f"Found no checkpoint {str(path)!r}, expected that of a training: correct the path.")
     content = AtomicCheckpointIO().load_checkpoint(path)
-    if "model" in content.get("hyper_parameters", {}):  # what `load_outside` reads
+    if "model" in content.get("hyper_parameters", {}):  # what `load_published` reads
         return None
     source = f"the checkpoint {str(path)!r}"
     student = rebuild_student(content, source)

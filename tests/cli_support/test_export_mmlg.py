@@ -8,7 +8,7 @@ from support.clip import LENGTH, reinforced_batch
 from support.mmlg import trained_checkpoint
 from vlightning.callbacks import load_learngene
 from vlightning.export import main
-from vlightning.lightning_modules.networks.published_clip import load_outside
+from vlightning.lightning_modules.networks.published_clip import load_published
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_open_clip_loads_the_clip_that_was_trained_and_it_is_a_teacher(tmp_path,
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found[2], module.student.logit_scale.exp().squeeze().detach())
     assert tuple(transform.transforms[-1].mean) == (0.1, 0.2, 0.3)
-    teacher = load_outside(None, str(tmp_path / "out"))
+    teacher = load_published(None, str(tmp_path / "out"))
     assert teacher.preprocessing.mean == [0.1, 0.2, 0.3]
     assert teacher.network.context_length == LENGTH
 

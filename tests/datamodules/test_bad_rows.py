@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import os
-import time
 import zipfile
 
 import numpy as np
@@ -14,8 +13,9 @@ import pytest
 import torch
 
 from support.images import draw_image, encoded
+from support.processes import by_another_process
 from support.reinforced import augmentations, pth_gz, sample, write_tar
-from vlightning.common.locked_folders import STAGED, clear_leftovers, mark
+from vlightning.common.files import unfinished_beside
 from vlightning.datamodules import ImageClassificationDataModule, ReinforcedImageTextDataModule
 from vlightning.datamodules.core.decode import BadSample, decode_image, read_regular
 from vlightning.datamodules.embedded_captions import CaptionReader, CaptionRows, EmbeddedEvaluationSet, EmbeddedImages
@@ -287,18 +287,9 @@ def test_a_uid_does_not_lead_out_of_the_folder_of_images(tmp_path, uid):
     assert beside.members(0, "0", "a/b") == {"jpg": b"open"}
 
 
-def test_leftovers_of_killed_writers_go_and_those_of_living_ones_stay(tmp_path):
-    old = time.time() - 10_000
-    for name in ("killed", "living", "young"):
-        (tmp_path / f"{STAGED}{name}").write_bytes(b"x")
-    (tmp_path / f"{STAGED}folder").mkdir()
-    (tmp_path / "kept.npz").write_bytes(b"x")
-    for name in ("killed", "living", "folder"):
-        os.utime(tmp_path / f"{STAGED}{name}", (old, old))
-    with open(tmp_path / f"{STAGED}living", "r+b") as living:
-        mark(living.fileno())
-        clear_leftovers(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {f"{STAGED}living", f"{STAGED}young", "kept.npz"}
-    os.utime(tmp_path / f"{STAGED}living", (old, old))
+def test_an_index_clears_what_killed_writers_left(tmp_path):
+    left, living = by_another_process(lambda: unfinished_beside(tmp_path / "x")), unfinished_beside(tmp_path / "x")
+    for path in (left, living):
+        path.write_bytes(b"x")
     Shards([str(write_tar(tmp_path / "data" / "0.tar", {"0": {"txt": b"x"}}))], tmp_path)  # makes an index there
-    assert not (tmp_path / f"{STAGED}living").exists()
+    assert (left.exists(), living.exists()) == (False, True)

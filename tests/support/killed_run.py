@@ -16,9 +16,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from support.distributed import rank_trainer
 from support.methods import METHODS, OTHERS, ROWS
 from vlightning.callbacks import AtomicCheckpointIO, StopOnSignal
-from vlightning.callbacks.checkpoints import checkpoint_io
-from vlightning.callbacks.checkpoints.checkpoint_io import swap_in
 from vlightning.callbacks.distributed import strategy as sharded_strategy
+from vlightning.common import files
+from vlightning.common.files import swap_in
 
 EPOCHS, BATCH = 3, 8
 BATCHES_AN_EPOCH = ROWS["length"] // BATCH
@@ -62,7 +62,7 @@ class Sender(Callback):
                 send(trainer)
                 swap_in(*args)
 
-            checkpoint_io.swap_in = sharded_strategy.swap_in = killed_swap_in
+            files.swap_in = sharded_strategy.swap_in = killed_swap_in
 
         if hook == "checkpoint":
             self.setup = setup

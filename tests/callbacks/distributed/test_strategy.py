@@ -20,7 +20,7 @@ from vlightning.callbacks import (
 )
 from vlightning.callbacks.checkpoints import checkpoint_io
 from vlightning.callbacks.distributed import strategy as module_under_test
-from vlightning.common.leftovers import replaced_beside, staged_beside
+from vlightning.common.files import replaced_beside, unfinished_beside
 
 
 class Sharded(Student):
@@ -367,7 +367,7 @@ def save_in_order():
 def test_the_next_save_clears_what_a_killed_one_has_left(saved):
     path, state = saved
     earlier = path.with_name("earlier.ckpt")
-    unfinished, replaced = by_another_process(lambda: (staged_beside(path), replaced_beside(earlier)))
+    unfinished, replaced = by_another_process(lambda: (unfinished_beside(path), replaced_beside(earlier)))
     unfinished.mkdir()
     (unfinished / "shard-00000.pt").touch()
     os.rename(path, replaced)  # killed between the two renames

@@ -78,7 +78,7 @@ def test_predictions_are_not_kept(pairs, tmp_path):
 def test_a_killed_run_goes_on_without_loss_or_repetition(pairs, tmp_path, kill):
     predict(pairs, tmp_path / "whole")
     script = [sys.executable, reinforcement.__file__, str(tmp_path / "killed"), pairs]
-    environment = os.environ | {"PYTHONPATH": str(Path(reinforcement.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(Path(reinforcement.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     died = subprocess.run([*script, "--kill", kill], env=environment, capture_output=True, timeout=120, check=False)
     assert died.returncode == -9, died.stderr.decode()[-3000:]
     found = names(tmp_path / "killed")

@@ -75,7 +75,7 @@ def test_settings_are_plain_in_the_checkpoint_and_attributes_after_loading(check
 
 
 def test_an_unknown_field_is_named_with_the_nearest_one():
-    with pytest.raises(UserError, match=r"Expected fields of VisionSettings, got 'widht': the nearest .* 'width'"):
+    with pytest.raises(UserError, match=r"Expected fields of VisionSettings, got 'widht': did you mean 'width'"):
         ToyMethod(vision={"widht": 3})
     assert settings(OptimSettings, {"betas": [0.5, 0.6]}).betas == (0.5, 0.6)
 

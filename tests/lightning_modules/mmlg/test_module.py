@@ -15,8 +15,8 @@ from vlightning.callbacks import LearngeneExpansionCallback, LearngeneWriter, ex
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MMLGModule
-from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of
-from vlightning.lightning_modules.networks.published_clip import Outside
+from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.networks.published_clip import PublishedCLIP
 
 ROWS = 6
 
@@ -241,7 +241,7 @@ def test_a_captioner_that_takes_other_texts_is_one_sentence():
     config = open_clip.get_model_config("coca_ViT-B-32")
     with torch.device("meta"):
         network = open_clip.CoCa(**{name: part for name, part in config.items() if name != "custom_text"})
-    outside = Outside(network, preprocessing_of("ViT-B-32"), list, "coca_ViT-B-32", "tag", "0")
+    outside = PublishedCLIP(network, preprocessing_of("ViT-B-32"), list, "coca_ViT-B-32", "tag", "0")
     with pytest.raises(ValueError, match="max_tokens is 77, but the teacher coca_ViT-B-32 of 'tag' expects 76"):
         MMLGModule(layers=2)._check_teacher(outside)
 
@@ -275,7 +275,7 @@ def test_the_papers_teacher_has_the_papers_size():
     arguments = inspect.signature(MMLGModule).parameters
     chosen = arguments["teacher"].default, arguments["teacher_weights"].default
     assert chosen == ("ViT-B-16", "openai")
-    assert open_clip.get_pretrained_cfg(*chosen)["quick_gelu"]  # which `load_outside` switches on then
+    assert open_clip.get_pretrained_cfg(*chosen)["quick_gelu"]  # which `load_published` switches on then
 
 
 def checkpoint(folder, **options):

@@ -12,7 +12,7 @@ from timm.models.fastvit import MobileOneBlock, ReparamLargeKernelConv, RepMixer
 from torch import nn
 
 from support.mobileclip import features, fill, random_images, settle, texts
-from vlightning.lightning_modules.mobileclip.checkpoint import from_vendor, to_vendor
+from vlightning.lightning_modules.mobileclip.vendor_layout import from_vendor, to_vendor
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
 from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
 

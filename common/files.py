@@ -1,0 +1,267 @@
+"""Files and folders that are whole or not there: one atomic write, and the clearing of what killed writers left.
+
+A file or folder is written under an unfinished name beside its target and renamed when it is complete. The unfinished
+name holds the machine, the process number and the start time of its writer, so that `clear_leftovers` removes what a
+dead writer left and nothing that a living one is writing. On the same machine the process is looked up; a process
+number that was reused is recognized by its start time. About a writer on another machine or in another container that
+shares the file system nothing can be proved (file locks are no proof either: several network file systems keep locks
+per machine, or have none), so its leftovers are removed only after `FOREIGN_AGE` without a change.
+"""
+
+import errno
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from .errors import UserError
+
+UNFINISHED, REPLACED = ".incomplete-", ".replaced-"
+"""Prefixes of the names of an unfinished file or folder, and of an old folder between its replacement and removal."""
+FOREIGN_AGE = 24 * 3600.0
+"""Seconds; longer than SLURM commonly suspends a job that it continues later."""
+
+_OWNER = re.compile(r"by-(?P<machine>[0-9a-f]{12})-(?P<pid>[0-9]+)-(?P<start>[0-9]+)-(?P<rest>.*)", re.DOTALL)
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
+
+
+class WriteError(UserError, OSError):
+    """A file or folder could not be written."""
+
+
+@contextmanager
+def replacing(target: str | Path, keep_existing: bool = False) -> Iterator[Path]:
+    """Write a file or folder atomically.
+
+    Yields a path beside the target where nothing exists yet. Write a file or a folder there: it gets the target's name
+    once the block ends, after its content is on the disk. If the block raises, the target stays as it was. The folder
+    of the target is made, and what killed writers left in it is removed.
+
+    Args:
+        target: Final path.
+        keep_existing: If another process has made the target in the meantime, keep that one and drop this one.
+
+    Raises:
+        WriteError: If it cannot be written.
+    """
+    target = Path(target)
+    staged = unfinished_beside(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(target.parent)
+        yield staged
+        sync(staged)
+        if not (keep_existing and target.exists()):
+            swap_in(staged, target)
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, WriteError) or _os_error(error) is None:
+            raise
+        raise _write_error(target, error) from error
+    finally:
+        remove(staged)
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Name the target in the error of a failed write, an OSError or torch's RuntimeError.
+
+    Raises:
+        WriteError: If the block raises one of these.
+    """
+    try:
+        yield
+    except WriteError:
+        raise
+    except (OSError, RuntimeError) as error:
+        raise _write_error(target, error) from error
+
+
+def check_free(target: Path) -> None:
+    """Check that a path is free for a new file or folder: that nothing is there, or an empty folder.
+
+    Raises:
+        FileExistsError: If the path is taken.
+    """
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists():
+        raise FileExistsError(f"Found {str(target)!r} already there, expected a new name: remove it or give another.")
+
+
+def unfinished_beside(target: Path) -> Path:
+    """Return a new name in the folder of a target, for what is renamed to the target when it is complete.
+
+    The name does not contain the target's: Lightning takes every file with `ckpt_` in its name for a checkpoint.
+    """
+    return target.with_name(f"{UNFINISHED}{_owner()}{uuid.uuid4().hex}")
+
+
+def replaced_beside(target: Path) -> Path:
+    """Return the name of an old folder between its replacement and its removal."""
+    return target.with_name(f"{REPLACED}{_owner()}{target.name}")
+
+
+def original_path(replaced: Path) -> Path:
+    """Return the path that a folder with a name from `replaced_beside` had before."""
+    name = replaced.name.removeprefix(REPLACED)
+    owner = _OWNER.fullmatch(name)
+    return replaced.with_name(owner["rest"] if owner else name)
+
+
+def swap_in(staged: Path, target: Path) -> None:
+    """Rename a complete file or folder to its final name, then remove the old file or folder of that name.
+
+    A file replaces a file in one step. A folder takes two steps, since no folder can be renamed onto one that is not
+    empty: a process that is killed in between leaves the old folder under a name that begins with `.replaced-`, and
+    `clear_leftovers` gives that folder its name back. If two processes do this at once, the later one wins.
+
+    Raises:
+        OSError: If it cannot be renamed; the target then is what it was before.
+    """
+    if not (staged.is_dir() or target.is_dir()):
+        os.replace(staged, target)
+        _sync_path(target.parent)
+        return
+    old = replaced_beside(target)
+    while True:
+        remove(old)
+        with suppress(FileNotFoundError):  # no old folder, or another process has just renamed it
+            os.rename(target, old)
+        try:
+            os.rename(staged, target)
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in _TAKEN and staged.exists():
+                continue  # another process has renamed its folder to the target since
+            if old.exists():
+                os.rename(old, target)
+            raise
+        break
+    _sync_path(target.parent)
+    remove(old)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what killed processes left unfinished in a folder.
+
+    A replaced folder whose original path is free gets its name back. What a living process may be writing stays, and
+    so does what cannot be removed.
+    """
+    with suppress(OSError):
+        for staged in folder.glob(f"{UNFINISHED}*"):
+            if _is_left(staged, UNFINISHED):
+                with suppress(OSError):
+                    remove(staged)
+        for old in folder.glob(f"{REPLACED}*"):
+            if not _is_left(old, REPLACED):
+                continue
+            if original_path(old).exists():
+                remove(old)
+            else:
+                with suppress(FileNotFoundError):  # another process has just renamed it
+                    os.rename(old, original_path(old))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or each file of a folder, is on the disk."""
+    for part in (path, *path.rglob("*")) if path.is_dir() else (path,):
+        if not part.is_symlink():
+            _sync_path(part)
+
+
+def _write_error(target: Path, error: Exception) -> WriteError:
+    cause = _os_error(error)
+    kept = "what was there before is unchanged" if target.exists() else "nothing is left of it"
+    message = f"{target} could not be written ({cause or error}); {kept}: check the free space and the permissions."
+    raised = WriteError(message)
+    raised.errno = cause.errno if cause is not None else None
+    return raised
+
+
+def _os_error(error: BaseException) -> OSError | None:
+    """Return the OSError behind an error: torch reports a failed write as a RuntimeError."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
+def _sync_path(path: Path) -> None:
+    if path.is_dir() and os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some network file systems refuse it for folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _is_left(path: Path, prefix: str) -> bool:
+    """Tell whether the writer of an unfinished or replaced path has ended, certainly or very probably."""
+    owner = _OWNER.fullmatch(path.name.removeprefix(prefix))
+    if owner is not None and owner["machine"] == _machine():
+        return not _is_alive(int(owner["pid"]), owner["start"])
+    return _unchanged_for(path) > FOREIGN_AGE
+
+
+def _unchanged_for(path: Path) -> float:
+    """Return the seconds since the last change by the file system's clock, since clocks of machines may differ."""
+    clock = unfinished_beside(path)
+    try:
+        clock.touch()
+        now = clock.stat().st_ctime
+        return now - max(part.lstat().st_ctime for part in (path, *path.rglob("*")))
+    except OSError:  # its writer has just finished, or the folder is read-only
+        return 0.0
+    finally:
+        with suppress(OSError):
+            clock.unlink(missing_ok=True)
+
+
+def _owner() -> str:
+    """Return the part of a name that identifies this process."""
+    return f"by-{_machine()}-{os.getpid()}-{_started(os.getpid()) or 0}-"
+
+
+@cache
+def _machine() -> str:
+    """Return 12 hexadecimal digits for where a process number is valid: this boot of this machine, this container."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return uuid.uuid5(uuid.NAMESPACE_OID, f"{boot}{os.readlink('/proc/self/ns/pid')}").hex[:12]
+    except OSError:  # not Linux: no other process can be looked up, and this one removes its own files
+        return uuid.uuid4().hex[:12]
+
+
+def _is_alive(pid: int, start: str) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # a process of another user
+        return True
+    return _started(pid) in (start, None)
+
+
+def _started(pid: int) -> str | None:
+    """Return a process's start in ticks since the boot, "" for a process that has ended, None if unknown."""
+    try:
+        # The program's name stands in parentheses and may contain parentheses itself.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return "" if fields[0] in "ZX" else fields[19]
