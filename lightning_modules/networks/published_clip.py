@@ -113,7 +113,9 @@ def _from_folder(path: Path) -> Loaded:
 def _refuse_remote_code(path: Path) -> None:
     """Refuse a tokenizer with trust_remote_code, for which transformers would run Python files of the folder."""
     try:
-        options = json.loads((path / CONFIG_NAME).read_text(encoding="utf-8"))["model_cfg"]["text_cfg"]["tokenizer_kwargs"]
+        options = json.loads((path / CONFIG_NAME).read_text(encoding="utf-8"))["model_cfg"]["text_cfg"][
+            "tokenizer_kwargs"
+        ]
     except (ValueError, LookupError, TypeError):  # open_clip reports a malformed configuration
         return
     if options.get("trust_remote_code"):

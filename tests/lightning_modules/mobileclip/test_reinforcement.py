@@ -23,10 +23,10 @@ from vlightning.datamodules.core.decode import Account, Fault
 from vlightning.datamodules.sources.reinforcement_rows import Looks, Original, View, batch_of
 from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
-from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.export import save_open_clip
-from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
+from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule, Teacher
+from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.published_clip import load_published
 
 ROOT = Path(__file__).resolve().parents[3]
