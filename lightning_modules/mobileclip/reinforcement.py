@@ -17,7 +17,7 @@ from ...callbacks import LeftOut, Reinforced, ReinforcementWriter, missing_callb
 from ..base.checkpoints import CheckpointModule
 from ..base.frozen import FrozenTeacher
 from ..networks.precision import unit
-from ..networks.published_clip import Outside, load_outside
+from ..networks.published_clip import PublishedCLIP, load_published
 from .captioner import Captioner
 
 _LOOK = ("image_size", "interpolation", "mean", "std", "resize_mode")
@@ -76,7 +76,7 @@ class ReinforcementModule(CheckpointModule):
         self.captioner = captioner
         self.forward_batch = forward_batch
         self.checked_samples = checked_samples
-        self.loaded: list[Outside] = []
+        self.loaded: list[PublishedCLIP] = []
         self.scales: list[float] = []
         self.networks = nn.ModuleList()
 
@@ -110,7 +110,7 @@ class ReinforcementModule(CheckpointModule):
         if self.captioner is not None:
             self.captioner.load()
             self.captioner.requires_grad_(False).eval()
-        self.loaded = [load_outside(teacher.model, teacher.weights) for teacher in self.teachers]
+        self.loaded = [load_published(teacher.model, teacher.weights) for teacher in self.teachers]
         # Now, in float32: the trainer may turn all weights into half precision.
         self.scales = [
             float(outside.network.logit_scale.exp()) if teacher.scale is None else teacher.scale
@@ -223,11 +223,11 @@ class ReinforcementModule(CheckpointModule):
         return rows.split(self.forward_batch)
 
 
-def _view(outside: Outside) -> tuple[int, str]:
+def _view(outside: PublishedCLIP) -> tuple[int, str]:
     return outside.preprocessing.image_size, outside.preprocessing.interpolation
 
 
-def _normalised(images: Tensor, outside: Outside) -> Tensor:
+def _normalised(images: Tensor, outside: PublishedCLIP) -> Tensor:
     """8-bit images [B, S, S, 3] as a teacher wants them, [B, 3, S, S] in the precision of its weights."""
     look = outside.preprocessing
     mean, std = (images.new_tensor(part, dtype=torch.float32) for part in (look.mean, look.std))
@@ -235,7 +235,7 @@ def _normalised(images: Tensor, outside: Outside) -> Tensor:
     return seen.to(next(outside.network.parameters()).dtype)
 
 
-def _width(outside: Outside) -> int:
+def _width(outside: PublishedCLIP) -> int:
     """Of a model's features, told from what it says of a word."""
     device = next(outside.network.parameters()).device
     with torch.no_grad():

@@ -23,10 +23,11 @@ from vlightning.datamodules.core.decode import Account, Fault
 from vlightning.datamodules.sources.reinforcement_rows import Looks, Original, View, batch_of
 from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
+from vlightning.lightning_modules.mobileclip.export import save_open_clip
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.pretrained import Preprocessing, save_open_clip
 from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule, Teacher
-from vlightning.lightning_modules.networks.published_clip import load_outside
+from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
+from vlightning.lightning_modules.networks.published_clip import load_published
 
 ROOT = Path(__file__).resolve().parents[3]
 LARGER = {  # than the tiny CLIP of all tests, in all of its sizes
@@ -331,7 +332,7 @@ def test_settings_name_what_decides_the_embeddings(folders):
     first, second = settings["teachers"]
     for teacher, folder, width in ((first, folders[0], 8), (second, folders[1], 12)):
         assert (teacher["model"], teacher["weights"], teacher["width"]) == (Path(folder).name, folder, width)
-        assert teacher["sha256"] == load_outside(None, folder).sha256
+        assert teacher["sha256"] == load_published(None, folder).sha256
     assert first["scale"] == pytest.approx(np.exp(3.0))
     assert first["temperature"] == pytest.approx(np.exp(-3.0))
     assert (second["scale"], second["temperature"]) == (50.0, 0.02)

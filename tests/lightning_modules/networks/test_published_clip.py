@@ -16,9 +16,11 @@ from safetensors.torch import load_file, save_file
 from support.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
 from support.mobileclip import features, random_images, settle, texts
 from vlightning.lightning_modules.base.frozen import FrozenTeacher
+from vlightning.lightning_modules.mobileclip.export import save_open_clip
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.pretrained import Preprocessing, preprocessing_of, save_open_clip
-from vlightning.lightning_modules.networks.published_clip import load_outside
+from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
+from vlightning.lightning_modules.networks.published_clip import load_published
 
 QUICK, CLEANED, CAPTIONER = f"{NAME}-quickgelu", "tiny-clip-without-punctuation", "tiny-coca-of-the-tests"
 TAG = "of_the_tests"
@@ -105,7 +107,7 @@ def plain(preprocessing):
 
 
 def test_a_folder_gives_the_model_that_was_saved(folder):
-    outside = load_outside(None, str(folder))
+    outside = load_published(None, str(folder))
     assert_same(outside.network, randomized(build_model(NAME, context_length=None)))
     assert plain(outside.preprocessing) == vars(LOOK)
     assert outside.tokenizer(["a dog", "a " * 50]).shape == (2, LENGTH)
@@ -117,7 +119,7 @@ def test_a_folder_of_half_precision_is_made_float32(folder):
     weights = folder / "open_clip_model.safetensors"
     half = {key: value.half() for key, value in load_file(weights).items()}
     save_file(half, weights)
-    outside = load_outside(None, str(folder))
+    outside = load_published(None, str(folder))
     assert_frozen(outside)
     for key, value in outside.network.state_dict().items():
         assert torch.equal(value, half[key].float().reshape(value.shape)), key
@@ -129,7 +131,7 @@ def test_a_folder_that_open_clip_wrote(tmp_path, clip, safe):
     theirs.load_state_dict(clip.state_dict())
     no_files = SimpleNamespace(save_pretrained=lambda _: None)  # the plain tokenizer needs none
     save_for_hf(theirs, no_files, open_clip.get_model_config(QUICK), tmp_path / "hub", safe_serialization=safe)
-    outside = load_outside("a name that is not used", str(tmp_path / "hub"))
+    outside = load_published("a name that is not used", str(tmp_path / "hub"))
     assert_same(outside.network, theirs.eval())
     default = open_clip.transform.PreprocessCfg()
     assert plain(outside.preprocessing) == vars(Preprocessing(SIZE, LOOK.mean, default.std, "bilinear", "shortest"))
@@ -137,7 +139,7 @@ def test_a_folder_that_open_clip_wrote(tmp_path, clip, safe):
 
 
 def test_a_file_of_open_clips(file, clip):
-    outside = load_outside(NAME, str(file))
+    outside = load_published(NAME, str(file))
     assert_same(outside.network, clip)
     assert outside.preprocessing == preprocessing_of(NAME)
     assert torch.equal(outside.tokenizer(["a dog!"]), open_clip.get_tokenizer(NAME)(["a dog!"]))
@@ -148,11 +150,11 @@ def test_a_file_of_open_clips(file, clip):
 
 def test_a_file_in_the_home_folder(file, monkeypatch):
     monkeypatch.setenv("HOME", str(file.parent))
-    assert load_outside(NAME, "~/weights.pt").sha256 == load_outside(NAME, str(file)).sha256
+    assert load_published(NAME, "~/weights.pt").sha256 == load_published(NAME, str(file)).sha256
 
 
 def test_a_file_has_the_tokenizer_of_its_model(file):
-    plain, cleaned = (load_outside(name, str(file)).tokenizer for name in (NAME, CLEANED))
+    plain, cleaned = (load_published(name, str(file)).tokenizer for name in (NAME, CLEANED))
     assert not torch.equal(plain(["a dog!"]), plain(["a dog"]))
     assert torch.equal(cleaned(["a dog!"]), plain(["a dog"]))
 
@@ -161,7 +163,7 @@ def test_a_file_has_the_tokenizer_of_its_model(file):
 def test_a_file_has_the_activation_that_the_name_says(file, clip, name):
     expected = CLIP(**open_clip.get_model_config(name))
     expected.load_state_dict(clip.state_dict())
-    assert_same(load_outside(name, str(file)).network, expected.eval())
+    assert_same(load_published(name, str(file)).network, expected.eval())
 
 
 def prefixed(prefix, model):
@@ -176,7 +178,7 @@ def test_a_checkpoint_of_a_training_here_has_the_look_of_its_images(tmp_path, av
     student, average = (settle(build_model("MobileCLIP-tiny", 32, 9), seed) for seed in (1, 2))
     state = prefixed("student", student) | (prefixed("average", average) if averaged else {})
     torch.save({"state_dict": state, "hyper_parameters": arguments, "global_step": 3}, tmp_path / "last.ckpt")
-    outside = load_outside("MobileCLIP-tiny", str(tmp_path / "last.ckpt"))
+    outside = load_published("MobileCLIP-tiny", str(tmp_path / "last.ckpt"))
     assert_same(
         outside.network, average if averaged else student, (random_images(2, 32), outside.tokenizer(["a", "b"]))
     )
@@ -184,7 +186,7 @@ def test_a_checkpoint_of_a_training_here_has_the_look_of_its_images(tmp_path, av
     assert outside.tokenizer(["a dog"]).shape == (1, 9)
     assert_frozen(outside)
     with pytest.raises(ValueError, match=r"training of MobileCLIP-tiny .* expected MobileCLIP-S0"):
-        load_outside("MobileCLIP-S0", str(tmp_path / "last.ckpt"))
+        load_published("MobileCLIP-S0", str(tmp_path / "last.ckpt"))
 
 
 def test_a_checkpoint_in_pieces_is_no_folder_of_open_clips(tmp_path):
@@ -199,7 +201,7 @@ def test_a_checkpoint_in_pieces_is_no_folder_of_open_clips(tmp_path):
     torch.save(
         {"state_dict": state | {place: {"pieces_along_dimension": 0}}, "files_with_pieces": 2}, folder / "meta.pt"
     )
-    assert_same(load_outside(NAME, str(folder)).network, module.student.eval())
+    assert_same(load_published(NAME, str(folder)).network, module.student.eval())
 
 
 def coca(seed=0):
@@ -211,7 +213,7 @@ def coca(seed=0):
 def test_a_file_of_a_captioner(tmp_path):
     expected = coca()
     torch.save(expected.state_dict(), tmp_path / "coca.pt")
-    outside = load_outside(CAPTIONER, str(tmp_path / "coca.pt"))
+    outside = load_published(CAPTIONER, str(tmp_path / "coca.pt"))
     assert isinstance(outside.network, CoCa)
     ids = texts(3, LENGTH - 1)
     assert_same(outside.network, expected, (BATCH[0], ids))
@@ -230,7 +232,7 @@ def test_a_tag_has_the_activation_that_it_was_trained_with(listed, clip, name, q
     for activation in (True, False):
         built[activation] = open_clip.create_model(NAME, force_quick_gelu=activation).eval()
         built[activation].load_state_dict(clip.state_dict())
-    outside = load_outside(name, TAG)
+    outside = load_published(name, TAG)
     assert_same(outside.network, built[quick])
     for found, other in zip(features(outside.network, *BATCH), features(built[not quick], *BATCH), strict=True):
         assert not torch.allclose(found, other, atol=1e-3)
@@ -239,7 +241,7 @@ def test_a_tag_has_the_activation_that_it_was_trained_with(listed, clip, name, q
 
 def test_a_tag_tells_what_is_done_with_a_image(listed):
     listed()
-    outside = load_outside(NAME, TAG.replace("_", "-"))  # open_clip takes both
+    outside = load_published(NAME, TAG.replace("_", "-"))  # open_clip takes both
     assert plain(outside.preprocessing) == vars(LOOK)
     assert outside.tokenizer(["a dog"]).shape == (1, LENGTH)
     assert_frozen(outside)
@@ -255,20 +257,20 @@ def test_every_other_quickgelu_model_of_open_clips_is_the_same_model():
 
 
 def test_fingerprints_are_those_of_the_weights(tmp_path, folder):
-    fingerprint = load_outside(None, str(folder)).sha256
+    fingerprint = load_published(None, str(folder)).sha256
     assert len(bytes.fromhex(fingerprint)) == 32
     copied = tmp_path / "elsewhere"
     shutil.copytree(folder, copied)
-    assert load_outside(None, str(copied)).sha256 == fingerprint
+    assert load_published(None, str(copied)).sha256 == fingerprint
     weights = load_file(copied / "open_clip_model.safetensors")
     weights["visual.proj"][0, 0] += 1e-3
     save_file(weights, copied / "open_clip_model.safetensors")
-    assert load_outside(None, str(copied)).sha256 != fingerprint
+    assert load_published(None, str(copied)).sha256 != fingerprint
 
 
 def sentence(kind, model, weights):
     with pytest.raises(kind) as raised:
-        load_outside(model, str(weights))
+        load_published(model, str(weights))
     said = str(raised.value)
     assert raised.type is kind
     assert said.endswith(".")
