@@ -127,8 +127,8 @@ DATA = {
 
 def mobileclip(name=None, **options):
     torch.manual_seed(0)
-    stored = {"teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0], "max_tokens": LENGTH}
-    module = MobileCLIPModule(name or add_tiny_clip(), average_momentum=None, **stored | options)
+    stored = {"teacher": {"dims": [64, 96], "scales": [30.0, 30.0]}, "max_tokens": LENGTH}
+    module = MobileCLIPModule(name or add_tiny_clip(), momentum={"momentum": None}, **stored | options)
     if name is None:
         randomized(module.student)
     return module
@@ -164,7 +164,7 @@ def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_
     words = [f"--data.{split}={file}" for split in ("train", "validation", "test")]
     words += ["--data.tokenizer=clip", "--data.vocab_size=49408", f"--data.max_tokens={LENGTH}", "--data.num_workers=0"]
     words += ["--data.batch_size=6", f"--data.cache_dir={images / 'cache'}", "--trainer.accelerator=cpu"]
-    model = [f"--model.model={add_tiny_clip()}", "--model.distillation_weight=0", "--model.average_momentum=null"]
+    model = [f"--model.model={add_tiny_clip()}", "--model.distillation_weight=0", "--model.momentum.momentum=null"]
     words += ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false"]
     ran = run("fit", "--model=MobileCLIPModule", *model, "--data=ImageTextDataModule", *words)
     assert ran.status == 0, ran.err

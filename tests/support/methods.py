@@ -53,9 +53,15 @@ def mmlg(teacher, seed, **data):
 
 def mobileclip(shards, seed, model="MobileCLIP-tiny", image_size=32, **data):
     torch.manual_seed(seed)
-    stored = {"teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0]}
-    options = {"average_momentum": 0.9, "warmup_steps": 3, "micro_batch_size": 4}
-    module = MobileCLIPModule(model, image_size=image_size, max_tokens=16, **stored, **options)
+    module = MobileCLIPModule(
+        model,
+        max_tokens=16,
+        vision={"image_size": image_size},
+        teacher={"dims": [64, 96], "scales": [30.0, 30.0]},
+        momentum={"momentum": 0.9},
+        optim={"warmup_steps": 3},
+        memory={"micro_batch_size": 4},
+    )
     return module, ReinforcedShapesDataModule(shards, **ROWS | {"augmentations": 2, "image_size": image_size} | data)
 
 
