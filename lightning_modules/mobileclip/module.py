@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.optim import Optimizer
 
+from ...callbacks import missing_callbacks
 from ...callbacks.distributed.collectives import rank
 from ...callbacks.ema import EMACallback, EMAPair
-from ...callbacks.missing import missing_callbacks
 from ...callbacks.step_seed import StepSeedCallback
 from ...callbacks.writers.retrieval import RetrievalPredictionWriter
 from ...common.errors import UserError
@@ -95,7 +95,11 @@ class MobileCLIPModule(Method):
         super().__init__(optimizer, lr_scheduler)
         self.save_settings()
         self.model, self.weights, self.captions = model, weights, captions
-        self.distillation_weight, self.max_tokens, self.max_logit_scale = distillation_weight, max_tokens, max_logit_scale
+        self.distillation_weight, self.max_tokens, self.max_logit_scale = (
+            distillation_weight,
+            max_tokens,
+            max_logit_scale,
+        )
         self.vision, self.teacher = settings(VisionSettings, vision), settings(TeacherSettings, teacher)
         self.momentum, self.optim = settings(MomentumSettings, momentum), settings(OptimSettings, optim)
         self.memory = settings(MemorySettings, memory)
@@ -196,7 +200,9 @@ class MobileCLIPModule(Method):
 
     def data_sizes(self) -> DataSizes:
         """Return the sizes that the towers were built for."""
-        return DataSizes(self.vision.image_size or to_2tuple(self.student.visual.image_size)[0], self.student.vocab_size)
+        return DataSizes(
+            self.vision.image_size or to_2tuple(self.student.visual.image_size)[0], self.student.vocab_size
+        )
 
     def sharded_networks(self) -> list[nn.Module]:
         """Return the student and its average."""
