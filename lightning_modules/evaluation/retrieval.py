@@ -12,12 +12,10 @@ from torch import Tensor
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...metrics.retrieval import RECALLS, Matches, nearest_candidates, retrieval_ranks
-from ..base.checkpoints import CheckpointModule
-from ..base.data_sizes import DataSizesModule
 from .collected import CollectedFeatures
 from .protocol import PREFIXES, Batch, Stage
 from .ranking import Protocol, Ranks, fold_median_ranks, protocol_recalls, rerank_candidates
-from .reranking import NO_RERANKING, PairScorer, RerankScore, RerankSettings, TokenStore, match_candidates  # noqa: F401
+from .reranking import NO_RERANKING, PairScorer, RerankSettings, TokenStore, match_candidates
 from .retrieval_result import UNKNOWN, RetrievalResult
 
 
@@ -230,112 +228,6 @@ class RetrievalEvaluation:
         if self.spaces is None:
             return {"": features}
         return dict(zip(self.spaces, features.split(list(self.spaces.values()), dim=1), strict=True))
-
-
-class RetrievalModule(DataSizesModule, CheckpointModule):
-    """A LightningModule with the hooks of retrieval evaluation and prediction.
-
-    A subclass sets `self.evaluation` and supplies `encode_images` and `encode_texts`; one with a matching head also
-    supplies `text_states` and `match_scores` (see `PairScorer`) and says when it re-ranks.
-
-    `test` and `validation` take images with their captions; `predict` takes images, texts, or both, in any number
-    of loaders, and leaves the result in `self.evaluation.result`.
-    """
-
-    evaluation: RetrievalEvaluation
-
-    def encode_images(self, image: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Unit-length features [B, E] of images [B, 3, H, W], and their tokens [B, N, V] if it re-ranks.
-
-        Where the evaluation has several spaces, those of each have unit length and stand side by side; texts alike.
-        """
-        raise NotImplementedError
-
-    def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Unit-length features [B, E] of texts, ids and mask [B, L]."""
-        raise NotImplementedError
-
-    def ranked_images(self, image: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What is ranked, as of `encode_images`; of several spaces the features stand side by side."""
-        return self.encode_images(image)
-
-    def ranked_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """What is ranked, as of `encode_texts`; of several spaces the features stand side by side."""
-        return self.encode_texts(input_ids, attention_mask)
-
-    def reranks(self, stage: str) -> bool:
-        """Whether candidates are re-ranked in a stage ("validate", "test" or "predict")."""
-        return False
-
-    def contrastive_temperature(self) -> float:
-        """What cosines are divided by in the contrastive loss; every process asks, because it may be sharded."""
-        return 1.0
-
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return unit-length features of the images [B, E] and the texts [T, E] of a batch."""
-        return self.encode_images(batch["image"])[0], self.encode_texts(batch["input_ids"], batch["attention_mask"])
-
-    def on_validation_epoch_start(self) -> None:
-        """Start a new evaluation."""
-        self.evaluation.start()
-
-    def on_test_epoch_start(self) -> None:
-        """Start a new evaluation."""
-        self.evaluation.start()
-
-    def on_predict_epoch_start(self) -> None:
-        """Start a new evaluation."""
-        self.evaluation.start()
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Encode images and captions for retrieval."""
-        self._collect(batch, "validate")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Encode images and captions for retrieval."""
-        self._collect(batch, "test")
-
-    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """Encode the images and the texts of a batch, and return the features with the ids that came with them."""
-        ids = ("image_id", "sample_index", "text_image_id", "text_index")
-        return {name: batch[name] for name in ids if name in batch} | self._collect(batch, "predict")
-
-    def on_validation_epoch_end(self) -> None:
-        """Log retrieval recall in percent."""
-        self._log_recalls("val", "validate")
-
-    def on_test_epoch_end(self) -> None:
-        """Log retrieval recall in percent."""
-        self._log_recalls("test", "test")
-
-    def on_predict_epoch_end(self) -> None:
-        """Rank the images for every text and the texts for every image."""
-        self._compute("predict")
-
-    def _collect(self, batch: Batch, stage: str) -> dict[str, Tensor]:
-        features = {}
-        if "image" in batch:
-            features["image_features"], tokens = self.ranked_images(batch["image"])
-            kept = _as_computed(tokens) if tokens is not None and self.reranks(stage) else None
-            self.evaluation.add_images(features["image_features"], batch["image_id"], batch["sample_index"], kept)
-        if "input_ids" in batch:
-            features["text_features"] = self.ranked_texts(batch["input_ids"], batch["attention_mask"])
-            ids = (batch.get(name) for name in ("text_image_id", "text_id", "text_index"))
-            self.evaluation.add_texts(features["text_features"], batch["input_ids"], batch["attention_mask"], *ids)
-        return features
-
-    def _compute(self, stage: str) -> RetrievalResult:
-        scorer: Any = self if self.reranks(stage) else None
-        # Lightning has left the precision's context by now, in which the towers ran.
-        result = self.evaluation.compute(
-            scorer, self.trainer.precision_plugin.forward_context, self.contrastive_temperature()
-        )
-        self.evaluation.start()
-        result.warn()
-        return result
-
-    def _log_recalls(self, prefix: str, stage: str) -> None:
-        _log_recalls(self, self._compute(stage), prefix)
 
 
 def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) -> None:
