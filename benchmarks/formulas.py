@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
-from vlightning.lightning_modules.base.frozen import FrozenTeacher
+from vlightning.lightning_modules.base.frozen import Frozen
 
 FLOAT, LONG = 4, 8
 
@@ -232,7 +232,7 @@ def _networks(module: Any) -> dict[str, Any]:
         fate = "trained" if parameter.requires_grad else "averaged" if id(parameter) in following else "frozen"
         found[fate] += parameter.nbytes
     queues = module.queues().values() if hasattr(module, "queues") else []
-    taught = [part for part in module.modules() if isinstance(part, FrozenTeacher)]
+    taught = [part for part in module.modules() if isinstance(part, Frozen)]
     alike = {id(buffer) for part in (*queues, *taught) for buffer in part.buffers()}
     found["queue"] = sum(buffer.nbytes for queue in queues for buffer in queue.buffers())
     found["asked"] = found["averaged"] + found["frozen"]
