@@ -111,8 +111,8 @@ def train_teacher(name: str, options: argparse.Namespace) -> None:
         return
     place = options.folder / "runs" / f"teacher_{name}"
     words = ["--model=MobileCLIPModule", f"--model.model=ladder-{name}", "--model.distillation_weight=0"]
-    words += ["--model.average_momentum=0.995", "--model.warmup_steps=100", "--model.weight_decay=0.1"]
-    words += ["--model.learning_rate=1e-3", "--model.min_learning_rate=0"]
+    words += ["--model.momentum.momentum=0.995", "--model.optim.warmup_steps=100", "--model.optim.weight_decay=0.1"]
+    words += ["--model.optim.learning_rate=1e-3", "--model.optim.min_learning_rate=0"]
     words += ["--data=ImageTextDataModule", "--data.caption_column=captions", "--data.tokenizer=clip"]
     words += ["--data.vocab_size=49408", f"--data.image_size={TEACHERS[name][1]}", *shared(options)]
     words += ["--data.train", str(options.folder / "train.parquet")]
@@ -150,9 +150,14 @@ def climb(rung: str, seed: int, manifest: dict[str, Any], options: argparse.Name
     reinforced, settings = RUNGS[rung]
     place = options.folder / "runs" / f"{rung.strip('+ ').replace(' ', '_')}_seed{seed}"
     teachers = manifest["teachers"]
-    words = ["--model=MobileCLIPModule", "--model.model=MobileCLIP-tiny", "--model.average_momentum=null"]
+    words = ["--model=MobileCLIPModule", "--model.model=MobileCLIP-tiny", "--model.momentum.momentum=null"]
     words += [f"--model.{key}={[teacher[part] for teacher in teachers]}" for key, part in _TEACHER_WORDS.items()]
-    words += ["--model.learning_rate=2e-3", "--model.warmup_steps=60", *settings, f"--seed_everything={seed}"]
+    words += [
+        "--model.optim.learning_rate=2e-3",
+        "--model.optim.warmup_steps=60",
+        *settings,
+        f"--seed_everything={seed}",
+    ]
     words += ["--data=ReinforcedImageTextDataModule", f"--data.train={options.folder / 'reinforced' / reinforced}"]
     words += [f"--data.image_size={SIZE}", *shared(options)]
     curve = fit(place, words, options.epochs, REACHED, options.threads, PROGRAM, every=2)
@@ -164,7 +169,7 @@ def climb(rung: str, seed: int, manifest: dict[str, Any], options: argparse.Name
     return curve, found
 
 
-_TEACHER_WORDS = {"teacher_dims": "width", "teacher_scales": "scale"}
+_TEACHER_WORDS = {"teacher.dims": "width", "teacher.scales": "scale"}
 
 
 def reached(curve: Curve, level: float, each: int) -> float:

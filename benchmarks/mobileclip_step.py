@@ -125,7 +125,9 @@ class Step:
 
     def __init__(self, options: argparse.Namespace, reinforced: bool) -> None:
         torch.manual_seed(0)
-        self.module = MobileCLIPModule(options.model, options.size, distillation_weight=float(reinforced))
+        self.module = MobileCLIPModule(
+            options.model, vision={"image_size": options.size}, distillation_weight=float(reinforced)
+        )
         channels_last(self.module)  # as `configure_model` does
         self.module.log = lambda *_, **__: None  # type: ignore[method-assign]
         self.ema = EMACallback(self.module.momentum_pairs(), log=False)

@@ -18,8 +18,8 @@ from support.images import draw_image
 from support.reinforcement import write_pairs
 from vlightning.callbacks import load_learngene
 from vlightning.datamodules import ImageTextDataModule
-from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.export import save_open_clip
+from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
 
 ROOT = Path(__file__).resolve().parent.parent

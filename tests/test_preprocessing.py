@@ -29,8 +29,8 @@ from vlightning.datamodules import (
 from vlightning.export import export
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
 from vlightning.lightning_modules.mmlg.towers import load_tower
-from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.export import save_vendor
+from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
 from vlightning.lightning_modules.networks.open_clip_folder import write_open_clip
 from vlightning.lightning_modules.networks.published_clip import load_published

@@ -103,7 +103,9 @@ class TeacherEnsemble(nn.Module):
         for loaded in self.loaded:
             own = images[self.views.index(_view(loaded))]
             flat = own.flatten(0, 1)
-            features = [loaded.network.encode_image(_normalized(part, loaded)) for part in flat.split(self.forward_batch)]
+            features = [
+                loaded.network.encode_image(_normalized(part, loaded)) for part in flat.split(self.forward_batch)
+            ]
             parts.append(unit(torch.cat(features)).float().unflatten(0, own.shape[:2]))
         return torch.cat(parts, -1).cpu()
 

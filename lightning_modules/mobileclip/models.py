@@ -114,7 +114,7 @@ def build_model(name: str, image_size: int | None = None, context_length: int | 
 
 
 def model_config(name: str, image_size: int | None = None, context_length: int | None = 77) -> dict[str, Any]:
-    """Return the arguments of open_clip's `CustomTextCLIP`: `embed_dim`, `vision_cfg`, `text_cfg`, and some models' more.
+    """Return the arguments of open_clip's `CustomTextCLIP`: `embed_dim`, `vision_cfg`, `text_cfg` and others.
 
     Args:
         name: as in `build_model`.

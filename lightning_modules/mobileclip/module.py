@@ -95,7 +95,11 @@ class MobileCLIPModule(Method):
         super().__init__(optimizer, lr_scheduler)
         self.save_settings()
         self.model, self.weights, self.captions = model, weights, captions
-        self.distillation_weight, self.max_tokens, self.max_logit_scale = distillation_weight, max_tokens, max_logit_scale
+        self.distillation_weight, self.max_tokens, self.max_logit_scale = (
+            distillation_weight,
+            max_tokens,
+            max_logit_scale,
+        )
         self.vision, self.teacher = settings(VisionSettings, vision), settings(TeacherSettings, teacher)
         self.momentum, self.optim = settings(MomentumSettings, momentum), settings(OptimSettings, optim)
         self.memory = settings(MemorySettings, memory)
@@ -118,7 +122,7 @@ class MobileCLIPModule(Method):
         check_length(batch[CAPTIONS[kinds[0]]], self.max_tokens)
         student = student_sides(self.student, batch, kinds, self.memory.micro_batch_size)
         distills = self.distillation_weight > 0
-        teachers = self.teachers.sides(batch, kinds) if distills else dict.fromkeys(kinds, [])
+        teachers = self.teachers.sides(batch, kinds) if distills else {kind: [] for kind in kinds}
         first = rank() * len(batch["image"])
         losses = []
         for kind in kinds:
@@ -196,7 +200,9 @@ class MobileCLIPModule(Method):
 
     def data_sizes(self) -> DataSizes:
         """Return the sizes that the towers were built for."""
-        return DataSizes(self.vision.image_size or to_2tuple(self.student.visual.image_size)[0], self.student.vocab_size)
+        return DataSizes(
+            self.vision.image_size or to_2tuple(self.student.visual.image_size)[0], self.student.vocab_size
+        )
 
     def sharded_networks(self) -> list[nn.Module]:
         """Return the student and its average."""

@@ -47,8 +47,8 @@ class Teachers(NamedTuple):
         scales = [_DATACOMP_SCALE] * len(dims) if given.scales is None else given.scales
         if len(dims) != len(scales):
             raise UserError(
-                f"Expected one dimension and one scale for each teacher, got {len(dims)} teacher.dims and {len(scales)} "
-                "teacher.scales: correct one of them."
+                f"Expected one dimension and one scale for each teacher, got {len(dims)} teacher.dims and "
+                f"{len(scales)} teacher.scales: correct one of them."
             )
         return cls(dims, scales)
 

@@ -108,8 +108,7 @@ class TextRepMixer(nn.Module):
         identity = gamma.new_zeros(len(gamma), 1, 1, KERNEL)
         identity[..., KERNEL // 2] = 1
         kernel, bias = (
-            mixer - norm
-            for mixer, norm in zip(self.mixer.kernel(identity), self.norm.kernel(identity), strict=True)
+            mixer - norm for mixer, norm in zip(self.mixer.kernel(identity), self.norm.kernel(identity), strict=True)
         )
         conv = depthwise(len(gamma), bias=True).to(gamma)
         conv.weight.data = identity + gamma[..., None] * kernel

@@ -47,9 +47,7 @@ class TransformersCaptioner(Captioner):
         if max_new_tokens < 1:
             raise UserError(f"Expected max_new_tokens of at least 1, got {max_new_tokens}.")
         if not 0 <= min_new_tokens <= max_new_tokens:
-            raise UserError(
-                f"Expected min_new_tokens from 0 to max_new_tokens={max_new_tokens}, got {min_new_tokens}."
-            )
+            raise UserError(f"Expected min_new_tokens from 0 to max_new_tokens={max_new_tokens}, got {min_new_tokens}.")
         self.model = model
         self.max_new_tokens = max_new_tokens
         self.min_new_tokens = min_new_tokens

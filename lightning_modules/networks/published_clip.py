@@ -75,7 +75,7 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
             file of open_clip or of a registered reader, such as the vendor's or a checkpoint of a training here.
 
     Raises:
-        UserError: if there is no such file, folder, model or tag, or the weights are of another model or cannot be loaded.
+        UserError: if there is no such file, folder, model or tag, or the weights cannot be loaded into the model.
     """
     path = Path(weights).expanduser()
     if path.is_dir() and not (path / METADATA).is_file():  # else a sharded checkpoint
@@ -113,7 +113,9 @@ def _from_folder(path: Path) -> Loaded:
 def _refuse_remote_code(path: Path) -> None:
     """Refuse a tokenizer with trust_remote_code, for which transformers would run Python files of the folder."""
     try:
-        options = json.loads((path / CONFIG_NAME).read_text(encoding="utf-8"))["model_cfg"]["text_cfg"]["tokenizer_kwargs"]
+        options = json.loads((path / CONFIG_NAME).read_text(encoding="utf-8"))["model_cfg"]["text_cfg"][
+            "tokenizer_kwargs"
+        ]
     except (ValueError, LookupError, TypeError):  # open_clip reports a malformed configuration
         return
     if options.get("trust_remote_code"):

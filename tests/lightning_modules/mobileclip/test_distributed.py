@@ -24,7 +24,9 @@ def on_rank(options):
     return losses_and_gradients(rank(), 2, options)
 
 
-@pytest.mark.parametrize("options", [{}, {"memory": {"micro_batch_size": 3, "loss_rows": 3}}], ids=["whole", "in slices"])
+@pytest.mark.parametrize(
+    "options", [{}, {"memory": {"micro_batch_size": 3, "loss_rows": 3}}], ids=["whole", "in slices"]
+)
 def test_mean_of_two_halves_is_the_whole(options):
     loss, gradients = losses_and_gradients(0, 1, {})
     halves = run_distributed(on_rank, options)

@@ -1,5 +1,6 @@
 """MobileCLIP's models: exact counts, the vendor's outputs, and its checkpoints both ways."""
 
+import functools
 import json
 import socket
 from pathlib import Path
@@ -12,9 +13,11 @@ from timm.models.fastvit import MobileOneBlock, ReparamLargeKernelConv, RepMixer
 from torch import nn
 
 from support.mobileclip import features, fill, random_images, settle, texts
-from vlightning.lightning_modules.mobileclip.vendor_layout import from_vendor, to_vendor
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
 from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
+from vlightning.lightning_modules.mobileclip.vendor_layout import from_vendor, is_vit, to_vendor, vendor_name
+from vlightning.lightning_modules.mobileclip.weights import fit
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mobileclip_s0.safetensors"
 COUNTS = {  # image tower without the bias of timm's projection, text tower
@@ -33,6 +36,12 @@ LARGE_COUNTS = {  # image tower with that bias, as timm counts, before and after
     "L-14": ("303.967", "303.967", "123.650"),
 }
 OPEN_CLIPS = [name for name in PRESETS if name in open_clip.list_models()]
+
+
+def read_vendor(model, state):
+    """The vendor's weights as the model's state dict."""
+    reported = functools.partial(vendor_name, vit=is_vit(model.state_dict()))
+    return fit(model, from_vendor(model, state), "a file", reported)
 
 
 def count(module):
@@ -89,7 +98,7 @@ def golden():
 def test_s0_is_the_vendors(golden):
     state, expected = golden
     model = build_model("MobileCLIP-S0").eval()
-    model.load_state_dict(from_vendor(model, state, "the golden file"))
+    model.load_state_dict(read_vendor(model, state))
     image = torch.rand(2, 3, 256, 256, generator=torch.Generator().manual_seed(123))
     with torch.no_grad():
         found = model.encode_image(image), model.encode_text(expected["input_ids"])
@@ -170,7 +179,7 @@ def test_vendor_files_load_as_open_clip_loads_them(name, entries):
     model = build_model(name).eval()
     state = vendor_state(model)
     assert len(state) == entries
-    model.load_state_dict(from_vendor(model, state, "a file"))
+    model.load_state_dict(read_vendor(model, state))
     theirs = open_clip.create_model(name).eval()
     theirs.load_state_dict(open_clip.convert.convert_state_dict(theirs, dict(state)))
     ours = model.state_dict()
@@ -182,28 +191,28 @@ def test_vendor_files_load_as_open_clip_loads_them(name, entries):
 def test_logit_scale_is_a_vector_here_and_a_number_there(golden, shape):
     model = build_model("MobileCLIP-S0")
     state = golden[0] | {"logit_scale": torch.full(shape, 3.0)}
-    model.load_state_dict(from_vendor(model, state, "a file"))
+    model.load_state_dict(read_vendor(model, state))
     assert torch.equal(model.logit_scale, torch.tensor([3.0]))
     assert torch.equal(to_vendor(model.state_dict())["logit_scale"], torch.tensor(3.0))
 
 
 @pytest.mark.parametrize("name", ["MobileCLIP-S3", "MobileCLIP-L-14", "RN50"])
 def test_only_models_that_the_vendor_has_are_written_in_its_layout(name):
-    with pytest.raises(ValueError, match="the vendor's layout has no names for"):
+    with pytest.raises(UserError, match="the vendor's layout has no names for"):
         to_vendor(on_meta(build_model, name).state_dict())
 
 
 @pytest.mark.parametrize(("name", "lost"), [("MobileCLIP-S0", "conv_kxk.0"), ("MobileCLIP-B", "backbone.0.bn")])
 def test_fused_models_are_not_written_in_the_vendors_layout(name, lost):
     state = on_meta(build_model, name).state_dict()
-    with pytest.raises(ValueError, match="not fused"):
+    with pytest.raises(UserError, match="before reparameterization"):
         to_vendor({key: value for key, value in state.items() if lost not in key})
 
 
 def test_a_bias_of_the_projection_is_not_lost():
     model = build_model("MobileCLIP-tiny")
     nn.init.ones_(model.visual.trunk.head.fc.bias)
-    with pytest.raises(ValueError, match=r"head.fc.bias is not zero"):
+    with pytest.raises(UserError, match=r"head.fc.bias is not zero"):
         to_vendor(model.state_dict())
 
 
@@ -220,21 +229,21 @@ def test_vendors_stem_is_another_function_of_the_same_weights():
     ("change", "message"),
     [
         (lambda state: state.pop("text_encoder.projection_layer"), r"1 missing \(text_encoder.projection_layer\)"),
-        (lambda state: state.update(other=torch.zeros(1)), r"1 left over \(other\)"),
+        (lambda state: state.update(other=torch.zeros(1)), r"1 unexpected \(other\)"),
         (lambda state: state.update(logit_scale=torch.zeros(2)), r"1 of another shape \(logit_scale \[2\] instead"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(golden, change, message):
     state = dict(golden[0])
     change(state)
-    with pytest.raises(ValueError, match=message):
-        from_vendor(on_meta(build_model, "MobileCLIP-S0"), state, "a file")
+    with pytest.raises(UserError, match=message):
+        read_vendor(on_meta(build_model, "MobileCLIP-S0"), state)
 
 
 def test_another_models_file_and_an_unknown_name_are_refused(golden):
-    with pytest.raises(ValueError, match=r"missing .* left over .*name the model that it is of"):
-        from_vendor(on_meta(build_model, "MobileCLIP-B"), golden[0], "a file")
-    with pytest.raises(ValueError, match="did you mean MobileCLIP-S1"):
+    with pytest.raises(UserError, match=r"missing .* unexpected .*name the model that the weights are of"):
+        read_vendor(on_meta(build_model, "MobileCLIP-B"), golden[0])
+    with pytest.raises(UserError, match=r"the nearest names are .*'MobileCLIP-S1'"):
         build_model("MobileClip-S1")
 
 
@@ -255,10 +264,10 @@ def test_any_model_of_open_clip_is_a_pair_of_towers():
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("roberta-ViT-B-32", "would be downloaded"), ("coca_ViT-B-32", "is a captioner")],
+    [("roberta-ViT-B-32", "would be downloaded"), ("coca_ViT-B-32", "got the captioner")],
 )
 def test_models_that_need_a_download_or_have_a_decoder_are_refused(name, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         build_model(name)
 
 

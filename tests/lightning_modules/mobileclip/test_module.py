@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 from support.clip import DIMS, SCALES, reinforced_batch, tiny_module
-from vlightning.common.errors import UserError
 from vlightning.callbacks import EMACallback, FinalExport
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedShapesDataModule, ShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
 
@@ -80,7 +80,7 @@ def test_one_kind_of_captions_is_one_half_of_the_loss():
     torch.testing.assert_close(losses["real"], expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(losses["real"] + losses["synthetic"], losses["both"], rtol=1e-12, atol=0)
     plain = {name: column for name, column in batch.items() if "synthetic" not in name}
-    with pytest.raises(UserError, match="Expected synthetic_input_ids .*: train on reinforced data"):
+    with pytest.raises(UserError, match=r"Expected synthetic_input_ids .*: train on reinforced data"):
         tiny_module(captions="synthetic").double().training_step(plain, 0)
 
 
@@ -328,7 +328,7 @@ def test_plain_pairs_are_refused_where_teachers_are_wanted(tmp_path):
     data = ShapesDataModule(
         batch_size=8, length=32, eval_length=8, image_size=32, tokenizer="clip", vocab_size=49408, max_tokens=16
     )
-    with pytest.raises(UserError, match="Expected teacher_image, teacher_text in .*: train on reinforced data"):
+    with pytest.raises(UserError, match=r"Expected teacher_image, teacher_text in .*: train on reinforced data"):
         quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(student_of_shapes(), data)
 
 

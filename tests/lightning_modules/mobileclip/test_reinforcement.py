@@ -19,16 +19,16 @@ from safetensors.torch import save_file
 from support.clip import NAME, SIZE, add_tiny_clip, randomized
 from support.command_line import run
 from support.images import draw_image, encoded
+from vlightning.common.errors import UserError
 from vlightning.datamodules.core.decode import Account, Fault
 from vlightning.datamodules.sources.reinforcement_rows import Looks, Original, View, batch_of
 from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
-from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
-from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.export import save_open_clip
-from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher
+from vlightning.lightning_modules.mobileclip.export import save_open_clip
+from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule
+from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.published_clip import load_published
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -374,9 +374,7 @@ def test_synthetic_captions_come_from_one_place(folders, monkeypatch):
     attach(neither, monkeypatch, has_synthetic=False)
     with pytest.raises(UserError, match=r"leave out model.captioner or data.synthetic_column\.$"):
         both.setup("predict")
-    with pytest.raises(
-        UserError, match=r"got neither a captioner nor .* name a column as data.synthetic_column\.$"
-    ):
+    with pytest.raises(UserError, match=r"got neither a captioner nor .* name a column as data.synthetic_column\.$"):
         neither.setup("predict")
     assert both.ensemble.loaded == neither.ensemble.loaded == []
     attach(neither, monkeypatch, has_synthetic=True)

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from support.mobileclip import settle
-from vlightning.lightning_modules.mobileclip import towers as module_under_test
+from vlightning.common.errors import UserError
+from vlightning.lightning_modules.mobileclip import programs as module_under_test
 from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.programs import export_towers
 from vlightning.lightning_modules.mobileclip.towers import towers
@@ -225,14 +226,14 @@ def test_other_features_than_the_models_are_not_written(format, tmp_path, monkey
         write(part, path, target)
 
     monkeypatch.setattr(module_under_test, "_write", write_another)
-    with pytest.raises(RuntimeError, match=r"^The exported text tower differs from the model on a batch of 1 by .*-0"):
+    with pytest.raises(UserError, match=r"^The exported text tower differs from the model on a batch of 1 by .*-0"):
         export_towers(plain_clip(), tmp_path / "export", format, 32)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_half_precision_programs_are_compared_too(tmp_path, monkeypatch):
     monkeypatch.setattr(module_under_test, "_load", lambda path: lambda inputs: torch.randn(len(inputs), 24))
-    with pytest.raises(RuntimeError, match=r"image tower differs .* with a cosine of .*, expected at least 0.9995"):
+    with pytest.raises(UserError, match=r"image tower differs .* with a cosine of .*, expected at least 0.9995"):
         export_towers(plain_clip(), tmp_path / "export", "torch_export", 32, dtype=torch.float16)
     assert list(tmp_path.iterdir()) == []
 
@@ -261,11 +262,11 @@ def test_a_full_folder_and_a_file_in_the_way_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"image_size": 40}, ValueError, r"does not take images of 40 pixels \(.+\): give the image_size"),
-        ({"format": "onnx", "dtype": torch.bfloat16}, ValueError, r"bfloat16 for ONNX.*float16.*torch_export"),
-        ({"format": "tflite"}, ValueError, r"format 'tflite', expected torch_export or onnx"),
-        ({"model": nn.Linear(2, 2)}, TypeError, "Found a Linear, expected open_clip's CLIP or CustomTextCLIP"),
-        ({"model": open_clip.CLIP(24, {"layers": [1] * 4, "width": 8}, PLAIN["text_cfg"])}, ValueError, "call eval"),
+        ({"image_size": 40}, UserError, r"does not take images of 40 pixels \(.+\): give the image_size"),
+        ({"format": "onnx", "dtype": torch.bfloat16}, UserError, r"bfloat16, which ONNX.*torch_export"),
+        ({"format": "tflite"}, UserError, r"Expected the format torch_export or onnx, got 'tflite'"),
+        ({"model": nn.Linear(2, 2)}, TypeError, "Expected open_clip's CLIP or CustomTextCLIP.* got a Linear"),
+        ({"model": open_clip.CLIP(24, {"layers": [1] * 4, "width": 8}, PLAIN["text_cfg"])}, UserError, "call eval"),
     ],
 )
 def test_what_cannot_be_exported_is_named(options, error, message, tmp_path):
@@ -278,7 +279,7 @@ def test_what_cannot_be_exported_is_named(options, error, message, tmp_path):
 def test_missing_libraries_are_named(tmp_path, monkeypatch):
     there = module_under_test.find_spec
     monkeypatch.setattr(module_under_test, "find_spec", lambda name: None if "onnxscript" in name else there(name))
-    with pytest.raises(ModuleNotFoundError, match=r'^Found no onnxscript, .* `pip install "vlightning\[onnx\]"`\.$'):
+    with pytest.raises(UserError, match=r'^Expected onnxscript .*`pip install "vlightning\[onnx\]"`\.$'):
         export_towers(plain_clip(), tmp_path / "export", "onnx", 32)
 
 

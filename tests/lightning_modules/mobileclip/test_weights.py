@@ -16,13 +16,14 @@ from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 from support.mobileclip import features, random_images, settle, texts
-from vlightning.lightning_modules.mobileclip.vendor_layout import to_vendor
-from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip.export import save_open_clip, save_vendor
+from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.mobileclip.reparameterize import reparameterize
+from vlightning.lightning_modules.mobileclip.vendor_layout import to_vendor
 from vlightning.lightning_modules.mobileclip.weights import load_pretrained, load_weights
 from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
-from vlightning.lightning_modules.mobileclip.reparameterize import reparameterize
 
 NAME = "MobileCLIP-tiny"
 NATIVE = "ViT-S-32-alt"  # the smallest of open_clip's own
@@ -132,14 +133,14 @@ def test_load_pretrained_is_ready_to_use(tmp_path, trained):
     ("change", "message"),
     [
         (lambda state: state.pop("text.ln_final.bias"), r"1 missing \(text.ln_final.bias\)"),
-        (lambda state: state.update(other=torch.zeros(1)), r"1 left over \(other\)"),
+        (lambda state: state.update(other=torch.zeros(1)), r"1 unexpected \(other\)"),
         (
             lambda state: state.update({"visual.trunk.head.fc.weight": torch.zeros(128, 5)}),
             r"1 of another shape \(visual.trunk.head.fc.weight \[128, 5\] instead of \[128, 384\]\)",
         ),
         (
             lambda state: state.update({"text.positional_embedding": torch.zeros(64, 128)}),
-            r"positions of 64 tokens in '.*', expected 77: build the model with context_length=64",
+            r"Expected positions of 77 tokens, got 64 in '.*': build the model with context_length=64",
         ),
         (lambda state: [state.pop(name) for name in list(state)[:3]], r"3 missing \(.*, \.\.\.\)"),
     ],
@@ -150,7 +151,7 @@ def test_weights_that_do_not_fit_are_named_and_none_is_loaded(tmp_path, plain, c
     torch.save(state, tmp_path / "weights.pt")
     model = build_model(NAME)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         load_weights(model, NAME, tmp_path / "weights.pt")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -159,7 +160,7 @@ def test_missing_names_of_a_vendors_file_are_the_vendors(tmp_path, trained):
     state = to_vendor(trained.state_dict())
     del state["image_encoder.model.head.proj"]
     torch.save(state, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match=r"1 missing \(image_encoder.model.head.proj\)"):
+    with pytest.raises(UserError, match=r"1 missing \(image_encoder.model.head.proj\)"):
         load_weights(build_model(NAME), NAME, tmp_path / "weights.pt")
 
 
@@ -168,28 +169,30 @@ def test_only_the_bias_of_the_projection_may_be_missing(tmp_path, trained, plain
     torch.save({name: value for name, value in plain.items() if name != bias}, tmp_path / "weights.pt")
     model = build_model(NAME)
     nn.init.ones_(model.visual.trunk.head.fc.bias)
-    assert f"with zeros for {bias}, which it lacks" in load_weights(model, NAME, tmp_path / "weights.pt")
+    assert f"with zeros for the missing {bias}" in load_weights(model, NAME, tmp_path / "weights.pt")
     assert not model.visual.trunk.head.fc.bias.any()
 
 
 def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path):
     model = build_model(NAME)
-    with pytest.raises(FileNotFoundError, match=r"^Found no file .*missing.pt', expected trained weights"):
+    with pytest.raises(UserError, match=r"^Expected trained weights, found no file .*missing.pt'"):
         load_weights(model, NAME, tmp_path / "missing.pt")
-    with pytest.raises(ValueError, match=r"^Found a folder .*name one in it, such as open_clip_model.safetensors"):
+    with pytest.raises(
+        UserError, match=r"^Expected a file, got the folder .*name a file in it, such as open_clip_model.safetensors"
+    ):
         load_weights(model, NAME, tmp_path)
     for suffix in (".pt", ".safetensors"):
         for content in (b"", b"hello", b"a text that is no checkpoint", bytes(range(40, 256))):
             path = tmp_path / f"file{suffix}"
             path.write_bytes(content)
-            with pytest.raises(RuntimeError, match=r"^The checkpoint .* cannot be read \("):
+            with pytest.raises((UserError, RuntimeError), match=r"^The checkpoint .* cannot be read \("):
                 load_weights(model, NAME, path)
     for content in ([1, 2], {"epoch": 3}, {}, {"state_dict": {"a": 1}}):
         torch.save(content, tmp_path / "file.pt")
-        with pytest.raises(ValueError, match=r"^Found neither a state dict nor one under"):
+        with pytest.raises(UserError, match=r"found neither a state dict nor one under"):
             load_weights(model, NAME, tmp_path / "file.pt")
     torch.save({"state_dict": np.arange(3)}, tmp_path / "file.pt")
-    with pytest.raises(RuntimeError, match="holds more than tensors and plain data"):
+    with pytest.raises((UserError, RuntimeError), match="holds more than tensors and plain data"):
         load_weights(model, NAME, tmp_path / "file.pt")
 
 
@@ -273,7 +276,7 @@ def test_preprocessing_of_the_others():
     modes = [open_clip.get_pretrained_cfg("ViT-H-14", tag)["resize_mode"] for tag in ("laion2b_s32b_b79k", "dfn5b")]
     assert modes == ["shortest", "squash"]  # weights of one name that differ
     assert preprocessing_of("ViT-H-14").resize_mode == "shortest"
-    with pytest.raises(ValueError, match="There is no model"):
+    with pytest.raises(UserError, match="got 'nothing'"):
         preprocessing_of("nothing")
 
 
@@ -338,10 +341,10 @@ def test_open_clips_own_model_is_written_for_it(tmp_path):
 def test_what_open_clip_cannot_build_is_not_written_for_it(tmp_path, name, part):
     with torch.device("meta"):
         model = build_model(name)
-    with pytest.raises(ValueError, match=f"open_clip cannot build {name}.*{part}.*write the layout 'vendor'"):
+    with pytest.raises(UserError, match=f"open_clip cannot build {name}.*{part}.*write the layout 'vendor'"):
         save_open_clip(model, name, preprocessing_of(name), tmp_path / "made")
     if name == "MobileCLIP-B":  # of the same shapes
-        with pytest.raises(ValueError, match="the vendor's stem"):
+        with pytest.raises(UserError, match="the vendor's stem"):
             save_open_clip(model, "MobileCLIP2-B", preprocessing_of(name), tmp_path / "made")
     assert not list(tmp_path.iterdir())
 
@@ -352,10 +355,10 @@ def test_another_model_another_size_and_a_fused_one_are_not_written_for_open_cli
         small, vit = build_model("MobileCLIP2-S0"), build_model("MobileCLIP-B-timm", 160)
     for model, name in ((small, "MobileCLIP2-S2"), (vit, "MobileCLIP2-B")):
         preprocessing = preprocessing_of(name, model.visual.image_size[0])
-        with pytest.raises(ValueError, match=f"not those of the {name} that open_clip makes"):
+        with pytest.raises(UserError, match=f"Expected the {name} that open_clip builds"):
             save_open_clip(model, name, preprocessing, tmp_path / "made")
     fused = reparameterize(build_model(SMALLEST).eval())
-    with pytest.raises(ValueError, match="not fused"):
+    with pytest.raises(UserError, match="not reparameterized"):
         save_open_clip(fused, SMALLEST, preprocessing_of(SMALLEST), tmp_path / "made")
     assert not list(tmp_path.iterdir())
 
@@ -363,6 +366,6 @@ def test_another_model_another_size_and_a_fused_one_are_not_written_for_open_cli
 def test_timms_stem_is_not_written_as_the_vendors(tmp_path):
     with torch.device("meta"):
         model = build_model("MobileCLIP2-B")
-    with pytest.raises(ValueError, match="with another stem: write the layout of open_clip"):
+    with pytest.raises(UserError, match="with another stem: write the layout of open_clip"):
         save_vendor(model, tmp_path / "b.pt")
     assert not list(tmp_path.iterdir())
