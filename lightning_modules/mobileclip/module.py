@@ -36,7 +36,7 @@ from ..optim.layout import channels_last
 from ..optim.schedules import Schedule, WarmupCosine
 from .losses import reinforced_loss
 from .models import build_model, model_config
-from .pairs import CAPTIONS, caption_kinds, check_length, student_sides
+from .pairs import caption_kinds, check_length, student_sides
 from .preprocessing import preprocessing_of_arguments, preprocessing_of_file
 from .programs import Format, export_towers
 from .settings import MemorySettings, MomentumSettings, OptimSettings, TeacherSettings, VisionSettings
@@ -94,12 +94,8 @@ class MobileCLIPModule(Method):
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
         self.save_settings()
-        self.model, self.weights, self.captions = model, weights, captions
-        self.distillation_weight, self.max_tokens, self.max_logit_scale = (
-            distillation_weight,
-            max_tokens,
-            max_logit_scale,
-        )
+        self.model, self.weights, self.captions, self.max_tokens = model, weights, captions, max_tokens
+        self.distillation_weight, self.max_logit_scale = distillation_weight, max_logit_scale
         self.vision, self.teacher = settings(VisionSettings, vision), settings(TeacherSettings, teacher)
         self.momentum, self.optim = settings(MomentumSettings, momentum), settings(OptimSettings, optim)
         self.memory = settings(MemorySettings, memory)
@@ -118,15 +114,14 @@ class MobileCLIPModule(Method):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return L_Total(B_real) + L_Total(B_syn), each of (1 - lambda) L_CLIP + lambda L_Distill (eqs. 1 to 3)."""
-        kinds = caption_kinds(batch, self.captions)
-        check_length(batch[CAPTIONS[kinds[0]]], self.max_tokens)
+        kinds = caption_kinds(batch, self.captions, self.max_tokens)
         student = student_sides(self.student, batch, kinds, self.memory.micro_batch_size)
         distills = self.distillation_weight > 0
-        teachers = self.teachers.sides(batch, kinds) if distills else {kind: [] for kind in kinds}
+        teachers = self.teachers.sides(batch, kinds) if distills else {}
         first = rank() * len(batch["image"])
         losses = []
         for kind in kinds:
-            terms = contrast_terms(student[kind], teachers[kind], first, self.memory.loss_rows)  # eqs. 2 and 3
+            terms = contrast_terms(student[kind], teachers.get(kind, []), first, self.memory.loss_rows)  # eqs. 2 and 3
             losses.append(reinforced_loss(terms, self.distillation_weight))  # eq. 1
             self.log(f"train/contrast_{kind}", terms.contrast.detach())
             if distills:
