@@ -13,7 +13,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 # Imported so that YAML can name their classes without a module path.
 import vlightning.callbacks
 import vlightning.datamodules
-import vlightning.lightning_modules  # noqa: F401
+import vlightning.lightning_modules
 from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
 from vlightning.cli_support.command_line import UsageError, read_command_line
 from vlightning.cli_support.defaults import TRAINER_DEFAULTS, check_strategy, leave_out_hp_metric, with_defaults
@@ -36,6 +36,8 @@ from vlightning.cli_support.rundir import (
 )
 from vlightning.cli_support.save_config import SaveRunConfig, reproducible, shaping_settings
 from vlightning.cli_support.untrained import tell_if_untrained
+
+vlightning.callbacks.load_all()
 
 DESCRIPTION = (
     "Train and evaluate vision-language models, as in `vlightning fit --config configs/albef/quickstart.yaml`. "

@@ -16,7 +16,7 @@ from support.cocord import PAIRS
 from support.command_line import run
 from support.images import draw_image
 from support.reinforcement import write_pairs
-from vlightning.callbacks import load_learngene
+from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules.mobileclip.export import save_open_clip
 from vlightning.lightning_modules.mobileclip.models import build_model
@@ -248,9 +248,11 @@ def test_extraction_and_activation_are_the_papers():
     configs = [ROOT / f"configs/mmlg/{name}.yaml" for name in ("extract", "activate")]
     extract, activate = _composed(configs[0]), _composed(*configs)
     model, data, trainer = extract["model"]["init_args"], extract["data"]["init_args"], extract["trainer"]
-    expected = {"student": "MM-LG", "learning_rate": 1e-3, "warmup_steps": 10_000, "weight_decay": 0.1, "layers": 12}
-    expected |= {"teacher": "ViT-B-16", "teacher_weights": "openai", "distillation_weight": 1.0, "width": 384}
-    assert {name: model[name] for name in expected} == expected
+    assert model["student"] == "MM-LG"
+    assert (model["towers"]["depth"], model["towers"]["width"]) == (12, 384)
+    assert model["teacher"] == {"model": "ViT-B-16", "weights": "openai", "distillation_weight": 1.0}
+    expected = {"learning_rate": 1e-3, "warmup_steps": 10_000, "weight_decay": 0.1}
+    assert {name: model["optim"][name] for name in expected} == expected
     assert (data["batch_size"] * trainer["devices"], trainer["max_epochs"]) == (512, 32)
     crop = {"scale": [0.9, 1.0], "rand_augment": False, "horizontal_flip": 0.0}
     assert {name: data["train_transform"]["init_args"][name] for name in crop} == crop
@@ -261,7 +263,7 @@ def test_extraction_and_activation_are_the_papers():
     place = trainer["logger"]["init_args"] if isinstance(trainer["logger"], dict) else trainer["logger"][0]["init_args"]
     assert expansion["init_args"]["file"] == f"{place['save_dir']}/{place['name']}/version_0/learngene.safetensors"
     assert (activate["model"]["init_args"]["student"], activate["trainer"]["max_epochs"]) == ("plain", 1)
-    assert activate["model"]["init_args"]["distillation_weight"] == 1.0
+    assert activate["model"]["init_args"]["teacher"]["distillation_weight"] == 1.0
     assert activate["data"]["init_args"]["samples_per_epoch"] * 10 == data["samples_per_epoch"]
 
 
@@ -269,19 +271,20 @@ def test_extraction_and_activation_are_the_papers():
 def test_retrieval_of_a_descendant_is_the_papers_recipe_with_a_warm_up_that_fits(names, images):
     composed = _composed(*[ROOT / f"configs/mmlg/retrieval_{name}.yaml" for name in names])
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
-    expected = {"student": "plain", "learning_rate": 5e-5, "weight_decay": 0.01, "distillation_weight": 0.0}
-    assert {name: model[name] for name in expected} == expected
+    assert (model["student"], model["teacher"]["distillation_weight"]) == ("plain", 0.0)
+    assert (model["optim"]["learning_rate"], model["optim"]["weight_decay"]) == (5e-5, 0.01)
     assert (data["batch_size"], trainer["max_epochs"]) == (256, 50)
-    assert model["warmup_steps"] == images // 256 * 50 // 10
-    assert model["protocols"] == ["karpathy5", "paper"]
+    assert model["optim"]["warmup_steps"] == images // 256 * 50 // 10
+    assert model["evaluation"]["protocols"] == ["karpathy5", "paper"]
     assert composed["checkpoint"]["monitor"] == "val/paper/recall_mean"
 
 
 def test_captioning_is_the_papers_recipe():
     composed = _composed(ROOT / "configs/mmlg/caption_coco.yaml")
     model = composed["model"]["init_args"]
-    expected = {"learning_rate": 2e-5, "warmup_steps": 5_000, "prefix_length": 10, "clip_length": 10, "num_beams": 5}
-    assert {name: model[name] for name in expected} == expected
+    assert (model["optim"]["learning_rate"], model["optim"]["warmup_steps"]) == (2e-5, 5_000)
+    assert (model["mapper"]["prefix_length"], model["mapper"]["clip_length"]) == (10, 10)
+    assert model["generation"]["num_beams"] == 5
     assert (composed["data"]["init_args"]["batch_size"], composed["trainer"]["max_epochs"]) == (256, 10)
 
 
@@ -292,7 +295,7 @@ def test_mmlg_quickstart_ends_in_a_learngene_and_a_descendant_of_it(tmp_path, mo
     small = ("--data.eval_length", "8", "--data.batch_size", "16", "--data.length", "32")
     ran = run("fit", *configs[0], *configs[1], *small)
     assert ran.status != 0
-    assert "Found no learngene file 'runs/mmlg_quickstart/version_0/learngene.safetensors'" in ran.err
+    assert "found none at 'runs/mmlg_quickstart/version_0/learngene.safetensors'" in ran.err
     ran = run("fit", *configs[0], *small, "--trainer.max_epochs", "1")
     assert ran.status == 0, ran.err
     learngene = load_learngene("runs/mmlg_quickstart/version_0/learngene.safetensors")
@@ -310,9 +313,10 @@ def test_classification_with_a_descendant_is_the_papers_recipe():
     composed = _composed(ROOT / "configs/mmlg/classify_cifar100.yaml")
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
     assert (data["batch_size"] * trainer["devices"], trainer["max_epochs"]) == (256, 500)
-    expected = {"learning_rate": 1e-4, "weight_decay": 0.01, "warmup_steps": 5000, "width": 384, "patch_size": 16}
-    assert {name: model[name] for name in expected} == expected
-    sizes = {model["image_size"], data["image_size"]}
+    expected = {"learning_rate": 1e-4, "weight_decay": 0.01, "warmup_steps": 5000}
+    assert {name: model["optim"][name] for name in expected} == expected
+    assert (model["vision"]["width"], model["vision"]["patch_size"]) == (384, 16)
+    sizes = {model["vision"]["image_size"], data["image_size"]}
     for transform in (data["train_transform"]["init_args"], data["eval_transform"]["init_args"]):
         assert (transform["mean"], transform["std"]) == (list(OPENAI_DATASET_MEAN), list(OPENAI_DATASET_STD))
         sizes.add(transform["size"])

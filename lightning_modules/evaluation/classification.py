@@ -14,7 +14,8 @@ from torchmetrics import MeanMetric
 
 from ...callbacks.distributed.collectives import gather_uneven
 from ...common.log import log_global
-from ...metrics.finite import hits, some_of
+from ...metrics.classification import hits
+from ...metrics.finite import some_of
 from ..base.checkpoints import CheckpointModule
 from ..base.data_sizes import DataSizesModule
 from ..base.trainers import datamodule_of
@@ -71,8 +72,9 @@ class Accuracy(nn.Module):
 
     def reset(self) -> None:
         """Start counting afresh."""
-        for metric in self.metrics.values():
-            metric.reset()
+        for split in SPLITS:
+            for _, metric in self._of(split):
+                metric.reset()
         self._non_finite = {split: [] for split in SPLITS}
 
     def _of(self, split: str) -> Iterator[tuple[int, MeanMetric]]:

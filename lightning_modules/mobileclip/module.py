@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.optim import Optimizer
 
+from ...callbacks import missing_callbacks
 from ...callbacks.distributed.collectives import rank
 from ...callbacks.ema import EMACallback, EMAPair
-from ...callbacks.missing import missing_callbacks
 from ...callbacks.step_seed import StepSeedCallback
 from ...callbacks.writers.retrieval import RetrievalPredictionWriter
 from ...common.errors import UserError
