@@ -42,8 +42,8 @@ WEAK = ["--data.crop_scale=[0.9,1.0]", "--data.num_ops=0"]
 STRONG = ["--data.crop_scale=[0.4,1.0]"]
 SETS = {"weak": (WEAK, ["large"]), "strong": (STRONG, ["large"]), "ensemble": (STRONG, ["small", "large"])}
 RUNGS = {
-    "plain CLIP": ("weak", ["--model.captions=real", "--model.distillation_weight=0"]),
-    "+ synthetic captions": ("weak", ["--model.distillation_weight=0"]),
+    "plain CLIP": ("weak", ["--model.captions=real", "--model.teacher.distillation_weight=0"]),
+    "+ synthetic captions": ("weak", ["--model.teacher.distillation_weight=0"]),
     "+ distillation": ("weak", []),
     "+ augmentation": ("strong", []),
     "+ ensemble": ("ensemble", []),
@@ -110,7 +110,7 @@ def train_teacher(name: str, options: argparse.Namespace) -> None:
     if folder.is_dir():
         return
     place = options.folder / "runs" / f"teacher_{name}"
-    words = ["--model=MobileCLIPModule", f"--model.model=ladder-{name}", "--model.distillation_weight=0"]
+    words = ["--model=MobileCLIPModule", f"--model.model=ladder-{name}", "--model.teacher.distillation_weight=0"]
     words += ["--model.momentum.momentum=0.995", "--model.optim.warmup_steps=100", "--model.optim.weight_decay=0.1"]
     words += ["--model.optim.learning_rate=1e-3", "--model.optim.min_learning_rate=0"]
     words += ["--data=ImageTextDataModule", "--data.caption_column=captions", "--data.tokenizer=clip"]

@@ -126,7 +126,9 @@ class Step:
     def __init__(self, options: argparse.Namespace, reinforced: bool) -> None:
         torch.manual_seed(0)
         self.module = MobileCLIPModule(
-            options.model, vision={"image_size": options.size}, distillation_weight=float(reinforced)
+            options.model,
+            vision={"image_size": options.size},
+            teacher={"distillation_weight": float(reinforced)},
         )
         channels_last(self.module)  # as `configure_model` does
         self.module.log = lambda *_, **__: None  # type: ignore[method-assign]

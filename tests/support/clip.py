@@ -46,10 +46,10 @@ def randomized(model, seed=0, scale=3.0):
     return model.eval()
 
 
-def tiny_module(seed=0, **options):
+def tiny_module(seed=0, distillation_weight=1.0, **options):
     torch.manual_seed(seed)
-    defaults = {"max_tokens": LENGTH, "teacher": {"dims": DIMS, "scales": SCALES}}
-    module = MobileCLIPModule(add_tiny_clip(), **{**defaults, **options})
+    teacher = {"dims": DIMS, "scales": SCALES, "distillation_weight": distillation_weight}
+    module = MobileCLIPModule(add_tiny_clip(), **{"max_tokens": LENGTH, "teacher": teacher} | options)
     module.log = module.log_dict = lambda *_, **__: None
     return module
 

@@ -348,7 +348,7 @@ def test_whole_texts(folder):
 
 def test_transform_description_and_loading_once(folder):
     fast = CoCaCaptioner("tiny", folder, captions=2, length=9, min_length=3, top_p=0.8, temperature=1.5)
-    with pytest.raises(RuntimeError, match=r"call its load\(\) first"):
+    with pytest.raises(RuntimeError, match=r"call load\(\) first"):
         _ = fast.transform
     fast.load()
     network = fast.network

@@ -300,7 +300,7 @@ def test_plain_pairs_train_without_reinforcements(tmp_path):
     data = ShapesDataModule(
         batch_size=8, length=32, eval_length=8, image_size=32, tokenizer="clip", vocab_size=49408, max_tokens=16
     )
-    module = student_of_shapes(distillation_weight=0.0)
+    module = student_of_shapes(teacher={"distillation_weight": 0.0})
     trainer = quiet_trainer(tmp_path, max_steps=2)
     trainer.fit(module, data)
     assert trainer.global_step == 2
