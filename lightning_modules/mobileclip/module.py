@@ -48,8 +48,8 @@ class MobileCLIPModule(Method):
     """Contrast of pairs, and distillation of how teachers relate images and texts, on two captions an image.
 
     Each batch of reinforced data makes two batches of pairs, the augmented images with their real and with a synthetic
-    caption, whose losses are added up (section 3). With `teacher.distillation_weight` 0 it is plain CLIP training, also on
-    pairs without reinforcements.
+    caption, whose losses are added up (section 3). With a `teacher.distillation_weight` of 0 it is plain CLIP training,
+    also on pairs without reinforcements.
 
     The defaults are the paper's for the S models; `configs/mobileclip/` has the paper's and the released scripts'.
 
