@@ -1,4 +1,4 @@
-r"""What each part of dataset reinforcement is worth, with one student and equal samples seen, over seeds.
+r"""The gain of each part of dataset reinforcement, for one student and equally many seen samples, over seeds.
 
 The ladder: plain CLIP, + synthetic captions, + distillation from one teacher, + strong augmentation, + an ensemble.
 
@@ -11,8 +11,8 @@ thing, colour and for whom; no captioner is trained. Some of the training pairs,
 in the paper, teachers have seen more than students will. `vlightning predict` reinforces these three times (weak crops
 with one teacher; strong augmentation with one, and with two), and the student trains on them.
 
-Every run writes its results as they come, under the folder that is named; called again, the command continues what was
-stopped, and only prints what is done. Recall and zero-shot accuracy are those of the test split at the last epoch. The
+Every run writes its results to the given folder; the same command continues interrupted runs, and only prints finished
+ones. Recall and zero-shot accuracy are those of the test split at the last epoch. The
 curve by which samples are counted is that of the validation split.
 """
 
@@ -54,7 +54,7 @@ PROGRAM = [str(HERE), "--run"]  # this file as the command line, to which the te
 
 
 def teacher_config(name: str) -> dict[str, Any]:
-    """What open_clip makes a teacher of."""
+    """Return open_clip's configuration of a teacher."""
     tower, size, width, layers = TEACHERS[name]
     vision = {"image_size": size, "timm_model_name": tower, "timm_model_pretrained": False}
     vision |= {"timm_pool": "avg", "timm_proj": "linear", "timm_drop": 0.0, "timm_drop_path": None}
@@ -63,7 +63,7 @@ def teacher_config(name: str) -> dict[str, Any]:
 
 
 def command_line(words: list[str]) -> None:
-    """The command line, or the export, in a process to which open_clip's list has the teachers added."""
+    """Run the command line, or the export, with the teachers added to open_clip's list."""
     import runpy
     import tempfile
 
@@ -80,7 +80,7 @@ def command_line(words: list[str]) -> None:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Copies of the splits with two more columns: made captions, and those beside the title."""
+    """Copy the splits with two more columns: generated captions, and these with the title."""
     import datasets
 
     colour, label, whom = options.attributes
@@ -122,7 +122,7 @@ def train_teacher(name: str, options: argparse.Namespace) -> None:
 
 
 def reinforce(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Reinforce the student's pairs unless that is done; the manifest."""
+    """Reinforce the student's pairs unless that is done, and return the manifest."""
     folder = options.folder / "reinforced" / name
     augmentation, teachers = SETS[name]
     manifest = folder / "manifest.json"
@@ -139,14 +139,14 @@ def reinforce(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def shared(options: argparse.Namespace) -> list[str]:
-    """Words of every training."""
+    """Return the arguments of every training."""
     words = [f"--data.validation={options.folder / 'validation.parquet'}", f"--data.max_tokens={TOKENS}"]
     words += ["--data.batch_size=128", "--data.num_workers=0", "--model.match_equal_texts=true"]
     return [*words, "--trainer.precision=bf16-mixed", "--trainer.enable_model_summary=false"]
 
 
 def climb(rung: str, seed: int, manifest: dict[str, Any], options: argparse.Namespace) -> tuple[Curve, dict[str, Any]]:
-    """Train and test the student on a rung unless that is done; the curve, and the test's results."""
+    """Train and test the student on a rung unless that is done; return the curve and the test's results."""
     reinforced, settings = RUNGS[rung]
     place = options.folder / "runs" / f"{rung.strip('+ ').replace(' ', '_')}_seed{seed}"
     teachers = manifest["teachers"]
@@ -173,14 +173,14 @@ _TEACHER_WORDS = {"teacher.dims": "width", "teacher.scales": "scale"}
 
 
 def reached(curve: Curve, level: float, each: int) -> float:
-    """Samples seen when the curve first reaches a level, infinity where it never does."""
+    """Return the samples seen when the curve first reaches a level; infinity if it never does."""
     return next(
         (float((epoch + 1) * each) for epoch, values in curve.items() if values[REACHED] >= level), float("inf")
     )
 
 
 def main() -> None:
-    """Do what is missing, and print."""
+    """Run what is missing, and print."""
     if sys.argv[1:2] == ["--run"]:
         command_line(sys.argv[2:])
         return
@@ -212,7 +212,7 @@ def main() -> None:
 
 
 def table(found: dict[tuple[str, int], tuple[Curve, dict[str, Any]]], options: Any, samples: int) -> list[str]:
-    """The lines to print."""
+    """Return the lines to print."""
     columns: dict[str, Callable[[dict[str, float]], float]] = {
         "t2i R@1": lambda test: test["test/text_to_image_r1"],
         "t2i R@5": lambda test: test["test/text_to_image_r5"],

@@ -3,9 +3,9 @@ r"""Dataset reinforcement by stage, and the share of the teachers' own forward p
     python benchmarks/reinforce.py --samples 32 --augmentations 5
 
 The whole runs as `vlightning predict` does: images are decoded and augmented in workers, embedded by the teachers,
-encoded and written in a thread. The floor is what the same teachers take for the same numbers of images and texts
-that are ready in memory. Networks have random weights, images are made up (500 x 375, JPEG); captions stand in a
-column, so that the captioner's rate is a line of its own.
+encoded and written in a thread. The baseline is the time of the same teachers for as many images and texts in memory.
+Networks have random weights, images are synthetic (500 x 375, JPEG); captions are in a column, and the captioner is
+timed separately.
 """
 
 import argparse
@@ -42,7 +42,7 @@ COLUMNS = Features(
 
 
 def write_pairs(path: Path, samples: int, captions: int) -> None:
-    """Images with some detail in each, and captions."""
+    """Write images with some detail, and captions."""
     rows = []
     for number in range(samples):
         draws = np.random.default_rng(number)
@@ -56,7 +56,7 @@ def write_pairs(path: Path, samples: int, captions: int) -> None:
 
 
 def write_model(name: str, folder: Path, seed: int) -> None:
-    """A folder that open_clip loads, with random weights."""
+    """Write a folder that open_clip loads, with random weights."""
     torch.manual_seed(seed)
     folder.mkdir()
     network = open_clip.create_model(name)

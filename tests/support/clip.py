@@ -14,7 +14,7 @@ DIMS, SCALES = [5, 7], [20.0, 40.0]
 
 
 def add_tiny_clip():
-    """Let open_clip know the model; calling it again does nothing."""
+    """Register the model with open_clip on the first call."""
     if NAME in open_clip.list_models():
         return NAME
     config = {
@@ -30,7 +30,7 @@ def add_tiny_clip():
 
 
 def randomized(model, seed=0, scale=3.0):
-    """A CLIP with no weight at its initial value, large enough for activations to matter, in eval mode.
+    """Randomize all weights of a CLIP, large enough for the activation function to matter, and set eval mode.
 
     Args:
         model: any of open_clip's.
