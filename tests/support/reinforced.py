@@ -22,7 +22,7 @@ def embeddings(number, rows, kind):
 
 
 def augmentations(number, size=SIZE):
-    """Return boxes inside an image of a width and height, each with two operations, one of them missing or without effect."""
+    """Return boxes inside an image of a size, each with two operations, some of them missing or without effect."""
     draws = np.random.default_rng(number)
     entries = []
     for _ in range(AUGMENTATIONS):
