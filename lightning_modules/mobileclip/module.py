@@ -19,11 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.optim import Optimizer
 
-from ...callbacks import missing_callbacks
-from ...callbacks.distributed.collectives import rank
-from ...callbacks.ema import EMACallback, EMAPair
-from ...callbacks.step_seed import StepSeedCallback
-from ...callbacks.writers.retrieval import RetrievalPredictionWriter
+from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks, rank
 from ..base.data_sizes import DataSizes
 from ..base.method import Method
 from ..base.settings import settings

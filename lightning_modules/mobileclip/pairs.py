@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...callbacks.distributed.collectives import gather
+from ...callbacks import gather
 from ...common.errors import UserError
 from ..contrast import Side
 from ..memory import in_slices

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...callbacks.distributed.collectives import gather
+from ...callbacks import gather
 from ...common.errors import UserError
 from ..contrast import Side
 from .pairs import TEACHER_TEXTS
