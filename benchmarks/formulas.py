@@ -241,16 +241,15 @@ def _networks(module: Any) -> dict[str, Any]:
 
 
 def _albef(module: Any, networks: dict[str, Any]) -> Method:
-    hparams = module.hparams
-    keys = 2 * hparams["embed_dim"] * FLOAT
+    keys = 2 * module.contrast.embed_dim * FLOAT
     return Method(
         moments=2,
         features=0,
         keys=keys,
         ids=LONG,
-        counts=1 + hparams["mlm"],
+        counts=1 + module.mlm,
         # In both directions: the cosine (for the temperature), its log-probability and its target.
-        tables=Tables(hparams["queue_size"], True, kept=24, most=36, slice=32),
+        tables=Tables(module.contrast.queue_size, True, kept=24, most=36, slice=32),
         slices_loss=True,
         **networks,
     )

@@ -18,6 +18,7 @@ from support.images import draw_image
 from support.reinforcement import write_pairs
 from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.datamodules import ImageTextDataModule
+from vlightning.lightning_modules.base.settings import flat
 from vlightning.lightning_modules.mobileclip.export import save_open_clip
 from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
@@ -62,18 +63,15 @@ def _says(found, given):
 def test_official_sets_every_switch_of_the_authors():
     model = _composed(ROOT / "configs/albef/base.yaml", ROOT / "configs/albef/official.yaml")["model"]["init_args"]
     expected = {
-        "teacher_dropout": True,
-        "positives": "diagonal",
-        "key_columns": "local",
-        "queue_start": "random",
-        "decay_temperature": True,
-        "lr_schedule": "official",
-        "warmup_steps": 2000,
+        "momentum": {"teacher_dropout": True},
+        "contrast": {"positives": "diagonal", "key_columns": "local", "queue_start": "random"},
+        "optim": {"decay_temperature": True, "lr_schedule": "official", "warmup_steps": 2000},
     }
     defaults = _composed(ROOT / "configs/albef/base.yaml")["model"]["init_args"]
-    for name, value in expected.items():
-        assert model[name] == value
-        assert defaults[name] != value
+    for group, values in expected.items():
+        for name, value in values.items():
+            assert model[group][name] == value
+            assert defaults[group][name] != value
 
 
 FLICKR = [ROOT / "configs/albef/retrieval_flickr30k.yaml"]
@@ -86,22 +84,22 @@ def test_fine_tuning_for_retrieval_is_that_of_the_authors_table(configs, epochs,
     model, data = composed["model"]["init_args"], composed["data"]["init_args"]
     table = {
         "mlm": False,
-        "learning_rate": 1e-5,
-        "min_learning_rate": 1e-6,
-        "warmup_learning_rate": 1e-5,
-        "weight_decay": 0.02,
-        "alpha": 0.4,
-        "alpha_warmup_epochs": 1,
-        "momentum": 0.995,
-        "queue_size": 65536,
-        "rerank_k": rerank_k,
-        "rerank_on": "always",
-        "rerank_score": "itm",
-        "positives": "image_id",
-        "vision_weights": None,
-        "text_weights": None,
+        "optim.learning_rate": 1e-5,
+        "optim.min_learning_rate": 1e-6,
+        "optim.warmup_learning_rate": 1e-5,
+        "optim.weight_decay": 0.02,
+        "momentum.alpha": 0.4,
+        "momentum.alpha_warmup_epochs": 1,
+        "momentum.momentum": 0.995,
+        "contrast.queue_size": 65536,
+        "contrast.positives": "image_id",
+        "rerank.k": rerank_k,
+        "rerank.on": "always",
+        "rerank.score": "itm",
+        "vision.weights": None,
+        "text.weights": None,
     }
-    assert {name: model[name] for name in table} == table
+    assert table.items() <= flat(model).items()
     assert model["weights"] is not None
     rows = {
         "image_size": 384,
@@ -169,14 +167,13 @@ def test_fine_tuning_cuts_long_captions_in_training_and_in_evaluation(append_sep
 def test_fine_tuning_runs_on_the_authors_lists_and_keeps_the_best_by_reranked_recall(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _retrieval_files(tmp_path)
-    sizes = {"vision_width": 16, "vision_depth": 1, "vision_heads": 2, "text_width": 16, "text_heads": 2}
-    sizes |= {"text_ffn_width": 32, "text_layers": 1, "fusion_layers": 1, "embed_dim": 8, "queue_size": 16}
+    text = {"width": 16, "heads": 2, "ffn_width": 32, "depth": 1, "fusion_depth": 1}
+    special = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "mask_token_id": 4}
+    sizes = {"vision": {"width": 16, "depth": 1, "heads": 2}, "text": text | special}
+    sizes["contrast"] = {"embed_dim": 8, "queue_size": 16}
     lists = {"train": "train.json", "validation": "val.json", "test": "val.json", "image_root": ".", "num_workers": 0}
     small = {
-        "model": {
-            "init_args": {"weights": None, **sizes}
-            | {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "mask_token_id": 4}
-        },
+        "model": {"init_args": {"weights": None, **sizes}},
         "data": {
             "init_args": {"tokenizer": "vocab.txt", "image_size": 32, "batch_size": 6, "cache_dir": "cache", **lists}
             | {"train_transform": {"init_args": {"size": 32}}}

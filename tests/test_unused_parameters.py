@@ -15,11 +15,18 @@ from support.tiny_modules import trainer
 
 SWITCHES = [
     ("albef", {"mlm": False}),
-    ("albef", {"alpha": 0.0}),
-    ("albef", {"positives": "diagonal"}),
-    ("albef", {"key_columns": "local"}),
-    ("albef", {"teacher_dropout": True, "queue_start": "random", "decay_temperature": True}),
-    ("albef", {"micro_batch_size": 2, "activation_checkpointing": True, "mlm": False}),
+    ("albef", {"momentum": {"alpha": 0.0}}),
+    ("albef", {"contrast": {"positives": "diagonal"}}),
+    ("albef", {"contrast": {"key_columns": "local"}}),
+    (
+        "albef",
+        {
+            "momentum": {"teacher_dropout": True},
+            "contrast": {"queue_start": "random"},
+            "optim": {"decay_temperature": True},
+        },
+    ),
+    ("albef", {"memory": {"micro_batch_size": 2, "activation_checkpointing": True}, "mlm": False}),
     ("cocord", {"class_weight": 0.0}),
     ("cocord", {"contrast_weight": 0.0, "class_weight": 0.0}),
     ("cocord", {"prediction_weight": 0.0, "class_weight": 0.0}),

@@ -28,18 +28,18 @@ ROWS = 4  # of a process's batch
 WIDTHS = {"width": 16, "heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "ALBEFModule": {
-        "patch_size": 8,
-        "vision_width": 16,
-        "vision_depth": 1,
-        "vision_heads": 2,
-        "text_width": 16,
-        "text_heads": 2,
-        "text_ffn_width": 64,
-        "text_layers": 1,
-        "fusion_layers": 1,
-        "embed_dim": 8,
-        "queue_size": 16,
-        "rerank_k": 10,
+        "vision.patch_size": 8,
+        "vision.width": 16,
+        "vision.depth": 1,
+        "vision.heads": 2,
+        "text.width": 16,
+        "text.heads": 2,
+        "text.ffn_width": 64,
+        "text.depth": 1,
+        "text.fusion_depth": 1,
+        "contrast.embed_dim": 8,
+        "contrast.queue_size": 16,
+        "rerank.k": 10,
     },
     "CoCoRDModule": {"queue_size": 16, "embed_dim": 16, "head_hidden": 12, "predictor_hidden": 8},
     "LinearProbeModule": {},
@@ -60,7 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "SHReModule": {**WIDTHS, "patch_size": 8, "image_layers": 2, "text_layers": 2},
     "ImageProbeModule": {**WIDTHS, "patch_size": 8, "layers": 2},
 }
-"""Sizes of networks, by module."""
+"""Sizes of networks, by module; a group's setting has a dotted name."""
 SWAPPED = {
     "ViT-B-16": "tiny-clip-of-the-tests",
     "MobileCLIP-S0": "MobileCLIP-tiny",
