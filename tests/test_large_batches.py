@@ -77,7 +77,7 @@ def test_logits_of_albef(slice_rows):
 
 
 def test_logits_of_cocord(tmp_path):
-    module = small("cocord", tmp_path, queue_size=6000)
+    module = small("cocord", tmp_path, contrast={"queue_size": 6000})
     query, key, dictionary = unit_rows(100, 4, True), unit_rows(100, 4), unit_rows(6000, 4)
     valid = torch.ones(6000, dtype=torch.bool)
 
