@@ -43,6 +43,7 @@ from traffic import TrafficOfSteps, on_the_wire, totals
 
 from vlightning.callbacks import EMACallback, QueueCallback, SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
+from vlightning.lightning_modules.mmlg.settings import TeacherSettings, TextSettings, TowerSettings, VisionSettings
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 
 Batch = dict[str, Tensor]
@@ -81,22 +82,17 @@ def albef(folder: Path) -> LightningModule:
 
 def cocord(folder: Path) -> LightningModule:
     """resnet32x4 to resnet8x4, the size of CIFAR's images."""
-    return CoCoRDModule("resnet8x4", CLASSES, teacher="resnet32x4", teacher_weights=str(classifier_file(folder)))
+    return CoCoRDModule("resnet8x4", CLASSES, teacher={"name": "resnet32x4", "weights": str(classifier_file(folder))})
 
 
 def mmlg(folder: Path) -> LightningModule:
     """Twelve layers out of a few blocks, and a CLIP of four as the teacher."""
     add_clip(folder)
     return MMLGModule(
-        width=128,
-        heads=2,
-        embed_dim=128,
-        patch_size=8,
-        image_size=SIZE,
-        max_tokens=TOKENS,
-        vocab_size=WORDS,
-        teacher=TEACHER_CLIP,
-        teacher_weights=str(folder / "clip.safetensors"),
+        towers=TowerSettings(width=128, heads=2, embed_dim=128),
+        vision=VisionSettings(image_size=SIZE, patch_size=8),
+        text=TextSettings(max_tokens=TOKENS, vocab_size=WORDS),
+        teacher=TeacherSettings(TEACHER_CLIP, str(folder / "clip.safetensors")),
     )
 
 
@@ -109,18 +105,9 @@ def shre(folder: Path) -> LightningModule:
     """Four layers each, and a classifier of CIFAR's size."""
     return SHReModule(
         CLASSES,
-        "resnet32x4",
-        str(classifier_file(folder)),
-        image_size=SIZE,
-        image_mean=(0.5, 0.5, 0.5),
-        image_std=(0.5, 0.5, 0.5),
-        max_tokens=TOKENS,
-        vocab_size=WORDS,
-        patch_size=8,
-        width=192,
-        heads=3,
-        image_layers=4,
-        text_layers=4,
+        teacher={"name": "resnet32x4", "weights": str(classifier_file(folder))},
+        vision={"image_size": SIZE, "patch_size": 8, "width": 192, "heads": 3, "depth": 4},
+        text={"max_tokens": TOKENS, "vocab_size": WORDS, "depth": 4},
     )
 
 

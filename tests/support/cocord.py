@@ -2,7 +2,7 @@
 
 import torch
 
-from support.settings import merged
+from support.groups import merged
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.networks.cifar import CIFAR_NETWORKS
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from support.settings import merged
+from support.groups import merged
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import ImageProbeModule
 

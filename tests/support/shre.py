@@ -3,7 +3,7 @@
 import torch
 
 from support.cocord import teacher_file
-from support.settings import merged
+from support.groups import merged
 from vlightning.lightning_modules import SHReModule
 
 CLASSES = 5

@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from vlightning.callbacks.learngene.layers import (
-    descendant_layers,
-    descendant_pairs,
-    group_of,
-    layer_weights,
-    linear_layer,
-    pair_of,
-)
+from vlightning.callbacks.learngene.layers import rule_of
+from vlightning.callbacks.learngene.sizes import LearngeneSizes
+from vlightning.common.errors import UserError
+from vlightning.lightning_modules.mmlg.rules import descendant_pairs, group_of, layer_sum, linear_layer, pair_of
+
+SIZES = LearngeneSizes()
 
 GROUP = [1, 1, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2]
 COEFFICIENT = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
@@ -42,7 +40,9 @@ def test_other_auxiliaries_have_descendants_of_half_their_depth_and_more():
 
 @pytest.mark.parametrize("depth", [0, 5, 13])
 def test_other_depths_are_refused(depth):
-    with pytest.raises(ValueError, match=f"Found a tower of {depth} layers, expected 6 to 12"):
+    with pytest.raises(
+        UserError, match=f"Expected a tower of 6 to 12 layers, which the learngene expands to, got {depth}"
+    ):
         descendant_pairs(depth)
 
 
@@ -65,7 +65,7 @@ def numbers():
 def test_a_pair_is_the_sum_of_its_towers_block_and_the_shared_one(tower, pair):
     tensors, parts = numbers()
     group = 1 if pair in (0, 2, 4) else 2
-    found = {kind: layer_weights(tensors, tower, pair, kind) for kind in ("both", "unimodal", "multimodal")}
+    found = {kind: layer_sum(tensors, tower, pair, kind) for kind in ("both", "unimodal", "multimodal")}
     for part in parts:
         own = tensors[f"coefficients.{tower}"][pair] * tensors[f"blocks.{tower}.{group}.{part}"]
         shared = tensors[f"coefficients.{tower}_multimodal"][pair] * tensors[f"blocks.multimodal.{group}.{part}"]
@@ -85,7 +85,7 @@ def test_layers_of_tleg_lie_on_a_line_whatever_the_depth(tower, depth):
         f"blocks.{kind}.{term}.{part}" for kind in ("vision", "text") for term in ("base", "slope") for part in PARTS
     ]
     tensors = {name: torch.tensor([float(number)]) for number, name in enumerate(names, 1)}
-    layers = descendant_layers("TLEG", tensors, tower, depth)
+    layers = rule_of("TLEG").layers(tensors, tower, depth, SIZES)
     assert len(layers) == depth
     for number, layer in enumerate(layers):
         assert layer.keys() == set(PARTS)
@@ -98,7 +98,7 @@ def test_layers_of_tleg_lie_on_a_line_whatever_the_depth(tower, depth):
 def test_of_he_lg_the_last_three_layers_are_set():
     names = [f"layers.{kind}.{layer}.{part}" for kind in ("vision", "text") for layer in range(3) for part in PARTS]
     tensors = {name: torch.tensor([float(number)]) for number, name in enumerate(names)}
-    layers = descendant_layers("He-LG", tensors, "text", 5)
+    layers = rule_of("He-LG").layers(tensors, "text", 5, SIZES)
     assert layers[:2] == [{}, {}]
     assert layers[2:] == [{part: tensors[f"layers.text.{layer}.{part}"] for part in PARTS} for layer in range(3)]
 
@@ -108,23 +108,26 @@ def test_layers_of_mm_lg_have_the_towers_norms():
     tensors |= {
         f"norms.{tower}.{part}": torch.ones(1) * len(tower) for tower in ("vision", "text") for part in PARTS[8:]
     }
-    layers = descendant_layers("MM-LG", tensors, "text", 8, components="multimodal")
+    layers = rule_of("MM-LG").layers(tensors, "text", 8, SIZES, "multimodal")
     for layer, pair in zip(layers, DESCENDANTS[8], strict=True):
-        assert layer == layer_weights(tensors, "text", pair, "multimodal") | dict.fromkeys(
-            PARTS[8:], torch.tensor([4.0])
-        )
+        assert layer == layer_sum(tensors, "text", pair, "multimodal") | dict.fromkeys(PARTS[8:], torch.tensor([4.0]))
     assert parts == PARTS[:8]
 
 
 @pytest.mark.parametrize(
     ("method", "depth", "components", "message"),
     [
-        ("TLEG", 0, "both", "Found a tower of 0 layers, expected at least 1"),
-        ("He-LG", 2, "both", "Found a tower of 2 layers, expected at least the 3 of He-LG"),
-        ("TLEG", 6, "unimodal", "Found components 'unimodal', but the layers of TLEG are no sums of two kinds"),
-        ("MM-LG", 13, "both", "Found a tower of 13 layers, expected 6 to 12"),
+        ("TLEG", 0, "both", "Expected a tower of at least 1 layer, got 0"),
+        ("He-LG", 2, "both", "Expected a tower of at least the 3 layers of He-LG, got 2"),
+        ("TLEG", 6, "unimodal", "Expected components both, since the layers of TLEG are no sums .* got 'unimodal'"),
+        ("MM-LG", 13, "both", "Expected a tower of 6 to 12 layers, .* got 13"),
     ],
 )
 def test_what_no_rule_covers_is_one_sentence(method, depth, components, message):
-    with pytest.raises(ValueError, match=message):
-        descendant_layers(method, {}, "text", depth, components=components)
+    with pytest.raises(UserError, match=message):
+        rule_of(method).layers({}, "text", depth, SIZES, components)
+
+
+def test_a_method_without_a_rule_is_one_sentence():
+    with pytest.raises(UserError, match="Expected a learngene of MM-LG or TLEG or He-LG, got one of 'other': import"):
+        rule_of("other")
