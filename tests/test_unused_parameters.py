@@ -23,7 +23,10 @@ SWITCHES = [
     ("cocord", {"class_weight": 0.0}),
     ("cocord", {"contrast": {"weight": 0.0}, "class_weight": 0.0}),
     ("cocord", {"prediction": {"weight": 0.0}, "class_weight": 0.0}),
-    ("cocord", {"contrast": {"weight": 0.0}, "prediction": {"weight": 0.0}, "class_weight": 0.0, "kd": {"weight": 1.0}}),
+    (
+        "cocord",
+        {"contrast": {"weight": 0.0}, "prediction": {"weight": 0.0}, "class_weight": 0.0, "kd": {"weight": 1.0}},
+    ),
     ("cocord", {"contrast": {"weight": 0.0}, "prediction": {"weight": 0.0}}),
     ("cocord", {"prediction": {"weight": 0.0}}),
     ("cocord", {"contrast": {"weight": 0.0}}),
