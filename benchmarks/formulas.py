@@ -256,15 +256,14 @@ def _albef(module: Any, networks: dict[str, Any]) -> Method:
 
 
 def _cocord(module: Any, networks: dict[str, Any]) -> Method:
-    hparams = module.hparams
     return Method(
         moments=1,
         features=0,
-        keys=hparams["embed_dim"] * FLOAT,
+        keys=module.heads.embed_dim * FLOAT,
         ids=LONG,
         counts=0,
         # The log-probability; the key of the row itself is one more column.
-        tables=Tables(hparams["queue_size"] + 1, False, kept=4, most=12, slice=12),
+        tables=Tables(module.contrast.queue_size + 1, False, kept=4, most=12, slice=12),
         **networks,
     )
 
@@ -300,7 +299,7 @@ def _mobileclip(module: Any, networks: dict[str, Any]) -> Method:
 
 def _shre(module: Any, networks: dict[str, Any]) -> Method:
     widths = [module.student.widths[name] for name in module.scales]
-    masks = bool(module.hparams["mask_same_image"])
+    masks = module.contrast.mask_same_image
     return Method(
         moments=2,
         features=2 * sum(widths) * FLOAT,

@@ -81,7 +81,7 @@ def albef(folder: Path) -> LightningModule:
 
 def cocord(folder: Path) -> LightningModule:
     """resnet32x4 to resnet8x4, the size of CIFAR's images."""
-    return CoCoRDModule("resnet8x4", CLASSES, teacher="resnet32x4", teacher_weights=str(classifier_file(folder)))
+    return CoCoRDModule("resnet8x4", CLASSES, teacher={"name": "resnet32x4", "weights": str(classifier_file(folder))})
 
 
 def mmlg(folder: Path) -> LightningModule:
@@ -104,18 +104,9 @@ def shre(folder: Path) -> LightningModule:
     """Four layers each, and a classifier of CIFAR's size."""
     return SHReModule(
         CLASSES,
-        "resnet32x4",
-        str(classifier_file(folder)),
-        image_size=SIZE,
-        image_mean=(0.5, 0.5, 0.5),
-        image_std=(0.5, 0.5, 0.5),
-        max_tokens=TOKENS,
-        vocab_size=WORDS,
-        patch_size=8,
-        width=192,
-        heads=3,
-        image_layers=4,
-        text_layers=4,
+        teacher={"name": "resnet32x4", "weights": str(classifier_file(folder))},
+        vision={"image_size": SIZE, "patch_size": 8, "width": 192, "heads": 3, "depth": 4},
+        text={"max_tokens": TOKENS, "vocab_size": WORDS, "depth": 4},
     )
 
 

@@ -22,6 +22,7 @@ from vlightning.lightning_modules.base.settings import flat
 from vlightning.lightning_modules.mobileclip.export import save_open_clip
 from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.base.settings import flat
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -208,13 +209,14 @@ def test_quickstart_runs_every_subcommand(method, tmp_path, monkeypatch):
 def test_cifar_pairs_are_the_papers_and_name_the_runs_of_their_teachers():
     files = [file for file in (ROOT / "configs/cocord/pairs").glob("*.yaml") if "imagenet" not in file.name]
     pairs = [yaml.safe_load(file.read_text())["model"]["init_args"] for file in files]
-    assert {(pair["teacher"], pair["student"]) for pair in pairs} == set(PAIRS)
+    assert {(pair["teacher"]["name"], pair["student"]) for pair in pairs} == set(PAIRS)
     assert len(files) == 13
     for pair in pairs:
-        teacher = yaml.safe_load((ROOT / f"configs/cocord/teacher_{pair['teacher'].lower()}.yaml").read_text())
-        assert teacher["model"]["init_args"]["student"] == pair["teacher"]
+        name = pair["teacher"]["name"]
+        teacher = yaml.safe_load((ROOT / f"configs/cocord/teacher_{name.lower()}.yaml").read_text())
+        assert teacher["model"]["init_args"]["student"] == name
         logger = teacher["trainer"]["logger"]["init_args"]
-        assert pair["teacher_weights"] == f"{logger['save_dir']}/{logger['name']}"
+        assert pair["teacher"]["weights"] == f"{logger['save_dir']}/{logger['name']}"
 
 
 def test_cifar_recipe_is_the_benchmarks():
@@ -223,22 +225,23 @@ def test_cifar_recipe_is_the_benchmarks():
     assert composed["trainer"]["max_epochs"] == 240
     assert (data["batch_size"], data["preset"], data["num_classes"], model["num_classes"]) == (64, "cifar", 100, 100)
     expected = {
-        "temperature": 0.1,
-        "queue_size": 2048,
-        "teacher_head_momentum": 0.999,
-        "slow_momentum": 0.9,
-        "contrast_weight": 1,
-        "prediction_weight": 4,
+        "contrast.temperature": 0.1,
+        "contrast.queue_size": 2048,
+        "contrast.weight": 1,
+        "prediction.weight": 4,
+        "prediction.symmetric": True,
         "class_weight": 1,
-        "kd_weight": 0,
-        "symmetric_prediction": True,
-        "lr_milestones": [150, 180, 210],
-        "lr_decay": 0.1,
-        "momentum": 0.9,
-        "weight_decay": 5e-4,
-        "learning_rate": None,  # by the student's family
+        "kd.weight": 0,
+        "momentum.teacher_head": 0.999,
+        "momentum.slow_student": 0.9,
+        "optim.lr_milestones": [150, 180, 210],
+        "optim.lr_decay": 0.1,
+        "optim.momentum": 0.9,
+        "optim.weight_decay": 5e-4,
+        "optim.learning_rate": None,  # by the student's family
     }
-    assert {name: model[name] for name in expected} == expected
+    found = flat(model)
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_extraction_and_activation_are_the_papers():
@@ -324,14 +327,17 @@ def test_classification_with_a_descendant_is_the_papers_recipe():
 def test_shres_distillation_is_the_origins():
     composed = _composed(ROOT / "configs/shre/distill.yaml")
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
-    expected = {"teacher": "timm/resnet50", "teacher_weights": "a1_in1k", "num_classes": 1000, "shared": "mlp"}
-    expected |= {"image_layers": 6, "text_layers": 6, "width": 768, "heads": 12, "patch_size": 16, "post_norm": True}
-    expected |= {"image_weights": "base_imagenet.pt", "text_weights": "bert-base-uncased", "dropout": 0.1}
-    expected |= {"kl_weight": 1.0, "kl_image_share": 0.5, "kl_temperature": 1.0, "itc_weight": 1.0, "itc_layers": None}
-    expected |= {"temperature": 0.07, "max_logit_scale": 100.0, "mask_same_image": False}
-    expected |= {"learning_rate": 1e-4, "warmup_share": 0.1, "weight_decay": 0.01, "betas": [0.9, 0.98], "eps": 1e-6}
-    expected |= {"image_size": 224, "max_tokens": 64}
-    assert {name: model[name] for name in expected} == expected
+    assert (model["num_classes"], model["shared"]) == (1000, "mlp")
+    assert (model["teacher"]["name"], model["teacher"]["weights"]) == ("timm/resnet50", "a1_in1k")
+    vision = {"image_size": 224, "patch_size": 16, "width": 768, "depth": 6, "heads": 12, "post_norm": True}
+    assert model["vision"] == vision | {"weights": "base_imagenet.pt"}
+    text = {"vocab_size": 30522, "max_tokens": 64, "depth": 6, "dropout": 0.1, "weights": "bert-base-uncased"}
+    assert model["text"] == text
+    assert model["kl"] == {"weight": 1.0, "image_share": 0.5, "temperature": 1.0}
+    contrast = {"weight": 1.0, "layers": None, "temperature": 0.07, "max_logit_scale": 100.0, "mask_same_image": False}
+    assert model["contrast"] == contrast
+    optim = {"learning_rate": 1e-4, "warmup_share": 0.1, "weight_decay": 0.01, "betas": [0.9, 0.98], "eps": 1e-6}
+    assert model["optim"] == optim
     crop = {"size": 224, "scale": [0.9, 1.0], "horizontal_flip": 0.5, "rand_augment": False}
     assert {name: data["train_transform"]["init_args"][name] for name in crop} == crop
     statistics = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
