@@ -25,3 +25,12 @@ def in_groups(module, options):
             (owner,) = [group for group, default in groups.items() if name in vars(default)]
             found.setdefault(owner, {})[name] = value
     return found
+
+
+def command_line(module, options, section="model"):
+    """The same options as words of a command line, such as `--model.optim.learning_rate 0.1`."""
+    words = []
+    for name, value in in_groups(module, options).items():
+        for field, part in value.items() if isinstance(value, dict) else [(None, value)]:
+            words += [f"--{section}.{name}.{field}" if field else f"--{section}.{name}", str(part)]
+    return words

@@ -17,7 +17,7 @@ from open_clip.model import resize_pos_embed
 from support.classifier import CLASSES, TOWER, descendant, random_batch, shape_classes, tiny_classifier
 from support.command_line import run
 from support.distributed import run_ddp_fit, run_distributed, run_sharded_fit, whole_state
-from support.groups import in_groups
+from support.groups import command_line, in_groups
 from support.images import draw_image, encoded
 from support.learngene import SIZE, auxiliary, learngene, random_images
 from support.mmlg import tiny_extraction
@@ -244,13 +244,6 @@ def test_half_precision_trains():
 SMALL = {name: value for name, value in TOWER.items() if name != "image_size"}
 
 
-def grouped(model):
-    """Options under the names of the command line."""
-    for name, value in in_groups(VisionClassifierModule, model).items():
-        for field, part in value.items() if isinstance(value, dict) else [(None, value)]:
-            yield (f"{name}.{field}" if field else name), part
-
-
 def words(section, **options):
     return [word for name, value in options.items() for word in (f"--{section}.{name}", str(value))]
 
@@ -262,7 +255,7 @@ def test_it_learns_the_built_in_images_on_the_command_line(tmp_path, monkeypatch
     rates = ["--trainer.max_epochs", "60", "--trainer.accelerator", "cpu", "--trainer.check_val_every_n_epoch", "60"]
     ran = run(
         "fit",
-        *("--model", "VisionClassifierModule", *words("model", **dict(grouped(model)))),
+        *("--model", "VisionClassifierModule", *command_line(VisionClassifierModule, model)),
         *("--data", "ShapeClassesDataModule", *words("data", **data), *rates, "--trainer.logger", "CSVLogger"),
         *("--trainer.logger.save_dir", "runs", "--trainer.logger.name", "x"),
     )
