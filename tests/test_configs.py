@@ -448,7 +448,7 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
     assert manifest["self_check"]["least_cosine"] >= 0.999
     assert [teacher["scale"] for teacher in manifest["teachers"]] == [pytest.approx(1 / 0.07, rel=1e-5), 50.0]
     assert [teacher["model"] for teacher in manifest["teachers"]] == ["teacher0", "teacher1"]
-    student = ("--model", "MobileCLIPModule", "--model.model", "MobileCLIP-tiny", "--model.warmup_steps", "1")
+    student = ("--model", "MobileCLIPModule", "--model.model", "MobileCLIP-tiny", "--model.optim.warmup_steps", "1")
     dims = ("--trainer.max_epochs", "1")  # its teachers' widths and scales are in the manifest
     data = ("--data", "ReinforcedImageTextDataModule", "--data.train", "reinforced", "--data.batch_size", "10")
     more = (
@@ -461,9 +461,10 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
         "--data.max_tokens",
         "16",
     )
-    forgotten = ("--model.teacher_dims", "[8,8]", "--model.teacher_scales", "[100,100]")
+    forgotten = ("--model.teacher.dims", "[8,8]", "--model.teacher.scales", "[100,100]")
     ran = run("fit", *student, *dims, *forgotten, *data, *more, "--trainer.accelerator", "cpu")
-    assert "teacher_scales is [100.0, 100.0], but the data was reinforced with teachers of [14.28" in ran.sentence
+    assert "Expected a teacher.scales of [14.28" in ran.sentence
+    assert "got [100.0, 100.0]: leave model.teacher.scales out" in ran.sentence
     ran = run("fit", *student, *dims, *data, *more, "--trainer.accelerator", "cpu")
     assert ran.status == 0, ran.err
     ran = run("predict", *config, *where, *own, "--data.folder", "reinforced", "--data.augmentations", "3")
@@ -480,15 +481,17 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
         "paper": ("MobileCLIP-S0", 1e-6, 2000, 0.9995, False, 1e-8, 65536, 200_000, "bf16-mixed", None),
         "released_script": ("ViT-B-16", 0.0, 1000, None, True, 1e-6, 8192, 30_000, "16-mixed", 1.0),
     }
-    names = ("model", "min_learning_rate", "warmup_steps", "average_momentum", "decay_layer_scales", "eps")
     for recipe, config in composed.items():
         model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
         pairs = data["batch_size"] * trainer["devices"] * trainer["num_nodes"]
-        found = (*(model[name] for name in names), pairs, trainer["max_steps"], trainer["precision"])
+        optim, momentum = model["optim"], model["momentum"]["momentum"]
+        found = (model["model"], optim["min_learning_rate"], optim["warmup_steps"], momentum)
+        found += (optim["decay_layer_scales"], optim["eps"], pairs, trainer["max_steps"], trainer["precision"])
         assert (*found, trainer["gradient_clip_val"]) == expected[recipe]
-        common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95], "distillation_weight": 1.0}
-        assert {name: model[name] for name in common} == common
-        assert (model["teacher_dims"], model["teacher_scales"]) == (None, None)  # as DataCompDR's
+        common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95]}
+        assert {name: optim[name] for name in common} == common
+        assert model["distillation_weight"] == 1.0
+        assert model["teacher"] == {"dims": None, "scales": None}  # as DataCompDR's
     clip = composed["released_script"]["data"]["init_args"]
     assert clip["image_mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-4)
     assert composed["paper"]["data"]["init_args"]["image_std"] is None  # MobileCLIP's own, 1

@@ -127,8 +127,8 @@ DATA = {
 
 def mobileclip(name=None, **options):
     torch.manual_seed(0)
-    stored = {"teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0], "max_tokens": LENGTH}
-    module = MobileCLIPModule(name or add_tiny_clip(), average_momentum=None, **stored | options)
+    stored = {"teacher": {"dims": [64, 96], "scales": [30.0, 30.0]}, "max_tokens": LENGTH}
+    module = MobileCLIPModule(name or add_tiny_clip(), momentum={"momentum": None}, **stored | options)
     if name is None:
         randomized(module.student)
     return module
@@ -164,7 +164,7 @@ def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_
     words = [f"--data.{split}={file}" for split in ("train", "validation", "test")]
     words += ["--data.tokenizer=clip", "--data.vocab_size=49408", f"--data.max_tokens={LENGTH}", "--data.num_workers=0"]
     words += ["--data.batch_size=6", f"--data.cache_dir={images / 'cache'}", "--trainer.accelerator=cpu"]
-    model = [f"--model.model={add_tiny_clip()}", "--model.distillation_weight=0", "--model.average_momentum=null"]
+    model = [f"--model.model={add_tiny_clip()}", "--model.distillation_weight=0", "--model.momentum.momentum=null"]
     words += ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false"]
     ran = run("fit", "--model=MobileCLIPModule", *model, "--data=ImageTextDataModule", *words)
     assert ran.status == 0, ran.err
@@ -206,7 +206,7 @@ def test_mmlg_gives_outside_the_features_of_its_test(data, images, tmp_path):
 def test_an_albef_tells_how_its_images_were_prepared(images, tmp_path):
     prepare = CLIPEvalTransform(16, OWN["mean"], OWN["std"], "bilinear")
     data = pairs(images, eval_transform=prepare, tokenizer=None, vocab_size=200, max_tokens=16)
-    checkpoint, features = trained(tiny_albef(vocab_size=200), data, tmp_path)
+    checkpoint, features = trained(tiny_albef(text={"vocab_size": 200}), data, tmp_path)
     export(checkpoint, str(tmp_path / "made"))
     look = json.loads((tmp_path / "made" / "config.json").read_text())["preprocessing"]
     albef = ALBEFModule.from_pretrained(tmp_path / "made")

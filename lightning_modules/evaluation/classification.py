@@ -72,8 +72,9 @@ class Accuracy(nn.Module):
 
     def reset(self) -> None:
         """Start counting afresh."""
-        for metric in self.metrics.values():
-            metric.reset()
+        for split in SPLITS:
+            for _, metric in self._of(split):
+                metric.reset()
         self._non_finite = {split: [] for split in SPLITS}
 
     def _of(self, split: str) -> Iterator[tuple[int, MeanMetric]]:

@@ -212,8 +212,8 @@ def _replace(config: Any, subcommand: str) -> None:
     for name, value in MODELS[kind].items():
         if arguments[name]:
             arguments[name] = value
-    if kind == "MobileCLIPModule" and arguments.teacher_dims is None:
-        arguments.teacher_dims = DIMS  # in place of DataCompDR's
+    if kind == "MobileCLIPModule" and arguments.teacher.dims is None:
+        arguments.teacher.dims = DIMS  # in place of DataCompDR's
     _swap(model)
     side = SIZE if kind in ("SHReModule", "ImageProbeModule") else None  # the sides on which their encoder is trained
     _shrink_data(data, side)

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from support.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
 from support.mobileclip import features, random_images, settle, texts
-from vlightning.lightning_modules.base.frozen import FrozenTeacher
+from vlightning.common.errors import UserError
+from vlightning.lightning_modules.base.frozen import Frozen
 from vlightning.lightning_modules.mobileclip.export import save_open_clip
 from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
@@ -98,7 +99,7 @@ def assert_frozen(outside):
     assert not any(module.training for module in network.modules())
     assert not any(parameter.requires_grad for parameter in network.parameters())
     assert {tensor.dtype for tensor in network.state_dict().values() if tensor.is_floating_point()} == {torch.float32}
-    assert FrozenTeacher(network).state_dict() == {}
+    assert Frozen(network).state_dict() == {}
 
 
 def plain(preprocessing):
@@ -173,8 +174,8 @@ def prefixed(prefix, model):
 @pytest.mark.parametrize("averaged", [False, True])
 def test_a_checkpoint_of_a_training_here_has_the_look_of_its_images(tmp_path, averaged):
     torch.manual_seed(0)
-    look = {"image_size": 32, "image_mean": (0.5, 0.4, 0.3), "image_std": None, "image_interpolation": "bicubic"}
-    arguments = {"model": "MobileCLIP-tiny", "max_tokens": 9, **look}
+    vision = {"image_size": 32, "image_mean": (0.5, 0.4, 0.3), "image_std": None, "image_interpolation": "bicubic"}
+    arguments = {"model": "MobileCLIP-tiny", "max_tokens": 9, "vision": vision}
     student, average = (settle(build_model("MobileCLIP-tiny", 32, 9), seed) for seed in (1, 2))
     state = prefixed("student", student) | (prefixed("average", average) if averaged else {})
     torch.save({"state_dict": state, "hyper_parameters": arguments, "global_step": 3}, tmp_path / "last.ckpt")
@@ -185,7 +186,7 @@ def test_a_checkpoint_of_a_training_here_has_the_look_of_its_images(tmp_path, av
     assert outside.preprocessing == Preprocessing(32, (0.5, 0.4, 0.3), (1.0, 1.0, 1.0), "bicubic")
     assert outside.tokenizer(["a dog"]).shape == (1, 9)
     assert_frozen(outside)
-    with pytest.raises(ValueError, match=r"training of MobileCLIP-tiny .* expected MobileCLIP-S0"):
+    with pytest.raises(UserError, match=r"Expected a training of MobileCLIP-S0 .* got one of MobileCLIP-tiny"):
         load_published("MobileCLIP-S0", str(tmp_path / "last.ckpt"))
 
 
@@ -280,11 +281,11 @@ def sentence(kind, model, weights):
 
 def test_what_is_not_there_is_said(tmp_path, folder):
     missing = tmp_path / "missing.pt"
-    assert f"Found no file {str(missing)!r}" in sentence(FileNotFoundError, NAME, missing)
-    assert "Found no file" in sentence(FileNotFoundError, NAME, tmp_path / "missing")
-    assert "Found no file" in sentence(FileNotFoundError, CAPTIONER, missing)
+    assert f"found no file {str(missing)!r}" in sentence(UserError, NAME, missing)
+    assert "found no file" in sentence(UserError, NAME, tmp_path / "missing")
+    assert "found no file" in sentence(UserError, CAPTIONER, missing)
     (folder / "open_clip_config.json").unlink()
-    assert "Found no open_clip_config.json in the folder" in sentence(FileNotFoundError, None, folder)
+    assert "found no open_clip_config.json in the folder" in sentence(UserError, None, folder)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +301,7 @@ def test_what_is_not_there_is_said(tmp_path, folder):
 )
 def test_damaged_folders(folder, break_it, said):
     break_it(folder)
-    found = sentence(RuntimeError, None, folder)
+    found = sentence(UserError, None, folder)
     assert f"The model in the folder {str(folder)!r} cannot be loaded (" in found
     assert said in found
 
@@ -318,28 +319,28 @@ def test_a_folder_does_not_run_its_own_python_files(tmp_path, folder):
     named = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     (folder / "config.json").write_text("{}")
-    assert "Found trust_remote_code in the open_clip_config.json of" in sentence(ValueError, None, folder)
+    assert "Found trust_remote_code in the open_clip_config.json of" in sentence(UserError, None, folder)
     assert not (tmp_path / "ran").exists()
 
 
 def test_files_of_something_else(tmp_path, file):
     torch.save({"visual.proj": torch.ones(2, 2)}, tmp_path / "other.pt")
-    assert "missing" in sentence(ValueError, NAME, tmp_path / "other.pt")
-    said = sentence(RuntimeError, CAPTIONER, file)
+    assert "missing" in sentence(UserError, NAME, tmp_path / "other.pt")
+    said = sentence(UserError, CAPTIONER, file)
     assert f"cannot be loaded into {CAPTIONER} (" in said
     assert "visual.attn_pool" in said
     (tmp_path / "broken.pt").write_bytes(b"no weights")
     for name in (NAME, CAPTIONER):
-        assert "broken.pt" in sentence(RuntimeError, name, tmp_path / "broken.pt")
-    assert "There is no model 'ViT-nothing'" in sentence(ValueError, "ViT-nothing", file)
+        assert "broken.pt" in sentence(UserError, name, tmp_path / "broken.pt")
+    assert "got 'ViT-nothing'" in sentence(UserError, "ViT-nothing", file)
 
 
 def test_tags_that_are_not_there(listed):
     listed()
-    assert f"no weights 'openai' of {NAME}; its tags are {TAG}." in sentence(ValueError, NAME, "openai")
-    assert f"no weights 'openai' of {QUICK}; its tags are {TAG}." in sentence(ValueError, QUICK, "openai")
-    assert "no weights of a model 'ViT-nothing'" in sentence(ValueError, "ViT-nothing", TAG)
-    assert f"Found the weights '{TAG}' without a model" in sentence(ValueError, None, TAG)
+    assert f"no weights 'openai' of {NAME}; its tags are {TAG}." in sentence(UserError, NAME, "openai")
+    assert f"no weights 'openai' of {QUICK}; its tags are {TAG}." in sentence(UserError, QUICK, "openai")
+    assert "no weights of a model 'ViT-nothing'" in sentence(UserError, "ViT-nothing", TAG)
+    assert f"the model of the weights '{TAG}', got none" in sentence(UserError, None, TAG)
 
 
 def test_a_download_that_fails(listed, monkeypatch):
@@ -349,7 +350,7 @@ def test_a_download_that_fails(listed, monkeypatch):
         raise OSError("no route to host\nTraceback: many lines")
 
     monkeypatch.setattr(open_clip.factory, "download_pretrained", fail)
-    said = sentence(RuntimeError, NAME, TAG)
+    said = sentence(UserError, NAME, TAG)
     assert f"The weights '{TAG}' of {NAME} cannot be loaded (" in said
     assert "no route to host" in said
     assert "download them on a machine with a network" in said
@@ -359,4 +360,4 @@ def test_a_tag_whose_activation_the_model_cannot_have(listed, monkeypatch):
     listed()
     config = open_clip.get_model_config(NAME) | {"quick_gelu": True}
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, NAME, config)
-    assert "QuickGELU mismatch" in sentence(RuntimeError, NAME, TAG)
+    assert "QuickGELU mismatch" in sentence(UserError, NAME, TAG)
