@@ -263,7 +263,7 @@ def test_half_precision_learns_and_writes(taught, precision):
 def test_what_does_not_fit_is_refused(taught, tmp_path):
     with pytest.raises(UserError, match=r"Expected mapper.width 32, .* got 16: set model.mapper.width"):
         loaded(taught, width=16)
-    with pytest.raises(UserError, match=r"at most 32 tokens, .* prefix_length 3 and generation.max_new_tokens 67"):
+    with pytest.raises(UserError, match=r"at most 32 tokens, .* mapper.prefix_length 3 and generation.max_new_tokens 67"):
         loaded(taught, max_new_tokens=67)
     with pytest.raises(UserError, match=r"Expected embeddings of dimension 12, got 5: set model.embed_dim"):
         loaded(taught)(torch.zeros(1, 5).double())
