@@ -72,13 +72,7 @@ def _class_name(saved: Mapping[str, Any]) -> str | None:
     if "_class_path" in saved:
         return str(saved["_class_path"]).rpartition(".")[2]
     # Lightning puts what is passed to `load_from_checkpoint` among them.
-<<<<<<< HEAD
-    arguments = {
-        cls.__name__: set(inspect.signature(cls).parameters) for cls in subclasses((LightningModule,)).values()
-    }
-=======
     arguments = {name: set(inspect.signature(cls).parameters) for name, cls in subclasses((LightningModule,)).items()}
->>>>>>> main
     having = {name: len(all_of) for name, all_of in arguments.items() if all_of and all_of <= set(saved)}
     most = [name for name, count in having.items() if count == max(having.values())]
     return most[0] if len(most) == 1 else None
