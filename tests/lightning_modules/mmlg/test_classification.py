@@ -120,7 +120,7 @@ def rows():
     return torch.utils.data.DataLoader([row | {"label": row["label"] % 7} for row in listed], batch_size=8)
 
 
-def test_positions_of_another_size_of_images_are_resampled_as_open_clip_does_and_said(tmp_path, caplog):
+def test_positions_of_another_image_size_are_resampled_as_in_open_clip_and_logged(tmp_path, caplog):
     network = descendant(tmp_path / "a.ckpt")
     module = tiny_classifier(image_size=2 * SIZE, weights=str(tmp_path / "a.ckpt"))
     expected = {"visual.positional_embedding": network.visual.positional_embedding.detach().clone()}
@@ -221,7 +221,7 @@ def test_the_schedule_is_linear_then_a_cosine_to_zero(warmup, used):
     assert schedule.rate(total, total) == 0
 
 
-def test_a_warm_up_longer_than_the_run_is_cut_and_said():
+def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning():
     with pytest.warns(UserWarning, match="warmup_steps is 5000, but the run has 4 optimizer steps: it warms up for 0"):
         fit(tiny_classifier(warmup_steps=5000))
 

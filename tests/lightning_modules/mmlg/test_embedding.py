@@ -22,8 +22,8 @@ from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules import CaptioningModule, ImageEmbeddingModule
 from vlightning.lightning_modules.mmlg.towers import load_image_tower
 
-PICTURES = len(CAPTIONS)
-LOOK = {"image_mean": (0.5, 0.4, 0.3), "image_std": (0.2, 0.3, 0.4)}
+IMAGES = len(CAPTIONS)
+PREPROCESSING = {"image_mean": (0.5, 0.4, 0.3), "image_std": (0.2, 0.3, 0.4)}
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,12 @@ def test_embeddings_are_what_open_clip_computes_and_not_scaled(tmp_path, clip, w
     table = pq.read_table(tmp_path / "out" / "embeddings.parquet")
     prepare = open_clip.image_transform(SIZE, False)
     with torch.no_grad():
-        expected = clip.encode_image(torch.stack([prepare(draw_image(number)) for number in range(PICTURES)]))
+        expected = clip.encode_image(torch.stack([prepare(draw_image(number)) for number in range(IMAGES)]))
     found = torch.tensor(table["embedding"].to_pylist())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert (found.norm(dim=1) - 1).abs().min() > 0.1
     assert table["image_id"].to_pylist() == list(range(100, 106))
-    assert table["image"].to_pylist() == [str(tmp_path / f"data/images/{number}.png") for number in range(PICTURES)]
+    assert table["image"].to_pylist() == [str(tmp_path / f"data/images/{number}.png") for number in range(IMAGES)]
     origin = json.loads(table.schema.metadata[b"tower"])
     assert origin["model"] == add_tiny_clip()
     assert origin["sha256"] == load_image_tower(add_tiny_clip(), weights).origin["sha256"]
@@ -86,14 +86,14 @@ def test_a_datamodule_without_images_is_refused(weights):
     "options", [{"student": "plain", "depth": 3}, {"student": "MM-LG"}], ids=["a descendant", "an auxiliary"]
 )
 def test_the_tower_of_a_training_here_is_found_in_its_checkpoint(tmp_path, options):
-    module, path = trained_checkpoint(tmp_path, **options, **LOOK)
+    module, path = trained_checkpoint(tmp_path, **options, **PREPROCESSING)
     tower = load_image_tower(None, path)
     image = torch.randn(3, 3, SIZE, SIZE)
     with torch.no_grad():
         expected = module.student.encode_image(image)
         torch.testing.assert_close(tower.network.network(image), expected, rtol=1e-5, atol=1e-5)
-    look = tower.preprocessing
-    assert (look.image_size, look.mean, look.std, look.interpolation) == (SIZE, *LOOK.values(), "bicubic")
+    found = tower.preprocessing
+    assert (found.image_size, found.mean, found.std, found.interpolation) == (SIZE, *PREPROCESSING.values(), "bicubic")
     assert tower.origin["sha256"] == tower.network.fingerprint()
 
 
@@ -113,7 +113,7 @@ def test_what_has_no_image_tower_is_refused(tmp_path):
 def test_the_command_line_embeds_trains_tests_and_predicts(tmp_path, monkeypatch, weights):
     monkeypatch.chdir(tmp_path)
     captions = write_images(tmp_path / "data")
-    gpt2 = write_language_model("gpt2", lessons=100)
+    gpt2 = write_language_model("gpt2", steps=100)
     own = ("--data.image_root", "data", "--data.cache_dir", "cache", "--data.num_workers", "0")
     every = json.dumps({"path": captions, "split": "train+restval+val+test"})
     embed = ("--model.weights", weights, "--model.model", add_tiny_clip(), "--data.predict", every, *own)
@@ -136,4 +136,4 @@ def test_the_command_line_embeds_trains_tests_and_predicts(tmp_path, monkeypatch
     ran = run("predict", "--ckpt_path", str(last), "--data.predict", every)
     assert ran.status == 0, ran.err
     (file,) = tmp_path.rglob("captions.parquet")
-    assert pq.read_table(file).num_rows == PICTURES
+    assert pq.read_table(file).num_rows == IMAGES
