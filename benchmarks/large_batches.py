@@ -26,7 +26,7 @@ from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, 
 from vlightning.lightning_modules.albef import module as albef_code
 from vlightning.lightning_modules.mmlg import network as mmlg_network
 from vlightning.lightning_modules.mmlg import teacher as mmlg_teacher
-from vlightning.lightning_modules.mobileclip import module as mobileclip_code
+from vlightning.lightning_modules.mobileclip import pairs as mobileclip_code
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 from vlightning.lightning_modules.shre import module as shre_code
 

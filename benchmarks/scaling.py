@@ -98,7 +98,7 @@ def mmlg(folder: Path) -> LightningModule:
 
 def mobileclip(folder: Path) -> LightningModule:
     """The smallest student that is there, with the teachers' real widths."""
-    return MobileCLIPModule("MobileCLIP-tiny", image_size=SIZE, max_tokens=TOKENS)
+    return MobileCLIPModule("MobileCLIP-tiny", max_tokens=TOKENS, vision={"image_size": SIZE})
 
 
 def shre(folder: Path) -> LightningModule:

@@ -490,8 +490,7 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
         assert (*found, trainer["gradient_clip_val"]) == expected[recipe]
         common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95]}
         assert {name: optim[name] for name in common} == common
-        assert model["distillation_weight"] == 1.0
-        assert model["teacher"] == {"dims": None, "scales": None}  # as DataCompDR's
+        assert model["teacher"] == {"distillation_weight": 1.0, "dims": None, "scales": None}  # as DataCompDR's
     clip = composed["released_script"]["data"]["init_args"]
     assert clip["image_mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-4)
     assert composed["paper"]["data"]["init_args"]["image_std"] is None  # MobileCLIP's own, 1

@@ -125,10 +125,11 @@ DATA = {
 }
 
 
-def mobileclip(name=None, **options):
+def mobileclip(name=None, distillation_weight=1.0, **options):
     torch.manual_seed(0)
-    stored = {"teacher": {"dims": [64, 96], "scales": [30.0, 30.0]}, "max_tokens": LENGTH}
-    module = MobileCLIPModule(name or add_tiny_clip(), momentum={"momentum": None}, **stored | options)
+    teacher = {"dims": [64, 96], "scales": [30.0, 30.0], "distillation_weight": distillation_weight}
+    options = {"max_tokens": LENGTH, "momentum": {"momentum": None}, "teacher": teacher} | options
+    module = MobileCLIPModule(name or add_tiny_clip(), **options)
     if name is None:
         randomized(module.student)
     return module
@@ -164,7 +165,11 @@ def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_
     words = [f"--data.{split}={file}" for split in ("train", "validation", "test")]
     words += ["--data.tokenizer=clip", "--data.vocab_size=49408", f"--data.max_tokens={LENGTH}", "--data.num_workers=0"]
     words += ["--data.batch_size=6", f"--data.cache_dir={images / 'cache'}", "--trainer.accelerator=cpu"]
-    model = [f"--model.model={add_tiny_clip()}", "--model.distillation_weight=0", "--model.momentum.momentum=null"]
+    model = [
+        f"--model.model={add_tiny_clip()}",
+        "--model.teacher.distillation_weight=0",
+        "--model.momentum.momentum=null",
+    ]
     words += ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false"]
     ran = run("fit", "--model=MobileCLIPModule", *model, "--data=ImageTextDataModule", *words)
     assert ran.status == 0, ran.err

@@ -17,8 +17,13 @@ from vlightning.lightning_modules import MobileCLIPModule
 
 def mobileclip(folder):
     """With BatchNorm, in two slices."""
-    sizes = {"image_size": 32, "max_tokens": 16, "micro_batch_size": 2}
-    module = MobileCLIPModule("MobileCLIP-tiny", teacher_dims=DIMS, teacher_scales=SCALES, **sizes)
+    module = MobileCLIPModule(
+        "MobileCLIP-tiny",
+        max_tokens=16,
+        vision={"image_size": 32},
+        teacher={"dims": DIMS, "scales": SCALES},
+        memory={"micro_batch_size": 2},
+    )
     norms = sum(isinstance(part, torch.nn.BatchNorm2d) for part in module.student.modules())
     assert norms > 10, norms
     batch = reinforced_batch(4, dtype=torch.float32, size=32, length=16)
