@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from typing_extensions import override
 
+from ...common.errors import UserError
 from ..learngene.layers import TOWERS
 
 Values = dict[str, list[float]]
@@ -80,12 +81,12 @@ class LearngeneFigures(Callback):
         """Checks before training that there is something to draw, and says where it has no place.
 
         Raises:
-            AttributeError: If the module has no such sums.
+            UserError: If the module has no such sums.
         """
         if stage != "fit":
             return
         if not callable(getattr(pl_module, "learngene_terms", None)):
-            raise AttributeError(
+            raise UserError(
                 f"LearngeneFigures found no method learngene_terms() in {type(pl_module).__name__}: train a module "
                 "that extracts a learngene, such as MMLGModule, or leave the callback out."
             )

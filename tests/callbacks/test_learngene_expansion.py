@@ -14,6 +14,7 @@ from support.learngene import EMBED, LENGTH, PATCH, SIZE, WIDTH, WORDS, clip, le
 from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneExpansionCallback, LearngeneWriter, load_learngene, save_learngene
 from vlightning.callbacks.learngene.expansion import expand_learngene
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules import MobileCLIPModule
 from vlightning.lightning_modules.base.sharding import shard
 
@@ -154,7 +155,7 @@ def test_what_does_not_fit_is_one_sentence_before_training(file, tmp_path):
         fit(Classifier(timm_vit()), str(tmp_path / "gone"), "inside.backbone")
     with pytest.raises(ValueError, match="Found a tower of 5 layers, expected 6 to 12"):
         fit(Classifier(timm_vit(5)), file, "inside.backbone")
-    with pytest.raises(AttributeError, match=r"target of the learngene is given as 'student', .* no submodule"):
+    with pytest.raises(UserError, match=r"target of the learngene is given as 'student', .* no submodule"):
         fit(Classifier(timm_vit()), file, "student")
 
 

@@ -18,6 +18,7 @@ from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneFigures
 from vlightning.callbacks.figures.learngene import draw_coefficients, draw_norms
 from vlightning.callbacks.learngene.layers import LINEARS
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 
 NAMES = ["vision", "vision_multimodal", "text", "text_multimodal"]
@@ -227,7 +228,7 @@ def test_where_nothing_can_be_drawn_it_is_said_once(tmp_path):
     with warnings.catch_warnings(record=True) as warned:
         trainer(figures, logger=CSVLogger(tmp_path), limit_val_batches=0).fit(extraction(), shapes())
     assert not any("LearngeneFigures" in str(one.message) for one in warned)
-    with pytest.raises(AttributeError, match=r"found no method learngene_terms\(\) in BoringModel"):
+    with pytest.raises(UserError, match=r"found no method learngene_terms\(\) in BoringModel"):
         trainer(LearngeneFigures()).fit(BoringModel())
 
 

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from support.clip import DIMS, SCALES, reinforced_batch, tiny_module
 from vlightning.callbacks import EMACallback, FinalExport
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedShapesDataModule, ShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
 
@@ -394,7 +395,7 @@ class Exported(BoringModel):
 
 
 def test_an_export_is_refused_before_training_where_the_module_has_none(tmp_path):
-    with pytest.raises(AttributeError, match=r"no method export\(folder\) in BoringModel"):
+    with pytest.raises(UserError, match=r"no method export\(folder\) in BoringModel"):
         quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport()]).fit(BoringModel())
 
 
