@@ -15,11 +15,12 @@ import vlightning.callbacks
 import vlightning.datamodules
 import vlightning.lightning_modules
 from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
+from vlightning.cli_support.command_line import UsageError, read_command_line
 from vlightning.cli_support.defaults import TRAINER_DEFAULTS, check_strategy, leave_out_hp_metric, with_defaults
-from vlightning.cli_support.explain import check_help, check_sections, explain
 from vlightning.cli_support.help import HelpfulParser
 from vlightning.cli_support.links import apply_links
 from vlightning.cli_support.lost import lost_processes_told
+from vlightning.cli_support.mistakes import check_help, check_sections, explain
 from vlightning.cli_support.optimizer_options import TypedOptimizerOptions
 from vlightning.cli_support.progress import results_table
 from vlightning.cli_support.report import quiet, readable_errors
@@ -34,7 +35,6 @@ from vlightning.cli_support.rundir import (
     run_name,
 )
 from vlightning.cli_support.save_config import SaveRunConfig, reproducible, shaping_settings
-from vlightning.cli_support.typed import UsageError, read_command_line
 from vlightning.cli_support.untrained import tell_if_untrained
 
 vlightning.callbacks.load_all()

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.callbacks.checkpoints.checkpoint_io import check_free
-from vlightning.cli_support import export_albef, export_cocord, export_mmlg, export_mobileclip
+from vlightning.cli_support import export_albef, export_cocord
 from vlightning.cli_support.report import readable_errors
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule
+from vlightning.lightning_modules.mmlg import export as export_mmlg
+from vlightning.lightning_modules.mobileclip import export as export_mobileclip
 
 DESCRIPTION = (
     "Take the model out of a training's checkpoint: to use it without a Trainer, to start another training from it, or "

@@ -9,8 +9,9 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
 
 from ..callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, StopOnSignal
+from ..common.names import did_you_mean
+from .command_line import Typed, UsageError
 from .progress import OneLineProgressBar
-from .typed import Typed, UsageError, did_you_mean
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     # Short runs should show something too; the cost of a scalar every ten steps is nothing.

@@ -13,8 +13,9 @@ from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch import LightningModule
 from typing_extensions import override
 
+from ..common.class_arguments import class_bases
 from .checkpoints import LastCheckpoint
-from .explain import class_bases, own_subclasses
+from .mistakes import own_subclasses
 from .parser import VerbatimParser
 
 TITLES = {

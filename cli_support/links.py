@@ -1,11 +1,12 @@
-"""Values that the data decides and the module takes over: an argument that both have under the same name."""
+"""Values that the data decides and the module takes: an argument that both have under the same name."""
 
 from typing import Any
 
-from .resume import Saved
-from .typed import Typed, UsageError
+from jsonargparse import Namespace
 
-# The data's value goes to the module, if the module has such an argument.
+from .command_line import Typed, UsageError
+from .resume import Saved, at
+
 LINKED = (
     "vocab_size",
     "image_size",
@@ -19,7 +20,7 @@ LINKED = (
 
 
 def apply_links(config: Any, typed: Typed, saved: Saved | None) -> list[str]:
-    """Set the module's value to the data's wherever both classes have the argument.
+    """Set the module's value to the data's wherever both have the argument, the module perhaps in a group of settings.
 
     jsonargparse's own links cannot say which value was typed, and refuse a config file that names the target even
     with the same value, as a checkpoint's hyper-parameters do.
@@ -27,32 +28,40 @@ def apply_links(config: Any, typed: Typed, saved: Saved | None) -> list[str]:
     Args:
         config: The parsed configuration of the subcommand; changed in place.
         typed: What was typed.
-        saved: What the checkpoint says; where the data's value was not typed, the checkpoint's stands for both, and a
-            vocabulary stays as small as it is there.
+        saved: The checkpoint's values; where the data's value was not typed, the checkpoint's value is used for both,
+            and a vocabulary stays as small as it is there.
 
     Returns:
-        Names of the module's arguments that were taken from the data.
+        The module's arguments that were taken from the data, as `vocab_size` or `text.vocab_size`.
 
     Raises:
         UsageError: If the module's value was typed and differs from the data's.
     """
     source = (config.get("data") or {}).get("init_args") or {}
-    target = (config.get("model") or {}).get("init_args") or {}
-    typed_for_model, typed_for_data = typed.init_args("model"), typed.init_args("data")
+    target = (config.get("model") or {}).get("init_args") or Namespace()
     old = saved.hyper_parameters.get("model", {}).get("init_args", {}) if saved else {}
-    linked = [name for name in LINKED if name in source and name in target and source[name] is not None]
-    for name in linked:
-        if name in old and name not in typed_for_model:
-            if name not in typed_for_data:
-                source[name] = old[name]
-            elif name == "vocab_size" and old[name] < source[name]:
-                # The data's is the most that a tokenizer may have, the checkpoint's what it has.
-                target[name] = old[name]
+    linked = [(name, place) for name in LINKED if source.get(name) is not None for place in _places(target, name)]
+    for name, place in linked:
+        was, by = at(old, place), typed.origin(f"model.init_args.{place}")
+        if was is not None and by is None:
+            if typed.origin(f"data.init_args.{name}") is None:
+                source[name] = was
+            elif name == "vocab_size" and was < source[name]:
+                # The data's value is a limit for the tokenizer, the checkpoint's its actual size.
+                target[place] = was
                 continue
-        if target[name] != source[name] and name in typed_for_model:
+        if target[place] != source[name] and by is not None:
             raise UsageError(
-                f"model.init_args.{name} is {target[name]!r} by {typed_for_model[name]}, but data.init_args.{name} is "
+                f"model.init_args.{place} is {target[place]!r} by {by}, but data.init_args.{name} is "
                 f"{source[name]!r}; the module takes the data's value, so set data.init_args.{name} only."
             )
-        target[name] = source[name]
-    return linked
+        target[place] = source[name]
+    return [place for _, place in linked]
+
+
+def _places(arguments: Namespace, name: str) -> list[str]:
+    """Return where the arguments have the name: at the top level, else in groups of settings."""
+    if name in arguments:
+        return [name]
+    groups = {group: value for group, value in vars(arguments).items() if isinstance(value, Namespace)}
+    return [f"{group}.{name}" for group, value in groups.items() if "class_path" not in value and name in value]

@@ -5,7 +5,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
-from .explain import members
+from ..common.class_arguments import members
 
 
 class VerbatimParser(LightningArgumentParser):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from .typed import PACKAGE_ROOT, UsageError
+from .command_line import PACKAGE_ROOT, UsageError
 
 DEBUG_VARIABLE = "VLIGHTNING_DEBUG"
 # Raised on purpose, with a sentence, by this package and by Lightning.

@@ -19,11 +19,12 @@ import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from ..callbacks.checkpoints.sharded_checkpoint import METADATA
+from ..common.class_arguments import subclasses
 from ..common.named_code import INSTANTIATORS, ForeignCode, TypedNames, check_arguments, check_class, imported
-from .explain import subclasses
+from ..common.names import nearest
+from .command_line import Source, Typed, UsageError
 from .report import say, tell
 from .save_config import LENGTHS, RUN_KEY, SHAPING
-from .typed import Source, Typed, UsageError, nearest
 
 # Values of `ckpt_path` that Lightning resolves itself, once the run has begun.
 KEYWORDS = ("last", "best", "hpc")
@@ -71,7 +72,7 @@ def find_checkpoint(typed: Typed) -> Path | None:
     while not folder.is_dir():
         folder = folder.parent
     near = sorted(str(p) for p in (folder.rglob("*.ckpt") if str(folder) not in (".", "/") else folder.glob("*.ckpt")))
-    match = nearest(name, near) or (near[0] if near else None)
+    match = next(iter([*nearest(name, near), *near]), None)
     hint = f"the nearest is {match!r}." if match else f"there is no .ckpt file under {str(folder)!r}."
     raise UsageError(f"The checkpoint {name!r} does not exist; {hint}")
 
@@ -152,10 +153,10 @@ def merge(saved: Saved, typed: Typed) -> None:
         UsageError: If the checkpoint is of another class than the one that was typed, or names code that it may not
             name.
     """
-    names = TypedNames(typed.sources)
+    names = TypedNames([source.tree for source in typed.sources if source.kind != "checkpoint"])
     tree: dict[str, Any] = {}
     for section, values in saved.hyper_parameters.items():
-        if typed.class_name(section) is None:
+        if typed.class_path(section) is None:
             tree[section] = _checked(saved, section, typed, names)
         elif section == "model":
             known = subclasses((LightningModule,))
@@ -253,17 +254,12 @@ def report_overrides(saved: Saved | None, config: Any, typed: Typed) -> bool:
     """
     if saved is None:
         return False
-    old = saved.hyper_parameters.get("model", {}).get("init_args", {})
-    new = (config.get("model") or {}).get("init_args") or {}
-    replaced = [
-        (name, origin)
-        for name, origin in typed.init_args("model").items()
-        if name in old and name in new and _plain(new[name]) != _plain(old[name])
-    ]
+    old = _leaves(saved.hyper_parameters.get("model", {}).get("init_args", {}))
+    new = _plain((config.get("model") or {}).get("init_args") or {})
+    typed_names = [(name, origin) for name in old if (origin := typed.origin(f"model.init_args.{name}"))]
+    replaced = [(name, origin) for name, origin in typed_names if at(new, name) != old[name]]
     for name, origin in replaced:
-        tell(
-            f"model.init_args.{name} is {_plain(new[name])!r} by {origin}; the checkpoint's {old[name]!r} is not used."
-        )
+        tell(f"model.init_args.{name} is {at(new, name)!r} by {origin}; the checkpoint's {old[name]!r} is not used.")
     if saved.seed is not None and saved.seed != config.seed_everything:
         if typed.is_given("seed_everything"):
             tell(
@@ -280,6 +276,22 @@ def _datamodule_class(content: Mapping[str, Any], values: Mapping[str, Any]) -> 
         if name in content and set(inspect.signature(cls).parameters) == set(values):
             return name
     return None
+
+
+def at(values: Any, place: str) -> Any:
+    """Return the value at a dotted place of nested mappings, or None."""
+    for part in place.split("."):
+        values = values.get(part) if hasattr(values, "get") else None
+    return values
+
+
+def _leaves(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return arguments by dotted name, with groups of settings opened."""
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        group = isinstance(value, Mapping) and value and "class_path" not in value
+        found |= _leaves(value, f"{prefix}{name}.") if group else {f"{prefix}{name}": _plain(value)}
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -13,10 +13,10 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from ..callbacks.checkpoints.checkpoint_io import newest_whole
+from .command_line import Typed, UsageError
 from .report import say, tell
 from .resume import KEYWORDS, Saved, best_beside
 from .save_config import Claimed
-from .typed import Typed, UsageError
 
 # Tells the processes that Lightning's DDP launcher starts which folder the first one has claimed.
 RUN_DIR_VARIABLE = "VLIGHTNING_RUN_DIR"

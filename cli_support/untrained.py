@@ -3,7 +3,6 @@
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from ..lightning_modules.base.initial_weights import InitialWeights
 from .report import tell
 
 
@@ -19,7 +18,8 @@ def tell_if_untrained(subcommand: str, module: LightningModule) -> None:
     """
     if not is_overridden("training_step", module):
         return
-    if isinstance(module, InitialWeights) and module.evaluates_initial_weights():
+    evaluates_initial_weights = getattr(module, "evaluates_initial_weights", None)
+    if callable(evaluates_initial_weights) and evaluates_initial_weights():
         return
     tell(
         f"{subcommand} was given no checkpoint, so {type(module).__name__} has the random weights that it was built "

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
-from lightning.fabric.utilities.cloud_io import _load
-
 from .named_code import ForeignCode, TypedNames, check_arguments, imported
+from .private_api import load_plain
 
 
 class CheckedLoading:
@@ -36,7 +35,7 @@ class CheckedLoading:
         """
         if kwargs.get("weights_only") is not False:
             kwargs["weights_only"] = True  # where Lightning's default depends on where the file is
-            content = _load(checkpoint_path, map_location="meta", weights_only=True)
+            content = load_plain(checkpoint_path)
             if hasattr(checkpoint_path, "seek"):
                 checkpoint_path.seek(0)
             cls._check_names(content.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}, str(checkpoint_path), kwargs)

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib.machinery import PathFinder
@@ -19,8 +19,7 @@ import yaml
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ..cli_support.explain import PLAIN, _parameters, class_bases, members, subclasses
-from ..cli_support.typed import CLASS_KEYS, Source
+from .class_arguments import CLASS_KEYS, PLAIN, class_bases, members, parameters, subclasses
 
 # What Lightning writes into a checkpoint for the function that rebuilds the object.
 INSTANTIATORS = ("lightning.pytorch.cli.instantiate_module", "pytorch_lightning.cli.instantiate_module")
@@ -46,11 +45,10 @@ class TypedNames:
     What was typed as a class is imported, as the parser would do a moment later.
 
     Args:
-        sources: What was typed.
+        trees: What was typed, as nested dicts: options and YAML files.
     """
 
-    def __init__(self, sources: Iterable[Source] = ()) -> None:
-        trees = [source.tree for source in sources if source.kind != "checkpoint"]
+    def __init__(self, trees: Sequence[Mapping[str, Any]] = ()) -> None:
         self.names = {name for tree in trees for name in _strings(tree)}
         for name in {name for tree in trees for name in _class_names(tree)}:
             if "." in name and all(part.isidentifier() for part in name.split(".")):
@@ -91,7 +89,7 @@ def check_arguments(values: Mapping[str, Any], cls: type | None, typed: TypedNam
     Raises:
         ForeignCode: At the first name that is not allowed.
     """
-    hints = _parameters(cls) if cls is not None else {}
+    hints = parameters(cls) if cls is not None else {}
     for name in values:
         # jsonargparse takes `a.class_path` as two levels, and keeps notes of its own under `__path__`.
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("__"):
@@ -214,7 +212,7 @@ def _inner(base: type) -> dict[str, Any]:
     if is_dataclass(base):
         hints = get_type_hints(base)
         return {one.name: hints.get(one.name) for one in fields(base)}
-    return {} if inspect.isabstract(base) else _parameters(base)
+    return {} if inspect.isabstract(base) else parameters(base)
 
 
 def _strings(tree: Any) -> Iterator[str]:

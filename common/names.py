@@ -7,17 +7,24 @@ _SHOWN = 12
 
 
 def nearest(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
-    """Return the candidates closest to a name, the best first; none where nothing is close."""
-    return get_close_matches(name, sorted(set(candidates)), n=count, cutoff=0.6)
+    """Return the candidates closest to a name, the best first, whatever their case; none where nothing is close."""
+    lowered = {candidate.lower(): candidate for candidate in sorted(set(candidates))}
+    return [lowered[found] for found in get_close_matches(name.lower(), list(lowered), n=count, cutoff=0.5)]
 
 
-def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """Return the end of an error sentence: the nearest names, else all of them, else that there are none."""
+def did_you_mean(name: str, candidates: Iterable[str], prefix: str = "") -> str:
+    """Return the end of an error sentence: the nearest name, else all of them, else that there are none.
+
+    Args:
+        name: The unknown name.
+        candidates: The known names.
+        prefix: Written before each candidate, as in `--trainer.`.
+    """
     names = sorted(set(candidates))
-    close = nearest(name, names)
+    close = nearest(name, names, count=1)
     if close:
-        return "the nearest names are " + ", ".join(map(repr, close))
+        return f"did you mean {prefix + close[0]!r}?"
     if not names:
-        return "there are none"
+        return "there are none."
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return "there are " + ", ".join(map(repr, names[:_SHOWN])) + more
+    return "expected one of " + ", ".join(prefix + known for known in names[:_SHOWN]) + more + "."

@@ -14,8 +14,8 @@ from torch import nn
 import vlightning.callbacks
 import vlightning.datamodules
 import vlightning.lightning_modules
-from vlightning.cli_support.explain import members
 from vlightning.cli_support.parser import VerbatimParser
+from vlightning.common.class_arguments import members
 
 FILES = {
     "list.json": json.dumps([{"image": "0.png", "caption": "a"}, {"image": "1.png", "caption": "b"}]),

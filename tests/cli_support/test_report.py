@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from vlightning.cli_support.command_line import UsageError
 from vlightning.cli_support.report import readable_errors, spoken
-from vlightning.cli_support.typed import UsageError
 
 
 def caught(function, *args: object) -> Exception:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from support.command_line import run, tiny_config
+from vlightning.cli_support.command_line import UsageError, read_command_line
 from vlightning.cli_support.resume import merge, read_checkpoint
-from vlightning.cli_support.typed import UsageError, read_command_line
 from vlightning.common.named_code import ForeignCode, TypedNames, check_arguments
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
 from vlightning.datamodules.text.tokenizers import open_tokenizer

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.utils.data import DataLoader
 
-from support.albef import SIZES, tiny_albef
+from support.albef import IMAGE_SIZE, tiny_albef
 from support.classification import accuracies, metrics_of
 from support.command_line import run
 from support.distributed import rank_trainer, run_distributed
@@ -601,9 +601,9 @@ def test_processes_that_share_layers_are_refused():
 
 def albef_and_shapes():
     pairs = ShapesDataModule(
-        image_size=SIZES["image_size"], length=16, eval_length=8, batch_size=4, vocab_size=200, max_tokens=16, seed=0
+        image_size=IMAGE_SIZE, length=16, eval_length=8, batch_size=4, vocab_size=200, max_tokens=16, seed=0
     )
-    return tiny_albef(vocab_size=200, rerank_k=0), pairs
+    return tiny_albef(text={"vocab_size": 200}, rerank={"k": 0}), pairs
 
 
 def albef_on_rank(kind):

@@ -17,7 +17,7 @@ from support.mmlg import tiny_extraction
 from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneFigures
 from vlightning.callbacks.figures.learngene import draw_coefficients, draw_norms
-from vlightning.callbacks.learngene.layers import LINEARS
+from vlightning.callbacks.learngene.sizes import LINEARS
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 
@@ -101,7 +101,7 @@ def products(module):
 
 def scrambled():
     """No two blocks and no two coefficients alike, one of them negative."""
-    module = tiny_extraction(None, layers=6)
+    module = tiny_extraction(None, depth=6)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
@@ -228,14 +228,14 @@ def test_where_nothing_can_be_drawn_it_is_said_once(tmp_path):
     with warnings.catch_warnings(record=True) as warned:
         trainer(figures, logger=CSVLogger(tmp_path), limit_val_batches=0).fit(extraction(), shapes())
     assert not any("LearngeneFigures" in str(one.message) for one in warned)
-    with pytest.raises(UserError, match=r"found no method learngene_terms\(\) in BoringModel"):
+    with pytest.raises(UserError, match=r"expected a module with a method learngene_terms\(\), got BoringModel"):
         trainer(LearngeneFigures()).fit(BoringModel())
 
 
 @pytest.mark.parametrize("options", [{"every_n_epochs": 0}, {"every_n_steps": 0}, {"points": 1}])
 def test_numbers_that_make_no_sense_are_named(options):
     ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=f"{name}={value} of LearngeneFigures must be at least"):
+    with pytest.raises(UserError, match=rf"Expected {name} of LearngeneFigures of at least \d, got {value}"):
         LearngeneFigures(**options)
 
 

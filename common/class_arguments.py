@@ -1,0 +1,67 @@
+"""Which arguments a class takes, and which classes the type of an argument names."""
+
+import collections.abc
+import inspect
+import types
+from dataclasses import is_dataclass
+from typing import Any, Union, get_args, get_origin
+
+from .private_api import constructor_parameters
+
+CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
+# Types whose values are written as they are.
+PLAIN = (str, int, float, bool, bytes, list, tuple, dict, set, type(None), object)
+
+
+def parameters(cls: type) -> dict[str, Any]:
+    """Return the constructor arguments that YAML may set, by name, each with its type.
+
+    Args:
+        cls: The class; arguments behind `**kwargs` are included.
+    """
+    try:
+        found = constructor_parameters(cls)
+    except Exception:  # a class that jsonargparse cannot read must not hide the first error
+        return {}
+    named = [each for each in found if each.kind not in (each.kind.VAR_KEYWORD, each.kind.VAR_POSITIONAL)]
+    return {each.name: None if each.annotation is inspect.Parameter.empty else each.annotation for each in named}
+
+
+def members(hint: Any) -> list[Any]:
+    """Return the members of a type, with unions and containers opened."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType, list, tuple, set, collections.abc.Iterable, collections.abc.Sequence):
+        return [inner for member in get_args(hint) for inner in members(member)]
+    return [hint]
+
+
+def class_bases(hint: Any) -> tuple[type, ...]:
+    """Return the classes among the members of a type that YAML names by `class_path`, or by their fields."""
+    return tuple(
+        member
+        for member in members(hint)
+        if isinstance(member, type) and member not in PLAIN and member.__module__ not in ("builtins", "pathlib")
+    )
+
+
+def settings_group(hint: Any) -> type | None:
+    """Return the dataclass that a type is, alone or beside None; None for other types."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    others = [option for option in options if option is not type(None)]
+    return others[0] if len(others) == 1 and isinstance(others[0], type) and is_dataclass(others[0]) else None
+
+
+def subclasses(bases: tuple[type, ...]) -> dict[str, type]:
+    """Return the public classes imported so far that YAML can name for one of the bases, by short name.
+
+    Args:
+        bases: The base classes, which are among the result.
+    """
+    found: dict[str, type] = {}
+    todo = list(bases)
+    while todo:
+        cls = todo.pop()
+        todo += cls.__subclasses__()
+        if not cls.__name__.startswith("_") and cls not in found.values():
+            found.setdefault(cls.__name__, cls)
+    return found

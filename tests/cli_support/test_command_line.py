@@ -1,0 +1,72 @@
+"""The parts of the command line: what was given, where, and in which order."""
+
+from pathlib import Path
+
+import pytest
+
+from vlightning.cli_support.command_line import UsageError, find_config, read_command_line
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "a.yaml"
+    path.write_text("model: {class_path: x.Net, init_args: {dim: 1, lr: 1e-3}}\ntrainer: {max_epochs: 2}\n")
+    return str(path)
+
+
+def test_later_words_override_earlier_ones(config: str):
+    typed = read_command_line(["fit", "--config", config, "--model.dim", "3", "--model.init_args.lr=4"])
+    assert typed.subcommand == "fit"
+    assert typed.class_path("model") == "x.Net"
+    assert typed.lookup("model.init_args.dim") == 3
+    assert typed.lookup("model.lr") == 4
+    assert typed.lookup("trainer.max_epochs") == 2
+    assert typed.lookup("trainer.min_epochs") is None
+    assert typed.origin("model.init_args.dim") == "--model.dim"
+    assert typed.origin("model.lr") == "--model.init_args.lr"
+    assert typed.origin("model.other") is None
+
+
+def test_what_is_given_is_told_from_what_is_not(config: str):
+    typed = read_command_line(["fit", "-c", config, "--seed_everything", "0", "--trainer.callbacks+=Timer"])
+    assert typed.is_given("seed_everything")
+    assert typed.is_given("trainer.callbacks")
+    assert not typed.is_given("trainer.logger")
+    assert [str(path) for path in typed.config_files] == [config]
+
+
+def test_negative_numbers_and_values_with_an_equals_sign_are_values():
+    typed = read_command_line(["fit", "--trainer.max_steps", "-1", "--ckpt_path=runs/a=b/last.ckpt"])
+    assert typed.lookup("trainer.max_steps") == -1
+    assert typed.lookup("ckpt_path") == "runs/a=b/last.ckpt"
+
+
+def test_a_config_before_the_subcommand_holds_a_section_for_each(tmp_path: Path):
+    (tmp_path / "all.yaml").write_text("fit: {trainer: {max_epochs: 2}}\ntest: {trainer: {max_epochs: 9}}\n")
+    typed = read_command_line(["--config", str(tmp_path / "all.yaml"), "fit"])
+    assert typed.lookup("trainer.max_epochs") == 2
+
+
+def test_debug_is_taken_out():
+    typed = read_command_line(["fit", "--debug", "--print_config"])
+    assert typed.args == ["fit", "--print_config"]
+
+
+def test_configs_are_looked_for_here_first_then_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = find_config("configs/albef/tiny.yaml")
+    assert shipped is not None
+    assert shipped.is_absolute()
+    assert find_config("albef/tiny.yaml") == shipped
+    mine = tmp_path / "configs/albef/tiny.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}")
+    found = find_config("configs/albef/tiny.yaml")
+    assert found is not None
+    assert found.resolve() == mine
+
+
+def test_yaml_text_in_place_of_a_file_is_no_file():
+    assert find_config("{trainer: {max_epochs: 2}}") is None
+    with pytest.raises(UsageError, match="is a folder"):
+        find_config("/")
