@@ -14,7 +14,7 @@ from torchvision.models import ResNet
 
 from ..callbacks.checkpoints.checkpoint_io import write_file
 from ..common.files import replacing, writing
-from ..datamodules.transforms.classification import IMAGENET_MEAN, IMAGENET_STD
+from ..datamodules.transforms.normalize import IMAGENET_MEAN, IMAGENET_STD
 from ..lightning_modules.base.preprocessing import recorded_preprocessing, said
 from ..lightning_modules.networks.classifier_files import load_classifier, public_state
 from ..lightning_modules.networks.classifiers import build_classifier, public_network
