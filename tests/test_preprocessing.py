@@ -18,6 +18,7 @@ from support.clip import LENGTH, SIZE, add_tiny_clip, randomized
 from support.command_line import run
 from support.mmlg import tiny_extraction
 from vlightning.callbacks import load_learngene
+from vlightning.cli_support.export import export
 from vlightning.datamodules import (
     CLIPEvalTransform,
     ImageClassificationDataModule,
@@ -26,7 +27,6 @@ from vlightning.datamodules import (
     ReinforcedShapesDataModule,
     ShapesDataModule,
 )
-from vlightning.export import export
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
 from vlightning.lightning_modules.mmlg.towers import load_tower
 from vlightning.lightning_modules.mobileclip.models import build_model

@@ -161,7 +161,7 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if missing:
         raise ValueError(
             f"Found no {' and no '.join(missing)} in {str(folder)!r}, expected the folder of an export: correct the "
-            "path, or make one with `python -m vlightning.export`."
+            "path, or make one with `vlightning export`."
         )
     try:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))

@@ -83,7 +83,7 @@ _Loaded = tuple[nn.Module, Preprocessing, Callable[[list[str]], Tensor]]
 def _from_folder(path: Path) -> _Loaded:
     if not (path / _CONFIG).is_file():
         raise FileNotFoundError(
-            f"Found no {_CONFIG} in the folder {str(path)!r}, expected a model as `python -m vlightning.export "
+            f"Found no {_CONFIG} in the folder {str(path)!r}, expected a model as `vlightning export "
             "--layout open_clip` and open_clip write it: correct the path."
         )
     source = f"local-dir:{path}"

@@ -1,13 +1,13 @@
-"""What `python -m vlightning.export` writes of a checkpoint of MM-LG's: an ordinary CLIP, or a learngene."""
+"""What `vlightning export` writes of a checkpoint of MM-LG's: an ordinary CLIP, or a learngene."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..callbacks import Learngene, save_learngene
-from ..lightning_modules.base.preprocessing import said
-from ..lightning_modules.mmlg.pretrained import preprocessing_of_training, rebuild_student, save_student
-from ..lightning_modules.mobileclip.pretrained import Preprocessing
+from ...callbacks import Learngene, save_learngene
+from ..base.preprocessing import said
+from ..mobileclip.pretrained import Preprocessing
+from .pretrained import preprocessing_of_training, rebuild_student, save_student
 
 LAYOUTS = {
     "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads, and MMLGModule",

@@ -1,19 +1,19 @@
-"""What `python -m vlightning.export` writes of a MobileCLIP checkpoint: the network that was evaluated."""
+"""What `vlightning export` writes of a MobileCLIP checkpoint: the network that was evaluated."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..lightning_modules.base.preprocessing import recorded_preprocessing, said
-from ..lightning_modules.mobileclip.models import model_config
-from ..lightning_modules.mobileclip.pretrained import (
+from ..base.preprocessing import recorded_preprocessing, said
+from .models import model_config
+from .pretrained import (
     Preprocessing,
     of_training,
     preprocessing_of_training,
     save_open_clip,
     save_vendor,
 )
-from ..lightning_modules.mobileclip.towers import export_towers
+from .towers import export_towers
 
 LAYOUTS = {
     "torch_export": "a folder with image.pt2 and text.pt2, fused, for torch.export.load",

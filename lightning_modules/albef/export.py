@@ -1,14 +1,14 @@
-"""What `python -m vlightning.export` writes of an ALBEF checkpoint: the module, and the tokenizer of its data."""
+"""What `vlightning export` writes of an ALBEF checkpoint: the module, and the tokenizer of its data."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..datamodules.text.tokenizers import open_tokenizer, set_ending, tokenizer_from_json
-from ..lightning_modules.albef.checkpoint import save_official
-from ..lightning_modules.albef.module import ALBEFModule
-from ..lightning_modules.albef.pretrained import arguments_without_weights, rebuild
-from ..lightning_modules.base.preprocessing import recorded_preprocessing, said
+from ...datamodules.text.tokenizers import open_tokenizer, set_ending, tokenizer_from_json
+from ..base.preprocessing import recorded_preprocessing, said
+from .checkpoint import save_official
+from .module import ALBEFModule
+from .pretrained import arguments_without_weights, rebuild
 
 LAYOUTS = {
     "vlightning": "a folder with model.safetensors, config.json and the tokenizer",

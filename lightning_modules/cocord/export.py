@@ -1,4 +1,4 @@
-"""What `python -m vlightning.export` writes of a CoCoRD checkpoint: the student, without what it learned with."""
+"""What `vlightning export` writes of a CoCoRD checkpoint: the student, without what it learned with."""
 
 import json
 import pickle
@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.models import ResNet
 
-from ..callbacks.checkpoints.checkpoint_io import write_file
-from ..common.files import replacing, writing
-from ..datamodules.transforms.classification import IMAGENET_MEAN, IMAGENET_STD
-from ..lightning_modules.base.preprocessing import recorded_preprocessing, said
-from ..lightning_modules.networks.classifier_files import load_classifier, public_state
-from ..lightning_modules.networks.classifiers import build_classifier, public_network
+from ...callbacks.checkpoints.checkpoint_io import write_file
+from ...common.files import replacing, writing
+from ...datamodules.transforms.classification import IMAGENET_MEAN, IMAGENET_STD
+from ..base.preprocessing import recorded_preprocessing, said
+from ..networks.classifier_files import load_classifier, public_state
+from ..networks.classifiers import build_classifier, public_network
 
 LAYOUTS = {
     "student": "a .safetensors, .pth or .pt file of the student under its public names, a library's own for its "
