@@ -10,7 +10,7 @@ from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-from vlightning import callbacks, datamodules, lightning_modules
+from vlightning import callbacks, datamodules, lightning_modules  # noqa: F401
 from vlightning.callbacks.checkpoints.best import BestCheckpoint
 from vlightning.callbacks.checkpoints.last import LastCheckpoint
 from vlightning.callbacks.checkpoints.run_config import SaveRunConfig
@@ -151,13 +151,11 @@ def main(args: list[str] | None = None) -> None:
         return
     silence_noise()
     with readable_errors(debug="--debug" in words), run_dir_released():
+        callbacks.load_all()  # and the two packages beside it, so that YAML can name classes without a module path
         if words[:1] in (["export"], ["convert"]):
             command = export.run if words[0] == "export" else convert.run
             sys.stdout.write(f"{command([word for word in words[1:] if word != '--debug'])}\n")
             return
-        for package in (callbacks, datamodules, lightning_modules):
-            for name in package.__all__:  # imported here, so that YAML can name the classes without a module path
-                getattr(package, name)
         VLightningCLI(
             LightningModule,
             LightningDataModule,

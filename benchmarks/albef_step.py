@@ -5,7 +5,7 @@
 
 Towers of ViT-S width (384, 12 + 12 layers, 6 heads), 224 px, BERT's vocabulary, texts of 25 tokens, queue 4096. The
 plain formulation (`tests/support/plain_albef.py`) has the same weights, data and draws; dropout is off, so that the
-losses can be compared. Times are medians of steps that take turns, so that a machine whose speed drifts does not favour
+losses can be compared. Times are medians of interleaved steps, so that a machine whose speed drifts does not favour
 anyone.
 """
 
@@ -395,7 +395,7 @@ def ways(options: argparse.Namespace) -> None:
 
 
 def memory(options: argparse.Namespace) -> None:
-    """Peak resident memory of three steps over that of the bare process, each in a process of its own."""
+    """Peak resident memory of three steps over the baseline, each in a process of its own."""
     variants = {
         "plain": ["plain", "{}"],
         "ours": ["ours", "{}"],
@@ -403,7 +403,7 @@ def memory(options: argparse.Namespace) -> None:
         "ours, micro_batch_size 4": ["ours", '{"micro_batch_size": 4}'],
         "ours, both": ["ours", '{"micro_batch_size": 4, "activation_checkpointing": true}'],
     }
-    print(f"\n{'peak memory over the bare process':34} " + " ".join(f"{p:>22}" for p in PRECISIONS))
+    print(f"\n{'peak memory over the baseline':34} " + " ".join(f"{p:>22}" for p in PRECISIONS))
     base: dict[str, float] = {}
     for name, words in variants.items():
         cells = []
@@ -420,7 +420,7 @@ def memory(options: argparse.Namespace) -> None:
 def measure(options: argparse.Namespace) -> None:
     """One variant of `memory`: prints GiB."""
     formulation, changes, precision = options.measure
-    # A first product, so that the libraries' own buffers count as the bare process.
+    # A first product, so that the libraries' own buffers count as baseline memory.
     torch.randn(64, 64) @ torch.randn(64, 64)
     bare = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = PlainStep(options) if formulation == "plain" else Step(options, **json.loads(changes))

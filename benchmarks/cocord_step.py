@@ -5,7 +5,7 @@
 
 The floor is what no implementation can leave out: two forward and backward passes of the student, two forward passes of
 the slow student, one of the teacher, each in train or eval mode as the method wants it. What a step takes beyond it are
-heads, predictor, dictionary, losses, optimizer, averages and the queue. Times are medians of calls that take turns.
+heads, predictor, dictionary, losses, optimizer, averages and the queue. Times are medians of interleaved calls.
 
 The two views of the student go through it one after the other, and so do those of the slow student: BatchNorm in train
 mode takes its statistics from the batch it sees, and both views in one batch would be another function than the

@@ -24,8 +24,8 @@ from traffic import on_the_wire
 
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
 from vlightning.lightning_modules.albef import module as albef_code
-from vlightning.lightning_modules.mmlg import module as mmlg_code
 from vlightning.lightning_modules.mmlg import network as mmlg_network
+from vlightning.lightning_modules.mmlg import teacher as mmlg_teacher
 from vlightning.lightning_modules.mobileclip import module as mobileclip_code
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 from vlightning.lightning_modules.shre import module as shre_code
@@ -33,7 +33,7 @@ from vlightning.lightning_modules.shre import module as shre_code
 PAIRS, PROCESSES = 65536, (8, 16, 32, 64, 128, 256)
 MICRO, LOSS_ROWS = 64, 64
 GIB, MIB = 2**30, 2**20
-SLICED = (albef_code, mmlg_code, mmlg_network, mobileclip_code, shre_code)  # who calls `in_slices`
+SLICED = (albef_code, mmlg_teacher, mmlg_network, mobileclip_code, shre_code)  # who calls `in_slices`
 # By `--measure`, torch 2.15.
 ACTIVATIONS = {
     "ALBEF": Activations(all=224786332, slice=136514992, between=3205648, batch=786920),

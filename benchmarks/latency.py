@@ -4,7 +4,7 @@
     python benchmarks/latency.py --model MobileCLIP-S2 --model ViT-B-32 --batch 1 32 --channels-last --compile
     python benchmarks/latency.py --fuse
 
-Weights are random and of the precision that a row names; no autocast. All rows take turns, so that a machine whose
+Weights are random and of the precision that a row names; no autocast. All rows are interleaved, so that a machine whose
 speed drifts favours none; p50 and p95 are of each row's calls. A call ends when its features are there, on a GPU too.
 
 `--fuse` times the image tower in three forms: as trained; with its branches fused, as the vendor's code leaves it; and
@@ -28,9 +28,10 @@ from timing import medians, seconds
 from torch import Tensor, nn
 
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of
+from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.mobileclip.programs import export_towers
 from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
-from vlightning.lightning_modules.mobileclip.towers import ImageTower, export_towers, towers
+from vlightning.lightning_modules.mobileclip.towers import ImageTower, towers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WARM_UP = 3
@@ -217,7 +218,7 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = 1000
     print(
         f"{device_name(options.device)}, {torch.get_num_threads()} threads, torch {torch.__version__}; milliseconds, "
-        f"{options.repeats} calls that take turns"
+        f"{options.repeats} interleaved calls"
     )
     with torch.no_grad():
         (fusions if options.fuse else latencies)(options)

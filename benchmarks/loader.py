@@ -8,8 +8,8 @@ tokenised batch by batch, behind a bare torch `DataLoader` (with 0 workers a for
 checks nothing, counts nothing and cannot resume. Both shuffle, drop the incomplete batch and keep their workers.
 
 A pass is an epoch, from asking for an iterator to the last batch; the first pass of each, with the start of its
-workers, is not counted. The two take turns, so that a machine whose speed drifts does not favour either; a ratio is the
-median of those of neighbouring passes. Each process computes in one thread, the main one too.
+workers, is not counted. The two are interleaved, so that a machine whose speed drifts does not favour either; a
+ratio is the median of those of neighbouring passes. Each process computes in one thread, the main one too.
 """
 
 import argparse

@@ -6,7 +6,7 @@
 **step** and **memory**: forward of the teacher (ViT-B/16 with QuickGELU, random weights, with the attention that
 teachers have here), forward, backward and optimizer of a ViT-S/16 CLIP of 12 layers a tower, on a batch that is there
 already. "open_clip" is its own CLIP, "plain" the same with our attention, "TLEG" what MM-LG is compared with. Times are
-medians of calls that take turns; memory is the peak of three steps over that of the bare process, each in a process of
+medians of interleaved calls; memory is the peak of three steps over the baseline, each in a process of
 its own.
 
 **expansion**: numbers in the learngene's file against those of three plain models of 12, 8 and 6 layers, and the
@@ -27,7 +27,9 @@ import torch
 from timing import PRECISIONS, autocast, medians, seconds
 from torch import Tensor, nn
 
-from vlightning.callbacks import Learngene, LearngeneSizes, expand_learngene, load_learngene, save_learngene
+from vlightning.callbacks.learngene.expansion import expand_learngene
+from vlightning.callbacks.learngene.file import Learngene, load_learngene, save_learngene
+from vlightning.callbacks.learngene.sizes import LearngeneSizes
 from vlightning.lightning_modules import MMLGModule
 from vlightning.lightning_modules.mmlg.descendant import PlainCLIP
 from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
@@ -91,7 +93,7 @@ def step(options: argparse.Namespace) -> None:
 
 def memory(options: argparse.Namespace) -> None:
     """Print the table of peaks."""
-    print("peak memory over the bare process; GiB, and share of open_clip's")
+    print("peak memory over the baseline; GiB, and share of open_clip's")
     print(f"{'':14}" + "".join(f"{precision:>20}" for precision in PRECISIONS))
     base: dict[str, float] = {}
     for way in STUDENTS:
@@ -130,7 +132,7 @@ def expansion(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "learngene.safetensors"
         state = {name: tensor.detach() for name, tensor in auxiliary.state_dict().items()}
-        save_learngene(Learngene(state, sizes), file)
+        save_learngene(Learngene(state, sizes, "MM-LG"), file)
         for depth, count in plain.items():
 
             def expand(depth: int = depth) -> None:

@@ -16,7 +16,7 @@ as the vendor's writer does, and `pth.gz`.
 two captions for each image, a plain one one; the time of the second pass through the text tower is measured alone and
 counted out.
 
-Times are medians of calls that take turns.
+Times are medians of interleaved calls.
 """
 
 import argparse

@@ -8,8 +8,8 @@ on this machine, one thread a process, batches that are there already. Networks 
 fraction of a second; every process has `--pairs` pairs a step.
 
 "copies" are two processes that know nothing of each other and run at the same time: what the machine can give two
-(they share its caches, memory and clock). "one", "copies" and "two" take turns; speeds are medians over the turns of
-medians over their steps, milliseconds medians over all steps. What two processes wait for each other in a flag is in
+(they share its caches, memory and clock). "one", "copies" and "two" are interleaved; speeds are medians over the rounds
+of medians over their steps, milliseconds medians over all steps. What two processes wait for each other in a flag is in
 its milliseconds.
 
 The position of the data needs nothing in a step: it is read off the Trainer's counters when a run goes on.
@@ -43,6 +43,7 @@ from traffic import TrafficOfSteps, on_the_wire, totals
 
 from vlightning.callbacks import EMACallback, QueueCallback, SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
+from vlightning.lightning_modules.mmlg.settings import TeacherSettings, TextSettings, TowerSettings, VisionSettings
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 
 Batch = dict[str, Tensor]
@@ -88,15 +89,10 @@ def mmlg(folder: Path) -> LightningModule:
     """Twelve layers out of a few blocks, and a CLIP of four as the teacher."""
     add_clip(folder)
     return MMLGModule(
-        width=128,
-        heads=2,
-        embed_dim=128,
-        patch_size=8,
-        image_size=SIZE,
-        max_tokens=TOKENS,
-        vocab_size=WORDS,
-        teacher=TEACHER_CLIP,
-        teacher_weights=str(folder / "clip.safetensors"),
+        towers=TowerSettings(width=128, heads=2, embed_dim=128),
+        vision=VisionSettings(image_size=SIZE, patch_size=8),
+        text=TextSettings(max_tokens=TOKENS, vocab_size=WORDS),
+        teacher=TeacherSettings(TEACHER_CLIP, str(folder / "clip.safetensors")),
     )
 
 

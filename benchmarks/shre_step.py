@@ -4,7 +4,7 @@
 
 The origin's sizes, random weights, a batch that is there already. "parts" are the teacher's forward pass, and forward
 and backward of the image encoder, of the text encoder and of the shared encoder (each with a plain sum for a loss), and
-the optimizer's step, one after another; "step" is `SHReModule`'s. Medians of calls that take turns.
+the optimizer's step, one after another; "step" is `SHReModule`'s. Medians of interleaved calls.
 """
 
 import argparse

@@ -1,32 +1,69 @@
-"""Callbacks that any Lightning project can use."""
+"""Callbacks that any Lightning project can use.
 
-from .checkpoints.checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint, divide_checkpoint_file
-from .distributed.collectives import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
-from .distributed.strategy import ShardedStrategy
-from .ema import EMACallback, EMAPair, ema_momentum
-from .figures.learngene import LearngeneFigures, LearngeneTerms
-from .figures.retrieval import RetrievalFigures, WordMapFigures
-from .final_export import FinalExport
-from .learngene.expansion import expand_learngene
-from .learngene.file import Learngene, LearngeneSizes, load_learngene, save_learngene
-from .learngene_expansion import LearngeneExpansionCallback, LearngeneWriter
-from .missing import missing_callbacks
-from .non_finite import SkipNonFiniteSteps
-from .online_probe import OnlineProbe
-from .optimizer_step import OptimizerStepCallback
-from .own_classification import OwnClassification
-from .queue import FeatureQueue, QueueCallback
-from .step_seed import StepSeedCallback
-from .stopping import StopOnSignal
-from .writers.image_predictions import (
-    CaptionWriter,
-    ClassPredictionWriter,
-    ImageEmbeddingWriter,
-    TextClassPredictionWriter,
-)
-from .writers.reinforcement import LeftOut, Reinforced, ReinforcementWriter
-from .writers.retrieval import RetrievalPredictionWriter
-from .zero_shot import ZeroShotClassification
+The module of a name is imported when the name is first used: `EMACallback` loads none of the libraries that other
+callbacks read, write or draw with.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checkpoints.checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint, divide_checkpoint_file
+    from .classification.own import OwnClassification
+    from .classification.zero_shot import ZeroShotClassification
+    from .distributed.collectives import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
+    from .distributed.strategy import ShardedStrategy
+    from .ema import EMACallback, EMAPair, ema_momentum
+    from .figures.learngene import LearngeneFigures
+    from .figures.retrieval import RetrievalFigures
+    from .figures.word_maps import WordMapFigures
+    from .final_export import FinalExport
+    from .learngene_expansion import LearngeneExpansionCallback
+    from .learngene_writer import LearngeneWriter
+    from .modules import missing_callbacks
+    from .non_finite import SkipNonFiniteSteps
+    from .online_probe import OnlineProbe
+    from .optimizer_step import OptimizerStepCallback
+    from .queue import FeatureQueue, QueueCallback
+    from .step_seed import StepSeedCallback
+    from .stopping import StopOnSignal
+    from .writers.captions import CaptionWriter
+    from .writers.class_predictions import ClassPredictionWriter
+    from .writers.image_embeddings import ImageEmbeddingWriter
+    from .writers.reinforced import LeftOut, Reinforced
+    from .writers.reinforcement import ReinforcementWriter
+    from .writers.retrieval import RetrievalPredictionWriter
+    from .writers.text_class_predictions import TextClassPredictionWriter
+
+_NAMES = {
+    "checkpoints.checkpoint_io": ("AtomicCheckpointIO", "consolidate_checkpoint", "divide_checkpoint_file"),
+    "classification.own": ("OwnClassification",),
+    "classification.zero_shot": ("ZeroShotClassification",),
+    "distributed.collectives": ("all_reduce_sum", "gather", "gather_texts", "gather_uneven", "rank", "world_size"),
+    "distributed.strategy": ("ShardedStrategy",),
+    "ema": ("EMACallback", "EMAPair", "ema_momentum"),
+    "figures.learngene": ("LearngeneFigures",),
+    "figures.retrieval": ("RetrievalFigures",),
+    "figures.word_maps": ("WordMapFigures",),
+    "final_export": ("FinalExport",),
+    "learngene_expansion": ("LearngeneExpansionCallback",),
+    "learngene_writer": ("LearngeneWriter",),
+    "modules": ("missing_callbacks",),
+    "non_finite": ("SkipNonFiniteSteps",),
+    "online_probe": ("OnlineProbe",),
+    "optimizer_step": ("OptimizerStepCallback",),
+    "queue": ("FeatureQueue", "QueueCallback"),
+    "step_seed": ("StepSeedCallback",),
+    "stopping": ("StopOnSignal",),
+    "writers.captions": ("CaptionWriter",),
+    "writers.class_predictions": ("ClassPredictionWriter",),
+    "writers.image_embeddings": ("ImageEmbeddingWriter",),
+    "writers.reinforced": ("LeftOut", "Reinforced"),
+    "writers.reinforcement": ("ReinforcementWriter",),
+    "writers.retrieval": ("RetrievalPredictionWriter",),
+    "writers.text_class_predictions": ("TextClassPredictionWriter",),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -37,11 +74,8 @@ __all__ = [
     "FeatureQueue",
     "FinalExport",
     "ImageEmbeddingWriter",
-    "Learngene",
     "LearngeneExpansionCallback",
     "LearngeneFigures",
-    "LearngeneSizes",
-    "LearngeneTerms",
     "LearngeneWriter",
     "LeftOut",
     "OnlineProbe",
@@ -63,13 +97,29 @@ __all__ = [
     "consolidate_checkpoint",
     "divide_checkpoint_file",
     "ema_momentum",
-    "expand_learngene",
     "gather",
     "gather_texts",
     "gather_uneven",
-    "load_learngene",
+    "load_all",
     "missing_callbacks",
     "rank",
-    "save_learngene",
     "world_size",
 ]
+
+
+def load_all() -> None:
+    """Import every public name, so that a command line finds the classes by their short names."""
+    for name in _MODULES:
+        __getattr__(name)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from typing_extensions import override
 
-from .attributes import find_module, nearest
+from ..common.names import did_you_mean
+from .modules import find_module
 from .optimizer_step import OptimizerStepCallback
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -303,7 +304,7 @@ def _by_name(
             has, lacks = ("target", "source") if label in mine else ("source", "target")
             there = list(theirs if label in mine else mine)
             raise ValueError(
-                f"{what} {label!r} is in the {has} but not in the {lacks} ({nearest(label, there)}): "
+                f"{what} {label!r} is in the {has} but not in the {lacks} ({did_you_mean(label, there)}): "
                 "make the target with copy.deepcopy of the source."
             )
     for label, tensor in mine.items():

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from typing_extensions import override
 
-from ..metrics.finite import hits, some_of
-from .attributes import nearest
+from ..common.names import did_you_mean
+from ..metrics.classification import accuracies, hits
+from ..metrics.finite import some_of
 from .distributed.collectives import all_reduce_sum, gather_uneven
-from .evaluating import evaluating, features_of
+from .modules import evaluating, features_of
 from .non_finite import is_skipped
 
 
@@ -108,7 +109,7 @@ class OnlineProbe(Callback):
             methods = [name for name in dir(type(pl_module)) if callable(getattr(type(pl_module), name))]
             raise ValueError(
                 f"{self} found no {self.method}() in {type(pl_module).__name__}, expected a method that encodes "
-                f"images ({nearest(self.method, methods)}): set method."
+                f"images ({did_you_mean(self.method, methods)}): set method."
             )
 
     @override
@@ -163,13 +164,11 @@ class OnlineProbe(Callback):
         counts = all_reduce_sum(self._counts)
         self._no_class = self._no_class + counts[3]
         self._refuse_no_class()
-        images, top1, top5, _ = counts.tolist()
+        images, top1, top5, _ = counts
         if not images:
             return
-        metrics = {"top1": 100 * top1 / images}
-        if self.num_classes > 5:
-            metrics["top5"] = 100 * top5 / images
-        if bad := self._count_non_finite(images):
+        metrics = accuracies(images, top1, top5, self.num_classes)
+        if bad := self._count_non_finite(int(images)):
             metrics["non_finite"] = float(bad)
         # Every process has the same numbers; the mean over them only keeps Lightning from warning.
         pl_module.log_dict({f"val/{self.name}_{key}": value for key, value in metrics.items()}, sync_dist=True)

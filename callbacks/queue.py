@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from .attributes import find_module, nearest
+from ..common.names import did_you_mean
 from .distributed.collectives import broadcast, gather, keep_from_ddp
+from .modules import find_module
 from .non_finite import is_skipped
 
 NO_ID = torch.iinfo(torch.long).min  # an id that no data has
@@ -293,11 +294,11 @@ def _keys_of(outputs: Any, queues: dict[str, FeatureQueue], module: str) -> Mapp
         if name not in queues:
             raise ValueError(
                 f"training_step of {module} returned keys {name!r}, for which there is no queue: "
-                f"{nearest(name, list(queues))}."
+                f"{did_you_mean(name, list(queues))}."
             )
     for name in queues:
         if name not in keys:
             raise ValueError(
-                f"training_step of {module} returned no keys for the queue {name!r}: {nearest(name, list(keys))}."
+                f"training_step of {module} returned no keys for the queue {name!r}: {did_you_mean(name, list(keys))}."
             )
     return keys

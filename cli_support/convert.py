@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from ..callbacks import consolidate_checkpoint, divide_checkpoint_file
-from ..callbacks.checkpoints.checkpoint_io import check_free
 from ..common.errors import UserError
+from ..common.files import check_free
 
 DESCRIPTION = (
     "Make one file of a sharded checkpoint, or a sharded checkpoint of a file. A run goes on from either, whatever its "

@@ -11,8 +11,9 @@ from typing import Any
 
 from .. import lightning_modules
 from ..callbacks import AtomicCheckpointIO
-from ..callbacks.checkpoints.checkpoint_io import check_free
 from ..common.errors import UserError
+from ..common.files import check_free
+from ..datamodules.text.saved_tokenizer import saved_tokenizer
 
 DESCRIPTION = (
     "Take the model out of a training's checkpoint: to use it without a Trainer, to start another training from it, or "
@@ -24,7 +25,8 @@ def exporters() -> dict[str, ModuleType]:
     """Return the `export` module of each method that has one, by the class of its checkpoints.
 
     `ALBEFModule` is exported by `lightning_modules/albef/export.py`, with `LAYOUTS` (name to description, the default
-    first) and `export(checkpoint, source, target, layout)`, which returns a sentence about the files written.
+    first) and `export(checkpoint, source, target, layout)`, which returns a sentence about the files written. An
+    `export` with a parameter `tokenizer_of` gets the function that reads the tokenizer of a checkpoint's data.
     """
     root = lightning_modules.__name__
     modules = {name: f"{root}.{name.removesuffix('Module').lower()}" for name in lightning_modules.__all__}
@@ -79,7 +81,9 @@ def export(checkpoint: str, target: str, layout: str | None = None) -> str:
             f"Found a checkpoint of {name} in {checkpoint!r}, which is not written in the layout {layout!r}: give "
             f"{' or '.join(layouts)}."
         )
-    return str(known[name].export(content, f"the checkpoint {checkpoint!r}", target, layout or next(iter(layouts))))
+    write = known[name].export
+    options = {"tokenizer_of": saved_tokenizer} if "tokenizer_of" in inspect.signature(write).parameters else {}
+    return str(write(content, f"the checkpoint {checkpoint!r}", target, layout or next(iter(layouts)), **options))
 
 
 def _class_name(content: Mapping[str, Any], checkpoint: str, known: list[str]) -> str:

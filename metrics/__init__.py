@@ -1,1 +1,1 @@
-"""Pure functions that callbacks and modules share; they import nothing of the package."""
+"""Pure functions that callbacks, modules and commands share; this folder imports nothing of the package."""

@@ -2,6 +2,10 @@
 
 import os
 
+import pytest
+
+from support.tiers import starts_something
+
 pytest_plugins = ["support.faults"]
 
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -9,3 +13,9 @@ workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # every process that a test starts: threads that wait for one another by spinning.
 if workers > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("slow") is None and not starts_something(item.path, item.originalname):
+            item.add_marker(pytest.mark.unit)

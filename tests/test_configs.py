@@ -16,10 +16,11 @@ from support.cocord import PAIRS
 from support.command_line import run
 from support.images import draw_image
 from support.reinforcement import write_pairs
-from vlightning.callbacks import load_learngene
+from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.datamodules import ImageTextDataModule
+from vlightning.lightning_modules.mobileclip.export import save_open_clip
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of, save_open_clip
+from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -247,9 +248,11 @@ def test_extraction_and_activation_are_the_papers():
     configs = [ROOT / f"configs/mmlg/{name}.yaml" for name in ("extract", "activate")]
     extract, activate = _composed(configs[0]), _composed(*configs)
     model, data, trainer = extract["model"]["init_args"], extract["data"]["init_args"], extract["trainer"]
-    expected = {"student": "MM-LG", "learning_rate": 1e-3, "warmup_steps": 10_000, "weight_decay": 0.1, "layers": 12}
-    expected |= {"teacher": "ViT-B-16", "teacher_weights": "openai", "distillation_weight": 1.0, "width": 384}
-    assert {name: model[name] for name in expected} == expected
+    assert model["student"] == "MM-LG"
+    assert (model["towers"]["depth"], model["towers"]["width"]) == (12, 384)
+    assert model["teacher"] == {"model": "ViT-B-16", "weights": "openai", "distillation_weight": 1.0}
+    expected = {"learning_rate": 1e-3, "warmup_steps": 10_000, "weight_decay": 0.1}
+    assert {name: model["optim"][name] for name in expected} == expected
     assert (data["batch_size"] * trainer["devices"], trainer["max_epochs"]) == (512, 32)
     crop = {"scale": [0.9, 1.0], "rand_augment": False, "horizontal_flip": 0.0}
     assert {name: data["train_transform"]["init_args"][name] for name in crop} == crop
@@ -260,7 +263,7 @@ def test_extraction_and_activation_are_the_papers():
     place = trainer["logger"]["init_args"] if isinstance(trainer["logger"], dict) else trainer["logger"][0]["init_args"]
     assert expansion["init_args"]["file"] == f"{place['save_dir']}/{place['name']}/version_0/learngene.safetensors"
     assert (activate["model"]["init_args"]["student"], activate["trainer"]["max_epochs"]) == ("plain", 1)
-    assert activate["model"]["init_args"]["distillation_weight"] == 1.0
+    assert activate["model"]["init_args"]["teacher"]["distillation_weight"] == 1.0
     assert activate["data"]["init_args"]["samples_per_epoch"] * 10 == data["samples_per_epoch"]
 
 
@@ -268,19 +271,20 @@ def test_extraction_and_activation_are_the_papers():
 def test_retrieval_of_a_descendant_is_the_papers_recipe_with_a_warm_up_that_fits(names, images):
     composed = _composed(*[ROOT / f"configs/mmlg/retrieval_{name}.yaml" for name in names])
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
-    expected = {"student": "plain", "learning_rate": 5e-5, "weight_decay": 0.01, "distillation_weight": 0.0}
-    assert {name: model[name] for name in expected} == expected
+    assert (model["student"], model["teacher"]["distillation_weight"]) == ("plain", 0.0)
+    assert (model["optim"]["learning_rate"], model["optim"]["weight_decay"]) == (5e-5, 0.01)
     assert (data["batch_size"], trainer["max_epochs"]) == (256, 50)
-    assert model["warmup_steps"] == images // 256 * 50 // 10
-    assert model["protocols"] == ["karpathy5", "paper"]
+    assert model["optim"]["warmup_steps"] == images // 256 * 50 // 10
+    assert model["evaluation"]["protocols"] == ["karpathy5", "paper"]
     assert composed["checkpoint"]["monitor"] == "val/paper/recall_mean"
 
 
 def test_captioning_is_the_papers_recipe():
     composed = _composed(ROOT / "configs/mmlg/caption_coco.yaml")
     model = composed["model"]["init_args"]
-    expected = {"learning_rate": 2e-5, "warmup_steps": 5_000, "prefix_length": 10, "clip_length": 10, "num_beams": 5}
-    assert {name: model[name] for name in expected} == expected
+    assert (model["optim"]["learning_rate"], model["optim"]["warmup_steps"]) == (2e-5, 5_000)
+    assert (model["mapper"]["prefix_length"], model["mapper"]["clip_length"]) == (10, 10)
+    assert model["generation"]["num_beams"] == 5
     assert (composed["data"]["init_args"]["batch_size"], composed["trainer"]["max_epochs"]) == (256, 10)
 
 
@@ -291,7 +295,7 @@ def test_mmlg_quickstart_ends_in_a_learngene_and_a_descendant_of_it(tmp_path, mo
     small = ("--data.eval_length", "8", "--data.batch_size", "16", "--data.length", "32")
     ran = run("fit", *configs[0], *configs[1], *small)
     assert ran.status != 0
-    assert "Found no learngene file 'runs/mmlg_quickstart/version_0/learngene.safetensors'" in ran.err
+    assert "found none at 'runs/mmlg_quickstart/version_0/learngene.safetensors'" in ran.err
     ran = run("fit", *configs[0], *small, "--trainer.max_epochs", "1")
     assert ran.status == 0, ran.err
     learngene = load_learngene("runs/mmlg_quickstart/version_0/learngene.safetensors")
@@ -309,9 +313,10 @@ def test_classification_with_a_descendant_is_the_papers_recipe():
     composed = _composed(ROOT / "configs/mmlg/classify_cifar100.yaml")
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
     assert (data["batch_size"] * trainer["devices"], trainer["max_epochs"]) == (256, 500)
-    expected = {"learning_rate": 1e-4, "weight_decay": 0.01, "warmup_steps": 5000, "width": 384, "patch_size": 16}
-    assert {name: model[name] for name in expected} == expected
-    sizes = {model["image_size"], data["image_size"]}
+    expected = {"learning_rate": 1e-4, "weight_decay": 0.01, "warmup_steps": 5000}
+    assert {name: model["optim"][name] for name in expected} == expected
+    assert (model["vision"]["width"], model["vision"]["patch_size"]) == (384, 16)
+    sizes = {model["vision"]["image_size"], data["image_size"]}
     for transform in (data["train_transform"]["init_args"], data["eval_transform"]["init_args"]):
         assert (transform["mean"], transform["std"]) == (list(OPENAI_DATASET_MEAN), list(OPENAI_DATASET_STD))
         sizes.add(transform["size"])
@@ -443,7 +448,7 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
     assert manifest["self_check"]["least_cosine"] >= 0.999
     assert [teacher["scale"] for teacher in manifest["teachers"]] == [pytest.approx(1 / 0.07, rel=1e-5), 50.0]
     assert [teacher["model"] for teacher in manifest["teachers"]] == ["teacher0", "teacher1"]
-    student = ("--model", "MobileCLIPModule", "--model.model", "MobileCLIP-tiny", "--model.warmup_steps", "1")
+    student = ("--model", "MobileCLIPModule", "--model.model", "MobileCLIP-tiny", "--model.optim.warmup_steps", "1")
     dims = ("--trainer.max_epochs", "1")  # its teachers' widths and scales are in the manifest
     data = ("--data", "ReinforcedImageTextDataModule", "--data.train", "reinforced", "--data.batch_size", "10")
     more = (
@@ -456,9 +461,10 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
         "--data.max_tokens",
         "16",
     )
-    forgotten = ("--model.teacher_dims", "[8,8]", "--model.teacher_scales", "[100,100]")
+    forgotten = ("--model.teacher.dims", "[8,8]", "--model.teacher.scales", "[100,100]")
     ran = run("fit", *student, *dims, *forgotten, *data, *more, "--trainer.accelerator", "cpu")
-    assert "teacher_scales is [100.0, 100.0], but the data was reinforced with teachers of [14.28" in ran.sentence
+    assert "Expected a teacher.scales of [14.28" in ran.sentence
+    assert "got [100.0, 100.0]: leave model.teacher.scales out" in ran.sentence
     ran = run("fit", *student, *dims, *data, *more, "--trainer.accelerator", "cpu")
     assert ran.status == 0, ran.err
     ran = run("predict", *config, *where, *own, "--data.folder", "reinforced", "--data.augmentations", "3")
@@ -475,15 +481,17 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
         "paper": ("MobileCLIP-S0", 1e-6, 2000, 0.9995, False, 1e-8, 65536, 200_000, "bf16-mixed", None),
         "released_script": ("ViT-B-16", 0.0, 1000, None, True, 1e-6, 8192, 30_000, "16-mixed", 1.0),
     }
-    names = ("model", "min_learning_rate", "warmup_steps", "average_momentum", "decay_layer_scales", "eps")
     for recipe, config in composed.items():
         model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
         pairs = data["batch_size"] * trainer["devices"] * trainer["num_nodes"]
-        found = (*(model[name] for name in names), pairs, trainer["max_steps"], trainer["precision"])
+        optim, momentum = model["optim"], model["momentum"]["momentum"]
+        found = (model["model"], optim["min_learning_rate"], optim["warmup_steps"], momentum)
+        found += (optim["decay_layer_scales"], optim["eps"], pairs, trainer["max_steps"], trainer["precision"])
         assert (*found, trainer["gradient_clip_val"]) == expected[recipe]
-        common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95], "distillation_weight": 1.0}
-        assert {name: model[name] for name in common} == common
-        assert (model["teacher_dims"], model["teacher_scales"]) == (None, None)  # as DataCompDR's
+        common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95]}
+        assert {name: optim[name] for name in common} == common
+        assert model["distillation_weight"] == 1.0
+        assert model["teacher"] == {"dims": None, "scales": None}  # as DataCompDR's
     clip = composed["released_script"]["data"]["init_args"]
     assert clip["image_mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-4)
     assert composed["paper"]["data"]["init_args"]["image_std"] is None  # MobileCLIP's own, 1

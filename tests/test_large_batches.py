@@ -62,7 +62,7 @@ def test_logits_of_clips_losses(teachers, masks, slice_rows):
 
 @pytest.mark.parametrize("slice_rows", [None, 25])
 def test_logits_of_albef(slice_rows):
-    module = tiny_albef(queue_size=6000, micro_batch_size=slice_rows)
+    module = tiny_albef(contrast={"queue_size": 6000}, memory={"micro_batch_size": slice_rows})
     run = Run(100, 1, slice_rows)
     student = _Encoded(None, None, (), unit_rows(100, 8, True), unit_rows(100, 8, True))
     teacher = _Encoded(None, None, (), unit_rows(100, 8), unit_rows(100, 8))

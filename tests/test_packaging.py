@@ -169,8 +169,8 @@ def test_a_type_checker_sees_a_wrong_argument(tmp_path: Path):
 def public_classes(package: ModuleType, base: type) -> list[type]:
     return [
         value
-        for name, value in vars(package).items()
-        if inspect.isclass(value) and issubclass(value, base) and not name.startswith("_")
+        for value in (getattr(package, name) for name in package.__all__)
+        if inspect.isclass(value) and issubclass(value, base)
     ]
 
 

@@ -17,7 +17,7 @@ from support.albef import tiny_albef
 from support.clip import LENGTH, SIZE, add_tiny_clip, randomized
 from support.command_line import run
 from support.mmlg import tiny_extraction
-from vlightning.callbacks import load_learngene
+from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.cli_support.export import export
 from vlightning.datamodules import (
     CLIPEvalTransform,
@@ -28,10 +28,12 @@ from vlightning.datamodules import (
     ShapesDataModule,
 )
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
-from vlightning.lightning_modules.mmlg.towers import load_tower
+from vlightning.lightning_modules.mmlg.towers import load_image_tower
+from vlightning.lightning_modules.mobileclip.export import save_vendor
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.pretrained import preprocessing_of, save_vendor, write_open_clip
-from vlightning.lightning_modules.networks.published_clip import load_outside
+from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.networks.open_clip_folder import write_open_clip
+from vlightning.lightning_modules.networks.published_clip import load_published
 
 CLIP_WORDS = {"tokenizer": "clip", "vocab_size": 49408, "max_tokens": LENGTH}
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -125,8 +127,8 @@ DATA = {
 
 def mobileclip(name=None, **options):
     torch.manual_seed(0)
-    stored = {"teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0], "max_tokens": LENGTH}
-    module = MobileCLIPModule(name or add_tiny_clip(), average_momentum=None, **stored | options)
+    stored = {"teacher": {"dims": [64, 96], "scales": [30.0, 30.0]}, "max_tokens": LENGTH}
+    module = MobileCLIPModule(name or add_tiny_clip(), momentum={"momentum": None}, **stored | options)
     if name is None:
         randomized(module.student)
     return module
@@ -141,8 +143,8 @@ def test_a_mobileclip_gives_outside_the_features_of_its_test(kind, images, tmp_p
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'made'}")
     files = [Image.open(images / f"classes/{number % 2}/{number}.png") for number in range(COUNT)]
     teachers = [
-        load_outside(None, str(tmp_path / "made")),
-        load_outside(add_tiny_clip(), checkpoint),
+        load_published(None, str(tmp_path / "made")),
+        load_published(add_tiny_clip(), checkpoint),
     ]
     with torch.no_grad():
         found = [model.eval().encode_image(torch.stack([transform(file) for file in files]))]
@@ -162,7 +164,7 @@ def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_
     words = [f"--data.{split}={file}" for split in ("train", "validation", "test")]
     words += ["--data.tokenizer=clip", "--data.vocab_size=49408", f"--data.max_tokens={LENGTH}", "--data.num_workers=0"]
     words += ["--data.batch_size=6", f"--data.cache_dir={images / 'cache'}", "--trainer.accelerator=cpu"]
-    model = [f"--model.model={add_tiny_clip()}", "--model.distillation_weight=0", "--model.average_momentum=null"]
+    model = [f"--model.model={add_tiny_clip()}", "--model.distillation_weight=0", "--model.momentum.momentum=null"]
     words += ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false"]
     ran = run("fit", "--model=MobileCLIPModule", *model, "--data=ImageTextDataModule", *words)
     assert ran.status == 0, ran.err
@@ -189,7 +191,7 @@ def test_mmlg_gives_outside_the_features_of_its_test(data, images, tmp_path):
     checkpoint, features = trained(tiny_extraction(None), data, tmp_path)
     export(checkpoint, str(tmp_path / "made"), "open_clip")
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'made'}")
-    tower = load_tower(None, checkpoint)
+    tower = load_image_tower(None, checkpoint)
     originals = [data.image("test", number) for number in range(COUNT)]
     with torch.no_grad():
         found = [model.eval().encode_image(torch.stack([transform(image) for image in originals]))]
@@ -204,7 +206,7 @@ def test_mmlg_gives_outside_the_features_of_its_test(data, images, tmp_path):
 def test_an_albef_tells_how_its_images_were_prepared(images, tmp_path):
     prepare = CLIPEvalTransform(16, OWN["mean"], OWN["std"], "bilinear")
     data = pairs(images, eval_transform=prepare, tokenizer=None, vocab_size=200, max_tokens=16)
-    checkpoint, features = trained(tiny_albef(vocab_size=200), data, tmp_path)
+    checkpoint, features = trained(tiny_albef(text={"vocab_size": 200}), data, tmp_path)
     export(checkpoint, str(tmp_path / "made"))
     look = json.loads((tmp_path / "made" / "config.json").read_text())["preprocessing"]
     albef = ALBEFModule.from_pretrained(tmp_path / "made")
@@ -253,7 +255,7 @@ def test_what_has_no_words_is_said_and_never_written_as_something_else(images, t
     with pytest.raises(ValueError, match=r"Found the transform .*Unknown .* expected one that says what it does"):
         export(checkpoint, str(tmp_path / "made"), "open_clip")
     with pytest.raises(ValueError, match=r"Found the transform .*Unknown"):
-        load_outside(add_tiny_clip(), checkpoint)
+        load_published(add_tiny_clip(), checkpoint)
     assert "Unknown, which no file can say" in export(checkpoint, str(tmp_path / "programs"), "torch_export")
     written = json.loads((tmp_path / "programs" / "config.json").read_text())["preprocessing"]
     assert written == {"transform": f"{Unknown.__module__}.Unknown"}

@@ -23,15 +23,19 @@ README = (ROOT / "README.md").read_text()
 PAGES = "\n".join([README, *(path.read_text() for path in sorted((ROOT / "docs/methods").glob("*.md")))])
 
 
-def block(name: str) -> str:
+def block(name: str, page: str = README) -> str:
     """Content of the code block between two markers."""
-    found = re.search(rf"<!-- {re.escape(name)} -->\n```\w*\n(.*?)```\n<!-- end of {re.escape(name)} -->", README, re.S)
-    assert found, f"README.md has no block {name!r}"
+    found = re.search(rf"<!-- {re.escape(name)} -->\n```\w*\n(.*?)```\n<!-- end of {re.escape(name)} -->", page, re.S)
+    assert found, f"there is no block {name!r}"
     return found.group(1)
 
 
-def test_the_example_module_is_shown_literally():
-    assert block("tests/support/plain_moco.py") == (ROOT / "tests/support/plain_moco.py").read_text()
+@pytest.mark.parametrize(
+    ("page", "file"),
+    [("README.md", "tests/support/plain_moco.py"), ("docs/adding_a_method.md", "tests/support/toy_method.py")],
+)
+def test_examples_are_shown_literally(page, file):
+    assert block(file, (ROOT / page).read_text()) == (ROOT / file).read_text()
 
 
 def test_ci_runs_the_test_command_of_the_readme():

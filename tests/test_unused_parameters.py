@@ -35,7 +35,7 @@ SWITCHES = [
     ("mobileclip", {"captions": "real"}),
     ("mobileclip", {"captions": "synthetic"}),
     ("mobileclip", {"distillation_weight": 0.0}),
-    ("mobileclip", {"distillation_weight": 1.0, "average_momentum": None}),
+    ("mobileclip", {"distillation_weight": 1.0, "momentum": {"momentum": None}}),
     ("shre", {"kl_weight": 0.0}),
     ("shre", {"kl_weight": 0.0, "itc_layers": ["h2"]}),
     ("shre", {"kl_weight": 0.0, "itc_layers": ["h1"]}),

@@ -1,1 +1,1 @@
-"""What draws figures."""
+"""Figures in TensorBoard."""

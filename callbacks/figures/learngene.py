@@ -1,50 +1,35 @@
-"""Images in TensorBoard of what the layers are summed of while a learngene is extracted."""
+"""Figures in TensorBoard of the sums that layers are made of during the extraction of a learngene."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
-from PIL.Image import Image
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from typing_extensions import override
 
+from ...common.errors import UserError
 from ..learngene.layers import TOWERS
-from .charts import Chart, draw_bar_charts, draw_line_charts
-
-Values = dict[str, list[float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class LearngeneTerms:
-    """Of each pair of layers the two summands, c_uni theta_uni and c_multi theta_multi.
-
-    Both are by `vision`, `vision_multimodal`, `text` and `text_multimodal`, a value for each pair.
-
-    Attributes:
-        coefficients: c.
-        norms: |c theta|, over all weights and biases of the block.
-    """
-
-    coefficients: Values
-    norms: Values
+from ..learngene.terms import LearngeneTerms, Values
 
 
 class LearngeneFigures(Callback):
-    """Draws the coefficients over the training so far, and how large both summands of each layer are now.
+    """Draws the coefficients over training, and the current norms of both terms of each layer.
 
-    A coefficient says little by itself, since its block may be as many times larger or smaller; the norms of the
-    products are what can be compared. In TensorBoard: "train/coefficients" and "train/summand_norms".
+    A coefficient alone is not comparable, since its block has a free scale; the norms of the products are. TensorBoard
+    shows them as "train/coefficients" and "train/summand_norms".
 
-    The module gives both as `learngene_terms() -> LearngeneTerms | None`, which every process calls. The history of the
-    coefficients is in the checkpoint; when it has grown to `points` steps, every second one is dropped, and from then
-    on they are recorded half as often.
+    The module's method `learngene_terms() -> LearngeneTerms | None` gives both; every rank calls it. The history of the
+    coefficients is in the checkpoint. When it exceeds `points` steps, every second step is dropped, and the interval
+    between recorded steps doubles.
 
     Args:
-        every_n_epochs: epochs between two figures; the end of a fit has them too.
-        every_n_steps: optimizer steps between two recorded values, at first.
-        points: number of recorded steps that are kept.
+        every_n_epochs: Epochs between two figures; the end of a fit draws them too.
+        every_n_steps: Initial number of optimizer steps between two recorded values.
+        points: Maximum number of recorded steps.
     """
 
     def __init__(self, every_n_epochs: int = 1, every_n_steps: int = 50, points: int = 500) -> None:
@@ -55,7 +40,7 @@ class LearngeneFigures(Callback):
             ("points", points, 2),
         ):
             if value < least:
-                raise ValueError(f"{name}={value} of LearngeneFigures must be at least {least}.")
+                raise UserError(f"Expected {name} of LearngeneFigures of at least {least}, got {value}: change it.")
         self.every_n_epochs = every_n_epochs
         self.points = points
         self.interval = every_n_steps
@@ -76,24 +61,24 @@ class LearngeneFigures(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Checks before training that there is something to draw, and says where it has no place.
+        """Check before training that there are terms to draw, and a logger to draw them for.
 
         Raises:
-            AttributeError: If the module has no such sums.
+            UserError: If the module has no such terms.
         """
         if stage != "fit":
             return
         if not callable(getattr(pl_module, "learngene_terms", None)):
-            raise AttributeError(
-                f"LearngeneFigures found no method learngene_terms() in {type(pl_module).__name__}: train a module "
-                "that extracts a learngene, such as MMLGModule, or leave the callback out."
+            raise UserError(
+                f"LearngeneFigures expected a module with a method learngene_terms(), got {type(pl_module).__name__}: "
+                "train a module that extracts a learngene, such as MMLGModule, or remove the callback."
             )
         lacking = None
         self._has_sums = pl_module.learngene_terms() is not None  # type: ignore[operator]
         if not self._has_sums:
-            lacking = "the student has no such sums; leave the callback out."
+            lacking = "the student has no such sums; remove the callback."
         elif not _loggers(trainer):
-            lacking = "the run has no TensorBoardLogger; add one to trainer.logger, or leave the callback out."
+            lacking = "the run has no TensorBoardLogger; add one to trainer.logger, or remove the callback."
         if lacking is not None and not self._warned and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._warned = True
             rank_zero_warn(f"LearngeneFigures draws nothing: {lacking}")
@@ -101,7 +86,7 @@ class LearngeneFigures(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step == 0:
-            self.history = {}  # of another fit
+            self.history = {}  # that of an earlier fit
         self._record(trainer, pl_module)
 
     @override
@@ -143,37 +128,63 @@ class LearngeneFigures(Callback):
         }
         for logger in loggers:
             for tag, figure in figures.items():
-                logger.experiment.add_image(tag, np.asarray(figure), self._drawn, dataformats="HWC")
+                logger.experiment.add_figure(tag, figure, self._drawn)
 
 
-def draw_coefficients(history: dict[int, Values]) -> Image:
-    """Draw four charts, with a line for each pair of layers.
+def draw_coefficients(history: dict[int, Values]) -> Figure:
+    """Draw a chart for each block of each tower, with a line for each pair of layers.
 
     Args:
-        history: coefficients by optimizer step, in order, at least one.
+        history: Coefficients by optimizer step, in order, at least one.
     """
-    charts = []
-    for name in (name for tower in TOWERS for name in (tower, f"{tower}_multimodal")):
-        rows = [values[name] for values in history.values()]
-        lines = {f"layers {_layers(pair)}": list(line) for pair, line in enumerate(zip(*rows, strict=True))}
-        charts.append(Chart(f"coefficients, {name.replace('_', ', ')}", lines))
-    return draw_line_charts(charts, list(history), "optimizer step")
+    figure, axes = _charts(2, "optimizer step")
+    for chart, name in zip(axes, (name for tower in TOWERS for name in (tower, f"{tower}_multimodal")), strict=True):
+        values = np.array([coefficients[name] for coefficients in history.values()])
+        chart.set_title(f"coefficients, {name.replace('_', ', ')}")
+        for pair, color in enumerate(_colors(values.shape[1])):
+            line = np.where(np.isfinite(values[:, pair]), values[:, pair], np.nan)
+            chart.plot(list(history), line, color=color, marker="o", markevery=[-1], label=f"layers {_layers(pair)}")
+    return _with_legend(figure, axes)
 
 
-def draw_norms(norms: Values) -> Image:
+def draw_norms(norms: Values) -> Figure:
     """Draw a chart for each tower, with two bars for each pair of layers.
 
     Args:
-        norms: as in `LearngeneTerms`.
+        norms: As in `LearngeneTerms`.
     """
-    charts = [
-        Chart(
-            f"norms of the summands, {tower}",
-            {"tower's own block": norms[tower], "multimodal block": norms[f"{tower}_multimodal"]},
-        )
-        for tower in TOWERS
-    ]
-    return draw_bar_charts(charts, [_layers(pair) for pair in range(len(norms[TOWERS[0]]))], "layers")
+    figure, axes = _charts(1, "layers")
+    blocks = (("tower's own block", ""), ("multimodal block", "_multimodal"))
+    for chart, tower in zip(axes, TOWERS, strict=True):
+        chart.set_title(f"norms of the summands, {tower}")
+        for number, ((label, suffix), color) in enumerate(zip(blocks, _colors(2), strict=True)):
+            heights = np.array(norms[f"{tower}{suffix}"])
+            places = np.arange(len(heights)) + 0.35 * (number - 0.5)
+            chart.bar(places, np.where(np.isfinite(heights), heights, np.nan), 0.35, color=color, label=label)
+        chart.set_xticks(range(len(norms[tower])), [_layers(pair) for pair in range(len(norms[tower]))])
+    return _with_legend(figure, axes)
+
+
+def _charts(rows: int, x_label: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with rows of two charts that share their scales."""
+    figure = Figure(figsize=(10, 3.2 * rows + 0.4), layout="constrained")
+    axes = list(figure.subplots(rows, 2, sharex=True, sharey=True).flat)
+    for chart in axes:
+        chart.grid(color="0.9")
+        chart.set_axisbelow(True)
+        chart.set_xlabel(x_label)
+        chart.tick_params(labelbottom=True, labelleft=True)
+    return figure, axes
+
+
+def _with_legend(figure: Figure, axes: list[Axes]) -> Figure:
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, handlelength=1, frameon=False)
+    return figure
+
+
+def _colors(count: int) -> Any:
+    return colormaps["viridis"](np.linspace(0, 0.9, count))
 
 
 def _layers(pair: int) -> str:

@@ -1,4 +1,4 @@
-"""What modules have in common that are restored from checkpoints."""
+"""Why the weights of a checkpoint do not fit a module."""
 
 import inspect
 from collections.abc import Mapping
@@ -8,6 +8,9 @@ from lightning import LightningModule
 
 from ...common.checked_loading import CheckedLoading
 from ...common.class_arguments import subclasses
+from .settings import flat
+
+_NO_SIZES = ("optimizer", "lr_scheduler", "optim")
 
 
 class CheckpointModule(CheckedLoading, LightningModule):
@@ -34,23 +37,30 @@ class CheckpointModule(CheckedLoading, LightningModule):
         try:
             return super().load_state_dict(state_dict, strict, assign)
         except (RuntimeError, ValueError) as error:  # a queue speaks of its own size
-            sentence = _why(type(self), self.hparams, saved) if saved else None
+            sentence = explain_misfit(type(self), self.hparams, saved) if saved else None
             if sentence is None:
                 raise
             raise ValueError(sentence) from error
 
 
-def _why(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
-    """Why weights do not fit, from the arguments of both sides; None where these tell nothing."""
+def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
+    """Explain why weights do not fit by comparing the settings of both sides; None where these do not explain it.
+
+    Args:
+        cls: class of the module.
+        given: its hyper-parameters.
+        saved: those of the checkpoint.
+    """
     name = _class_name(saved)
     if name is not None and name not in (base.__name__ for base in cls.__mro__):
         return f"The checkpoint is of {name}, expected one of {cls.__name__}: give another checkpoint, or that class."
+    own = flat({name: value for name, value in given.items() if name not in _NO_SIZES})
     differing = [
-        f"{argument} is {given[argument]!r}, in the checkpoint {value!r}"
-        for argument, value in saved.items()
+        f"{argument} is {own[argument]!r}, in the checkpoint {value!r}"
+        for argument, value in flat(saved).items()
         # No weight's size depends on a rate or on the name of a file.
-        if argument in given and not isinstance(value, float) and not argument.endswith("weights")
-        if _plain(given[argument]) != _plain(value)
+        if argument in own and not isinstance(value, float) and not argument.endswith("weights")
+        if _as_lists(own[argument]) != _as_lists(value)
     ]
     if not differing:
         return None
@@ -68,5 +78,5 @@ def _class_name(saved: Mapping[str, Any]) -> str | None:
     return most[0] if len(most) == 1 else None
 
 
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,4 +1,4 @@
-"""A trained network from outside that a method learns from and never changes, such as a teacher."""
+"""A trained network that a method uses and never changes: a teacher, a backbone, a language model."""
 
 import hashlib
 from collections import OrderedDict
@@ -11,40 +11,46 @@ from torch import Tensor, nn
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class FrozenTeacher(nn.Module, Generic[Network]):
+class Frozen(nn.Module, Generic[Network]):
     """A network without gradients, always in eval mode, and not in the checkpoint.
 
-    The checkpoint of a distillation names its teacher and the fingerprint of its weights instead of repeating them. So
-    the module that holds this one loads the weights from where they come from, and calls `record` then, `save_record`
-    and `compare` in its hooks `on_save_checkpoint` and `on_load_checkpoint`.
+    A checkpoint names the network and holds a fingerprint of its weights instead of the weights. The method loads these
+    in `setup`, into `network`, and calls `record`; `Method` saves and compares the records of its frozen parts.
 
     Args:
-        network: the trained network.
-        role: what it is to the method, for messages, and its entry in the checkpoint.
-        argument: what names its weights, for messages.
+        network: the trained network; None until it is loaded.
+        role: what it is to the method: its entry in the checkpoint, and its name in messages.
+        argument: the option that names its weights, for messages.
     """
 
-    def __init__(self, network: Network, role: str = "teacher", argument: str = "model.teacher_weights") -> None:
+    def __init__(
+        self, network: Network | None = None, role: str = "teacher", argument: str = "model.teacher.weights"
+    ) -> None:
         super().__init__()
-        self.network: Network = network.requires_grad_(False)
+        self.network: Network = (nn.Identity() if network is None else network).requires_grad_(False)  # type: ignore
         self.role = role
         self.argument = argument
         self.origin: dict[str, str] | None = None
         self._expected: dict[str, str] | None = None
-        self.register_load_state_dict_post_hook(_forgive_missing)
+        self.register_load_state_dict_post_hook(_ignore_network_keys)
         self._prefix = ""
         self.train()
 
-    def train(self, mode: bool = True) -> "FrozenTeacher[Network]":
-        """Stay in eval mode: statistics of BatchNorm must not move, whatever Lightning calls."""
+    @property
+    def loaded(self) -> bool:
+        """Whether the weights are loaded and recorded."""
+        return self.origin is not None
+
+    def train(self, mode: bool = True) -> "Frozen[Network]":
+        """Stay in eval mode: statistics of BatchNorm must not move when Lightning sets modes."""
         return super().train(False)
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """Nothing."""
+        """Return nothing: the checkpoint holds the record instead."""
         return OrderedDict() if destination is None else destination
 
     def fingerprint(self) -> str:
-        """SHA-256 of names, shapes and values of everything in the network."""
+        """Return the SHA-256 of names, shapes, types and values of the network's parameters and buffers."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.network.state_dict().items()):
             digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
@@ -52,11 +58,11 @@ class FrozenTeacher(nn.Module, Generic[Network]):
         return digest.hexdigest()
 
     def record(self, name: str, weights: str) -> None:
-        """Keep what was loaded.
+        """Record which weights were loaded.
 
         Args:
-            name: of the network.
-            weights: the file, or what else they come from.
+            name: name of the network.
+            weights: the file, tag or folder that they come from.
 
         Raises:
             ValueError: if a checkpoint with other weights was restored before.
@@ -65,15 +71,15 @@ class FrozenTeacher(nn.Module, Generic[Network]):
         self._check()
 
     def save_record(self, checkpoint: dict[str, Any]) -> None:
-        """Put into a checkpoint what was loaded, or is still expected."""
+        """Write the record into a checkpoint: of the loaded weights, else of those that are expected."""
         if kept := self.origin or self._expected:
             checkpoint[self.role] = dict(kept)
 
     def compare(self, checkpoint: Mapping[str, Any]) -> None:
-        """Compare with a checkpoint's record, now or once the weights are loaded.
+        """Compare with a checkpoint's record, now or as soon as the weights are loaded.
 
         Raises:
-            ValueError: if the weights are others.
+            ValueError: if the weights differ.
         """
         self._expected = checkpoint.get(self.role)
         self._check()
@@ -92,7 +98,10 @@ class FrozenTeacher(nn.Module, Generic[Network]):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def _forgive_missing(frozen: nn.Module, incompatible: Any) -> None:
-    """Take the network's keys off the list of those that a checkpoint lacks: it never has them."""
+def _ignore_network_keys(frozen: nn.Module, incompatible: Any) -> None:
+    """Remove the network's keys from the missing ones: a checkpoint never has them."""
     prefix = str(frozen._prefix)
     incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if not name.startswith(prefix)]
+
+
+FrozenTeacher = Frozen

@@ -1,12 +1,55 @@
 """When a module loads the weights that it starts from: once, and never over those of a checkpoint."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lightning import LightningModule
 
-from ...callbacks import LearngeneExpansionCallback
+from ...common.errors import UserError
 from .preprocessing import recorded_preprocessing
+from .trainers import callbacks_of, trainer_of
+
+
+@dataclass
+class InitialState:
+    """What is known of the weights that a module holds before its first step.
+
+    Attributes:
+        loaded: whether the weights are final: those of a checkpoint, or the initial ones.
+        restored: whether they are of a checkpoint.
+        awaits_checkpoint: whether a checkpoint is going to be restored after `setup`.
+        preprocessing: how the weights expect images to be prepared, in the words of `preprocessing.py`.
+    """
+
+    loaded: bool = False
+    restored: bool = False
+    awaits_checkpoint: bool = False
+    preprocessing: dict[str, Any] | None = None
+
+
+def restores_after_setup(module: LightningModule) -> bool:
+    """Return whether the strategy restores checkpoints after it has sharded the module."""
+    trainer = trainer_of(module)
+    return trainer is not None and trainer.strategy.restore_checkpoint_after_setup
+
+
+def check_one_source(module: LightningModule, weights: str | None) -> None:
+    """Check that no callback replaces the weights that a module starts from.
+
+    Such a callback has the attribute `replaces_initial_weights = True`.
+
+    Raises:
+        UserError: if there are two sources of initial weights.
+    """
+    if weights is None:
+        return
+    for callback in callbacks_of(module):
+        if getattr(callback, "replaces_initial_weights", False):
+            raise UserError(
+                f"Expected one source of initial weights, got weights {weights!r} beside a {type(callback).__name__}: "
+                "remove one of them."
+            )
 
 
 class InitialWeights(LightningModule):
@@ -69,13 +112,7 @@ class InitialWeights(LightningModule):
         Raises:
             ValueError: if there are two things to start from.
         """
-        callbacks = [] if self._trainer is None else self._trainer.callbacks  # type: ignore[attr-defined]
-        source = self.hparams.get("weights")
-        if source is not None and any(isinstance(one, LearngeneExpansionCallback) for one in callbacks):
-            raise ValueError(
-                f"Found weights {source!r} beside a LearngeneExpansionCallback, expected one of them: the weights "
-                "would take the learngene's place."
-            )
+        check_one_source(self, self.hparams.get("weights"))
         # Without a Trainer it was called by hand, and nothing is sharded.
         shards = self._trainer is not None and self._trainer.strategy.restore_checkpoint_after_setup
         if shards and (stage == "fit" or self.evaluates_initial_weights()):

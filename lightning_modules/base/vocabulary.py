@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from lightning import LightningModule
 from torch.distributed.tensor import DTensor
 
 from ...callbacks.checkpoints.sharded_checkpoint import METADATA
@@ -81,6 +82,23 @@ class TrainedVocabulary(InitialWeights):
             self.hparams["vocab_size"] = entries
 
 
+def restored_vocabulary(module: LightningModule, checkpoint: Mapping[str, Any], most: int) -> int | None:
+    """Return how many words a checkpoint that is restored knows; None where the module keeps its own number.
+
+    A checkpoint whose tokenizer was trained may know fewer words than the setting `text.vocab_size`.
+
+    Args:
+        module: what is restored.
+        checkpoint: of a training.
+        most: words that the module was built for.
+    """
+    entries = ((checkpoint.get(module.CHECKPOINT_HYPER_PARAMS_KEY) or {}).get("text") or {}).get("vocab_size")
+    # Sharded towers keep their size; where the weights do not fit, loading them reports it.
+    if not isinstance(entries, int) or any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        return None
+    return entries if entries == most or (entries < most and _trained(checkpoint)) else None
+
+
 def vocabulary_of(source: str) -> int | None:
     """How many words trained weights know; None where nothing can be read, which loading them explains.
 
@@ -91,15 +109,19 @@ def vocabulary_of(source: str) -> int | None:
     try:
         if (path / "config.json").is_file():
             arguments = json.loads((path / "config.json").read_text(encoding="utf-8"))["arguments"]
-            return _number(arguments["vocab_size"])
+            return _number(_of_text(arguments))
         # Nothing but the pages with the structure of the file is read.
         content = torch.load(path / METADATA if path.is_dir() else path, "cpu", weights_only=True, mmap=True)
         if "hyper_parameters" in content:
-            return _number(content["hyper_parameters"]["vocab_size"])
+            return _number(_of_text(content["hyper_parameters"]))
         state = content.get("state_dict", content.get("model", content))
         return next((len(tensor) for name, tensor in state.items() if name.endswith(_WORDS)), None)
     except (OSError, ValueError, RuntimeError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError):
         return None
+
+
+def _of_text(arguments: Mapping[str, Any]) -> Any:
+    return arguments["text"]["vocab_size"] if "text" in arguments else arguments["vocab_size"]
 
 
 def _number(value: Any) -> int | None:
@@ -107,7 +129,7 @@ def _number(value: Any) -> int | None:
 
 
 def _trained(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether the data of a checkpoint had a tokenizer that was trained, which is in the state of the datamodule."""
+    """Return whether the data of a checkpoint had a trained tokenizer, which is in the state of the datamodule."""
     # Lightning keeps that state under the name of the class, whatever it is.
     states = [state for name, state in checkpoint.items() if not name.endswith("hyper_parameters")]
     return any(isinstance(state, Mapping) and isinstance(state.get("tokenizer"), str) for state in states)

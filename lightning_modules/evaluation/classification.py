@@ -13,10 +13,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
 from ...callbacks.distributed.collectives import gather_uneven
-from ...metrics.finite import hits, some_of
+from ...common.log import log_global
+from ...metrics.classification import hits
+from ...metrics.finite import some_of
 from ..base.checkpoints import CheckpointModule
 from ..base.data_sizes import DataSizesModule
+from ..base.trainers import datamodule_of
 from ..optim.schedules import after_milestones
+from .protocol import PREFIXES, Stage
 
 Batch = dict[str, Tensor]
 
@@ -64,15 +68,66 @@ class Accuracy(nn.Module):
                 f"{some_of(rows[rows[:, 1] > 0, 0])}): these classes rank last; look at these samples, or, where they "
                 "are all, take an earlier checkpoint."
             )
-        for name, value in found.items():
-            # Every process has computed the same number; the mean over them only keeps Lightning from warning.
-            module.log(f"{split}/{name}", value, prog_bar=name == "top1", sync_dist=True)
+        log_global(module, {f"{split}/{name}": value for name, value in found.items()}, f"{split}/top1")
+
+    def reset(self) -> None:
+        """Start counting afresh."""
+        for split in SPLITS:
+            for _, metric in self._of(split):
+                metric.reset()
+        self._non_finite = {split: [] for split in SPLITS}
 
     def _of(self, split: str) -> Iterator[tuple[int, MeanMetric]]:
         for k in TOP:
             metric = self.metrics[f"{split}_top{k}"]
             assert isinstance(metric, MeanMetric)
             yield k, metric
+
+
+class ClassificationEvaluation(nn.Module):
+    """Loss and accuracy of a classifier, and its predictions.
+
+    The module's `forward` turns images [B, 3, H, W] into logits [B, C]. A batch holds `image`, `sample_index` and, but
+    for predictions, `label`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = Accuracy()
+
+    def start(self) -> None:
+        """Forget the images counted."""
+        self.accuracy.reset()
+
+    def step(self, module: LightningModule, batch: Batch, stage: Stage) -> None:
+        """Classify a batch, log the loss, and count the right images."""
+        split, label = PREFIXES[stage], batch["label"]
+        logits = module(batch["image"]).float()
+        self.accuracy.update(split, logits, label, batch["sample_index"])
+        module.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
+
+    def predict(self, module: LightningModule, batch: Batch) -> Batch:
+        """Return probabilities [B, C], with the positions [B] of the images in their data set."""
+        return {"sample_index": batch["sample_index"], "probabilities": module(batch["image"]).float().softmax(-1)}
+
+    def finish(self, module: LightningModule, stage: Stage) -> None:
+        """Log accuracy in percent."""
+        if stage != "predict":
+            self.accuracy.log(module, PREFIXES[stage])
+
+
+def check_classes(module: LightningModule, num_classes: int) -> None:
+    """Compare a number of classes with that of the run's datamodule, where it has one; for `on_fit_start`.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    found = getattr(datamodule_of(module), "num_classes", None)
+    if found is not None and found != num_classes:
+        raise ValueError(
+            f"The data has {found} classes, the model {num_classes}: set model.num_classes, or data.num_classes for "
+            "both."
+        )
 
 
 class ClassifierModule(DataSizesModule, CheckpointModule):
@@ -91,12 +146,7 @@ class ClassifierModule(DataSizesModule, CheckpointModule):
         Raises:
             ValueError: if they differ.
         """
-        found = getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
-        if found is not None and found != self.hparams["num_classes"]:
-            raise ValueError(
-                f"The data has {found} classes, the model {self.hparams['num_classes']}: set model.num_classes, or "
-                "data.num_classes for both."
-            )
+        check_classes(self, self.hparams["num_classes"])
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Classify."""

@@ -8,14 +8,47 @@ Shapes: I images, T texts, N image tokens, V image width, L text tokens, D text 
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from ...callbacks.distributed.collectives import all_reduce_sum, gather_uneven, rank
 from ...metrics.retrieval import Candidates
+
+RerankOn = Literal["never", "test", "always"]
+RerankScore = Literal["itm", "itm+itc", "itm+itc_logits"]
+
+
+@dataclass(frozen=True)
+class RerankSettings:
+    """Re-ranking of retrieval candidates by the matching head.
+
+    Args:
+        k: candidates by contrast that the matching head re-orders; 0 leaves re-ranking out.
+        on: "test" re-ranks in `test` and `predict`, "always" in validation too.
+        score: "itm" orders by the logit of a match alone; "itm+itc" adds the cosine, "itm+itc_logits" the cosine over
+            the temperature.
+        memory_gib: main memory in GiB that a process may use for image tokens, and again for text states; the rest is
+            kept in a temporary file.
+        rows: texts that go through the matching head at a time.
+    """
+
+    k: int = 128
+    on: RerankOn = "test"
+    score: RerankScore = "itm"
+    memory_gib: float = 8.0
+    rows: int = 256
+
+    def applies(self, stage: str) -> bool:
+        """Return whether candidates are re-ranked in a stage ("validate", "test" or "predict")."""
+        stages = {"never": (), "test": ("test", "predict"), "always": ("validate", "test", "predict")}
+        return self.k > 0 and stage in stages[self.on]
+
+
+NO_RERANKING = RerankSettings(k=0)
 
 
 class PairScorer(Protocol):

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ...callbacks.distributed.collectives import gather_uneven
-from ...metrics.finite import non_finite_last, some_of
+from ...common.log import log_global
+from ...metrics.finite import non_finite_last
 from ...metrics.retrieval import (
     RECALLS,
-    Candidates,
     Matches,
     average_median_ranks,
     nearest_candidates,
@@ -23,76 +24,12 @@ from ...metrics.retrieval import (
 )
 from ..base.checkpoints import CheckpointModule
 from ..base.data_sizes import DataSizesModule
-from .reranking import PairScorer, TokenStore, match_candidates
+from .protocol import PREFIXES, Stage
+from .reranking import NO_RERANKING, PairScorer, RerankScore, RerankSettings, TokenStore, match_candidates  # noqa: F401
+from .retrieval_result import UNKNOWN, RetrievalResult
 
 Batch = dict[str, Tensor]
-_UNKNOWN = torch.iinfo(torch.long).min  # an id that no data has
-RerankScore = Literal["itm", "itm+itc", "itm+itc_logits"]
 Protocol = Literal["karpathy5", "paper"]
-
-
-@dataclass
-class RetrievalResult:
-    """What one evaluation or prediction found, the same in every process.
-
-    Attributes:
-        recalls: in percent, and median ranks, by name; empty where nobody said which texts belong to which images.
-        image_features: float32 [I, E]; of the prediction space where there are several.
-        text_features: float32 [T, E]; of the same space.
-        sample_index: long [I], the images' positions in their data set.
-        input_ids: long [T, L], padded with 0.
-        attention_mask: long [T, L].
-        text_index: long [T], position of a text in its list; negative for captions of the images.
-        near_texts: of every image, by the final order in the same space.
-        near_images: of every text, alike.
-        matches: which belong together; None where nobody said.
-        non_finite_images: long, `sample_index` of the images with a feature, in any space, that is infinite or not a
-            number.
-        non_finite_texts: long, of the texts: `text_index`, or the image's id where there is none.
-        non_finite_scores: how many scores of the matching head are infinite or not a number, of both directions.
-    """
-
-    recalls: dict[str, float]
-    image_features: Tensor
-    text_features: Tensor
-    sample_index: Tensor
-    input_ids: Tensor
-    attention_mask: Tensor
-    text_index: Tensor
-    near_texts: Candidates
-    near_images: Candidates
-    matches: Matches | None
-    non_finite_images: Tensor
-    non_finite_texts: Tensor
-    non_finite_scores: int = 0
-
-    @property
-    def non_finite(self) -> dict[str, float]:
-        """Counts of what is infinite or not a number, by name; empty where all is well."""
-        counts = {
-            "non_finite_images": len(self.non_finite_images),
-            "non_finite_texts": len(self.non_finite_texts),
-            "rerank_non_finite_scores": self.non_finite_scores,
-        }
-        return {name: float(count) for name, count in counts.items() if count}
-
-    def tell(self) -> None:
-        """Warn of what is infinite or not a number, if there is any, and name it."""
-        found = [
-            f"features of {len(numbers)} of {total} {what} ({name} {some_of(numbers[numbers != _UNKNOWN])})"
-            for numbers, total, what, name in (
-                (self.non_finite_images, len(self.image_features), "images", "sample_index"),
-                (self.non_finite_texts, len(self.text_features), "texts", "text_index or image_id"),
-            )
-            if len(numbers)
-        ]
-        if self.non_finite_scores:
-            found.append(f"{self.non_finite_scores} scores of the matching head")
-        if found:
-            rank_zero_warn(
-                f"Found values that are infinite or not a number in {' and '.join(found)}: these rank last, which "
-                "lowers all recall; look at these samples, or, where they are all, take an earlier checkpoint."
-            )
 
 
 class RetrievalEvaluation:
@@ -105,11 +42,7 @@ class RetrievalEvaluation:
     Args:
         match_equal_texts: whether an image also matches the texts that equal one of its own captions (web and shop
             data repeat titles); else only the captions of the same image match.
-        rerank_k: candidates of each row that a matching head puts into a new order.
-        rerank_score: order by the matching score alone, or by its sum with the cosine similarity or the contrastive
-            logit, which is the cosine over the temperature.
-        rerank_rows: texts that go through the matching head at a time.
-        memory: bytes of main memory that a process may hold in image tokens, and again in text states.
+        rerank: when and how a matching head puts the best candidates of each row into a new order.
         protocols: which texts are ranked, each result named `<protocol>/<recall>`: "karpathy5" all, as is usual on
             Karpathy's splits of five captions an image; "paper" the first one of each image, as MM-LG and CLIP-KD do
             it. They are not comparable. None: all, and the names are plain.
@@ -120,35 +53,33 @@ class RetrievalEvaluation:
             whatever the protocols say.
 
     Raises:
-        ValueError: if `rerank_k` is too small or stands beside protocols or spaces, one of these is none, the space of
+        ValueError: if `rerank.k` is too small or stands beside protocols or spaces, one of these is none, the space of
             the predictions is not among them, or a fold is empty.
     """
 
     def __init__(
         self,
         match_equal_texts: bool = False,
-        rerank_k: int = 0,
-        rerank_score: RerankScore = "itm",
-        rerank_rows: int = 256,
-        memory: float = 8 * 2**30,
+        rerank: RerankSettings = NO_RERANKING,
         protocols: Sequence[Protocol] | None = None,
         spaces: Mapping[str, int] | None = None,
         prediction_space: str | None = None,
         median_rank_fold: int | None = None,
     ) -> None:
+        rerank_k = rerank.k
         if 0 < rerank_k < max(RECALLS):
             raise ValueError(
-                f"rerank_k={rerank_k} is below {max(RECALLS)}, so recall at {max(RECALLS)} would mix two orders: "
+                f"rerank.k is {rerank_k}, below {max(RECALLS)}, so recall at {max(RECALLS)} would mix two orders: "
                 "raise it, or set 0 to leave re-ranking out."
             )
         if protocols is not None and rerank_k:
             raise ValueError(
-                f"Found protocols beside rerank_k={rerank_k}, but re-ranking takes all texts: leave one out."
+                f"Found protocols beside rerank.k={rerank_k}, but re-ranking takes all texts: leave one out."
             )
         if protocols is not None and not protocols:
             raise ValueError("Found no name in protocols, expected karpathy5, paper or both: name what to measure.")
         if spaces is not None and rerank_k:
-            raise ValueError(f"Found spaces beside rerank_k={rerank_k}, but re-ranking takes one: leave one out.")
+            raise ValueError(f"Found spaces beside rerank.k={rerank_k}, but re-ranking takes one: leave one out.")
         if spaces is not None and not spaces:
             raise ValueError("Found no name in spaces, expected the width of each by its name: name them, or set None.")
         if prediction_space is not None and prediction_space not in (spaces or ()):
@@ -162,11 +93,48 @@ class RetrievalEvaluation:
         self.prediction_space = prediction_space
         self.median_rank_fold = median_rank_fold
         self.match_equal_texts = match_equal_texts
-        self.rerank_k = rerank_k
-        self.rerank_score = rerank_score
-        self.rerank_rows = rerank_rows
-        self.memory = memory
+        self.rerank = rerank
         self.result: RetrievalResult | None = None
+        self.reset()
+
+    def step(self, module: Any, batch: Batch, stage: Stage) -> None:
+        """Encode images and captions."""
+        self._collect(module, batch, stage)
+
+    def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
+        """Encode the images and the texts of a batch, and return the features with the ids that came with them."""
+        ids = ("image_id", "sample_index", "text_image_id", "text_index")
+        return {name: batch[name] for name in ids if name in batch} | self._collect(module, batch, "predict")
+
+    def finish(self, module: Any, stage: Stage) -> None:
+        """Rank what was collected; log recall in percent, in a validation or a test."""
+        scorer = module if self.rerank.applies(stage) else None
+        temperature = 1.0 if scorer is None else module.contrastive_temperature()
+        # Lightning has left the precision's context by now, in which the towers ran.
+        result = self.compute(scorer, module.trainer.precision_plugin.forward_context, temperature)
+        self.start()
+        result.warn()
+        if stage != "predict":
+            _log_recalls(module, result, PREFIXES[stage])
+
+    def _collect(self, module: Any, batch: Batch, stage: Stage) -> dict[str, Tensor]:
+        """Encode what a batch holds and keep it; with several spaces, of all of them."""
+        features: dict[str, Tensor] = {}
+        one = self.spaces is None
+        if "image" in batch:
+            encode = module.encode_images if one else module.ranked_images
+            features["image_features"], tokens = encode(batch["image"])
+            kept = _as_computed(tokens) if tokens is not None and self.rerank.applies(stage) else None
+            self.add_images(features["image_features"], batch["image_id"], batch["sample_index"], kept)
+        if "input_ids" in batch:
+            encode = module.encode_texts if one else module.ranked_texts
+            features["text_features"] = encode(batch["input_ids"], batch["attention_mask"])
+            ids = (batch.get(name) for name in ("text_image_id", "text_id", "text_index"))
+            self.add_texts(features["text_features"], batch["input_ids"], batch["attention_mask"], *ids)
+        return features
+
+    def start(self) -> None:
+        """Forget what was collected; the last result stays."""
         self.reset()
 
     def reset(self) -> None:
@@ -174,7 +142,7 @@ class RetrievalEvaluation:
         self._images: list[tuple[Tensor, ...]] = []
         self._texts: list[tuple[Tensor, ...]] = []
         self._ids: list[tuple[Tensor, Tensor]] = []
-        self._tokens = TokenStore(self.memory)
+        self._tokens = TokenStore(self.rerank.memory_gib * 2**30)
 
     def add_images(
         self, features: Tensor, image_id: Tensor, sample_index: Tensor, tokens: Tensor | None = None
@@ -199,7 +167,7 @@ class RetrievalEvaluation:
         What is not known is None, for all texts of an evaluation alike.
         """
         self._check_width(features)
-        none = torch.full((len(features),), _UNKNOWN)
+        none = torch.full((len(features),), UNKNOWN)
         columns = [none if column is None else column.cpu() for column in (image_id, text_id, text_index)]
         self._texts.append((features.detach().float().cpu(), *columns))
         self._ids.append((input_ids.cpu(), attention_mask.cpu()))
@@ -214,14 +182,14 @@ class RetrievalEvaluation:
         """Rank everything that was added. Every process must call it, and gets the same.
 
         Args:
-            scorer: puts the `rerank_k` best of each row into a new order; needs the tokens of all images.
+            scorer: puts the `rerank.k` best of each row into a new order; needs the tokens of all images.
             precision: what the scorer runs in, such as autocast. Similarities are in float32 all the same.
             temperature: of the contrastive logits.
         """
         width = self._width()
         image_features, image_id, sample_index = _gathered(self._images, width, columns=3)
         text_features, text_image_id, text_id, text_index = _gathered(self._texts, width, columns=4)
-        known = bool((text_image_id != _UNKNOWN).all()) and len(image_features) > 0 and len(text_features) > 0
+        known = bool((text_image_id != UNKNOWN).all()) and len(image_features) > 0 and len(text_features) > 0
         matches = Matches(image_id, text_image_id, text_id if self.match_equal_texts else None) if known else None
 
         images, texts = self._by_space(image_features), self._by_space(text_features)
@@ -237,7 +205,7 @@ class RetrievalEvaluation:
         predicted = self.prediction_space or next(iter(images))
         # A copy where it is a part, or the features of the other spaces would stay in memory with the result.
         features = images[predicted].contiguous(), texts[predicted].contiguous()
-        near = nearest_candidates(*features, self.rerank_k or max(RECALLS))
+        near = nearest_candidates(*features, self.rerank.k or max(RECALLS))
         ids = _gathered_ids(self._ids)
         text_names = torch.where(text_index < 0, text_image_id, text_index)
         result = RetrievalResult(
@@ -314,8 +282,8 @@ class RetrievalEvaluation:
             self._tokens,
             result.input_ids,
             result.attention_mask,
-            self.rerank_rows,
-            self.memory,
+            self.rerank.rows,
+            self.rerank.memory_gib * 2**30,
         )
 
     def _rerank(
@@ -334,7 +302,7 @@ class RetrievalEvaluation:
             temperature: of the contrastive logits.
         """
         near = result.near_texts, result.near_images
-        weight = {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1.0 / temperature}[self.rerank_score]
+        weight = {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1.0 / temperature}[self.rerank.score]
         result.non_finite_scores = sum(int((~score.isfinite()).sum()) for score in scores)
         # Zero times minus infinity is no number, so what is last by contrast stays last whatever the weight.
         orders = [non_finite_last(score + weight * found.similarity) for found, score in zip(near, scores, strict=True)]
@@ -473,19 +441,21 @@ class RetrievalModule(DataSizesModule, CheckpointModule):
             scorer, self.trainer.precision_plugin.forward_context, self.contrastive_temperature()
         )
         self.evaluation.reset()
-        result.tell()
+        result.warn()
         return result
 
     def _log_recalls(self, prefix: str, stage: str) -> None:
-        result = self._compute(stage)
-        found = result.recalls
-        if not found:
-            raise RuntimeError("Retrieval recall was asked for, but no image with a caption was evaluated.")
-        if "rerank_recall_mean" in found and self.trainer.state.fn != "fit":
-            _compare_orders(found["recall_mean"], found["rerank_recall_mean"])
-        for name, value in (found | result.non_finite).items():
-            # Every process has computed the same numbers; the mean over them only keeps Lightning from warning.
-            self.log(f"{prefix}/{name}", value, prog_bar=name.endswith("recall_mean"), sync_dist=True)
+        _log_recalls(self, self._compute(stage), prefix)
+
+
+def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) -> None:
+    found = result.recalls
+    if not found:
+        raise RuntimeError("Retrieval recall was asked for, but no image with a caption was evaluated.")
+    if "rerank_recall_mean" in found and module.trainer.state.fn != "fit":
+        _compare_orders(found["recall_mean"], found["rerank_recall_mean"])
+    for name, value in (found | result.non_finite).items():
+        log_global(module, {f"{prefix}/{name}": value}, f"{prefix}/{name}" if name.endswith("recall_mean") else None)
 
 
 def _compare_orders(plain: float, reranked: float) -> None:
@@ -494,7 +464,7 @@ def _compare_orders(plain: float, reranked: float) -> None:
         "the matching head's order is the better one"
         if reranked > plain
         else "the order by contrast alone is no worse: the matching head is not trained well enough to help, and "
-        "model.rerank_k 0 leaves it out"
+        "model.rerank.k 0 leaves it out"
     )
     rank_zero_info(f"Mean recall is {plain:.1f} by contrast alone and {reranked:.1f} after re-ranking: {advice}.")
 

@@ -1,9 +1,15 @@
 """MobileCLIP and MobileCLIP2: small image-text models, trained on a reinforced data set; and how to reinforce one."""
 
-from .captioner import Captioner, CoCaCaptioner
+from ..networks.published_clip import register_file_reader
+from .captioner import Captioner
+from .coca_captioner import CoCaCaptioner
+from .ensemble import Teacher
 from .module import MobileCLIPModule
-from .reinforcement import ReinforcementModule, Teacher
+from .reinforcement import ReinforcementModule
+from .trained import read_published
 from .transformers_captioner import TransformersCaptioner
+
+register_file_reader(read_published)
 
 __all__ = [
     "Captioner",

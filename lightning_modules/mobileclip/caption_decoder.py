@@ -1,4 +1,4 @@
-"""The text side of open_clip's CoCa, one token at a time, with the keys and values of earlier tokens kept.
+"""Incremental decoding of open_clip's CoCa with a key-value cache.
 
 Shapes: N images, n captions of each, R = N * n rows, T image tokens, D width, H heads, L positions, V vocabulary.
 """
@@ -14,13 +14,13 @@ from ..networks.precision import at_least_float32
 
 
 class CachedDecoder:
-    """Logits of a CoCa's next tokens, for n captions of each image that grow by one token at a time.
+    """Next-token logits of a CoCa for n captions of each image, token by token.
 
-    The keys and values of earlier tokens are kept, and those of the image tokens are shared by an image's captions.
+    Keys and values of earlier tokens are cached; those of the image tokens are shared by the captions of an image.
 
     Args:
         network: a CoCa, in eval mode.
-        image_tokens: of its image tower, [N, T, D].
+        image_tokens: outputs of its image tower, [N, T, D].
     """
 
     def __init__(self, network: Any, image_tokens: Tensor) -> None:
@@ -33,15 +33,15 @@ class CachedDecoder:
         self._cross_blocks = [_CrossBlock(block, image_tokens) for block in network.text_decoder.cross_attn]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Add a token to every caption.
+        """Append a token to every caption.
 
-        The class token that CoCa appends to a text is left out: no other token attends to it.
+        CoCa's class token is left out, since no other token attends to it.
 
         Args:
             tokens: ids [N, n].
 
         Returns:
-            Logits of the tokens after them, [N, n, V], in float32 at least.
+            Logits of the next tokens, [N, n, V], in float32 at least.
         """
         text, decoder = self._text, self._decoder
         x = text.token_embedding(tokens) + text.positional_embedding[self._position]
@@ -58,7 +58,7 @@ class CachedDecoder:
 
 
 class _CausalBlock:
-    """A block that attends to the earlier positions of a caption, whose keys and values [R, H, L, D / H] it keeps."""
+    """A block with causal attention, which caches keys and values [R, H, L, D / H]."""
 
     def __init__(self, block: ResidualAttentionBlock) -> None:
         self._block = block
@@ -75,7 +75,7 @@ class _CausalBlock:
 
 
 class _CrossBlock:
-    """A block whose queries are the n captions of an image, and whose keys and values are of its image tokens."""
+    """A block with cross-attention of the n captions of an image to its image tokens."""
 
     def __init__(self, block: ResidualAttentionBlock, image_tokens: Tensor) -> None:
         self._block = block
@@ -89,7 +89,7 @@ class _CrossBlock:
 
 
 def _project(attention: nn.MultiheadAttention, x: Tensor, first: int, stop: int) -> list[Tensor]:
-    """Some of query, key and value, which are 0, 1, 2, of [B, L, D]: each [B, H, L, D / H]."""
+    """Project [B, L, D] to parts `first` to `stop` of query, key and value (0, 1, 2), each [B, H, L, D / H]."""
     rows = slice(first * attention.embed_dim, stop * attention.embed_dim)
     projected = F.linear(x, attention.in_proj_weight[rows], attention.in_proj_bias[rows])
     parts = projected.unflatten(-1, (stop - first, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
@@ -97,11 +97,11 @@ def _project(attention: nn.MultiheadAttention, x: Tensor, first: int, stop: int)
 
 
 def _attend(attention: nn.MultiheadAttention, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Output [B, L, D] of queries [B, H, L, D / H], each to all keys."""
+    """Attend from queries [B, H, L, D / H] to all keys, and return [B, L, D]."""
     return attention.out_proj(F.scaled_dot_product_attention(query, keys, values).transpose(1, 2).flatten(2))
 
 
 def _rest(block: ResidualAttentionBlock, x: Tensor, attended: Tensor) -> Tensor:
-    """What a block does after its attention."""
+    """Apply the residual connections and the MLP of a block after its attention."""
     x = x + block.ls_1(attended)
     return x + block.ls_2(block.mlp(block.ln_2(x)))

@@ -1,59 +1,126 @@
-"""What `vlightning export` writes of a MobileCLIP checkpoint: the network that was evaluated."""
+"""Export of a MobileCLIP checkpoint: the evaluated network, in several layouts."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from open_clip import CustomTextCLIP
+
+from ...callbacks.checkpoints.checkpoint_io import AtomicCheckpointIO
+from ...common.errors import UserError
+from ...common.files import check_free
 from ..base.preprocessing import recorded_preprocessing, said
-from .models import model_config
-from .pretrained import (
-    Preprocessing,
-    of_training,
-    preprocessing_of_training,
-    save_open_clip,
-    save_vendor,
-)
-from .towers import export_towers
+from ..networks.clip_preprocessing import Preprocessing
+from ..networks.open_clip_folder import check_expressible, write_open_clip
+from .models import PRESETS, has_vendor_stem, model_config
+from .preprocessing import preprocessing_of_training
+from .programs import export_towers
+from .trained import network_of_training
+from .vendor_layout import is_vit, to_vendor
 
 LAYOUTS = {
-    "torch_export": "a folder with image.pt2 and text.pt2, fused, for torch.export.load",
-    "onnx": "a folder with image.onnx and text.onnx, fused; needs the extra 'onnx'",
+    "torch_export": "a folder with image.pt2 and text.pt2, reparameterized, for torch.export.load",
+    "onnx": "a folder with image.onnx and text.onnx, reparameterized; needs the extra 'onnx'",
     "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads",
     "vendor": "a .pt file as the vendor's code and model.weights load it, of MobileCLIP-S0, -S1, -S2 and -B",
 }
-"""What each layout is; the first is the default."""
+"""Description of each layout; the first is the default."""
 
 
 def export(content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
-    """Write the network of a checkpoint: the moving average where there is one, else the student.
+    """Write the network of a checkpoint: the moving average if there is one, else the student.
 
     Args:
         content: the checkpoint.
-        source: where it is from, for messages.
-        target: what to write; there is nothing of that name, or an empty folder.
+        source: where the checkpoint is from, for messages.
+        target: a new file or folder, or an empty folder.
         layout: one of `LAYOUTS`.
 
     Returns:
-        What was written.
+        A sentence about what was written.
 
     Raises:
-        FileExistsError: if the target is a folder where a file is to be.
-        ValueError: if the checkpoint does not fit its own arguments, or its model has no such layout.
-        RuntimeError: if what was written gives other features than the network.
-        OSError: if it cannot be written.
+        UserError: if the checkpoint does not fit its own arguments, the model has no such layout, the target is a
+            folder instead of a file, or the exported features differ from the network's.
+        OSError: if the target cannot be written.
     """
-    trained, kind = of_training(content, source)
-    name, size = (content["hyper_parameters"][argument] for argument in ("model", "image_size"))
-    look = preprocessing_of_training(content)
+    network, kind = network_of_training(content, source)
+    arguments = content["hyper_parameters"]
+    name, size = arguments["model"], arguments["vision"]["image_size"]
+    record = preprocessing_of_training(content)
     if layout == "vendor":
         if Path(target).is_dir():
-            raise FileExistsError(f"Found a folder {target!r}, expected the name of a new file, such as student.pt.")
-        save_vendor(trained, target)
+            raise UserError(f"Expected the name of a new file, such as student.pt, got the folder {target!r}.")
+        save_vendor(network, target)
     elif layout == "open_clip":
-        save_open_clip(trained, name, Preprocessing.of(look, source), target)
+        save_open_clip(network, name, Preprocessing.of(record, source), target)
     else:
         size = size or model_config(name)["vision_cfg"]["image_size"]
-        export_towers(trained, target, layout, size, preprocessing=look)  # type: ignore[arg-type]
+        export_towers(network, target, layout, size, preprocessing=record)  # type: ignore[arg-type]
     assumed = recorded_preprocessing(content) is None
     unsure = " (by the arguments of its module, since no datamodule of this package has evaluated it)" * assumed
-    return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}; {said(look)}{unsure}."
+    return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}; {said(record)}{unsure}."
+
+
+def save_vendor(model: CustomTextCLIP, path: str | Path) -> None:
+    """Write a `.pt` file that the vendor's code loads.
+
+    Args:
+        model: MobileCLIP-S0, -S1, -S2 or -B, not reparameterized.
+        path: the file.
+
+    Raises:
+        UserError: if the vendor's code has no such model.
+        OSError: if the file cannot be written; an existing file is then unchanged.
+    """
+    state = model.state_dict()
+    if is_vit(state) and not has_vendor_stem(model):
+        raise UserError(
+            "Expected a ViT with the vendor's stem, got timm's, which the vendor's code would run with another stem: "
+            "write the layout of open_clip."
+        )
+    AtomicCheckpointIO().save_checkpoint(to_vendor(state), Path(path).expanduser())
+
+
+def save_open_clip(model: CustomTextCLIP, name: str, preprocessing: Preprocessing, folder: str | Path) -> None:
+    """Write a folder that `open_clip.create_model_and_transforms("local-dir:<folder>")` loads, atomically.
+
+    Args:
+        model: the network, not reparameterized.
+        name: the name that it was built by.
+        preprocessing: its image preprocessing.
+        folder: a new or an empty folder.
+
+    Raises:
+        UserError: if open_clip has no such model.
+        FileExistsError: if the folder exists and is not empty.
+        OSError: if it cannot be written.
+    """
+    check_expressible(preprocessing)
+    check_free(Path(folder).expanduser().absolute())
+    write_open_clip(model, _open_clip_config(model, name, preprocessing.image_size), preprocessing, folder)
+
+
+def _open_clip_config(model: CustomTextCLIP, name: str, image_size: int) -> dict[str, Any]:
+    """Return the configuration that open_clip builds this very model from."""
+    preset = PRESETS.get(name)
+    mixers = preset is not None and preset.mixers
+    if mixers or has_vendor_stem(model):
+        part = "the mixers of its text tower" if mixers else "the vendor's stem"
+        raise UserError(f"open_clip cannot build {name}, since it does not have {part}: write the layout 'vendor'.")
+    config = model_config(name, image_size, model.context_length)
+    with torch.device("meta"):
+        theirs = CustomTextCLIP(**{key: value for key, value in config.items() if key != "custom_text"})
+    made, found = _shapes(theirs), _shapes(model)
+    differing = sorted(key for key in made.keys() | found.keys() if made.get(key) != found.get(key))
+    if differing:
+        raise UserError(
+            f"Expected the {name} that open_clip builds, not reparameterized and a ViT of timm in its own image size, "
+            f"got {len(differing)} other weights ({differing[0]}, ...): write another layout."
+        )
+    return config
+
+
+def _shapes(model: CustomTextCLIP) -> dict[str, torch.Size]:
+    return {key: tensor.shape for key, tensor in model.state_dict().items() if not key.startswith("logit_")}

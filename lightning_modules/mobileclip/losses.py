@@ -1,4 +1,4 @@
-"""The loss of reinforced training (MobileCLIP, section 3.1 of the brief; paper eqs. 1 to 3)."""
+"""The loss of reinforced training (eqs. 1 to 3)."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,12 @@ from ..contrast import Terms
 
 
 def reinforced_loss(terms: Terms, distillation_weight: float) -> Tensor:
-    """(1 - lambda) contrast + lambda distillation of one batch; the batches' losses are summed.
+    """Return L_Total(B) = (1 - lambda) L_CLIP(B) + lambda L_Distill(B) of one batch of pairs (eq. 1).
 
     Args:
-        terms: of the batch.
-        distillation_weight: lambda (paper: 1 for the S models, 0.75 for B).
+        terms: L_CLIP as `contrast`, and as `distillation` L_Distill, the mean over both directions (eq. 2) and over the
+            teachers of KL(teacher || student) (eq. 3).
+        distillation_weight: lambda.
     """
     parts = []
     if distillation_weight < 1:

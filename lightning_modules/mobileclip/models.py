@@ -1,13 +1,11 @@
 """MobileCLIP's models by name, built from timm's image towers and open_clip's text tower.
 
-Sizes, normalisations and counts are those of the vendor's configurations and open_clip's; `vlightning` adds what
-neither library has: the text tower of S0, the vendor's stem of B, the first generation's S3, S4 and L-14, and a tiny
-model for trying things.
+Sizes and normalizations are those of the vendor's and open_clip's configurations. Added here, since neither library has
+them: the text tower of S0, the vendor's stem of B, the first generation's S3, S4 and L-14, and a tiny model for tests.
 """
 
 import dataclasses
-from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any
 
 import open_clip
 from open_clip import CustomTextCLIP
@@ -15,31 +13,31 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from open_clip.timm_model import TimmModel
 from torch import nn
 
-from . import tiny  # noqa: F401, timm gets to know its tower
+from ...common.errors import UserError
+from ...common.names import did_you_mean
+from ..networks.clip_preprocessing import Interpolation, Three
+from . import tiny  # noqa: F401, registers its tower with timm
 from .text_mixer import add_mixers
-
-Three = tuple[float, float, float]
-Interpolation = Literal["bilinear", "bicubic"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """What makes a model.
+    """Configuration of a model.
 
     Attributes:
         image_tower: timm's name.
-        image_size: side of the images, pixels.
-        embed_dim: of both towers' features.
-        width: of the text tower; a head for each 64.
-        layers: of attention in the text tower.
-        causal: whether a word sees only those before it.
+        image_size: side of the images in pixels.
+        embed_dim: embedding dimension of both towers.
+        width: width of the text tower, with one head for each 64.
+        layers: layers of attention in the text tower.
+        causal: whether a token attends only to those before it.
         mixers: whether the text tower has mixer blocks at both ends (MCt).
         vendor_stem: whether a ViT has the vendor's stem and norms (padding 1, eps 1e-5) instead of timm's (0, 1e-6).
-        projection_bias: whether the image projection's bias, which is zero at the start, trains. The vendor's first
-            networks have none.
-        mean: of the images' channels, on the 0-1 scale.
-        std: of the images' channels, on the 0-1 scale.
-        interpolation: how images are resized.
+        projection_bias: whether the image projection's bias, initially zero, trains. The vendor's first networks have
+            none.
+        mean: mean of the images' channels on the 0-1 scale.
+        std: standard deviation of the images' channels on the 0-1 scale.
+        interpolation: interpolation of the images' resize.
     """
 
     image_tower: str
@@ -84,21 +82,21 @@ PRESETS = {
         "fastvit_mci_tiny", 64, embed_dim=128, width=128, layers=2, mixers=True, projection_bias=False
     ),
 }
-"""By name. B is the network that the vendor's weights were trained in; `-B-timm` and MobileCLIP2-B are timm's."""
+"""Models by name. B has the stem that the vendor's weights were trained with; `-B-timm` and MobileCLIP2-B timm's."""
 
 
 def build_model(name: str, image_size: int | None = None, context_length: int | None = 77) -> CustomTextCLIP:
-    """Make a model with random weights; nothing is downloaded.
+    """Build a model with random weights, without a download.
 
-    The logarithm of the logit scale has the shape [1], since FSDP2 shards nothing without a dimension.
+    The logarithm of the logit scale has the shape [1], since FSDP2 cannot shard a scalar.
 
     Args:
         name: one of `PRESETS`, or a model of open_clip's with a text tower of open_clip's.
-        image_size: side of the images, pixels; the model's own by default.
-        context_length: number of tokens in a text; None for the model's own, which is 77 for all of MobileCLIP's.
+        image_size: side of the images in pixels; None means the model's own.
+        context_length: number of tokens in a text; None means the model's own, which is 77 for all of MobileCLIP's.
 
     Raises:
-        ValueError: if there is no such model, or it cannot be made without a download, or is no pair of towers.
+        UserError: if there is no such model, it cannot be built without a download, or is not a pair of towers.
     """
     config = model_config(name, image_size, context_length)
     config.pop("custom_text", None)
@@ -111,12 +109,12 @@ def build_model(name: str, image_size: int | None = None, context_length: int | 
     if preset is not None and not preset.projection_bias:
         model.visual.trunk.get_classifier().bias.requires_grad_(False).zero_()
     if image_size is not None and isinstance(model.visual, TimmModel):
-        model.visual.set_input_size(image_size)  # open_clip makes timm's ViTs in their own size only
+        model.visual.set_input_size(image_size)  # open_clip builds timm's ViTs in their own size only
     return model
 
 
 def model_config(name: str, image_size: int | None = None, context_length: int | None = 77) -> dict[str, Any]:
-    """What open_clip makes a model of: `embed_dim`, `vision_cfg`, `text_cfg`, and more for some of its own.
+    """Return the arguments of open_clip's `CustomTextCLIP`: `embed_dim`, `vision_cfg`, `text_cfg`, and some models' more.
 
     Args:
         name: as in `build_model`.
@@ -124,7 +122,7 @@ def model_config(name: str, image_size: int | None = None, context_length: int |
         context_length: as in `build_model`.
 
     Raises:
-        ValueError: as `build_model` does.
+        UserError: as `build_model` does.
     """
     preset = PRESETS.get(name)
     config = _open_clips_config(name) if preset is None else _preset_config(preset)
@@ -136,7 +134,7 @@ def model_config(name: str, image_size: int | None = None, context_length: int |
 
 
 def has_vendor_stem(model: CustomTextCLIP) -> bool:
-    """Whether the image tower is a ViT with the vendor's stem."""
+    """Return whether the image tower is a ViT with the vendor's stem."""
     embedding: Any = getattr(getattr(model.visual, "trunk", None), "patch_embed", None)
     return hasattr(embedding, "backbone") and _first_convolution(embedding).padding == (1, 1)
 
@@ -164,25 +162,23 @@ def _preset_config(preset: Preset) -> dict[str, Any]:
 
 def _open_clips_config(name: str) -> dict[str, Any]:
     if name not in open_clip.list_models():
-        known = [*PRESETS, *open_clip.list_models()]
-        near = get_close_matches(name, known, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"MobileCLIP's are {', '.join(PRESETS)}."
-        raise ValueError(f"There is no model {name!r} among MobileCLIP's and open_clip's; {hint}")
+        hint = did_you_mean(name, [*PRESETS, *open_clip.list_models()])
+        raise UserError(f"Expected one of MobileCLIP's or open_clip's models, got {name!r}: {hint}.")
     config: dict[str, Any] = open_clip.get_model_config(name)
     if "multimodal_cfg" in config:
-        raise ValueError(f"{name} is a captioner, expected a pair of towers: name a model such as ViT-B-16.")
+        raise UserError(f"Expected a pair of towers, got the captioner {name}: name a model such as ViT-B-16.")
     if "hf_model_name" in config["text_cfg"]:
-        raise ValueError(
-            f"The text tower of {name} would be downloaded from the Hugging Face hub, expected one that open_clip "
-            "makes by itself: name a model such as ViT-B-16."
+        raise UserError(
+            f"Expected a text tower of open_clip, got {name}, whose text tower would be downloaded from the Hugging "
+            "Face hub: name a model such as ViT-B-16."
         )
     if "timm_model_name" in config["vision_cfg"]:
         config["vision_cfg"]["timm_model_pretrained"] = False
-    return config | {"custom_text": True}  # one layout for all: the text tower is a module of its own
+    return config | {"custom_text": True}  # one layout for all: the text tower is a submodule
 
 
 def _as_the_vendors(trunk: Any) -> None:
-    """Give timm's ViT the vendor's stem and norms; the weights have the same shapes."""
+    """Give timm's ViT the vendor's stem and norms, whose weights have the same shapes."""
     _first_convolution(trunk.patch_embed).padding = (1, 1)
     for module in trunk.modules():
         if isinstance(module, nn.LayerNorm):

@@ -1,4 +1,4 @@
-"""MCt, the text tower of MobileCLIP-S0: convolutions over the words before and after four layers of attention.
+"""MCt, the text tower of MobileCLIP-S0: convolutions over the tokens before and after four layers of attention.
 
 Shapes: B texts, L tokens, D channels.
 """
@@ -6,12 +6,13 @@ Shapes: B texts, L tokens, D channels.
 import torch
 from open_clip.transformer import TextTransformer
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-KERNEL = 11  # words that a convolution sees (paper, table of kernel sizes 3, 11, 31)
+KERNEL = 11  # tokens (paper, table of kernel sizes 3, 11, 31)
 
 
 class ConvNorm(nn.Module):
-    """A depthwise convolution over the words, and BatchNorm.
+    """A depthwise convolution over the tokens, and BatchNorm.
 
     Args:
         channels: D.
@@ -27,13 +28,17 @@ class ConvNorm(nn.Module):
         normed: Tensor = self.bn(self.conv(x))
         return normed
 
+    def kernel(self) -> tuple[Tensor, Tensor]:
+        """Return kernel and bias of the one convolution that equals both layers in eval mode."""
+        return folded(self.conv.weight, self.conv.bias, self.bn)
+
 
 class Branches(nn.Module):
-    """Sum of BatchNorm alone and of convolutions with BatchNorm.
+    """Sum of a BatchNorm and of convolutions with BatchNorm.
 
     Args:
         channels: D.
-        convolutions: how many.
+        convolutions: number of convolutions.
     """
 
     def __init__(self, channels: int, convolutions: int) -> None:
@@ -45,13 +50,23 @@ class Branches(nn.Module):
         """[B, D, 1, L] to the same."""
         return torch.stack([self.identity(x), *(branch(x) for branch in self.conv_kxk)]).sum(0)
 
+    def kernel(self, identity: Tensor) -> tuple[Tensor, Tensor]:
+        """Return kernel and bias of the one convolution that equals the sum in eval mode.
+
+        Args:
+            identity: kernel [D, 1, 1, KERNEL] of the identity.
+        """
+        each = [folded(identity, None, self.identity), *(branch.kernel() for branch in self.conv_kxk)]  # type: ignore[operator]
+        kernels, biases = zip(*each, strict=True)
+        return torch.stack(kernels).sum(0), torch.stack(biases).sum(0)
+
 
 class LayerScale(nn.Module):
-    """A factor for each channel.
+    """A learned factor for each channel.
 
     Args:
         channels: D.
-        initial: all factors at the start.
+        initial: initial value of the factors.
     """
 
     def __init__(self, channels: int, initial: float = 1e-5) -> None:
@@ -64,7 +79,7 @@ class LayerScale(nn.Module):
 
 
 class TextRepMixer(nn.Module):
-    """Mixes words: x + scale (mixer(x) - norm(x)), which is one convolution once it is trained.
+    """Mix tokens: x + scale (mixer(x) - norm(x)), which `reparameterize` turns into one convolution.
 
     Args:
         channels: D.
@@ -75,7 +90,7 @@ class TextRepMixer(nn.Module):
         self.norm = Branches(channels, 0)
         self.mixer = Branches(channels, 1)
         self.layer_scale = LayerScale(channels)
-        self.reparam_conv: nn.Conv2d | None = None  # takes the place of the rest once it is fused
+        self.reparam_conv: nn.Conv2d | None = None  # replaces the rest after `reparameterize`
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, D, 1, L] to the same."""
@@ -85,13 +100,29 @@ class TextRepMixer(nn.Module):
         scaled: Tensor = self.layer_scale(self.mixer(x) - self.norm(x))
         return x + scaled
 
+    def reparameterize(self) -> None:
+        """Replace the branches by one convolution, as the blocks of timm's FastViT do (`reparameterize_model`)."""
+        if self.reparam_conv is not None:
+            return
+        gamma = self.layer_scale.gamma.detach()
+        identity = gamma.new_zeros(len(gamma), 1, 1, KERNEL)
+        identity[..., KERNEL // 2] = 1
+        kernel, bias = (
+            mixer - norm for mixer, norm in zip(self.mixer.kernel(identity), self.norm.kernel(identity), strict=True)
+        )
+        conv = depthwise(len(gamma), bias=True).to(gamma)
+        conv.weight.data = identity + gamma[..., None] * kernel
+        conv.bias.data = gamma.flatten() * bias
+        self.reparam_conv = conv.eval()
+        del self.mixer, self.norm, self.layer_scale
+
 
 class TextConvMlp(nn.Module):
     """A depthwise convolution, then two pointwise layers with GELU between them.
 
     Args:
         channels: D.
-        hidden: width between the layers.
+        hidden: hidden width.
     """
 
     def __init__(self, channels: int, hidden: int) -> None:
@@ -112,13 +143,13 @@ class TextConvMlp(nn.Module):
 
 
 class TextRepMixerBlock(nn.Module):
-    """Takes the place of a transformer layer.
+    """A block in place of a transformer layer.
 
-    Parts have the names that timm's FastViT gives to the same parts of an image tower.
+    Its parts are named as in timm's FastViT.
 
     Args:
         channels: D.
-        hidden: width inside the second half.
+        hidden: hidden width of the MLP.
     """
 
     def __init__(self, channels: int, hidden: int) -> None:
@@ -128,28 +159,45 @@ class TextRepMixerBlock(nn.Module):
         self.layer_scale = LayerScale(channels)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        """[B, L, D] to the same; a convolution has no use for a mask."""
+        """[B, L, D] to the same; the attention mask is ignored."""
         x = self.token_mixer(x.transpose(1, 2).unsqueeze(2))
         x = x + self.layer_scale(self.mlp(x))
         return x.squeeze(2).transpose(1, 2)
 
     def get_weight_dtype(self) -> torch.dtype:
-        """What open_clip casts the embedded words to."""
+        """Return the precision that open_clip casts token embeddings to."""
         return self.mlp.fc1.weight.dtype
 
 
 def depthwise(channels: int, bias: bool) -> nn.Conv2d:
-    """A convolution over the words, each channel by itself."""
+    """Return a depthwise convolution over the tokens."""
     return nn.Conv2d(channels, channels, (1, KERNEL), padding=(0, KERNEL // 2), groups=channels, bias=bias)
 
 
 def add_mixers(text: TextTransformer) -> None:
-    """Put a mixer block, four times as wide inside, before and after a text tower's layers.
+    """Add a mixer block with an MLP ratio of 4 before and after a text tower's layers, in place.
 
     Args:
-        text: open_clip's text tower with as many layers as there is to be attention.
+        text: open_clip's text tower with the layers of attention.
     """
     width = text.transformer.width
     first, last = (TextRepMixerBlock(width, 4 * width) for _ in range(2))
     text.transformer.resblocks = nn.ModuleList([first, *text.transformer.resblocks, last])
     text.transformer.layers = len(text.transformer.resblocks)
+
+
+@torch.no_grad()
+def folded(kernel: Tensor, bias: Tensor | None, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return kernel and bias of a linear layer or convolution that includes the BatchNorm behind it, in eval mode.
+
+    Args:
+        kernel: [O, ...].
+        bias: [O].
+        norm: a BatchNorm of O channels.
+    """
+    assert isinstance(norm, _BatchNorm)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    factor = norm.weight / (norm.running_var + norm.eps).sqrt()
+    shift = norm.running_mean if bias is None else norm.running_mean - bias
+    return kernel * factor.reshape(-1, *(1 for _ in kernel.shape[1:])), norm.bias - shift * factor

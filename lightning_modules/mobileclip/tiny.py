@@ -1,4 +1,4 @@
-"""An image tower for trying things: that of MobileCLIP-S0 made small, with every kind of part that it has."""
+"""A tiny image tower for tests and quickstarts, with every kind of layer that MobileCLIP-S0 has."""
 
 from functools import partial
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 from timm.models import FastVit, build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.fastvit import RepConditionalPosEnc
 
-# timm looks for this name when it registers the model, and warns where there is none.
+# timm looks for this name when it registers the model, and warns without it.
 default_cfgs = generate_default_cfgs({"fastvit_mci_tiny.untrained": {"input_size": (3, 64, 64), "num_classes": 128}})
 
 
 @register_model
 def fastvit_mci_tiny(pretrained: bool = False, **kwargs: Any) -> FastVit:
-    """Make the tower: 0.7 M parameters, stride 32, images of any size.
+    """Build the tower: 0.7 M parameters, stride 32, images of any size.
 
     Args:
-        pretrained: must be False, there are no weights.
+        pretrained: must be False, there are no trained weights.
         **kwargs: arguments of timm's FastVit.
     """
     return build_model_with_cfg(

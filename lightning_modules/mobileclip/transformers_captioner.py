@@ -1,4 +1,4 @@
-"""Captioners of the transformers library."""
+"""Image-to-text models of the transformers library as captioners."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -10,26 +10,27 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-from ..base.frozen import FrozenTeacher
+from ...common.errors import UserError
+from ..base.frozen import Frozen
 from .captioner import Captioner, check_seeds, post_processed
 
 
 class TransformersCaptioner(Captioner):
-    """An image-to-text model that needs no prompt: BLIP, GIT, an encoder with a decoder.
+    """An image-to-text model that needs no prompt, such as BLIP, GIT or an encoder-decoder.
 
-    The draws of an image are fixed by the seeds of all images that are passed together with it.
+    The captions of an image depend on the seeds of all images of the batch.
 
     Args:
         model: a name on the hub, or a folder with the network, its tokenizer and its image processor.
         captions: as in `Captioner`.
         top_p: as in `Captioner`.
         temperature: as in `Captioner`.
-        max_new_tokens: tokens of a caption at most.
-        min_new_tokens: tokens of a caption at least.
+        max_new_tokens: maximum number of tokens of a caption.
+        min_new_tokens: minimum number of tokens of a caption.
         first_sentence: as in `Captioner`.
 
     Raises:
-        ValueError: if a number is out of its range.
+        UserError: if a number is out of range.
     """
 
     def __init__(
@@ -44,11 +45,9 @@ class TransformersCaptioner(Captioner):
     ) -> None:
         super().__init__(captions, top_p, temperature, first_sentence)
         if max_new_tokens < 1:
-            raise ValueError(f"Found max_new_tokens={max_new_tokens}, expected a number from 1 on.")
+            raise UserError(f"Expected max_new_tokens of at least 1, got {max_new_tokens}.")
         if not 0 <= min_new_tokens <= max_new_tokens:
-            raise ValueError(
-                f"Found min_new_tokens={min_new_tokens}, expected a number from 0 to max_new_tokens={max_new_tokens}."
-            )
+            raise UserError(f"Expected min_new_tokens from 0 to max_new_tokens={max_new_tokens}, got {min_new_tokens}.")
         self.model = model
         self.max_new_tokens = max_new_tokens
         self.min_new_tokens = min_new_tokens
@@ -58,22 +57,22 @@ class TransformersCaptioner(Captioner):
         if self.network is not None:
             return
         try:
-            # Where it is left open, transformers asks at the terminal whether to run the Python files of a model.
+            # By default transformers asks at the terminal whether to run the Python files of a model.
             options: dict[str, Any] = {"trust_remote_code": False}
             network = AutoModelForImageTextToText.from_pretrained(self.model, dtype=torch.float32, **options)
             self._tokenizer = AutoTokenizer.from_pretrained(self.model, **options)
             self._processor = AutoImageProcessor.from_pretrained(self.model, **options)
         except OSError as error:
-            raise FileNotFoundError(
-                f"Found no captioner {self.model!r}, expected a name on the hub, or a folder with a network, its "
-                "tokenizer and its image processor: correct the name, or download it."
+            raise UserError(
+                "Expected a name on the hub, or a folder with a network, its tokenizer and its image processor, found "
+                f"no captioner {self.model!r}: correct the name, or download it."
             ) from error
         except ValueError as error:
-            raise ValueError(
-                f"Found something else than a captioner in {self.model!r}, expected an image-to-text model of the "
-                "transformers library with its tokenizer and its image processor: give another one."
+            raise UserError(
+                "Expected an image-to-text model of the transformers library with its tokenizer and its image "
+                f"processor, found something else in {self.model!r}: give another model."
             ) from error
-        self.origin = {"model": self.model, "weights": self.model, "sha256": FrozenTeacher(network).fingerprint()}
+        self.origin = {"model": self.model, "weights": self.model, "sha256": Frozen(network).fingerprint()}
         self.network = network
 
     @property
@@ -112,5 +111,5 @@ class TransformersCaptioner(Captioner):
 
 
 def _pixels(processor: Any, image: Image.Image) -> Tensor:
-    """An image as an image processor gives it to its network, float [3, H, W]."""
+    """Return the output of an image processor, float [3, H, W]."""
     return processor(images=image, return_tensors="pt")["pixel_values"][0]

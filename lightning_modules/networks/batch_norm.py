@@ -5,15 +5,16 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
-def _training_norms(network: nn.Module) -> list[_BatchNorm]:
+def _training_norms(network: nn.Module) -> list[BatchNorm]:
     """Layers whose running statistics a forward pass would move."""
     return [
         module
         for module in network.modules()
-        if isinstance(module, _BatchNorm) and module.training and module.running_mean is not None
+        if isinstance(module, BatchNorm) and module.training and module.running_mean is not None
     ]
 
 
@@ -59,7 +60,7 @@ def one_update(network: nn.Module) -> Iterator[None]:
                 var.copy_(torch.lerp(old_var, var, share))
 
 
-def _statistics(norm: _BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+def _statistics(norm: BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None

@@ -13,6 +13,27 @@ from .layout import lay_out_moments
 from .schedules import capped_warmup_cosine, steps_of_run, warmup_cosine, warn_of_capped_warmup
 
 
+def adamw(
+    groups: list[dict[str, Any]],
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    eps: float = 1e-8,
+) -> AdamW:
+    """Return a fused AdamW whose moments lie in memory as their weights do.
+
+    Args:
+        groups: parameter groups; the weight decay of one that names none is `weight_decay`.
+        learning_rate: learning rate at its peak.
+        weight_decay: weight decay of the groups that name none.
+        betas: beta1 and beta2.
+        eps: epsilon.
+    """
+    optimizer = AdamW(groups, lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
+    lay_out_moments(optimizer)
+    return optimizer
+
+
 class AdamWModule(ClippedFusedGradients, CheckpointModule):
     """A LightningModule with this optimizer and schedule.
 

@@ -1,7 +1,9 @@
 """Learning-rate schedules as functions of the optimizer step or the epoch."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
@@ -69,7 +71,7 @@ def after_milestones(epoch: int, milestones: Iterable[int], decay: float) -> flo
     Args:
         epoch: counted from 0.
         milestones: numbers of complete epochs after which the learning rate falls.
-        decay: to which share it falls each time.
+        decay: multiplicative learning-rate decay.
 
     Returns:
         The factor for that epoch.
@@ -122,3 +124,115 @@ def warn_of_capped_warmup(warmup_steps: int, total: int) -> None:
             f"warmup_steps is {warmup_steps}, but the run has {total} optimizer steps: it warms up for {used}; set "
             "model.warmup_steps."
         )
+
+
+class Schedule(Protocol):
+    """A learning rate as a function of the optimizer step or of the epoch."""
+
+    @property
+    def peak(self) -> float:
+        """Learning rate that `rate` is compared with: an optimizer's own rate is multiplied by `rate / peak`."""
+
+    @property
+    def interval(self) -> Literal["step", "epoch"]:
+        """What `rate` counts."""
+
+    def rate(self, index: int, total: int) -> float:
+        """Return the learning rate of a step or an epoch, from 0, in a run of `total` steps.
+
+        A schedule by epoch is given 0 for `total`: the length of the run is not asked for. The rate at step 0 is asked
+        for twice: before the length is known, as that of a very long run, and when training starts.
+        """
+
+    def warn(self, total: int) -> None:
+        """Warn where the schedule does not fit into a run of `total` steps."""
+
+
+@dataclass(frozen=True)
+class WarmupCosine:
+    """Linear warm-up in steps, cut where the run is shorter, then half a cosine, as open_clip's.
+
+    Args:
+        peak: learning rate at the end of the warm-up.
+        warmup_steps: length of the warm-up; see `capped_warmup`.
+        floor: learning rate at the end of the run.
+    """
+
+    peak: float
+    warmup_steps: int
+    floor: float = 0.0
+    interval: Literal["step", "epoch"] = "step"
+
+    def rate(self, index: int, total: int) -> float:
+        """Return the learning rate of a step."""
+        return capped_warmup_cosine(index, total, self.peak, self.warmup_steps, self.floor)
+
+    def warn(self, total: int) -> None:
+        """Warn where the warm-up is cut."""
+        warn_of_capped_warmup(self.warmup_steps, total)
+
+
+@dataclass(frozen=True)
+class WarmupLinear:
+    """Linear warm-up in steps, cut where the run is shorter, then linear decay to 0, as ClipCap's.
+
+    Args:
+        peak: learning rate at the end of the warm-up.
+        warmup_steps: length of the warm-up; see `capped_warmup`.
+    """
+
+    peak: float
+    warmup_steps: int
+    interval: Literal["step", "epoch"] = "step"
+
+    def rate(self, index: int, total: int) -> float:
+        """Return the learning rate of a step."""
+        return warmup_linear(index, total, self.peak, capped_warmup(self.warmup_steps, total))
+
+    def warn(self, total: int) -> None:
+        """Warn where the warm-up is cut."""
+        warn_of_capped_warmup(self.warmup_steps, total)
+
+
+@dataclass(frozen=True)
+class WarmupShareCosine:
+    """Warm-up from 0 over a share of the run, then half a cosine to 0.
+
+    Args:
+        peak: learning rate at the end of the warm-up.
+        warmup_share: share of the run's steps.
+    """
+
+    peak: float
+    warmup_share: float
+    interval: Literal["step", "epoch"] = "step"
+
+    def rate(self, index: int, total: int) -> float:
+        """Return the learning rate of a step."""
+        return warmup_cosine(index, total, self.peak, 0.0, int(self.warmup_share * total), 0.0)
+
+    def warn(self, total: int) -> None:
+        """Do nothing: a share of the run fits into it."""
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """A learning rate that is multiplied by a factor after each of some epochs.
+
+    Args:
+        peak: learning rate of the first epoch.
+        milestones: numbers of complete epochs after which the learning rate falls.
+        decay: multiplicative learning-rate decay.
+    """
+
+    peak: float
+    milestones: Sequence[int]
+    decay: float
+    interval: Literal["step", "epoch"] = "epoch"
+
+    def rate(self, index: int, total: int) -> float:
+        """Return the learning rate of an epoch."""
+        return self.peak * after_milestones(index, self.milestones, self.decay)
+
+    def warn(self, total: int) -> None:
+        """Do nothing: milestones after the end are not reached."""

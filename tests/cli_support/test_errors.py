@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from vlightning.callbacks.checkpoints.checkpoint_io import check_free
 from vlightning.cli_support.command_line import UsageError
 from vlightning.cli_support.errors import readable_errors, sentence
 from vlightning.common.errors import UserError
+from vlightning.common.files import check_free
 
 
 def caught(function, *args: object) -> Exception:

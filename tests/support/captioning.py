@@ -9,12 +9,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from support.groups import in_groups
 from vlightning.datamodules import EmbeddedCaptionsDataModule
 from vlightning.lightning_modules import CaptioningModule
 
 EMBED_DIM, WIDTH = 12, 32
-SIZES = {"embed_dim": EMBED_DIM, "width": WIDTH, "prefix_length": 3, "clip_length": 2, "mapper_layers": 2}
-SIZES |= {"mapper_heads": 4, "warmup_steps": 2, "num_beams": 3, "max_new_tokens": 12}
+SIZES = {"embed_dim": EMBED_DIM, "width": WIDTH, "prefix_length": 3, "clip_length": 2, "depth": 2}
+SIZES |= {"heads": 4, "warmup_steps": 2, "num_beams": 3, "max_new_tokens": 12}
 TOWER = {"model": "tiny", "weights": "nowhere", "sha256": "0" * 64}
 # Three captions an image, of which one starts with "!", the token of number 0, as in GPT-2.
 CAPTIONS = [
@@ -136,4 +137,6 @@ def caption_data(arguments, **options):
 
 def caption_module(arguments, seed=0, **options):
     torch.manual_seed(seed)
-    return CaptioningModule(**{**SIZES, "language_model": arguments["language_model"], **options})
+    return CaptioningModule(
+        **in_groups(CaptioningModule, SIZES | {"language_model": arguments["language_model"]} | options)
+    )

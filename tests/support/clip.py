@@ -48,7 +48,7 @@ def randomized(model, seed=0, scale=3.0):
 
 def tiny_module(seed=0, **options):
     torch.manual_seed(seed)
-    defaults = {"max_tokens": LENGTH, "teacher_dims": DIMS, "teacher_scales": SCALES}
+    defaults = {"max_tokens": LENGTH, "teacher": {"dims": DIMS, "scales": SCALES}}
     module = MobileCLIPModule(add_tiny_clip(), **{**defaults, **options})
     module.log = module.log_dict = lambda *_, **__: None
     return module

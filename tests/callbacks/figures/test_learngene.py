@@ -1,5 +1,6 @@
 """The history of the coefficients is what they were, norms are those of the tensors, and TensorBoard gets both."""
 
+import math
 import warnings
 
 import pytest
@@ -16,7 +17,8 @@ from support.mmlg import tiny_extraction
 from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneFigures
 from vlightning.callbacks.figures.learngene import draw_coefficients, draw_norms
-from vlightning.callbacks.learngene.layers import LINEARS
+from vlightning.callbacks.learngene.sizes import LINEARS
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 
 NAMES = ["vision", "vision_multimodal", "text", "text_multimodal"]
@@ -99,7 +101,7 @@ def products(module):
 
 def scrambled():
     """No two blocks and no two coefficients alike, one of them negative."""
-    module = tiny_extraction(None, layers=6)
+    module = tiny_extraction(None, depth=6)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
@@ -175,18 +177,36 @@ def test_tensorboard_gets_both_figures_every_so_often_and_at_the_end(tmp_path, e
     assert steps(tmp_path, "train/coefficients") == steps(tmp_path, "train/summand_norms") == expected
 
 
-def test_figures_show_what_they_are_given():
-    values = {name: [1.0, 2.0] for name in NAMES}
-    for draw, changed in (
-        (lambda values: draw_coefficients({0: values, 7: values}), draw_coefficients({0: values, 9: values})),
-        (draw_norms, None),
-    ):
-        shown = draw(values)
-        assert changed is None or changed.tobytes() != shown.tobytes()
-        for name in NAMES:
-            other = draw(values | {name: [1.0, 1.5]})
-            assert other.size == shown.size
-            assert other.tobytes() != shown.tobytes(), name
+def test_coefficients_are_lines_over_the_steps():
+    history = {step: {name: [step + n, 10.0 * n] for n, name in enumerate(NAMES)} for step in (0, 7, 9)}
+    figure = draw_coefficients(history)
+    titles = [f"coefficients, {name.replace('_', ', ')}" for name in NAMES]
+    assert [axes.get_title() for axes in figure.axes] == titles
+    for n, axes in enumerate(figure.axes):
+        assert axes.get_xlabel() == "optimizer step"
+        assert [list(line.get_xdata()) for line in axes.lines] == [[0, 7, 9]] * 2
+        assert [list(line.get_ydata()) for line in axes.lines] == [[n, 7 + n, 9 + n], [10 * n] * 3]
+        assert axes.get_ylim() == figure.axes[0].get_ylim()
+    assert [text.get_text() for text in figure.legends[0].texts] == ["layers 0 and 1", "layers 2 and 3"]
+
+
+def test_norms_are_bars_of_each_tower():
+    figure = draw_norms({name: [1.0 + n, 20.0 + n] for n, name in enumerate(NAMES)})
+    assert [axes.get_title() for axes in figure.axes] == [f"norms of the summands, {t}" for t in ("vision", "text")]
+    for first, axes in zip((0, 2), figure.axes, strict=True):
+        assert [bar.get_height() for bar in axes.patches] == [1 + first, 20 + first, 2 + first, 21 + first]
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["0 and 1", "2 and 3"]
+        assert axes.get_ylim()[0] == 0
+    assert [text.get_text() for text in figure.legends[0].texts] == ["tower's own block", "multimodal block"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite_values_are_left_out(value):
+    values = {name: [value, 2.0] for name in NAMES}
+    assert all(math.isnan(axes.lines[0].get_ydata()[0]) for axes in draw_coefficients({0: values}).axes)
+    figure = draw_norms(values)
+    assert all(math.isnan(axes.patches[0].get_height()) for axes in figure.axes)
+    assert 2 < figure.axes[0].get_ylim()[1] < 3
 
 
 def test_training_with_figures_is_training_without(tmp_path):
@@ -208,14 +228,14 @@ def test_where_nothing_can_be_drawn_it_is_said_once(tmp_path):
     with warnings.catch_warnings(record=True) as warned:
         trainer(figures, logger=CSVLogger(tmp_path), limit_val_batches=0).fit(extraction(), shapes())
     assert not any("LearngeneFigures" in str(one.message) for one in warned)
-    with pytest.raises(AttributeError, match=r"found no method learngene_terms\(\) in BoringModel"):
+    with pytest.raises(UserError, match=r"expected a module with a method learngene_terms\(\), got BoringModel"):
         trainer(LearngeneFigures()).fit(BoringModel())
 
 
 @pytest.mark.parametrize("options", [{"every_n_epochs": 0}, {"every_n_steps": 0}, {"points": 1}])
 def test_numbers_that_make_no_sense_are_named(options):
     ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=f"{name}={value} of LearngeneFigures must be at least"):
+    with pytest.raises(UserError, match=rf"Expected {name} of LearngeneFigures of at least \d, got {value}"):
         LearngeneFigures(**options)
 
 

@@ -11,7 +11,7 @@ from vlightning.lightning_modules.albef.gradcam import word_maps
 
 
 def _module(fusion_layers=3, **changes):
-    module = tiny_albef(text_layers=1, fusion_layers=fusion_layers, **changes).double().eval()
+    module = tiny_albef(0, changes, text={"depth": 1, "fusion_depth": fusion_layers}).double().eval()
     # At the initial deviation of 0.02 all attention is nearly even, and a wrong map would hardly differ.
     generator = torch.Generator().manual_seed(7)
     for parameter in module.parameters():
@@ -150,10 +150,10 @@ def test_leaves_gradients_hooks_modes_and_the_generator_alone():
 
 
 def test_activation_checkpointing_and_frozen_weights_change_nothing():
-    module, frozen = _module(), _module(activation_checkpointing=True).requires_grad_(False)
+    module, frozen = _module(), _module(memory={"activation_checkpointing": True}).requires_grad_(False)
     expected = module.word_maps(*_inputs())
     torch.testing.assert_close(frozen.word_maps(*_inputs()), expected, rtol=1e-12, atol=0)
-    checkpointed = _module(activation_checkpointing=True)
+    checkpointed = _module(memory={"activation_checkpointing": True})
     torch.testing.assert_close(checkpointed.word_maps(*_inputs()), expected, rtol=1e-12, atol=0)
 
 
@@ -170,7 +170,7 @@ def test_half_precision_gives_float32_maps_near_the_exact_ones():
 
 def _sharded(looks):
     """Maps of a sharded model, if it is to look, and the gradients of a training step after it."""
-    module = _module(dropout=0.0)
+    module = _module(text={"dropout": 0.0})
     module._device_mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
     module.configure_model()
     module.current_alpha = lambda: 0.4

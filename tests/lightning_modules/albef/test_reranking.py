@@ -43,7 +43,7 @@ def _loader(rows, size):
 
 def _module(score):
     """Weights that are large enough for the scores to differ."""
-    module = tiny_albef(rerank_k=K, rerank_score=score, dropout=0.0).double()
+    module = tiny_albef(rerank={"k": K, "score": score}, text={"dropout": 0.0}).double()
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim > 1:
@@ -128,7 +128,7 @@ def _share(score):
         rows = range(PICTURES)
     with torch.no_grad():
         for batch in _loader(rows, 3):
-            module._collect(batch, "test")
+            collected.step(module, batch, "test")
         return collected.compute(module).recalls
 
 
@@ -139,7 +139,7 @@ def test_two_processes_find_what_one_finds():
 def test_validation_re_ranks_only_when_asked_to():
     names = {}
     for when in ("never", "test", "always"):
-        module = tiny_albef(rerank_k=K, rerank_on=when)
+        module = tiny_albef(rerank={"k": K, "on": when})
         trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
         names[when] = [
             any(
@@ -154,7 +154,7 @@ def test_validation_re_ranks_only_when_asked_to():
 def test_tokens_are_kept_in_the_precision_that_reads_them():
     kept = {}
     for precision in ("32-true", "bf16-mixed"):
-        module = tiny_albef(rerank_k=K)
+        module = tiny_albef(rerank={"k": K})
         trainer = Trainer(
             accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, precision=precision
         )
@@ -172,7 +172,7 @@ def test_tokens_are_kept_in_the_precision_that_reads_them():
 
 
 def test_under_autocast_pairs_are_scored_in_it_and_similarities_are_not(monkeypatch):
-    module = tiny_albef(rerank_k=K)
+    module = tiny_albef(rerank={"k": K})
     inside = {}
 
     def watch(place, name):

@@ -6,7 +6,9 @@ from support.distributed import run_distributed
 from support.methods import METHODS
 from support.tiny_modules import trainer
 from vlightning.callbacks import rank
-from vlightning.lightning_modules.evaluation.retrieval import RetrievalEvaluation, RetrievalModule
+from vlightning.lightning_modules.base.method import Method
+from vlightning.lightning_modules.evaluation.reranking import RerankSettings
+from vlightning.lightning_modules.evaluation.retrieval import RetrievalEvaluation
 from vlightning.metrics.retrieval import Matches, average_median_ranks
 
 IMAGES = 23
@@ -41,7 +43,7 @@ def _add(evaluation, start, stop, step=4, dead=()):
 
 
 def _recalls_of_a_share(shares):
-    evaluation = RetrievalEvaluation(match_equal_texts=True, rerank_k=12, rerank_rows=5)
+    evaluation = RetrievalEvaluation(match_equal_texts=True, rerank=RerankSettings(12, rows=5))
     result = _add(evaluation, *shares[rank()]).compute(Scorer())
     return result.recalls, result.near_images.index, result.near_texts.match_score
 
@@ -57,8 +59,10 @@ def test_processes_with_uneven_or_empty_shares_all_get_the_result_of_everything(
 
 @pytest.mark.parametrize(("score", "weight"), [("itm", 0), ("itm+itc", 1), ("itm+itc_logits", 20)])
 def test_the_matching_score_decides_the_order_of_the_candidates(score, weight):
-    result = _add(RetrievalEvaluation(rerank_k=10, rerank_score=score), 0, IMAGES).compute(Scorer(), temperature=0.05)
-    plain = _add(RetrievalEvaluation(rerank_k=10), 0, IMAGES).compute()
+    result = _add(RetrievalEvaluation(rerank=RerankSettings(10, score=score)), 0, IMAGES).compute(
+        Scorer(), temperature=0.05
+    )
+    plain = _add(RetrievalEvaluation(rerank=RerankSettings(10)), 0, IMAGES).compute()
     for near, before in ((result.near_texts, plain.near_texts), (result.near_images, plain.near_images)):
         distance = (near.index - torch.arange(IMAGES)[:, None]).abs().float()
         assert torch.equal(near.match_score, -distance)
@@ -84,7 +88,7 @@ DEAD = [3, 17], [20]
 
 
 def _broken_share(shares):
-    evaluation = RetrievalEvaluation(rerank_k=12, rerank_score="itm")
+    evaluation = RetrievalEvaluation(rerank=RerankSettings(12))
     result = _add(evaluation, *shares[rank()], dead=DEAD).compute(NoNumbers())
     return result.recalls, result.non_finite, result.non_finite_images, result.non_finite_texts
 
@@ -92,7 +96,7 @@ def _broken_share(shares):
 def test_features_and_matching_scores_that_are_no_numbers_count_as_misses_on_one_process_and_on_two():
     recalls, counts, images, texts = _broken_share([(0, IMAGES)])
     assert (images.tolist(), texts.tolist()) == DEAD
-    near = _add(RetrievalEvaluation(rerank_k=12), 0, IMAGES, dead=DEAD).compute()
+    near = _add(RetrievalEvaluation(rerank=RerankSettings(12)), 0, IMAGES, dead=DEAD).compute()
     asked = int((near.near_texts.index == 2).sum()) + 12  # of the images that have text 2 near, and its own
     assert counts == {"non_finite_images": 2, "non_finite_texts": 1, "rerank_non_finite_scores": asked}
     # The scorer is always right about what it can judge, so a match is found where it is a candidate that is finite.
@@ -149,8 +153,8 @@ def test_images_alone_and_texts_alone_have_features_and_no_recall():
 
 
 def test_fewer_candidates_than_the_recalls_are_refused():
-    with pytest.raises(ValueError, match="rerank_k=5 is below 10"):
-        RetrievalEvaluation(rerank_k=5)
+    with pytest.raises(ValueError, match=r"rerank\.k is 5, below 10"):
+        RetrievalEvaluation(rerank=RerankSettings(5))
 
 
 @pytest.mark.parametrize("protocols", [["karpathy5", "paper"], ["paper"], ["karpathy5"]])
@@ -184,9 +188,9 @@ def test_protocols_rank_all_captions_or_the_first_of_each_image(protocols):
     ("options", "message"),
     [
         ({"protocols": []}, "Found no name in protocols"),
-        ({"protocols": ["paper"], "rerank_k": 10}, "beside rerank_k=10"),
+        ({"protocols": ["paper"], "rerank": RerankSettings(10)}, "beside rerank.k=10"),
         ({"spaces": {}}, "Found no name in spaces"),
-        ({"spaces": {"h2": 4}, "rerank_k": 10}, "Found spaces beside rerank_k=10"),
+        ({"spaces": {"h2": 4}, "rerank": RerankSettings(10)}, "Found spaces beside rerank.k=10"),
         ({"spaces": {"h2": 4}, "prediction_space": "h3"}, r"prediction_space='h3' is not among the spaces \['h2'\]"),
         ({"prediction_space": "h3"}, r"prediction_space='h3' is not among the spaces \[\]"),
         ({"median_rank_fold": 0}, "median_rank_fold=0 must be at least 1"),
@@ -304,17 +308,17 @@ def test_processes_find_in_each_space_what_one_finds(shares):
         assert found == expected
 
 
-class TwoSpaces(RetrievalModule):
+class TwoSpaces(Method):
     """Features are what the batch says."""
 
     def __init__(self):
         super().__init__()
         self.evaluation = RetrievalEvaluation(protocols=["paper"], spaces=SPACES, median_rank_fold=3)
 
-    def encode_images(self, image):
+    def ranked_images(self, image):
         return image, None
 
-    def encode_texts(self, input_ids, attention_mask):
+    def ranked_texts(self, input_ids, attention_mask):
         return attention_mask
 
 
@@ -329,12 +333,12 @@ def test_a_module_logs_each_space_under_its_name():
     assert runs.callback_metrics == pytest.approx(dict(zip(names, recalls, strict=True)))
 
 
-class Judged(RetrievalModule):
+class Judged(Method):
     """An image is its features and its number; the matching head is right, or wrong."""
 
     def __init__(self, sign, text):
         super().__init__()
-        self.evaluation, self.sign, self.text = RetrievalEvaluation(rerank_k=10), sign, text
+        self.evaluation, self.sign, self.text = RetrievalEvaluation(rerank=RerankSettings(10)), sign, text
 
     def encode_images(self, image):
         return image[:, :4], image[:, None, 4:]
@@ -342,8 +346,8 @@ class Judged(RetrievalModule):
     def encode_texts(self, input_ids, attention_mask):
         return self.text[input_ids[:, 0]]
 
-    def reranks(self, stage):
-        return True
+    def contrastive_temperature(self):
+        return 1.0
 
     def text_states(self, input_ids, attention_mask):
         return input_ids[..., None].float()
@@ -366,4 +370,4 @@ def test_it_is_said_which_order_of_the_candidates_is_the_better_one(better, capl
     assert (reranked > plain) == better
     (said,) = [record.message for record in caplog.records if record.message.startswith("Mean recall")]
     assert said.startswith(f"Mean recall is {plain:.1f} by contrast alone and {reranked:.1f} after re-ranking: ")
-    assert said.endswith("order is the better one." if better else "and model.rerank_k 0 leaves it out.")
+    assert said.endswith("order is the better one." if better else "and model.rerank.k 0 leaves it out.")

@@ -1,5 +1,6 @@
 """Captioning: what the loss counts, what the search finds, what is frozen, and that captions are learnt."""
 
+import dataclasses
 import itertools
 
 import pyarrow.parquet as pq
@@ -19,8 +20,9 @@ from support.captioning import (
     write_language_model,
 )
 from support.tiny_modules import trainer
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules import CaptioningModule
-from vlightning.lightning_modules.evaluation.captions import caption_scores
+from vlightning.metrics.captions import caption_scores
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +172,7 @@ def test_a_full_stop_ends_a_caption_where_that_is_asked_for(taught):
     network.forward = favours
     with_stop = module(embedding(0)[None].double())[0]
     assert with_stop.count(".") == 4  # twelve tokens
-    module.hparams["stop_at_period"] = True
+    module.generation = dataclasses.replace(module.generation, stop_at_period=True)
     calls.clear()
     assert module(embedding(0)[None].double())[0] == with_stop[: with_stop.index(".") + 1]
 
@@ -242,10 +244,10 @@ def test_checkpoint_names_language_model_and_tower_and_refuses_others(taught, tm
     names = pq.read_table(taught["embeddings"])["image"].to_pylist()
     tower = {"model": "ViT", "weights": "elsewhere", "sha256": "1" * 64}
     other = taught | {"embeddings": write_embeddings(tmp_path / "other.parquet", names, tower)}
-    message = r"trained on embeddings by tiny of 'nowhere'.*found some by ViT"
-    with pytest.raises(ValueError, match=message):
+    message = r"Expected embeddings by tiny of 'nowhere'.*got those by ViT"
+    with pytest.raises(UserError, match=message):
         trainer().test(caption_module(other), caption_data(other), ckpt_path=path, verbose=False)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         trainer().test(CaptioningModule.load_from_checkpoint(path), caption_data(other), verbose=False)
 
 
@@ -259,21 +261,21 @@ def test_half_precision_learns_and_writes(taught, precision):
 
 
 def test_what_does_not_fit_is_refused(taught, tmp_path):
-    with pytest.raises(ValueError, match=r"width=16, but the words of .* have 32 values: set model.width"):
+    with pytest.raises(UserError, match=r"Expected mapper.width 32, .* got 16: set model.mapper.width"):
         loaded(taught, width=16)
-    with pytest.raises(ValueError, match=r"prefix_length=3 and max_new_tokens=67, but .* has 32 positions"):
+    with pytest.raises(UserError, match=r"at most 32 tokens, .* prefix_length 3 and generation.max_new_tokens 67"):
         loaded(taught, max_new_tokens=67)
-    with pytest.raises(ValueError, match=r"Found embeddings of 5 values, expected 12: set model.embed_dim to 5"):
+    with pytest.raises(UserError, match=r"Expected embeddings of dimension 12, got 5: set model.embed_dim"):
         loaded(taught)(torch.zeros(1, 5).double())
-    with pytest.raises(FileNotFoundError, match="Found no language model"):
+    with pytest.raises(UserError, match=r"Expected a language model on the hub, .* found none"):
         loaded({"language_model": str(tmp_path / "nothing")})
-    with pytest.raises(ValueError, match="num_beams=0"):
-        CaptioningModule(num_beams=0)
+    with pytest.raises(UserError, match="Expected num_beams of at least 1, got 0"):
+        CaptioningModule(generation={"num_beams": 0})
 
 
 def test_defaults_are_the_papers():
     with torch.device("meta"):
         module = CaptioningModule()
-    expected = {"learning_rate": 2e-5, "warmup_steps": 5000, "num_beams": 5, "max_new_tokens": 67}
-    assert {name: module.hparams[name] for name in expected} == expected
+    assert (module.optim.learning_rate, module.optim.warmup_steps) == (2e-5, 5000)
+    assert (module.generation.num_beams, module.generation.max_new_tokens) == (5, 67)
     assert sum(parameter.numel() for parameter in module.mapper.parameters()) == 40_762_368

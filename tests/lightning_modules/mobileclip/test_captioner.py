@@ -14,13 +14,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from vlightning.lightning_modules.mobileclip.captioner import (
-    CachedDecoder,
-    CoCaCaptioner,
-    draw,
-    post_processed,
-    top_p_filtered,
-)
+from vlightning.lightning_modules.mobileclip.caption_decoder import CachedDecoder
+from vlightning.lightning_modules.mobileclip.captioner import post_processed
+from vlightning.lightning_modules.mobileclip.coca_captioner import CoCaCaptioner
+from vlightning.lightning_modules.mobileclip.sampling import draw, top_p_filtered
 from vlightning.lightning_modules.mobileclip.transformers_captioner import TransformersCaptioner
 
 START, END, PADDING, STOP = 49406, 49407, 0, 269  # STOP is a "." at the end of a word

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from support.clip import LENGTH, SIZE, add_tiny_clip, reinforced_batch
 from support.command_line import export as main
 from vlightning.lightning_modules import MobileCLIPModule
-from vlightning.lightning_modules.mobileclip.pretrained import load_pretrained
+from vlightning.lightning_modules.mobileclip.weights import load_pretrained
 
 LOOK = {"image_mean": (0.1, 0.2, 0.3), "image_std": (0.4, 0.5, 0.6), "image_interpolation": "bilinear"}
 
@@ -19,7 +19,9 @@ LOOK = {"image_mean": (0.1, 0.2, 0.3), "image_std": (0.4, 0.5, 0.6), "image_inte
 def trained(folder, name, size, length, average=0.9):
     """A module whose average differs from its student, and its checkpoint."""
     torch.manual_seed(0)
-    module = MobileCLIPModule(name, size, max_tokens=length, average_momentum=average, **LOOK)
+    module = MobileCLIPModule(
+        name, max_tokens=length, vision={"image_size": size, **LOOK}, momentum={"momentum": average}
+    )
     module.configure_model()
     with torch.no_grad():
         for parameter in module.student.parameters():
@@ -98,4 +100,4 @@ def test_what_cannot_be_written_is_one_line(tmp_path, capsys):
     assert "1 missing (logit_scale)" in refused()
     del content["hyper_parameters"]["max_tokens"]
     torch.save(content, checkpoint)
-    assert "Found no max_tokens among the hyper_parameters" in refused()
+    assert "found no max_tokens among the hyper_parameters" in refused()

@@ -12,9 +12,9 @@ from timm.models.fastvit import MobileOneBlock, ReparamLargeKernelConv, RepMixer
 from torch import nn
 
 from support.mobileclip import features, fill, random_images, settle, texts
-from vlightning.lightning_modules.mobileclip.checkpoint import from_vendor, to_vendor
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
 from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
+from vlightning.lightning_modules.mobileclip.vendor_layout import from_vendor, to_vendor
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mobileclip_s0.safetensors"
 COUNTS = {  # image tower without the bias of timm's projection, text tower

@@ -16,17 +16,13 @@ from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 from support.mobileclip import features, random_images, settle, texts
-from vlightning.lightning_modules.mobileclip.checkpoint import to_vendor
+from vlightning.lightning_modules.mobileclip.export import save_open_clip, save_vendor
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
-from vlightning.lightning_modules.mobileclip.pretrained import (
-    Preprocessing,
-    load_pretrained,
-    load_weights,
-    preprocessing_of,
-    save_open_clip,
-    save_vendor,
-)
+from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
 from vlightning.lightning_modules.mobileclip.reparameterize import reparameterize
+from vlightning.lightning_modules.mobileclip.vendor_layout import to_vendor
+from vlightning.lightning_modules.mobileclip.weights import load_pretrained, load_weights
+from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 
 NAME = "MobileCLIP-tiny"
 NATIVE = "ViT-S-32-alt"  # the smallest of open_clip's own

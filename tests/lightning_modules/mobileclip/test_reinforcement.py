@@ -19,14 +19,17 @@ from safetensors.torch import save_file
 from support.clip import NAME, SIZE, add_tiny_clip, randomized
 from support.command_line import run
 from support.images import draw_image, encoded
+from vlightning.common.errors import UserError
 from vlightning.datamodules.core.decode import Account, Fault
 from vlightning.datamodules.sources.reinforcement_rows import Looks, Original, View, batch_of
 from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
+from vlightning.lightning_modules.mobileclip.ensemble import Teacher
+from vlightning.lightning_modules.mobileclip.export import save_open_clip
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.pretrained import Preprocessing, save_open_clip
-from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule, Teacher
-from vlightning.lightning_modules.networks.published_clip import load_outside
+from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule
+from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
+from vlightning.lightning_modules.networks.published_clip import load_published
 
 ROOT = Path(__file__).resolve().parents[3]
 LARGER = {  # than the tiny CLIP of all tests, in all of its sizes
@@ -139,7 +142,8 @@ def close(found, expected):
 
 def attach(module, monkeypatch, **datamodule):
     """A trainer that has a datamodule."""
-    trainer = SimpleNamespace(datamodule=SimpleNamespace(**datamodule))
+    strategy = SimpleNamespace(restore_checkpoint_after_setup=False)
+    trainer = SimpleNamespace(datamodule=SimpleNamespace(**datamodule), strategy=strategy)
     monkeypatch.setattr(module, "_trainer", trainer)
 
 
@@ -182,10 +186,12 @@ def test_the_order_is_that_of_the_teachers(folders, module):
 def test_neither_the_batch_nor_its_parts_matter(module, monkeypatch, forward_batch, rows):
     pairs = originals()
     whole = predicted(module, batch_for(module, pairs)).records
-    monkeypatch.setattr(module, "forward_batch", forward_batch)
+    monkeypatch.setattr(module.ensemble, "forward_batch", forward_batch)
     seen = []
-    hooks = [outside.network.visual.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
-             for outside in module.loaded]  # fmt: skip
+    hooks = [
+        teacher.network.visual.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+        for teacher in module.ensemble.loaded
+    ]
     some = predicted(module, batch_for(module, [pairs[row] for row in rows])).records
     for hook in hooks:
         hook.remove()
@@ -298,7 +304,7 @@ def test_what_is_not_finite_is_left_out_and_counted(module, monkeypatch, tower, 
     attach(module, monkeypatch, account={"predict": account}.__getitem__)
     batch = batch_for(module, originals(), [(13, Fault("damaged", "pair 3"))])
     expected = predicted(module, batch).records
-    network = module.loaded[1].network
+    network = module.ensemble.loaded[1].network
     encode, place = (network.encode_image, 4) if tower == "image" else (network.encode_text, 4)
 
     def overflow(rows):
@@ -331,7 +337,7 @@ def test_settings_name_what_decides_the_embeddings(folders):
     first, second = settings["teachers"]
     for teacher, folder, width in ((first, folders[0], 8), (second, folders[1], 12)):
         assert (teacher["model"], teacher["weights"], teacher["width"]) == (Path(folder).name, folder, width)
-        assert teacher["sha256"] == load_outside(None, folder).sha256
+        assert teacher["sha256"] == load_published(None, folder).sha256
     assert first["scale"] == pytest.approx(np.exp(3.0))
     assert first["temperature"] == pytest.approx(np.exp(-3.0))
     assert (second["scale"], second["temperature"]) == (50.0, 0.02)
@@ -354,34 +360,32 @@ def test_everything_is_loaded_once_frozen_and_in_no_checkpoint(folders, monkeypa
     module.setup("predict")
     module.setup("predict")
     module.train()
-    assert module.captioner.loads == len(module.loaded) == len(module.networks) == 1
+    assert module.captioner.loads == len(module.ensemble.loaded) == len(module.ensemble.networks) == 1
     assert not any(parameter.requires_grad for parameter in module.parameters())
-    assert not any(part.training for network in module.networks for part in network.modules())
+    assert not any(part.training for network in module.ensemble.networks for part in network.modules())
     assert not module.captioner.training
-    assert [name for name in module.state_dict() if name.startswith("networks")] == []
-    assert len(list(module.networks.parameters())) > 10  # which move to the device with the module
+    assert [name for name in module.state_dict() if name.startswith("ensemble")] == []
+    assert len(list(module.ensemble.networks.parameters())) > 10  # which move to the device with the module
 
 
 def test_synthetic_captions_come_from_one_place(folders, monkeypatch):
     both, neither = ReinforcementModule([Teacher(folders[0])], Parrot()), ReinforcementModule([Teacher(folders[0])])
     attach(both, monkeypatch, has_synthetic=True)
     attach(neither, monkeypatch, has_synthetic=False)
-    with pytest.raises(ValueError, match=r"captioner too: leave out model.captioner or data.synthetic_column\.$"):
+    with pytest.raises(UserError, match=r"leave out model.captioner or data.synthetic_column\.$"):
         both.setup("predict")
-    with pytest.raises(
-        ValueError, match=r"^Found neither a captioner nor .* name a column as data.synthetic_column\.$"
-    ):
+    with pytest.raises(UserError, match=r"got neither a captioner nor .* name a column as data.synthetic_column\.$"):
         neither.setup("predict")
-    assert both.loaded == neither.loaded == []
+    assert both.ensemble.loaded == neither.ensemble.loaded == []
     attach(neither, monkeypatch, has_synthetic=True)
     neither.setup("predict")
-    assert neither.loaded
+    assert neither.ensemble.loaded
 
 
 def test_arguments_out_of_range():
-    with pytest.raises(ValueError, match="There is no teacher"):
+    with pytest.raises(UserError, match="at least one teacher"):
         ReinforcementModule([])
-    with pytest.raises(ValueError, match="forward_batch is 0"):
+    with pytest.raises(UserError, match="forward_batch of at least 1, got 0"):
         ReinforcementModule([Teacher("folder")], forward_batch=0)
 
 

@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+from timm.models.fastvit import MobileOneBlock
+from timm.utils import reparameterize_model
 
 from support.mobileclip import settle
-from vlightning.lightning_modules.mobileclip import reparameterize as module_under_test
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
 from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
 
@@ -55,6 +57,14 @@ def test_fusing_is_exact_in_float64(name):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["MobileCLIP-tiny", "MobileCLIP-S0"])
+def test_branches_are_fused_as_timm_fuses_them(name):
+    model = settle(build_model(name).double())
+    found, expected = reparameterize(model, "branches").state_dict(), reparameterize_model(model).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+
+
 def test_fusing_twice_is_fusing_once_and_leaves_the_model_alone():
     model = settle(build_model("MobileCLIP-S0"))
     before = copy.deepcopy(model.state_dict())
@@ -70,15 +80,15 @@ def test_fusing_twice_is_fusing_once_and_leaves_the_model_alone():
 
 
 def test_train_mode_is_refused():
-    with pytest.raises(ValueError, match=r"BatchNorm layers are in train mode .*call eval"):
+    with pytest.raises(UserError, match=r"BatchNorm layers in train mode .*call eval"):
         reparameterize(build_model("MobileCLIP-S0").train())
 
 
 def test_wrong_kernels_are_noticed(monkeypatch):
     model = settle(build_model("MobileCLIP-S0"))
-    right = module_under_test.dirac
-    monkeypatch.setattr(module_under_test, "dirac", lambda *args: 1.01 * right(*args))
-    with pytest.raises(RuntimeError, match="differs from what it was by"):
+    right = MobileOneBlock._get_kernel_bias
+    monkeypatch.setattr(MobileOneBlock, "_get_kernel_bias", lambda block: [1.01 * part for part in right(block)])
+    with pytest.raises(UserError, match="differs from the original by"):
         reparameterize(model)
 
 

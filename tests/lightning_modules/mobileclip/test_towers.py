@@ -17,7 +17,8 @@ from torch import nn
 from support.mobileclip import settle
 from vlightning.lightning_modules.mobileclip import towers as module_under_test
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.towers import export_towers, towers
+from vlightning.lightning_modules.mobileclip.programs import export_towers
+from vlightning.lightning_modules.mobileclip.towers import towers
 
 SIZE = 64
 MODELS = [

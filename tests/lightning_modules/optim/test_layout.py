@@ -35,8 +35,8 @@ def build(tower):
         )
         open_clip.add_model_config(path)
     torch.manual_seed(0)
-    sizes = {"max_tokens": LENGTH, "teacher_dims": DIMS, "teacher_scales": SCALES}
-    return MobileCLIPModule(name, **sizes, learning_rate=0.01, warmup_steps=1)
+    teacher, optim = {"dims": DIMS, "scales": SCALES}, {"learning_rate": 0.01, "warmup_steps": 1}
+    return MobileCLIPModule(name, max_tokens=LENGTH, teacher=teacher, optim=optim)
 
 
 class Until(Callback):

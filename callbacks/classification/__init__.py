@@ -1,0 +1,1 @@
+"""Classification of labelled images during validation and test."""

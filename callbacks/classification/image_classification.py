@@ -1,0 +1,243 @@
+"""Classification of any labelled images during validation and test, in whatever way a subclass classifies them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from typing_extensions import override
+
+from ...metrics.classification import accuracies, class_recall, hits
+from ...metrics.finite import some_of
+from ..distributed.collectives import all_reduce_max, all_reduce_sum, gather_uneven
+from ..modules import evaluating
+
+Split = Literal["validation", "test"]
+_STAGES: dict[Split, str] = {"validation": "validate", "test": "test"}
+_LOADERS: dict[Split, str] = {"validation": "val_dataloader", "test": "test_dataloader"}
+
+
+class ImageClassification(Callback):
+    """Classifies the labelled images of another datamodule, and logs how well it went.
+
+    After validation, in percent: "val/<name>_top1"; "val/<name>_top5" where there are more than five classes;
+    "val/<name>_class_recall", the mean over the classes that occur of the share of their images that are right. After
+    test the same with "test/". An image whose class has an infinite or undefined score is not right; where there are
+    such scores, the number of images is logged as "val/<name>_non_finite", and a warning names them.
+
+    A subclass gives the scores of the classes. They are computed without gradient and in eval mode. A module's training
+    is bit for bit what it is without this callback.
+
+    All images are read, whatever `limit_val_batches` says; only the sanity check and `fast_dev_run` take one batch,
+    to find mistakes early. Over several processes images are shared out as far as `data` shares them out. (A plain
+    `DataLoader` does not: every process then reads all, to the same percentages.)
+
+    Args:
+        data: gives batches, dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its validation
+            split and test its test split, or the one that it has. It is set up here, and no part of the Trainer.
+        name: name of the metrics.
+        every_n_epochs: epochs of training between two measurements in validation.
+        transform: "trainer" prepares the images by `eval_transform` of the trainer's datamodule, if it has one, since
+            a model must see images as those that it was trained on; "own" leaves that to `data`.
+
+    Raises:
+        ValueError: for arguments that cannot be used, a label without a class, data without images, or a module
+            that cannot classify.
+    """
+
+    module_needs: tuple[str, ...]  # methods of the module
+    module_does: str  # what a module with these methods does: "classifies images"
+
+    def __init__(
+        self, data: LightningDataModule, name: str, every_n_epochs: int, transform: Literal["trainer", "own"]
+    ) -> None:
+        super().__init__()
+        if every_n_epochs < 1:
+            raise ValueError(f"every_n_epochs={every_n_epochs} of {type(self).__name__} must be at least 1.")
+        if transform not in ("trainer", "own"):
+            raise ValueError(f"transform={transform!r} of {type(self).__name__} must be 'trainer' or 'own'.")
+        self.data = data
+        self.name = name
+        self.every_n_epochs = every_n_epochs
+        self.transform = transform
+        self._split: Split = "validation"
+
+    def scorer(self, trainer: Trainer, pl_module: Any) -> Callable[[Tensor], Tensor]:
+        """What turns images [B, 3, H, W] into scores of the classes [B, C]. Made anew for every measurement."""
+        raise NotImplementedError
+
+    def expected_labels(self, classes: int) -> str:
+        """The end of the sentence about labels outside 0 to `classes` - 1: what was expected, and what to do."""
+        raise NotImplementedError
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "predict":
+            return
+        self.check(trainer, pl_module)
+        with isolate_rng():
+            self._open("test" if stage == "test" else "validation", trainer)
+        if self.transform == "trainer":
+            self._take_transform(datamodule(trainer))
+
+    @override
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        in_training = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if not in_training or (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            self._measure(trainer, pl_module, "val")
+
+    @override
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._measure(trainer, pl_module, "test")
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "predict":
+            self.data.teardown(_STAGES[self._split])
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.data.on_exception(exception)
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} {self.name!r}"
+
+    def check(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse what cannot work before anything is read."""
+        others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if [other.name for other in others if isinstance(other, ImageClassification)].count(self.name) > 1:
+            raise ValueError(f"{self} is there twice, and both would log the same metrics: give each its own name.")
+        for method in self.module_needs:
+            if not hasattr(pl_module, method):
+                raise ValueError(
+                    f"{self} found no {method}() in {type(pl_module).__name__}, expected a module that "
+                    f"{self.module_does}: leave the callback out."
+                )
+        shares = trainer.distributed_sampler_kwargs
+        if shares is not None and shares["num_replicas"] != trainer.world_size:
+            raise ValueError(
+                f"{self} found {trainer.world_size} processes that hold {shares['num_replicas']} models, expected one "
+                "each, because processes that share layers must encode the same: set tensor_parallel_size to 1, or "
+                "leave the callback out."
+            )
+
+    def _open(self, wanted: Split, trainer: Trainer) -> None:
+        """Prepare and set up a split of the data; the other one where there is no such."""
+        first = trainer.local_rank == 0 and (self.data.prepare_data_per_node or trainer.node_rank == 0)
+        if first:
+            self.data.prepare_data()
+        trainer.strategy.barrier("image_classification_data")
+        splits: tuple[Split, Split] = ("test", "validation") if wanted == "test" else ("validation", "test")
+        found = [split for split in splits if self._has(split)]
+        if not found:
+            raise ValueError(
+                f"{self} found neither a validation nor a test split in {type(self.data).__name__}, expected one of "
+                "them: give data a source for it."
+            )
+        self._split = found[0]
+        self.data.setup(_STAGES[self._split])
+
+    def _has(self, split: Split) -> bool:
+        if hasattr(self.data, "open_split"):  # ours says so, and its setup() refuses what it has not
+            return self.data.open_split(split) is not None
+        return is_overridden(_LOADERS[split], self.data)
+
+    def _take_transform(self, theirs: Any) -> None:
+        if not hasattr(theirs, "eval_transform"):
+            return
+        if not hasattr(self.data, "eval_transform"):
+            raise ValueError(
+                f"{self} found no eval_transform in {type(self.data).__name__} that the one of "
+                f"{type(theirs).__name__} could take the place of: prepare the images as the model needs them, and "
+                "set transform to 'own'."
+            )
+        self.data.eval_transform = theirs.eval_transform
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, prefix: str) -> None:
+        # What `data` and its loaders draw must not be missing in training. (A DataLoader draws a seed for each pass.)
+        if self.transform == "trainer":  # once more: a checkpoint may have changed it after `setup`
+            self._take_transform(datamodule(trainer))
+        with isolate_rng(), evaluating(pl_module):
+            counts = self.count(trainer, self.scorer(trainer, pl_module))
+        images, top1, top5, non_finite = counts
+        metrics = accuracies(images, top1, top5, len(images))
+        metrics["class_recall"] = class_recall(images, top1)
+        if bad := int(non_finite.sum()):
+            metrics["non_finite"] = float(bad)
+        # Every process has the same numbers; the mean over them only keeps Lightning from warning.
+        pl_module.log_dict({f"{prefix}/{self.name}_{key}": value for key, value in metrics.items()}, sync_dist=True)
+
+    def count(self, trainer: Trainer, scores: Callable[[Tensor], Tensor]) -> Tensor:
+        """Images of all processes by class, long [4, C].
+
+        All, those with the right class first, those with it among five, and those with a score that is not finite.
+        """
+        classes = 0
+        found = [torch.zeros(0, 5, dtype=torch.long)]
+        broken_classes = torch.tensor(False)  # [C] from the first batch on: of images that have other scores
+        for image, label, sample_index in self._batches(trainer):
+            image = image.to(trainer.strategy.root_device, non_blocking=True)
+            of_classes = scores(image)
+            classes = of_classes.shape[1]
+            right = hits(of_classes, label.to(of_classes.device), 5)
+            broken = ~of_classes.isfinite()
+            broken_classes = broken_classes | (broken & ~broken.all(1, keepdim=True)).any(0).cpu()
+            kinds = torch.stack([right[:, 0], right.any(1), broken.any(1)], 1).cpu().long()
+            found.append(torch.cat([label[:, None], kinds, sample_index[:, None]], 1))
+        # A process may have got no image, and then knows the number of classes from the others.
+        classes = int(gather_uneven(torch.tensor([classes])).max())
+        label, *flags, sample_index = torch.cat(found).unbind(1)
+        known = (label >= 0) & (label < classes)
+        of_kinds = [known, *(known & flag.bool() for flag in flags)]
+        # Only now, since a process that raised alone would leave the others waiting.
+        counts = all_reduce_sum(torch.stack([label[kind].bincount(minlength=classes) for kind in of_kinds]))
+        unknown = int(all_reduce_sum((~known).sum()[None]))
+        if unknown:
+            raise ValueError(
+                f"{self} found {unknown} of {unknown + int(counts[0].sum())} labels outside 0 to {classes - 1}, "
+                + self.expected_labels(classes)
+            )
+        if not counts[0].any():
+            raise ValueError(
+                f"{self} found no image in the {self._split} split of {type(self.data).__name__}, expected some: "
+                "give data a source that has them."
+            )
+        if counts[3].any():
+            named = gather_uneven(sample_index[of_kinds[3] & (sample_index >= 0)])
+            of = all_reduce_max(broken_classes.long().expand(classes)).nonzero()[:, 0]
+            rank_zero_warn(
+                f"{self} found infinite or undefined scores for {int(counts[3].sum())} of {int(counts[0].sum())} "
+                f"images (sample_index {some_of(named)}"
+                + (f"; of the classes {some_of(of)}" if len(of) else "")
+                + "), which rank last: look at these, or, where it is all images, take an earlier checkpoint."
+            )
+        return counts
+
+    def _batches(self, trainer: Trainer) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Images [B, 3, H, W], labels, long [B] on the CPU, and positions in the data, alike, -1 if unknown."""
+        loaders = getattr(self.data, _LOADERS[self._split])()
+        batches = chain.from_iterable(loaders if isinstance(loaders, (list, tuple)) else [loaders])
+        for batch in islice(batches, 1 if only_tries(trainer) else None):
+            if not isinstance(batch, Mapping) or not {"image", "label"} <= batch.keys():
+                found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+                raise ValueError(
+                    f"{self} found a batch of {found} from {type(self.data).__name__}, expected a dict with 'image' "
+                    "and 'label': give data with labels."
+                )
+            label = batch["label"].cpu()
+            yield batch["image"], label, batch.get("sample_index", torch.full_like(label, -1)).cpu()
+
+
+def datamodule(trainer: Trainer) -> Any:
+    """The trainer's, or None."""
+    return getattr(trainer, "datamodule", None)
+
+
+def only_tries(trainer: Trainer) -> bool:
+    """Whether the run only looks for mistakes."""
+    return bool(trainer.sanity_checking or trainer.fast_dev_run)  # type: ignore[attr-defined]

@@ -1,0 +1,79 @@
+"""Classification by a module's own classes: how well it names images after what taught it the classes."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from lightning.pytorch import LightningDataModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from ..modules import features_of
+from .image_classification import ImageClassification
+
+
+class OwnClassification(ImageClassification):
+    """Classifies the labelled images of another datamodule by the module's own class logits, and logs how well.
+
+    Measurement, metrics and data are as in `ZeroShotClassification`: after validation, in percent, "val/<name>_top1",
+    "val/<name>_top5" where there are more than five classes, and "val/<name>_class_recall"; after test the same with
+    "test/". Texts have no part in it.
+
+    The module has `classify_images(image)`, which returns logits [B, C]; the number of a logit is the label that it
+    stands for. It runs without gradient, in eval mode and in the trainer's precision.
+
+    This is not zero-shot classification. A module that has class logits without labels of its own has them from a
+    teacher, and where that was trained on the labels of `data` (an ImageNet classifier's student on ImageNet) the
+    numbers say how well the student follows it. The default name says so beside every number.
+
+    Several of these need a `name` each. A `ModelCheckpoint` that monitors one takes the same `every_n_epochs`.
+
+    Args:
+        data: gives batches, dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its validation
+            split and test its test split, or the one that it has. It is set up here, and no part of the Trainer. If it
+            names its classes (`class_names`), it has as many as there are logits.
+        name: name of the metrics.
+        every_n_epochs: epochs of training between two measurements in validation.
+        transform: "trainer" prepares the images by `eval_transform` of the trainer's datamodule, if it has one, since
+            a model must see images as those that it was trained on; "own" leaves that to `data`.
+
+    Raises:
+        ValueError: for arguments that cannot be used, labels or classes that are not those of the logits, data
+            without images, or a module without class logits.
+    """
+
+    module_needs = ("classify_images",)
+    module_does = "classifies images by logits of its own"
+
+    def __init__(
+        self,
+        data: LightningDataModule,
+        name: str = "supervised_teacher",
+        every_n_epochs: int = 1,
+        transform: Literal["trainer", "own"] = "trainer",
+    ) -> None:
+        super().__init__(data, name, every_n_epochs, transform)
+
+    @override
+    def scorer(self, trainer: Trainer, pl_module: Any) -> Callable[[Tensor], Tensor]:
+        return lambda image: features_of(trainer, pl_module.classify_images, image)
+
+    @override
+    def expected_labels(self, classes: int) -> str:
+        return (
+            f"expected each to be one of the {classes} classes that the module has logits of: give data that is "
+            "labelled with these."
+        )
+
+    @override
+    def count(self, trainer: Trainer, scores: Callable[[Tensor], Tensor]) -> Tensor:
+        counts = super().count(trainer, scores)
+        data: Any = self.data
+        # Data without names knows its classes from the labels that occur, which need not be all.
+        if names := getattr(data, "class_names", None):
+            known = getattr(data, "num_classes", len(names))
+            if known != counts.shape[1]:
+                raise ValueError(
+                    f"{self} found {known} classes in {type(data).__name__}, expected {counts.shape[1]}, one for each "
+                    "logit of the module: give data that is labelled with the module's classes."
+                )
+        return counts

@@ -1,0 +1,161 @@
+"""Zero-shot classification: how well a model that knows images and texts names the classes of any labelled data."""
+
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from ...metrics.zero_shot import class_embeddings, class_prompts, zero_shot_scores
+from ..distributed.collectives import gather, rank, world_size
+from ..modules import features_of
+from .image_classification import ImageClassification, datamodule, only_tries
+
+_PROMPTS = 256  # that are encoded at a time, unless there are more templates
+
+
+class ZeroShotClassification(ImageClassification):
+    """Classifies the labelled images of another datamodule by the names of their classes, and logs how well it went.
+
+    Every name is put into every template. The class is embedded as the normalised mean of the normalised embeddings of
+    these prompts, and an image gets the class whose embedding has the largest cosine with its own. After validation,
+    in percent: "val/<name>_top1"; "val/<name>_top5" where there are more than five classes; "val/<name>_class_recall",
+    the mean over the classes that occur of the share of their images that are right. After test the same with
+    "test/".
+
+    The module has `encode_images(image)`, which returns features [B, E] (or a tuple that starts with them), and
+    `encode_texts(input_ids=..., attention_mask=...)`, which returns features [T, E]. The trainer's datamodule has
+    `encoder()`, whose result turns a list of texts into a dict of what `encode_texts` takes. Both run without gradient,
+    in eval mode and in the trainer's precision. A module's training is bit for bit what it is without this callback.
+
+    All images are read, whatever `limit_val_batches` says; only the sanity check and `fast_dev_run` take one batch
+    and one template, to find mistakes early. Over several processes prompts are shared out, and images as far as
+    `data` shares them out. (A plain `DataLoader` does not: every process then reads all, to the same percentages.)
+
+    Several of these need a `name` each. A `ModelCheckpoint` that monitors one takes the same `every_n_epochs`.
+
+    Args:
+        data: gives batches, dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its validation
+            split and test its test split, or the one that it has. It is set up here, and no part of the Trainer.
+        class_names: names of the labels 0, 1, ...: a list, a text file with one a line, or "imagenet" for the 1000 of
+            open_clip. By default `data.class_names`.
+        templates: open_clip's 80 for ImageNet ("openai"), its short list of 7 ("simple"), or texts with one `{}` each,
+            where the name goes (quoted in YAML, to which braces mean something).
+        name: name of the metrics.
+        every_n_epochs: epochs of training between two measurements in validation.
+        transform: "trainer" prepares the images by `eval_transform` of the trainer's datamodule, if it has one, since
+            a model must see images as those that it was trained on; "own" leaves that to `data`.
+
+    Raises:
+        ValueError: for names or templates that cannot be used, a label without a name, data without images, or a
+            run that cannot encode.
+    """
+
+    module_needs = ("encode_images", "encode_texts")
+    module_does = "encodes images and texts"
+
+    def __init__(
+        self,
+        data: LightningDataModule,
+        class_names: list[str] | str | None = None,
+        templates: Literal["openai", "simple"] | list[str] = "openai",
+        name: str = "zero_shot",
+        every_n_epochs: int = 1,
+        transform: Literal["trainer", "own"] = "trainer",
+    ) -> None:
+        super().__init__(data, name, every_n_epochs, transform)
+        self.class_names = None if class_names is None else _read_names(class_names)
+        self.templates = _read_templates(templates)
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage != "predict" and not self._names():
+            raise ValueError(
+                f"{self} found no class_names in {type(self.data).__name__}, expected a name for every label: set "
+                "class_names to a list, or to a text file with one a line."
+            )
+
+    @override
+    def check(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().check(trainer, pl_module)
+        if not hasattr(datamodule(trainer), "encoder"):
+            raise ValueError(
+                f"{self} found no encoder() in the trainer's datamodule "
+                f"({type(datamodule(trainer)).__name__}), expected one that returns what turns a list of texts into "
+                "token ids: add it, or leave the callback out."
+            )
+
+    @override
+    def expected_labels(self, classes: int) -> str:
+        return f"expected each to have one of the {classes} class names: give class_names that cover the labels."
+
+    @override
+    def scorer(self, trainer: Trainer, pl_module: Any) -> Callable[[Tensor], Tensor]:
+        classes = self._embed_classes(trainer, pl_module)
+
+        def scores(image: Tensor) -> Tensor:
+            return zero_shot_scores(features_of(trainer, pl_module.encode_images, image), classes)
+
+        return scores
+
+    def _names(self) -> list[str]:
+        names = self.class_names
+        return list(getattr(self.data, "class_names", None) or ()) if names is None else names
+
+    def _embed_classes(self, trainer: Trainer, pl_module: Any) -> Tensor:
+        """Unit-length embeddings [C, E] of the classes, the same in every process."""
+        names, encode = self._names(), datamodule(trainer).encoder()
+        templates = self.templates[:1] if only_tries(trainer) else self.templates
+        # Every process embeds equally many, some twice over where they do not go round: sharded modules communicate.
+        share = ceil(len(names) / world_size())
+        mine = [names[(rank() * share + number) % len(names)] for number in range(share)]
+        at_once = max(1, _PROMPTS // len(templates))
+        embeddings = []
+        for start in range(0, share, at_once):
+            group = mine[start : start + at_once]
+            texts = encode(class_prompts(group, templates))
+            texts = {key: ids.to(trainer.strategy.root_device) for key, ids in texts.items()}
+            with trainer.precision_plugin.forward_context():
+                features: Tensor = pl_module.encode_texts(**texts)
+            embeddings.append(class_embeddings(features, len(templates)))
+        return gather(torch.cat(embeddings))[: len(names)]
+
+
+def _read_names(given: list[str] | str) -> list[str]:
+    source = "class_names"
+    if given == "imagenet":
+        from open_clip import IMAGENET_CLASSNAMES
+
+        return list(IMAGENET_CLASSNAMES)
+    if isinstance(given, str):
+        source, path = repr(given), Path(given).expanduser()
+        if not path.is_file():
+            raise ValueError(
+                f"ZeroShotClassification found no file {source}, expected a text file with one class name a line: "
+                "correct class_names."
+            )
+        given = path.read_text(encoding="utf-8").rstrip().splitlines()
+    names = [name.strip() for name in given]
+    if not names or "" in names:
+        where = f"an empty name for label {names.index('')}" if names else "no name"
+        raise ValueError(f"ZeroShotClassification found {where} in {source}, expected one for every label: add it.")
+    return names
+
+
+def _read_templates(given: str | list[str]) -> list[str]:
+    if given in ("openai", "simple"):
+        import open_clip
+
+        known = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}
+        return [template("{}") for template in known[str(given)]]
+    if isinstance(given, str) or not given or any(text.count("{}") != 1 for text in given):
+        raise ValueError(
+            f"ZeroShotClassification found {given!r} as templates, expected 'openai', 'simple', or a list of texts "
+            "with one {} each: correct templates."
+        )
+    return list(given)

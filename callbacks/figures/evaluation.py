@@ -1,0 +1,135 @@
+"""A base for figures of a retrieval evaluation in TensorBoard."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_warn
+from PIL.Image import Image
+from torch import Tensor
+from typing_extensions import override
+
+from .grid import Row, draw_rows, missing_glyphs
+
+Split = Literal["validation", "test"]
+
+
+class EvaluationFigures(Callback):
+    """Draw a figure after every validation and test; where that is impossible, warn once.
+
+    A subclass makes the rows from the evaluation's result and from the images that are shown. The datamodule opens
+    these images again, so that an evaluation keeps no images.
+    """
+
+    name: str  # of the figure, after "val/" or "test/"
+    module_needs: str | None = None  # a method of the module
+
+    def __init__(self, every_n_epochs: int, **counts: int) -> None:
+        super().__init__()
+        for name, value in {"every_n_epochs": every_n_epochs, **counts}.items():
+            if value < 1:
+                raise ValueError(f"{name}={value} of {type(self).__name__} must be at least 1.")
+        self.every_n_epochs = every_n_epochs
+        self._warned = False
+
+    def rows(self, trainer: Trainer, pl_module: Any, split: Split) -> list[Row]:
+        """Return the rows of the figure. Every process calls this; the rows of rank 0 are drawn."""
+        raise NotImplementedError
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        in_training = trainer.state.fn == "fit"
+        if trainer.sanity_checking or (in_training and (trainer.current_epoch + 1) % self.every_n_epochs):
+            return
+        self._draw(trainer, pl_module, "val", "validation")
+
+    @override
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._draw(trainer, pl_module, "test", "test")
+
+    def _draw(self, trainer: Trainer, pl_module: LightningModule, prefix: str, split: Split) -> None:
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        lacking = self._lacking(trainer, pl_module, bool(loggers))
+        if lacking is None:
+            try:
+                rows = self.rows(trainer, pl_module, split)
+            except NoFigureError as error:
+                lacking = str(error)
+        if lacking is not None:
+            if not self._warned and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+                rank_zero_warn(f"{type(self).__name__} draws nothing: {lacking}")
+            self._warned = True
+        elif rows and trainer.is_global_zero:
+            figure = draw_rows(rows)
+            with missing_glyphs():
+                for logger in loggers:
+                    logger.experiment.add_figure(f"{prefix}/{self.name}", figure, trainer.global_step)
+
+    def _lacking(self, trainer: Trainer, pl_module: LightningModule, logs: bool) -> str | None:
+        """Return the reason why no figure can be drawn, if any: the end of a sentence, the same in every process."""
+        module = type(pl_module).__name__
+        if not logs:
+            return "the run has no TensorBoardLogger; add one to trainer.logger, or leave the callback out."
+        if getattr(getattr(pl_module, "evaluation", None), "result", None) is None:
+            return f"{module} has no retrieval evaluation; leave the callback out."
+        if self.module_needs is not None and not hasattr(pl_module, self.module_needs):
+            return f"{module} has no {self.module_needs}(); leave the callback out."
+        if not hasattr(getattr(trainer, "datamodule", None), "image"):
+            return "the run has no datamodule with image(), which opens an image again; leave the callback out."
+        return None
+
+
+class NoFigureError(Exception):
+    """The reason why no figure can be drawn, as the end of a sentence."""
+
+
+def open_image(data: Any, split: Split, sample_index: Tensor) -> Image:
+    """Open an image of the evaluation again.
+
+    Raises:
+        NoFigureError: If it cannot be opened.
+    """
+    try:
+        image: Image = data.image(split, int(sample_index))
+    except ValueError as error:  # streamed, or deleted since its evaluation
+        raise NoFigureError(f"an image could not be opened: {error}") from error
+    return image
+
+
+def evenly_spread(total: int, count: int) -> list[int]:
+    """Return at most `count` evenly spread indices below `total`, the first and the last among them."""
+    count = min(count, total)
+    return [number * (total - 1) // max(count - 1, 1) for number in range(count)]
+
+
+def token_ids(result: Any, text: int) -> Tensor:
+    """Return the token ids of a text, without padding."""
+    ids: Tensor = result.input_ids[text][result.attention_mask[text].bool()]
+    return ids
+
+
+def captions_of(data: Any, split: Split, result: Any, texts: Sequence[int]) -> list[str]:
+    """Return texts as the datamodule's `captions(split, sample_index)` has them, else as the model read them."""
+    read = [_text(data.tokenizer, result, text) for text in texts]
+    matches = result.matches
+    if matches is None or not hasattr(data, "captions"):
+        return read
+    owners = matches.text_image_id[texts]
+    images = (matches.image_id == owners[:, None]).int().argmax(1)
+    try:
+        written = data.captions(split, result.sample_index[images].tolist())
+    except ValueError:  # streamed: opening an image then raises the NoFigureError
+        return read
+    for number, (text, owner) in enumerate(zip(texts, owners, strict=True)):
+        # The captions of an image are evaluated together and in their order.
+        of_image = (matches.text_image_id == owner).nonzero().flatten().tolist()
+        if len(of_image) == len(written[number]):
+            read[number] = " ".join(written[number][of_image.index(text)].split())
+    return read
+
+
+def _text(tokenizer: Any, result: Any, text: int) -> str:
+    """Return a text as the model read it, unknown words included."""
+    ends = {getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "pad", "bos", "eos")}
+    return str(tokenizer.decode([number for number in token_ids(result, text).tolist() if number not in ends]))

@@ -1,0 +1,98 @@
+"""Figures of where in an image a model looks for the words of its caption."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from .evaluation import EvaluationFigures, NoFigureError, Split, captions_of, evenly_spread, open_image, token_ids
+from .grid import Panel, Row
+
+# Maps of these words say little. Words of place and number are content words.
+_FUNCTION_WORDS = (
+    "a an the this that these those and or but as if of to in on at by for from with without into onto than then is "
+    "are was were be been being has have had do does did it its he him his she her they them their we our you your i "
+    "my me not no so there here which who whose what when where while"
+)
+
+
+class WordMapFigures(EvaluationFigures):
+    """Draw captions with their image, and heat maps of where in the image the model looks for words of the caption.
+
+    The module has a method `word_maps(image, input_ids, attention_mask)` that returns maps [B, L, g, g] over patches,
+    one for each token. A word's map is the mean over its pieces; the whole text's is the mean over all tokens, [CLS]
+    included. Each map is scaled to its own maximum, so colors show where the model looks; the percentage above a map
+    is its maximum relative to the highest maximum among the words shown. The figures are "val/words" and "test/words"
+    in TensorBoard.
+
+    Args:
+        images: Number of captions with their image, spread evenly over the evaluation set, the same every time.
+        words: Number of content words, spread evenly over the caption.
+        every_n_epochs: Epochs of training between two figures of the validation.
+    """
+
+    name = "words"
+    module_needs = "word_maps"
+
+    def __init__(self, images: int = 4, words: int = 5, every_n_epochs: int = 1) -> None:
+        super().__init__(every_n_epochs, images=images, words=words)
+        self.images = images
+        self.words = words
+
+    @override
+    def rows(self, trainer: Trainer, pl_module: Any, split: Split) -> list[Row]:
+        # Every process computes the maps, since processes that share a model's weights communicate.
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        result: Any = pl_module.evaluation.result
+        if result.matches is None:
+            return []
+        texts = evenly_spread(len(result.input_ids), self.images)
+        owners = result.matches.text_image_id[texts]
+        images = (result.matches.image_id == owners[:, None]).int().argmax(1)
+        shown = [open_image(data, split, index) for index in result.sample_index[images]]
+        tensors = torch.stack([data.eval_transform(image) for image in shown])
+        plugin, device = trainer.precision_plugin, pl_module.device
+        try:
+            with plugin.forward_context():
+                maps: Tensor = pl_module.word_maps(
+                    plugin.convert_input(tensors.to(device)),
+                    result.input_ids[texts].to(device),
+                    result.attention_mask[texts].to(device),
+                )
+        except ValueError as error:  # this model has no maps
+            raise NoFigureError(str(error)) from error
+        rows, captions = [], captions_of(data, split, result, texts)
+        for text, caption, image, own in zip(texts, captions, shown, maps.float().cpu(), strict=True):
+            ids = token_ids(result, text)
+            tokens = data.tokenizer.convert_ids_to_tokens(ids.tolist())
+            words = content_words(tokens, set(data.tokenizer.all_special_tokens))
+            chosen = [words[place] for place in evenly_spread(len(words), self.words)]
+            heats = [(word, own[places].mean(0)) for word, places in chosen]
+            strongest = max((float(heat.max()) for _, heat in heats), default=0.0) or 1.0
+            panels = [Panel(image), Panel(image, "whole text", heat=own[: len(ids)].mean(0))]
+            panels += [Panel(image, f"{word}  {heat.max() / strongest:.0%}", heat=heat) for word, heat in heats]
+            rows.append(Row(caption, panels=panels))
+        return rows
+
+
+def content_words(tokens: Sequence[str], special: set[str]) -> list[tuple[str, list[int]]]:
+    """Return the content words with the indices of their tokens; all words if there is no content word.
+
+    Args:
+        tokens: Word pieces; "##" marks a piece that continues a word.
+        special: Tokens that are not words.
+    """
+    words: list[tuple[str, list[int]]] = []
+    for place, token in enumerate(tokens):
+        if token in special:
+            continue
+        if token.startswith("##") and words and words[-1][1][-1] == place - 1:
+            word, places = words[-1]
+            words[-1] = (word + token[2:], [*places, place])
+        elif any(letter.isalnum() for letter in token):
+            words.append((token, [place]))
+    without = set(_FUNCTION_WORDS.split())
+    return [word for word in words if word[0].lower() not in without] or words

@@ -1,0 +1,90 @@
+"""What callbacks and LightningModules need of each other: submodules by path, eval mode, and default callbacks."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor, nn
+
+from ..common.errors import UserError
+from ..common.names import did_you_mean
+
+
+def find_module(root: nn.Module, path: str, kind: type[nn.Module], asked_by: str) -> Any:
+    """Return the submodule at a dotted attribute path.
+
+    Args:
+        root: Where the path starts, usually the LightningModule.
+        path: Attribute names joined by dots, such as `text_encoder.bert`.
+        kind: Expected class.
+        asked_by: What needs the submodule, for the error message, such as `source of the EMA pair 'image'`.
+
+    Returns:
+        The attribute, an instance of `kind`.
+
+    Raises:
+        UserError: If a name on the path does not exist, or the path ends at an instance of another class.
+    """
+    found: Any = root
+    for depth, name in enumerate(path.split(".")):
+        if not hasattr(found, name):
+            where = ".".join([type(root).__name__, *path.split(".")[:depth]])
+            children = [child for child, _ in found.named_children()] if isinstance(found, nn.Module) else []
+            raise UserError(
+                f"The {asked_by} is given as {path!r}, but {where} has no submodule {name!r}: "
+                f"{did_you_mean(name, children)}."
+            )
+        found = getattr(found, name)
+    if not isinstance(found, kind):
+        raise UserError(
+            f"The {asked_by} is given as {path!r}, which is of type {type(found).__name__}; "
+            f"expected an instance of {kind.__name__}, so give the path of one."
+        )
+    return found
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Set a module to eval mode, and restore the mode of each submodule afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def features_of(trainer: Trainer, encode: Callable[[Tensor], Any], image: Tensor) -> Tensor:
+    """Encode images in the precision of the trainer.
+
+    Args:
+        trainer: Decides the precision.
+        encode: A method that returns features, or a tuple that starts with them.
+        image: Images [B, 3, H, W], on the module's device.
+
+    Returns:
+        The features.
+    """
+    with trainer.precision_plugin.forward_context():
+        features = encode(trainer.precision_plugin.convert_input(image))
+    found: Tensor = features[0] if isinstance(features, tuple) else features
+    return found
+
+
+def missing_callbacks(present: Iterable[Callback], *candidates: Callback) -> list[Callback]:
+    """Return the candidates of whose class, or of a subclass of it, no instance is present yet.
+
+    Lightning silently replaces a user's callback by one of the same class that the module returns, and runs both if the
+    user's is of a subclass. In a module:
+
+        def configure_callbacks(self) -> list[Callback]:
+            return missing_callbacks(self.trainer.callbacks, EMACallback(), QueueCallback())
+
+    Args:
+        present: Callbacks of the Trainer.
+        *candidates: Callbacks that the module needs, in order.
+    """
+    present = list(present)
+    return [candidate for candidate in candidates if not any(isinstance(there, type(candidate)) for there in present)]

@@ -1,0 +1,60 @@
+"""Embeddings of images in a Parquet file."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from .rows import PredictionRowsWriter, gather_rows
+
+ORIGIN = b"tower"
+"""Entry of the file's metadata with the description of what made its embeddings, in JSON."""
+
+
+class ImageEmbeddingWriter(PredictionRowsWriter):
+    """Writes `embeddings.parquet` after `predict`: sample_index, image, image_id, embedding (D float32).
+
+    Embeddings are written as they come, not scaled. `image` is the image's path, or its source and row, from the
+    datamodule's `picture_name`; null where there is none. What made them, the module's `origin` if it has one (plain
+    data), is the entry "tower" of the file's metadata. The file is written beside its place and then renamed.
+
+    The module's `predict_step` returns `{"sample_index": long [B], "image_id": long [B], "embedding": [B, D]}`. All
+    embeddings are held in main memory, in every process.
+
+    Args:
+        folder: Where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
+
+    Raises:
+        ValueError: If `predict_step` returns something else.
+    """
+
+    returned, file, written = ("image_id", "embedding"), "embeddings.parquet", "one embedding of each is"
+
+    @override
+    def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        return outputs["image_id"].cpu(), outputs["embedding"].float().cpu()
+
+    @override
+    def gathered(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        ids, embeddings = (
+            gather_rows([ids for ids, _ in batches], torch.zeros(0, dtype=torch.long)),
+            [part for _, part in batches],
+        )
+        return ids, gather_rows(embeddings, torch.zeros(0, 1))
+
+    @override
+    def columns(self, gathered: tuple[Tensor, Tensor], order: Tensor, trainer: Trainer) -> dict[str, Any]:
+        ids, embeddings = gathered
+        # Of one width, so that no offset can grow too large for its type.
+        rows = pa.FixedSizeListArray.from_arrays(embeddings[order].numpy().reshape(-1), embeddings.shape[1])
+        return {"image_id": ids[order].numpy(), "embedding": rows}
+
+    @override
+    def metadata(self, pl_module: LightningModule) -> dict[bytes, bytes] | None:
+        origin = getattr(pl_module, "origin", None)
+        return None if origin is None else {ORIGIN: json.dumps(origin).encode()}

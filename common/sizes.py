@@ -1,0 +1,25 @@
+"""Checks of sizes that have to divide into each other."""
+
+from .errors import UserError
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Check that attention heads share a width.
+
+    Raises:
+        UserError: if they do not.
+    """
+    if width % heads:
+        raise UserError(f"Expected a width that {heads} heads divide, got {width}: change one of them.")
+
+
+def check_patches(image_size: int, patch_size: int) -> None:
+    """Check that an image is made of whole patches.
+
+    Raises:
+        UserError: if it is not.
+    """
+    if image_size % patch_size:
+        raise UserError(
+            f"Expected an image size that patches of {patch_size} pixels divide, got {image_size}: change one of them."
+        )

@@ -1,0 +1,59 @@
+"""Groups of settings: frozen dataclasses in a constructor, plain nested dictionaries in a checkpoint."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from ...common.errors import UserError
+from ...common.names import did_you_mean
+
+Group = TypeVar("Group")
+
+
+def settings(kind: type[Group], value: Group | Mapping[str, Any]) -> Group:
+    """Return a group of settings from an instance, or from the mapping that a checkpoint holds.
+
+    Args:
+        kind: a dataclass.
+        value: an instance of it, or some of its fields by name.
+
+    Raises:
+        UserError: if it is neither, or a name is unknown.
+    """
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise UserError(f"Expected {kind.__name__} or a mapping of its fields, got {value!r}: give one of these.")
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in value:
+        if name not in defaults:
+            raise UserError(f"Expected fields of {kind.__name__}, got {name!r}: {did_you_mean(name, defaults)}")
+    # YAML has lists only.
+    as_tuples = {name: isinstance(default, tuple) for name, default in defaults.items()}
+    return kind(**{name: tuple(part) if as_tuples[name] else part for name, part in value.items()})
+
+
+def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return constructor arguments as plain data, which `torch.load(weights_only=True)` takes.
+
+    Groups become dictionaries. A callable that was given in Python, such as an optimizer's, cannot be stored: None
+    takes its place. The command line describes callables as plain data.
+    """
+    return {name: _plain(value) for name, value in arguments.items()}
+
+
+def flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the single settings of nested dictionaries under dotted names, such as `vision.width`."""
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return None if callable(value) else value

@@ -1,0 +1,86 @@
+"""Image preprocessing of MobileCLIP's and open_clip's models: by name, by file, and of a training here."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import open_clip
+from open_clip.transform import PreprocessCfg, merge_preprocess_dict
+
+from ...callbacks.checkpoints.checkpoint_io import AtomicCheckpointIO
+from ..base.preprocessing import is_checkpoint, recorded_preprocessing
+from ..networks.clip_preprocessing import Preprocessing
+from ..networks.open_clip_folder import CONFIG_NAME, WEIGHTS_NAME
+from .models import PRESETS, model_config
+
+
+def preprocessing_of(name: str, image_size: int | None = None) -> Preprocessing:
+    """Return the preprocessing of a model.
+
+    Weights of one name may differ in it; of open_clip's models it is that of the first listed weights.
+
+    Args:
+        name: as in `build_model`.
+        image_size: side of the images in pixels; None means the model's own.
+
+    Raises:
+        UserError: as `build_model` does.
+    """
+    size = image_size or model_config(name)["vision_cfg"]["image_size"]
+    preset = PRESETS.get(name)
+    if preset is not None:
+        return Preprocessing(size, preset.mean, preset.std, preset.interpolation)
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    listed = open_clip.get_pretrained_cfg(name, tags[0]) if tags else {}
+    own = PreprocessCfg(**merge_preprocess_dict(PreprocessCfg(), listed))
+    return Preprocessing(size, own.mean, own.std, own.interpolation, own.resize_mode)
+
+
+def preprocessing_of_file(name: str, path: str | Path, image_size: int | None = None) -> dict[str, Any] | None:
+    """Return the preprocessing that weights in a file expect, as a record (`recorded_preprocessing`).
+
+    Args:
+        name: as in `build_model`.
+        path: as in `load_weights`.
+        image_size: side of the images in pixels; None means the model's own.
+
+    Returns:
+        The record of a checkpoint of ours or of open_clip's folder, else the model's; None for a checkpoint without.
+    """
+    file = Path(path).expanduser()
+    if is_checkpoint(file):
+        content = AtomicCheckpointIO().load_checkpoint(file)
+        return preprocessing_of_training(content) if "model" in content.get("hyper_parameters", {}) else None
+    own = dataclasses.asdict(preprocessing_of(name, image_size))
+    config = file.parent / CONFIG_NAME
+    if file.name == WEIGHTS_NAME and config.is_file():
+        stored = json.loads(config.read_text(encoding="utf-8")).get("preprocess_cfg", {})
+        own |= {field: value for field, value in stored.items() if field in own}
+    return own
+
+
+def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the preprocessing of the evaluation of a training, as a record.
+
+    Without a record of a datamodule of this package it is that of the module's arguments.
+
+    Args:
+        content: the training's checkpoint.
+    """
+    recorded = recorded_preprocessing(content)
+    arguments = content["hyper_parameters"]
+    if recorded is None:
+        return preprocessing_of_arguments(arguments)
+    if "transform" in recorded:
+        return recorded
+    return recorded | {"image_size": arguments["vision"]["image_size"] or recorded.get("image_size")}
+
+
+def preprocessing_of_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the preprocessing that the arguments of `MobileCLIPModule` give, completed by the model's own."""
+    vision = arguments["vision"]
+    own = dataclasses.asdict(preprocessing_of(arguments["model"], vision["image_size"]))
+    given = {part: vision[f"image_{part}"] for part in ("mean", "std", "interpolation")}
+    return own | {part: value for part, value in given.items() if value is not None}

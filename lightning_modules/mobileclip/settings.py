@@ -1,0 +1,100 @@
+"""MobileCLIP's settings, in groups. "Paper" is arXiv 2311.17049, "MobileCLIP2" arXiv 2508.20691."""
+
+from dataclasses import dataclass
+
+from ...callbacks.ema import Warmup
+from ...common.errors import UserError
+from ..networks.clip_preprocessing import Interpolation, Three
+
+
+@dataclass(frozen=True)
+class VisionSettings:
+    """Images of the student. The command line takes all four from the data.
+
+    Args:
+        image_size: side of the square images in pixels; None means the model's own.
+        image_mean: mean of each channel for exports, if no datamodule of this package records it; None means the
+            model's own.
+        image_std: standard deviation that belongs to `image_mean`.
+        image_interpolation: interpolation of the resize for exports; None means the model's own.
+    """
+
+    image_size: int | None = None
+    image_mean: Three | None = None
+    image_std: Three | None = None
+    image_interpolation: Interpolation | None = None
+
+
+@dataclass(frozen=True)
+class TeacherSettings:
+    """The teachers whose concatenated embeddings the data holds.
+
+    Args:
+        dims: embedding dimension of each teacher; None means those in the data's `manifest.json`, else DataCompDR's,
+            768 both.
+        scales: factor of each teacher's cosines, 1 / temperature; None means those in `manifest.json`, else 100 each
+            (DataCompDR; DFNDR: 70 and 60).
+    """
+
+    dims: list[int] | None = None
+    scales: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class MomentumSettings:
+    """The moving average of the student, which is evaluated and exported.
+
+    Args:
+        momentum: momentum (paper: 0.9995); None evaluates the student itself, as the released scripts do.
+        warmup: whether the momentum is at most (1 + n) / (10 + n) after n steps (`EMAPair`), since the average of a
+            short run is otherwise close to its initial value. "short" does so in runs of fewer than 10 / (1 - momentum)
+            steps (20,000), unlike the paper's of 200,000.
+    """
+
+    momentum: float | None = 0.9995
+    warmup: Warmup = "short"
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """AdamW with a linear warm-up and half a cosine, as in open_clip.
+
+    Args:
+        learning_rate: peak learning rate (paper).
+        min_learning_rate: learning rate at the last step (paper; MobileCLIP2-S3 and -S4, and the released scripts: 0).
+        warmup_steps: optimizer steps of the warm-up (paper: 2000; MobileCLIP2-S0 and -S2: 10,000; released scripts:
+            1000); a tenth of the run if the run is not longer.
+        weight_decay: weight decay of matrices (paper); norms, biases and scales do not decay.
+        decay_layer_scales: whether the scales of residual branches decay, as in the released scripts.
+        betas: beta1 and beta2 (paper).
+        eps: epsilon (open_clip: 1e-6 for models with "vit" in their name).
+    """
+
+    learning_rate: float = 1e-3
+    min_learning_rate: float = 1e-6
+    warmup_steps: int = 2000
+    weight_decay: float = 0.2
+    decay_layer_scales: bool = False
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """Large batches on small memory.
+
+    Args:
+        micro_batch_size: pairs that go through the towers at a time, with activations computed again in the backward
+            pass: the loss of the whole batch in the memory of a small one. Exact for towers without BatchNorm; BatchNorm
+            (MCi, MCt) normalizes each slice by its own statistics, and its running statistics move once a step towards
+            their mean over the slices. None means the whole batch.
+        loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None means all.
+    """
+
+    micro_batch_size: int | None = None
+    loss_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("micro_batch_size", self.micro_batch_size), ("loss_rows", self.loss_rows)):
+            if value is not None and value < 1:
+                raise UserError(f"Expected a memory.{name} of at least 1, got {value}: correct it, or leave it out.")

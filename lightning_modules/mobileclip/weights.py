@@ -1,0 +1,199 @@
+"""Trained weights of image-text models, read from the vendor's, open_clip's or our own files."""
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from open_clip import CustomTextCLIP
+from open_clip.model import convert_to_custom_text_state_dict
+from open_clip.transformer import VisionTransformer as OpenClipViT
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from timm.layers import resample_abs_pos_embed
+from timm.models import VisionTransformer as TimmViT
+from torch import Tensor, nn
+
+from ...callbacks.checkpoints.checkpoint_io import AtomicCheckpointIO
+from ...callbacks.checkpoints.sharded_checkpoint import METADATA
+from ...common.errors import UserError
+from ..networks.clip_preprocessing import Preprocessing
+from ..networks.open_clip_folder import WEIGHTS_NAME
+from .models import build_model
+from .preprocessing import preprocessing_of
+from .vendor_layout import from_vendor, is_vit, vendor_name
+
+STUDENT, AVERAGE = "student.", "average."
+"""Prefixes of the two networks of a training in its state dict."""
+_WRAPPED = "module."
+# timm's image towers have a bias that the vendor's lack; SigLIP has a logit bias that students trained here lack.
+_ZERO_IF_MISSING = ("visual.trunk.head.fc.bias", "visual.trunk.head.bias", "logit_bias")
+
+
+class Pretrained(NamedTuple):
+    """A trained model in eval mode, and its preprocessing."""
+
+    model: CustomTextCLIP
+    preprocessing: Preprocessing
+
+
+def load_pretrained(
+    name: str, path: str | Path, image_size: int | None = None, context_length: int | None = None
+) -> Pretrained:
+    """Build a model and load trained weights.
+
+    The name of one of open_clip's models implies its activation, which files do not: OpenAI's weights are of names that
+    end in `-quickgelu`.
+
+    Args:
+        name: as in `build_model`.
+        path: as in `load_weights`.
+        image_size: side of the images in pixels; None means the model's own.
+        context_length: number of tokens in a text; None means the model's own.
+
+    Raises:
+        UserError: if there is no such model or file, or the weights are of another model or cannot be read.
+    """
+    model = build_model(name, image_size, context_length)
+    rank_zero_info(load_weights(model, name, path))
+    return Pretrained(model.eval(), preprocessing_of(name, image_size))
+
+
+def load_weights(model: CustomTextCLIP, name: str, path: str | Path) -> str:
+    """Load trained weights into a model, all of them or none.
+
+    Args:
+        model: the network to fill.
+        name: its name, for messages.
+        path: a file of `torch.save` or `.safetensors`, in the vendor's or open_clip's layout, or a checkpoint of a
+            training here, whose moving average is preferred to its student.
+
+    Returns:
+        A sentence for the log.
+
+    Raises:
+        UserError: if there is no such file, it cannot be read, or it is of another model.
+    """
+    source = repr(str(path))
+    state, kind = _read(Path(path).expanduser(), source)
+    reported: Callable[[str], str | None] = str
+    if any(key.startswith("image_encoder.") for key in state):
+        state, reported = from_vendor(model, state), partial(vendor_name, vit=is_vit(model.state_dict()))
+        kind = "the vendor's checkpoint"
+    if model.logit_bias is None:
+        state.pop("logit_bias", None)  # SigLIP's; no feature depends on it
+    notes = _resize_positions(model, state)
+    fitted = fit(model, state, source, reported)
+    notes += [f"with zeros for the missing {key}" for key in fitted.keys() - state.keys()]
+    model.load_state_dict(fitted)
+    return f"{name} starts with {kind} {source}{''.join(f', {note}' for note in notes)}."
+
+
+def fit(
+    model: nn.Module, state: Mapping[str, Tensor], source: str, reported: Callable[[str], str | None] = str
+) -> dict[str, Tensor]:
+    """Return a state dict with exactly the model's names and shapes.
+
+    Only the biases of an image projection and of the logits may be missing, which become zero; a scalar may be of shape
+    [] or [1].
+
+    Args:
+        model: the network to fill.
+        state: the found weights under the model's names.
+        source: where they are from, for messages.
+        reported: returns the source's name for one of the model's.
+
+    Raises:
+        UserError: if weights are missing, unexpected, or of another shape.
+    """
+    found = dict(state)
+    missing, wrong = [], []
+    expected = model.state_dict()
+    for name, tensor in expected.items():
+        if name not in found and name in _ZERO_IF_MISSING:
+            found[name] = torch.zeros_like(tensor)
+        elif name not in found:
+            missing.append(str(reported(name)))
+        elif found[name].numel() == tensor.numel() == 1:
+            found[name] = found[name].reshape(tensor.shape)
+        elif found[name].shape != tensor.shape:
+            wrong.append(f"{reported(name)} {list(found[name].shape)} instead of {list(tensor.shape)}")
+    unexpected = sorted(found.keys() - expected.keys())
+    if len(wrong) == 1 and not missing and not unexpected and "text.positional_embedding" in expected:
+        length, own = (len(tensors["text.positional_embedding"]) for tensors in (found, expected))
+        if length != own:
+            raise UserError(
+                f"Expected positions of {own} tokens, got {length} in {source}: build the model with "
+                f"context_length={length}."
+            )
+    problems = [
+        f"{len(names)} {problem} ({names[0]}{', ...' if len(names) > 1 else ''})"
+        for problem, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
+        if names
+    ]
+    if problems:
+        raise UserError(
+            f"Expected the weights of this model in {source}, got {' and '.join(problems)}: name the model that the "
+            "weights are of."
+        )
+    return found
+
+
+def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the part of a state dict with a prefix, without the prefix."""
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+
+def _read(path: Path, source: str) -> tuple[dict[str, Tensor], str]:
+    """Return a state dict and its kind, in words."""
+    if path.is_dir() and not (path / METADATA).is_file():
+        raise UserError(f"Expected a file, got the folder {source}: name a file in it, such as {WEIGHTS_NAME}.")
+    if not path.exists():
+        raise UserError(f"Expected trained weights, found no file {source}: correct the path, or download it.")
+    state: Any
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else AtomicCheckpointIO().load_checkpoint(path)
+    # Unpickling something else ends in any of these, apart from the errors that have a sentence already.
+    except (SafetensorError, LookupError, UnicodeError, AssertionError, struct.error) as error:
+        raise UserError(
+            f"The checkpoint {source} cannot be read ({error}): it is damaged or of another kind, get it again."
+        ) from error
+    for entry in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(entry), dict):
+            state = state[entry]
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(
+            f"Expected trained weights, found neither a state dict nor one under 'state_dict' or 'model' in {source}: "
+            "correct the path."
+        )
+    if all(key.startswith(_WRAPPED) for key in state):
+        state = below(_WRAPPED, state)
+    for prefix, kind in ((AVERAGE, "the averaged weights of"), (STUDENT, "the student of")):
+        if own := below(prefix, state):
+            return own, f"{kind} the training"
+    return convert_to_custom_text_state_dict(state), "the checkpoint"
+
+
+def _resize_positions(model: CustomTextCLIP, state: dict[str, Tensor]) -> list[str]:
+    """Resample a ViT's positions in place for the model's image size, and return a note for the log."""
+    trunk = getattr(model.visual, "trunk", None)
+    if isinstance(trunk, TimmViT):
+        name, grid = "visual.trunk.pos_embed", trunk.patch_embed.grid_size
+        prefix = 0 if trunk.no_embed_class else trunk.num_prefix_tokens
+    elif isinstance(model.visual, OpenClipViT):
+        name, grid, prefix = "visual.positional_embedding", model.visual.grid_size, 1
+    else:
+        return []
+    found, own = state.get(name), model.state_dict().get(name)
+    if found is None or own is None or found.dim() != own.dim() or found.shape[-1] != own.shape[-1]:
+        return []
+    side = math.isqrt(found.shape[-2] - prefix)
+    if found.shape == own.shape or side * side != found.shape[-2] - prefix:
+        return []
+    resampled = resample_abs_pos_embed(found.reshape(1, -1, found.shape[-1]), list(grid), num_prefix_tokens=prefix)
+    state[name] = resampled.reshape(own.shape)
+    return [f"with positions resampled from {side}x{side} to {grid[0]}x{grid[1]}"]

@@ -1,0 +1,67 @@
+"""An optimizer with its schedule, as `configure_optimizers` returns them."""
+
+from typing import Any
+
+from lightning import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from .schedules import Schedule, steps_of_run
+
+_LONG_RUN = 2**62  # steps
+
+
+def with_schedule(module: LightningModule, optimizer: Optimizer, schedule: Schedule) -> OptimizerLRScheduler:
+    """Return an optimizer whose learning rates follow a schedule.
+
+    The schedule is a factor of the optimizer's own rates, so changing these on resume takes effect.
+
+    Args:
+        module: whose trainer knows the length of the run.
+        optimizer: its groups have the rates that go with the schedule's peak.
+        schedule: of the learning rate.
+    """
+
+    def factor(index: int) -> float:
+        if schedule.interval == "epoch":
+            total = 0
+        elif index == 0:
+            # Asking for the length would build the loaders before a checkpoint is restored. `start_schedule` does.
+            total = _LONG_RUN
+        else:
+            total = steps_of_run(module.trainer)
+        return schedule.rate(index, total) / schedule.peak
+
+    scheduler = LambdaLR(optimizer, factor)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": schedule.interval}}
+
+
+def with_scheduler(optimizer: Optimizer, make: LRSchedulerCallable) -> OptimizerLRScheduler:
+    """Return an optimizer with a scheduler of torch that steps after each optimizer step.
+
+    `ReduceLROnPlateau`, which has a metric to monitor, steps after each epoch.
+    """
+    scheduler = make(optimizer)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        monitor: Any = getattr(scheduler, "monitor", None)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": monitor}}
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def start_schedule(module: LightningModule, schedule: Schedule) -> None:
+    """Give the first step the rate of a run of this length; call it in `on_train_start`.
+
+    Raises:
+        ValueError: if the schedule counts steps and the length of the run is not known.
+    """
+    if schedule.interval == "epoch":
+        return
+    total = steps_of_run(module.trainer)
+    schedule.warn(total)
+    for config in module.trainer.lr_scheduler_configs:
+        scheduler = config.scheduler
+        if isinstance(scheduler, LambdaLR) and scheduler.last_epoch == 0:  # else it was restored
+            for group, base in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
+                group["lr"] = base * schedule.rate(0, total) / schedule.peak

@@ -1,0 +1,661 @@
+"""Zero-shot accuracies against plain loops, over processes, and without a trace in training."""
+
+import os
+import pickle
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.utils.data import DataLoader
+
+from support.albef import IMAGE_SIZE, tiny_albef
+from support.classification import accuracies, metrics_of
+from support.command_line import run
+from support.distributed import rank_trainer, run_distributed
+from support.tiny_modules import trainer
+from vlightning.callbacks import ZeroShotClassification, zero_shot
+from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
+
+NAMES = ["red", "green", "blue", "dark red", "pale green", "grey", "orange fish"]
+WORDS = ["", "a", "photo", "of", "bad", "the", "red", "green", "blue", "dark", "pale", "grey", "orange", "fish"]
+TEMPLATES = ["a photo of {}", "{}", "a bad {} of the photo"]
+PICTURES = 53
+
+
+class Words:
+    """Numbers of words, padded with 0; what is not known counts as "a"."""
+
+    def __call__(self, texts):
+        rows = [[WORDS.index(word) if word in WORDS else 1 for word in text.split()] for text in texts]
+        longest = max(len(row) for row in rows)
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+        return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+
+def word_vectors():
+    draws = torch.Generator().manual_seed(3)
+    lengths = torch.logspace(-1, 1, len(WORDS))[torch.randperm(len(WORDS), generator=draws), None]
+    return (torch.randn(len(WORDS), 3, generator=draws) * lengths).index_fill(0, torch.tensor([0]), 0)
+
+
+VECTORS = word_vectors()
+
+
+class Pairs(LightningDataModule):
+    """What the trainer trains on; knows how to encode words."""
+
+    def encoder(self):
+        return Words()
+
+    def train_dataloader(self):
+        return DataLoader(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), batch_size=2, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(torch.zeros(4, 3), batch_size=2)
+
+    test_dataloader = val_dataloader
+
+
+class Images(LightningDataModule):
+    """Labelled images in plain loaders, as another project may have them; the test split has fewer.
+
+    Class 5 occurs in neither, and the others not equally often.
+    """
+
+    def __init__(self, class_names=None, labels=None, batch_size=8):
+        super().__init__()
+        if class_names is not None:
+            self.class_names = class_names
+        self.label = torch.tensor([0, 1, 1, 2, 3, 3, 3, 4, 6, 6] * 6)[:PICTURES] if labels is None else labels
+        draws = torch.Generator().manual_seed(1)
+        colours = torch.stack([VECTORS[Words()([name])["input_ids"][0]].sum(0) for name in NAMES])
+        colours = nn.functional.normalize(colours, dim=-1)[self.label.clamp(0, 6)][..., None, None]
+        noise = torch.randn(PICTURES, 3, 4, 4, generator=draws) + 0.4 * torch.randn(PICTURES, 3, 1, 1, generator=draws)
+        self.image = colours + noise
+        self.batch_size = batch_size
+        self.calls = []
+
+    def prepare_data(self):
+        self.calls.append("prepare")
+
+    def setup(self, stage):
+        self.calls.append(stage)
+
+    def teardown(self, stage):
+        self.calls.append(f"no {stage}")
+
+    def split(self, length):
+        rows = [{"image": image, "label": label} for image, label in zip(self.image, self.label, strict=True)]
+        return DataLoader(rows[:length], batch_size=self.batch_size)
+
+    def val_dataloader(self):
+        return self.split(PICTURES)
+
+    def test_dataloader(self):
+        return self.split(20)
+
+
+class OnlyValidation(LightningDataModule):
+    class_names = NAMES
+
+    def val_dataloader(self):
+        return Images().val_dataloader()
+
+
+class OnlyTest(LightningDataModule):
+    class_names = NAMES
+
+    def test_dataloader(self):
+        return Images().test_dataloader()
+
+
+class Linear(LightningModule):
+    """Images by their mean colour, texts by the sum of their words, both in three dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding.from_pretrained(VECTORS.clone(), freeze=False)
+        self.head = nn.Linear(3, 3)
+        nn.init.eye_(self.head.weight)
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("seen", torch.zeros(()))
+        self.record = SimpleNamespace(images=0, texts=[], modes=set(), dtypes=set(), autocast=set(), sizes=set())
+
+    def encode_images(self, image):
+        self._note(image)
+        self.record.images += len(image)
+        self.record.sizes.add(tuple(image.shape[1:]))
+        return self.dropout(image.mean((2, 3)) @ self.head.weight.T), None
+
+    def encode_texts(self, input_ids, attention_mask):
+        self._note(self.words.weight)
+        self.record.texts.append(len(input_ids))
+        assert torch.equal(attention_mask, (input_ids > 0).long())
+        return self.dropout(self.words(input_ids).sum(1))
+
+    def _note(self, tensor):
+        assert not torch.is_grad_enabled()
+        if self.dropout.training:
+            self.seen += 1  # as a BatchNorm does
+        self.record.modes.add((self.training, self.dropout.training))
+        self.record.dtypes.add(tensor.dtype)
+        self.record.autocast.add(torch.is_autocast_enabled("cpu"))
+
+    def training_step(self, batch, batch_idx):
+        loss = (self.dropout(self.head(batch)) + torch.randn(3)).square().mean()
+        return loss + self.words.weight.square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class TensorOnly(Linear):
+    def encode_images(self, image):
+        return super().encode_images(image)[0]
+
+
+def reference(module, data, split="val", names=NAMES, templates=TEMPLATES, of_prompts=True, of_classes=True):
+    """The definition, one image and one prompt at a time, in float64."""
+    module.eval()
+    words, head = module.words.weight.detach().double(), module.head.weight.detach().double()
+
+    def unit(vector, wanted=True):
+        return vector / vector.norm() if wanted else vector
+
+    classes = []
+    for name in names:
+        prompts = []
+        for template in templates:
+            (ids,) = Words()([template.format(name)])["input_ids"]
+            prompts.append(unit(sum(words[number] for number in ids), of_prompts))
+        classes.append(unit(sum(prompts) / len(prompts), of_classes))
+    ranks, labels = [], []
+    for batch in getattr(data, f"{split}_dataloader")():
+        for image, label in zip(batch["image"].double(), batch["label"].tolist(), strict=True):
+            features = head @ image.mean((1, 2))
+            scores = [float(features @ embedding) for embedding in classes]
+            ranks.append(sum(score > scores[label] for score in scores))
+            labels.append(label)
+    return accuracies(ranks, labels)
+
+
+def found(run, prefix="val", name="zero_shot"):
+    """The metrics of a callback, by name."""
+    return metrics_of(run, prefix, name)
+
+
+def callback(data=None, **options):
+    return ZeroShotClassification(data or Images(), **{"class_names": NAMES, "templates": TEMPLATES} | options)
+
+
+def validate(*callbacks, module=None, pairs=None, **options):
+    runs = trainer(*callbacks, **options)
+    runs.validate(module or Linear(), pairs or Pairs(), verbose=False)
+    return runs
+
+
+@pytest.mark.parametrize("module", [Linear, TensorOnly])
+def test_accuracies_are_those_of_plain_loops(module):
+    module = module()
+    data = Images()
+    expected = reference(module, data)
+    assert found(validate(callback(data), module=module)) == pytest.approx(expected, abs=1e-4)
+    # The images tell the definition from its neighbours, and the three numbers apart.
+    for changes in ({"of_prompts": False}, {"of_classes": False}, {"templates": TEMPLATES[:1]}):
+        assert reference(module, data, **changes)["top1"] != expected["top1"], changes
+    assert len({round(value) for value in expected.values()}) == 3
+    assert data.calls == ["prepare", "validate", "no validate"]
+
+
+@pytest.mark.parametrize("part", ["words", "head"])
+def test_a_dead_tower_gets_nothing_right_and_says_so(part):
+    module = Linear()
+    nn.init.constant_(getattr(module, part).weight, torch.nan)
+    with pytest.warns(
+        match=r"found infinite or undefined scores for 53 of 53 images \(sample_index unknown\), which rank"
+    ):
+        metrics = found(validate(callback(), module=module))
+    assert metrics == {"top1": 0, "top5": 0, "class_recall": 0, "non_finite": PICTURES}
+
+
+def test_the_test_split_is_measured_after_test():
+    module, data = Linear(), Images()
+    runs = trainer(callback(data, name="birds"))
+    runs.test(module, Pairs(), verbose=False)
+    expected = reference(module, data, "test")
+    assert expected != reference(module, data)
+    assert found(runs, "test", "birds") == pytest.approx(expected, abs=1e-4)
+    assert data.calls == ["prepare", "test", "no test"]
+
+
+@pytest.mark.parametrize(("kind", "count"), [("openai", 80), ("simple", 7)])
+def test_open_clips_templates(kind, count):
+    import open_clip
+
+    theirs = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}[kind]
+    module, data = Linear(), Images()
+    expected = reference(module, data, templates=[template("{}") for template in theirs])
+    assert found(validate(callback(data, templates=kind), module=module)) == pytest.approx(expected, abs=1e-4)
+    assert sum(module.record.texts) == count * len(NAMES)
+    assert max(module.record.texts) <= 256
+    assert [template.replace("{}", "cat") for template in callback(templates=kind).templates] == [
+        template("cat") for template in theirs
+    ]
+
+
+@pytest.mark.parametrize("prompts", [1, 6, 7, 1000])
+def test_prompts_are_encoded_some_at_a_time(prompts, monkeypatch):
+    monkeypatch.setattr(zero_shot, "_PROMPTS", prompts)
+    module, data = Linear(), Images()
+    assert found(validate(callback(data), module=module)) == pytest.approx(reference(module, data), abs=1e-4)
+    assert max(module.record.texts) == {1: 3, 6: 6, 7: 6, 1000: 21}[prompts]
+
+
+def test_five_classes_have_no_top5():
+    data = Images(labels=torch.arange(PICTURES) % 5)
+    assert set(found(validate(callback(data, class_names=NAMES[:5])))) == {"top1", "class_recall"}
+
+
+def test_names_come_from_a_file_or_the_data_or_open_clip(tmp_path):
+    expected = found(validate(callback()))
+    file = tmp_path / "names.txt"
+    file.write_text("\n".join(NAMES).replace("dark red", " dark red ") + "\n\n")
+    assert found(validate(callback(class_names=str(file)))) == expected
+    assert found(validate(callback(Images(tuple(NAMES)), class_names=None))) == expected
+    imagenet = callback(class_names="imagenet").class_names
+    assert (len(imagenet), imagenet[0], imagenet[999]) == (1000, "tench", "toilet paper")
+    file.write_text("red\n\nblue\n")
+    with pytest.raises(ValueError, match=r"an empty name for label 1 in .*names\.txt"):
+        callback(class_names=str(file))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"every_n_epochs": 0}, "every_n_epochs=0"),
+        ({"transform": "mine"}, "transform='mine'"),
+        ({"class_names": "nowhere.txt"}, "found no file 'nowhere.txt'"),
+        ({"class_names": []}, "found no name in class_names"),
+        ({"class_names": ["red", " "]}, "an empty name for label 1 in class_names"),
+        ({"templates": "imagenet"}, "found 'imagenet' as templates"),
+        ({"templates": []}, r"found \[\] as templates"),
+        ({"templates": ["a {}", "a photo"]}, r"found \['a {}', 'a photo'\] as templates"),
+        ({"templates": ["{} and {}"]}, "with one {} each"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        callback(**options)
+
+
+class NoTexts(LightningModule):
+    validation_step = Linear.validation_step
+
+    def encode_images(self, image):
+        return image.mean((2, 3))
+
+
+class NoEncoder(LightningDataModule):
+    val_dataloader = Pairs.val_dataloader
+
+
+class Prepared(Pairs):
+    eval_transform = nn.Identity()
+
+
+class NoLabels(Images):
+    def split(self, length):
+        return DataLoader(self.image, batch_size=8)
+
+
+class NoImages(Images):
+    def split(self, length):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "options", "sentence"),
+    [
+        ([callback()], {"module": NoTexts()}, r"found no encode_texts\(\) in NoTexts"),
+        ([callback()], {"pairs": NoEncoder()}, r"found no encoder\(\) in the trainer's datamodule \(NoEncoder\)"),
+        ([callback()], {"pairs": Prepared()}, "found no eval_transform in Images .*set transform to 'own'"),
+        ([callback(class_names=None)], {}, "found no class_names in Images"),
+        ([callback(), callback(), callback(name="other")], {}, "'zero_shot' is there twice"),
+        ([callback(LightningDataModule())], {}, "neither a validation nor a test split in LightningDataModule"),
+        ([callback(class_names=NAMES[:6])], {}, r"found 10 of 53 labels outside 0 to 5, expected .*the 6 class names"),
+        ([callback(Images(labels=torch.arange(PICTURES) - 1))], {}, "found 46 of 53 labels outside 0 to 6"),
+        ([callback(NoLabels())], {}, "found a batch of Tensor from NoLabels, expected a dict with 'image'"),
+        ([callback(NoImages())], {}, "found no image in the validation split of NoImages"),
+    ],
+)
+def test_runs_that_cannot_be_measured_are_refused(callbacks, options, sentence):
+    with pytest.raises(ValueError, match=sentence) as error:
+        validate(*callbacks, **options)
+    assert str(error.value).startswith("ZeroShotClassification 'zero_shot' ")
+    assert "\n" not in str(error.value)
+
+
+def test_loaders_go_when_a_run_fails():
+    class Watched(NoLabels):
+        def on_exception(self, exception):
+            self.calls.append(type(exception).__name__)
+
+    data = Watched()
+    with pytest.raises(ValueError, match="found a batch of Tensor"):
+        validate(callback(data))
+    assert data.calls == ["prepare", "validate", "ValueError"]
+
+
+class ShapesWithoutTest(ShapeClassesDataModule):
+    def open_split(self, split):
+        return None if split == "test" else super().open_split(split)
+
+
+def shapes(kind=ShapeClassesDataModule, **options):
+    return kind(**{"eval_length": 43, "eval_batch_size": 4, "image_size": 8, "seed": 0} | options)
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+@pytest.mark.parametrize("data", [OnlyValidation, OnlyTest, lambda: shapes(ShapesWithoutTest)])
+def test_data_with_one_split_serves_both_stages(data, stage):
+    data, module = data(), Linear()
+    runs = trainer(callback(data, class_names=None))
+    (runs.validate if stage == "val" else runs.test)(module, Pairs(), verbose=False)
+    if isinstance(data, ShapeClassesDataModule):
+        assert module.record.images == 43
+        assert list(data._rows) == ["validation"]
+    else:
+        only = "test" if isinstance(data, OnlyTest) else "val"
+        assert found(runs, stage) == pytest.approx(reference(module, data, only), abs=1e-4)
+
+
+class Sized(Pairs):
+    """A datamodule with a transform, as those of this project have."""
+
+    @staticmethod
+    def eval_transform(image):
+        return torch.full((3, 2, 6), image.size[0] / 255)
+
+
+@pytest.mark.parametrize(("transform", "size"), [("trainer", (3, 2, 6)), ("own", (3, 8, 8))])
+def test_images_are_prepared_as_asked(transform, size):
+    module = Linear()
+    validate(callback(shapes(), class_names=None, transform=transform), module=module, pairs=Sized())
+    assert module.record.sizes == {size}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "autocast"),
+    [
+        ("bf16-mixed", torch.float32, True),
+        ("bf16-true", torch.bfloat16, False),
+        ("64-true", torch.float64, False),
+    ],
+)
+def test_encoders_run_in_the_trainers_precision_and_cosines_in_float32(precision, dtype, autocast):
+    class Close(Linear):
+        """Features that bf16 holds exactly; cosines that it cannot tell apart."""
+
+        def encode_images(self, image):
+            self._note(image)
+            return image.mean((2, 3)).sign()
+
+        def encode_texts(self, input_ids, attention_mask):
+            self._note(self.words.weight)
+            last = input_ids.gather(1, attention_mask.sum(1, keepdim=True) - 1)[:, 0]
+            near = torch.stack([torch.tensor([128.0, 128 - number, 128]) for number in range(len(WORDS))])
+            return near[last].to(self.words.weight.dtype)
+
+    module = Close()
+    data = Images()
+    data.image = torch.ones(PICTURES, 3, 4, 4)
+    for names in (["a", "photo", "of"], ["photo", "of", "a"]):  # the longer WORDS goes on, the further from (1, 1, 1)
+        data.label = torch.full((PICTURES,), names.index("a"))
+        runs = validate(callback(data, class_names=names, templates=["{}"]), module=module, precision=precision)
+        assert found(runs) == {"top1": 100.0, "class_recall": 100.0}
+    assert module.record.dtypes == {dtype}
+    assert module.record.autocast == {autocast}
+
+
+class Unquiet(Linear):
+    """Keeps one part in eval mode while it trains, and another in train mode while it is validated."""
+
+    def on_train_start(self):
+        self.head.eval()
+
+    def on_validation_model_eval(self):
+        self.eval()
+        self.dropout.train()
+
+    def on_validation_epoch_end(self):  # after the callbacks
+        self.left = (self.training, self.dropout.training)
+
+
+def test_modes_are_put_back_part_by_part():
+    module = Unquiet()
+    runs = trainer(callback())
+    runs.fit(module, Pairs())
+    assert module.record.modes == {(False, False)}
+    assert module.left == (False, True)
+    assert [module.training, module.dropout.training, module.head.training] == [True, True, False]
+
+
+class Drawing(Images):
+    """Draws from every global generator, in every place."""
+
+    def setup(self, stage):
+        self.draw()
+
+    def draw(self):
+        return torch.rand(1), np.random.rand(), random.random()
+
+    def split(self, length):
+        self.draw()
+        rows = [{"image": image, "label": label} for image, label in zip(self.image, self.label, strict=True)]
+        return DataLoader(rows[:length], batch_size=8, shuffle=True)
+
+
+def test_training_is_bit_for_bit_that_without_the_callback():
+    ends = []
+    for callbacks in ([], [callback(Drawing())]):
+        torch.manual_seed(5), np.random.seed(5), random.seed(5)
+        module = Unquiet()
+        trainer(*callbacks, max_epochs=2, val_check_interval=2).fit(module, Pairs())
+        assert bool(module.record.images) == bool(callbacks)
+        ends.append((module.state_dict(), torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()))
+    for name, value in ends[0][0].items():
+        assert torch.equal(value, ends[1][0][name]), name
+    assert torch.equal(ends[0][1], ends[1][1])
+    assert ends[0][2:] == ends[1][2:]
+
+
+class Watcher(ModelCheckpoint):
+    """Notes what a monitor sees."""
+
+    def on_validation_end(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            self.saw = [*getattr(self, "saw", []), "val/zero_shot_top1" in trainer.callback_metrics]
+        super().on_validation_end(trainer, pl_module)
+
+
+def test_every_second_epoch_can_be_monitored(tmp_path):
+    module = Linear()
+    best = Watcher(tmp_path, monitor="val/zero_shot_top1", mode="max", every_n_epochs=2, save_top_k=-1)
+    runs = trainer(callback(every_n_epochs=2), best, max_epochs=5, enable_checkpointing=True, num_sanity_val_steps=0)
+    runs.fit(module, Pairs())
+    assert module.record.images == 2 * PICTURES
+    assert best.saw == [False, True, True, True, True]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("options", [{"num_sanity_val_steps": 2, "limit_train_batches": 0}, {"fast_dev_run": True}])
+def test_trials_take_one_batch_and_one_template(options):
+    module = Linear()
+    data = Images(labels=torch.full((PICTURES,), 6))
+    runs = trainer(callback(data, every_n_epochs=9), **options)
+    runs.fit(module, Pairs())
+    assert (module.record.images, module.record.texts) in [(8, [7]), (0, [])]
+    if "fast_dev_run" not in options:
+        assert module.record.images == 8
+        assert found(runs) == {}
+    with pytest.raises(ValueError, match="labels outside 0 to 5"):
+        trainer(callback(data, class_names=NAMES[:6]), **options).fit(module, Pairs())
+
+
+def test_the_callback_can_be_sent_to_other_processes():
+    assert pickle.loads(pickle.dumps(callback(templates="openai"))).templates == callback(templates="openai").templates
+
+
+class Downloaded(Images):
+    """Takes a while to prepare, which one process does for all."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def prepare_data(self):
+        time.sleep(0.3)
+        (self.folder / f"by-{os.getpid()}").touch()
+
+    def setup(self, stage):
+        assert len(list(self.folder.iterdir())) == 1
+
+
+def both_kinds(folder, make):
+    """What is found in data that shares itself out, and in a plain loader; and how much was encoded for it."""
+    ends = []
+    for each in (callback(shapes(), class_names=None), callback(Downloaded(folder))):
+        module, runs = Linear(), make(callbacks=[each])
+        runs.validate(module, Pairs(), verbose=False)
+        ends.append((found(runs), module.record.images, sum(module.record.texts)))
+    return ends
+
+
+def both_on_rank(folder):
+    return both_kinds(folder, lambda **options: rank_trainer("ddp", **options))
+
+
+def test_two_processes_find_what_one_finds(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir(), two.mkdir()
+    (shared, *shared_work), (plain, *plain_work) = both_kinds(one, lambda callbacks: trainer(*callbacks))
+    assert (shared_work, plain_work) == ([43, 3 * 40], [PICTURES, 3 * 7])
+    for ends, images in zip(run_distributed(both_on_rank, two), (22, 21), strict=True):
+        (found_shared, *shared_work), (found_plain, *plain_work) = ends
+        assert found_shared == pytest.approx(shared, abs=1e-4)
+        assert found_plain == pytest.approx(plain, abs=1e-4)
+        assert (shared_work, plain_work) == ([images, 3 * 20], [PICTURES, 3 * 4])
+
+
+def refused_on_rank():
+    try:
+        rank_trainer("ddp", callbacks=[callback(shapes(), class_names=NAMES[:6])]).validate(
+            Linear(), Pairs(), verbose=False
+        )
+    except ValueError as error:
+        return str(error)
+
+
+def test_labels_that_one_process_sees_stop_both():
+    first, second = run_distributed(refused_on_rank)
+    assert first == second
+    assert "found 34 of 43 labels outside 0 to 5" in first
+
+
+class Split(Linear):
+    def configure_model(self):
+        pass
+
+
+def layers_shared_on_rank():
+    runs = rank_trainer("ddp", callbacks=[callback()])
+    strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2, process_group_backend="gloo")
+    strategy.cluster_environment = runs.strategy.cluster_environment
+    from lightning import Trainer
+
+    try:
+        Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, callbacks=[callback()]).validate(
+            Split(), Pairs(), verbose=False
+        )
+    except ValueError as error:
+        return str(error)
+
+
+def test_processes_that_share_layers_are_refused():
+    for sentence in run_distributed(layers_shared_on_rank):
+        assert "found 2 processes that hold 1 models, expected one each" in sentence
+
+
+def albef_and_shapes():
+    pairs = ShapesDataModule(
+        image_size=IMAGE_SIZE, length=16, eval_length=8, batch_size=4, vocab_size=200, max_tokens=16, seed=0
+    )
+    return tiny_albef(text={"vocab_size": 200}, rerank={"k": 0}), pairs
+
+
+def albef_on_rank(kind):
+    runs = rank_trainer(kind, callbacks=[callback(shapes(), class_names=None)])
+    runs.validate(*albef_and_shapes(), verbose=False)
+    return found(runs)
+
+
+def test_a_sharded_albef_finds_what_a_whole_one_finds():
+    runs = trainer(callback(shapes(), class_names=None))
+    runs.validate(*albef_and_shapes(), verbose=False)
+    for metrics in run_distributed(albef_on_rank, "sharded"):
+        assert metrics == pytest.approx(found(runs), abs=1e-4)
+
+
+SMALL = """
+model:
+  init_args: {vision_width: 16, vision_depth: 1, vision_heads: 2, text_width: 16, text_heads: 2, text_ffn_width: 32,
+    text_layers: 1, embed_dim: 8, queue_size: 16}
+data: {init_args: {image_size: 16, batch_size: 8, num_workers: 0, length: 16, eval_length: 8}}
+trainer: {max_epochs: 2, enable_progress_bar: false, enable_model_summary: false, logger: {init_args: {name: small}}}
+"""
+QUICKSTART = str(Path(__file__).parents[3] / "configs/albef/quickstart.yaml")
+
+
+def test_albef_on_the_command_line_and_again_from_its_saved_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(SMALL)
+    Path("names.txt").write_text("\n".join(f"thing {number}" for number in range(40)))
+    ran = run(
+        *("fit", "--config", QUICKSTART, "--config", "small.yaml", "--checkpoint.monitor", "val/zero_shot_top1"),
+        *("--trainer.callbacks+=ZeroShotClassification", "--trainer.callbacks.data=ShapeClassesDataModule"),
+        *("--trainer.callbacks.data.eval_length=40", "--trainer.callbacks.templates=simple"),
+        *("--trainer.callbacks+=ZeroShotClassification", "--trainer.callbacks.data=ShapeClassesDataModule"),
+        *("--trainer.callbacks.name=other", "--trainer.callbacks.class_names=names.txt"),
+        *('--trainer.callbacks.templates=["a {}", "the {}"]', "--trainer.callbacks.data.eval_length=80"),
+    )
+    assert ran.status == 0, ran.err
+    checkpoints = Path("runs/small/version_0/checkpoints")
+    (best,) = checkpoints.glob("best-step*.ckpt")
+    state = torch.load(best, weights_only=True)["callbacks"]
+    (score,) = (s["best_model_score"] for s in state.values() if s.get("monitor") == "val/zero_shot_top1")
+    assert 0 <= float(score) <= 100
+    saved = yaml.safe_load(Path("runs/small/version_0/config.yaml").read_text())
+    first, second = (each["init_args"] for each in saved["trainer"]["callbacks"])
+    assert (first["templates"], second["templates"]) == ("simple", ["a {}", "the {}"])
+    assert first["data"]["class_path"].endswith("ShapeClassesDataModule")
+    assert first["data"]["init_args"]["eval_length"] == 40
+    ran = run("fit", "--config", "runs/small/version_0/config.yaml", "--trainer.max_epochs", "1")
+    assert ran.status == 0, ran.err
+    assert list(Path("runs/small/version_1/checkpoints").glob("best-step*.ckpt"))
+    ran = run("test", "--config", "runs/small/version_0/config.yaml", "--ckpt_path", str(best))
+    assert ran.status == 0, ran.err
+    assert {"test/zero_shot_top1", "test/other_class_recall"} <= set(ran.out.split())

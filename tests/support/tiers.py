@@ -1,0 +1,65 @@
+"""Which tests are of the tier `unit`: those that start neither a process nor a training run, as their source says."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+STARTING_MODULES = {
+    "multiprocessing",
+    "subprocess",
+    "support.command_line",
+    "support.distributed",
+    "support.killed_run",
+    "support.processes",
+    "support.recipes",
+    "support.resume",
+    "support.slurm_cluster",
+    "support.wheel",
+}
+STARTING_NAMES = {"Trainer", "trainer", "fit", "validate", "predict"}
+
+
+def starts_something(file: Path, function: str) -> bool:
+    """Return whether a test function, or what it uses of its own file, starts a process or a training run."""
+    definitions, imported = _contents(file)
+    seen: set[str] = set()
+    waiting = {function}
+    while waiting:
+        name = waiting.pop()
+        if name in imported or name in STARTING_NAMES:
+            return True
+        seen.add(name)
+        waiting |= (definitions.get(name, set()) & (definitions.keys() | imported | STARTING_NAMES)) - seen
+    return False
+
+
+@cache
+def _contents(file: Path) -> tuple[dict[str, set[str]], set[str]]:
+    """The names that each definition of a file uses, and the names that it imports from where something starts."""
+    tree = ast.parse(file.read_text())
+    definitions: dict[str, set[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            definitions[node.name] = set(_names(node))
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    definitions[target.id] = set(_names(node.value))
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in STARTING_MODULES:
+            imported |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            imported |= {alias.asname or alias.name for alias in node.names if alias.name in STARTING_MODULES}
+    return definitions, imported
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            yield part.id
+        elif isinstance(part, ast.Attribute):
+            yield part.attr
+        elif isinstance(part, ast.arg):  # a fixture
+            yield part.arg
