@@ -72,9 +72,7 @@ def albef(folder: Path) -> LightningModule:
     """Three fused layers over a ViT of six."""
     return ALBEFModule(
         vision=albef_settings.VisionSettings(image_size=SIZE, patch_size=8, width=192, depth=6, heads=3),
-        text=albef_settings.TextSettings(
-            vocab_size=WORDS, width=192, heads=3, ffn_width=768, depth=3, fusion_depth=3
-        ),
+        text=albef_settings.TextSettings(vocab_size=WORDS, width=192, heads=3, ffn_width=768, depth=3, fusion_depth=3),
         contrast=albef_settings.ContrastSettings(embed_dim=128, queue_size=4096),
     )
 

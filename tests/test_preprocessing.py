@@ -19,6 +19,7 @@ from support.cocord import OFF
 from support.command_line import run
 from support.mmlg import tiny_extraction
 from vlightning.callbacks.learngene.file import load_learngene
+from vlightning.cli_support.export import export
 from vlightning.datamodules import (
     CLIPEvalTransform,
     ImageClassificationDataModule,
@@ -27,7 +28,6 @@ from vlightning.datamodules import (
     ReinforcedShapesDataModule,
     ShapesDataModule,
 )
-from vlightning.export import export
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
 from vlightning.lightning_modules.mmlg.towers import load_image_tower
 from vlightning.lightning_modules.mobileclip.export import save_vendor

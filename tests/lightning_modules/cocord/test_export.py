@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from support.cifar import fill
 from support.cocord import HEADS
+from support.command_line import export as main
 from support.command_line import run
-from vlightning.export import main
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.networks.classifier_files import load_classifier, read_classifier
 from vlightning.lightning_modules.networks.classifiers import build_classifier, public_network

@@ -11,14 +11,13 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from support.cocord import CLASSES, OFF, teacher_file
-from support.command_line import run
+from support.command_line import export, run
 from support.distributed import run_ddp_fit
 from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule
 from vlightning.datamodules.core.sampling import epoch_order
 from vlightning.datamodules.sources.label_table import LabelTable
-from vlightning.export import main as export
 from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
 from vlightning.lightning_modules.networks.classifier_files import load_classifier, read_classifier
 from vlightning.lightning_modules.networks.classifiers import build_classifier

@@ -19,10 +19,10 @@ from support.command_line import run
 from support.distributed import ONE_THREAD
 from support.images import draw_image, encoded
 from support.reinforced import write_tar
-from vlightning.cli_support import lost
-from vlightning.cli_support.lost import lost_process, lost_worker
+from vlightning.callbacks.distributed import launcher
+from vlightning.callbacks.distributed.lost_processes import lost_process, lost_worker
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 CONFIGS = TESTS.parent / "configs"
 
 # Loader workers
@@ -170,7 +170,7 @@ def test_a_killed_first_process_ends_the_other(tmp_path, strategy):
     status, sentence = quickstart(tmp_path, strategy, "SIGKILL", 0)
     assert status == -signal.SIGKILL
     assert sentence == (
-        "Lost the connection to another of the 2 processes of this run, which has died: look at what it last said, "
+        "Lost the connection to another of the 2 processes of this run, which has died: look at its last output, "
         "and at its memory"
     )
 
@@ -214,13 +214,14 @@ def test_shared_memory_that_is_full_is_told_apart():
 
 WATCH = """
 import subprocess, sys
-from vlightning.cli_support import lost
-lost.BEFORE_THE_END = 0.5
-launcher = lost.WatchedLauncher(None, 3, 1)
-launcher.procs = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sh", "-c", sys.argv[1]])]
-launcher.ended = len(sys.argv) > 2
-launcher._watch()
-launcher.procs[0].kill()
+from vlightning.callbacks.distributed import launcher, lost_processes
+launcher.BEFORE_THE_END = lost_processes.BEFORE_THE_END = 0.5
+watched = launcher.WatchedLauncher(launcher.SubprocessScriptLauncher(None, 3, 1), lost_processes._report_end)
+watched.procs = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sh", "-c", sys.argv[1]])]
+if len(sys.argv) > 2:
+    watched.ended.set()
+watched.watch()
+watched.procs[0].kill()
 """
 
 
@@ -243,9 +244,9 @@ def test_a_training_that_does_not_notice_a_death_is_ended_with_all_its_processes
 
 
 def test_processes_that_do_not_end_by_themselves_are_killed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lost, "BEFORE_A_KILL", 0.5)
-    launcher = lost.WatchedLauncher(None, 3, 1)
-    launcher.procs = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sh", "-c", "exit 3"])]
-    launcher.procs[0].send_signal(signal.SIGSTOP)
-    assert launcher.end() == {1: None, 2: 3}
-    assert launcher.procs[0].wait(10) == -signal.SIGKILL
+    monkeypatch.setattr(launcher, "BEFORE_A_KILL", 0.5)
+    watched = launcher.WatchedLauncher(launcher.SubprocessScriptLauncher(None, 3, 1), lambda rank, status: None)
+    watched.procs = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sh", "-c", "exit 3"])]
+    watched.procs[0].send_signal(signal.SIGSTOP)
+    assert watched.end() == {1: None, 2: 3}
+    assert watched.procs[0].wait(10) == -signal.SIGKILL

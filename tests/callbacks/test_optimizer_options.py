@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from support.tiny import TinyData, TinyModel
-from vlightning.cli_support.optimizer_options import TypedOptimizerOptions
+from vlightning.callbacks.optimizer_options import TypedOptimizerOptions
 
 
 class Scheduled(TinyModel):

@@ -1,17 +1,18 @@
-"""What `python -m vlightning.export` writes of an ALBEF checkpoint: the module, and the tokenizer of its data."""
+"""The tokenizer of a checkpoint's datamodule."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-from ..datamodules.text.tokenizers import open_tokenizer, set_ending, tokenizer_from_json
-from ..lightning_modules.albef import export as albef_export
-
-LAYOUTS = albef_export.LAYOUTS
+from ...common.errors import UserError
+from .tokenizers import open_tokenizer, set_ending, tokenizer_from_json
 
 
-def tokenizer_of(content: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the tokenizer of a checkpoint's data as JSON text, with the ending of its texts, and a note on it."""
+def saved_tokenizer(content: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the tokenizer of a checkpoint's data as JSON text, with the ending of its texts, and a note on it.
+
+    Args:
+        content: The checkpoint.
+    """
     data = content.get("datamodule_hyper_parameters") or {}
     # Lightning keeps the datamodule's state under the name of its class, of whatever name.
     states = [state for name, state in content.items() if not name.endswith("hyper_parameters")]
@@ -24,10 +25,7 @@ def tokenizer_of(content: Mapping[str, Any]) -> tuple[str | None, str]:
             tokenizer = open_tokenizer(data["tokenizer"])
         else:
             return None, "without a tokenizer, since the checkpoint names none"
-    except ValueError as error:
+    except (UserError, ValueError) as error:
         return None, f"without its tokenizer ({error})"
     set_ending(tokenizer, data.get("append_sep", True))
     return tokenizer.backend_tokenizer.to_str(), "with its tokenizer"
-
-
-export = partial(albef_export.export, tokenizer_of=tokenizer_of)

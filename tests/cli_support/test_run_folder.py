@@ -11,7 +11,7 @@ from support.command_line import run, tiny_config
 from support.slurm import pretend_slurm
 from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole
 from vlightning.cli_support.command_line import read_command_line
-from vlightning.cli_support.rundir import claim_run_dir, run_dir_released
+from vlightning.cli_support.run_folder import claim_run_dir, run_dir_released
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,16 @@
 """Mistakes are one sentence; defects keep their traceback."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from vlightning.cli_support.command_line import UsageError
-from vlightning.cli_support.report import readable_errors, spoken
+from vlightning.cli_support.errors import readable_errors, sentence
+from vlightning.common.errors import UserError
+from vlightning.common.files import check_free
 
 
 def caught(function, *args: object) -> Exception:
@@ -18,35 +22,44 @@ def caught(function, *args: object) -> Exception:
 class Rows(Dataset):
     """Fails in the worker, with a sentence or with a defect."""
 
-    def __init__(self, sentence: bool) -> None:
-        self.sentence = sentence
+    def __init__(self, way: str) -> None:
+        self.way = way
 
     def __len__(self) -> int:
         return 2
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self.sentence:
-            raise ValueError("The list is empty; name another.")
+        if self.way == "for users":
+            raise UserError("The list is empty; name another.")
+        if self.way == "by this package":
+            check_free(Path(__file__))
         return torch.zeros(2).view(3)
 
 
 def say() -> None:
-    raise ValueError("The width is 3,\n  not 4; set it.")
+    raise UserError("The width is 3,\n  not 4; set it.")
 
 
-def test_a_sentence_raised_by_this_package_is_shown_in_one_line():
-    assert spoken(caught(say)) == "The width is 3, not 4; set it."
+def test_an_error_for_users_is_shown_in_one_line():
+    assert sentence(caught(say)) == "The width is 3, not 4; set it."
+
+
+def test_an_error_that_this_package_raises_is_shown():
+    assert "already there" in sentence(caught(check_free, Path(__file__)))
 
 
 def test_a_value_error_from_inside_a_library_is_a_defect():
-    assert spoken(caught(torch.zeros(2).view, 3)) is None
-    assert spoken(caught(int, "x")) is None
+    assert sentence(caught(torch.zeros(2).view, 3)) is None
+    assert sentence(caught(int, "x")) is None
 
 
-@pytest.mark.parametrize("sentence", [True, False])
-def test_a_sentence_from_a_loader_worker_is_shown_and_a_defect_is_not(sentence: bool):
-    error = caught(list, DataLoader(Rows(sentence), num_workers=1))
-    assert spoken(error) == ("The list is empty; name another." if sentence else None)
+@pytest.mark.parametrize(
+    ("way", "beginning"),
+    [("for users", "The list is empty; name another."), ("by this package", "Found "), ("defect", None)],
+)
+def test_a_sentence_from_a_loader_worker_is_shown_and_a_defect_is_not(way: str, beginning: str | None):
+    found = sentence(caught(list, DataLoader(Rows(way), num_workers=1)))
+    assert found is None if beginning is None else found.startswith(beginning)
 
 
 def test_a_checkpoint_that_does_not_fit_says_what_differs():
@@ -58,22 +71,22 @@ def test_a_checkpoint_that_does_not_fit_says_what_differs():
                 self.two = nn.Linear(2, 2)
 
     error = caught(Net(3, True).load_state_dict, {**Net(4, False).state_dict(), "old": torch.zeros(1)})
-    sentence = spoken(error)
-    assert sentence is not None
-    assert "Net" in sentence
-    assert "2 weights are missing (two.weight, ...)" in sentence
-    assert "1 weights are unexpected (old)" in sentence
+    text = sentence(error)
+    assert text is not None
+    assert "Net" in text
+    assert "2 weights are missing (two.weight, ...)" in text
+    assert "1 weights are unexpected (old)" in text
     assert "1 differ in size (one.weight: in the checkpoint torch.Size([2, 4]), in the module torch.Size([2, 3]))" in (
-        sentence
+        text
     )
 
 
 def test_out_of_memory_says_what_to_make_smaller():
-    sentence = spoken(caught(torch.empty, 10**15))
-    assert sentence is not None
-    assert sentence.startswith("Memory ran out, for 3,725,290 GiB more: lower data.batch_size")
-    assert spoken(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")) == (
-        sentence.replace("3,725,290", "2.5")
+    text = sentence(caught(torch.empty, 10**15))
+    assert text is not None
+    assert text.startswith("Memory ran out, for 3,725,290 GiB more: lower data.batch_size")
+    assert sentence(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")) == (
+        text.replace("3,725,290", "2.5")
     )
 
 
