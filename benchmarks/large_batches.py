@@ -28,15 +28,16 @@ from vlightning.lightning_modules.albef import encoding, itc, itm, mlm
 from vlightning.lightning_modules.albef.settings import ContrastSettings
 from vlightning.lightning_modules.mmlg import network as mmlg_network
 from vlightning.lightning_modules.mmlg import teacher as mmlg_teacher
-from vlightning.lightning_modules.mobileclip import module as mobileclip_code
+from vlightning.lightning_modules.mobileclip import pairs as mobileclip_code
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 from vlightning.lightning_modules.shre import module as shre_code
+from vlightning.lightning_modules.shre import network as shre_network
 
 PAIRS, PROCESSES = 65536, (8, 16, 32, 64, 128, 256)
 MICRO, LOSS_ROWS = 64, 64
 GIB, MIB = 2**30, 2**20
 # The modules that call `in_slices`.
-SLICED = (encoding, itc, itm, mlm, mmlg_teacher, mmlg_network, mobileclip_code, shre_code)
+SLICED = (encoding, itc, itm, mlm, mmlg_teacher, mmlg_network, mobileclip_code, shre_code, shre_network)
 # By `--measure`, torch 2.15.
 ACTIVATIONS = {
     "ALBEF": Activations(all=224786332, slice=136514992, between=3205648, batch=786920),
@@ -68,14 +69,20 @@ def mmlg(queue_size: int = 0) -> LightningModule:
 def shre(queue_size: int = 0) -> LightningModule:
     """The origin's, from a ResNet-50."""
     half = (0.5, 0.5, 0.5)
-    module = SHReModule(image_mean=half, image_std=half)
+    module = SHReModule(teacher={"image_mean": half, "image_std": half})
     module.teacher.network = build_classifier("timm/resnet50", 1000).requires_grad_(False)
     return module
 
 
 def cocord(queue_size: int = 65536) -> LightningModule:
     """The paper's on ImageNet, of one direction."""
-    return CoCoRDModule("resnet18", 1000, teacher="resnet34", queue_size=queue_size, symmetric_prediction=False)
+    return CoCoRDModule(
+        "resnet18",
+        1000,
+        teacher={"name": "resnet34"},
+        contrast={"queue_size": queue_size},
+        prediction={"symmetric": False},
+    )
 
 
 METHODS: dict[str, Callable[..., Any]] = {

@@ -208,13 +208,14 @@ def test_quickstart_runs_every_subcommand(method, tmp_path, monkeypatch):
 def test_cifar_pairs_are_the_papers_and_name_the_runs_of_their_teachers():
     files = [file for file in (ROOT / "configs/cocord/pairs").glob("*.yaml") if "imagenet" not in file.name]
     pairs = [yaml.safe_load(file.read_text())["model"]["init_args"] for file in files]
-    assert {(pair["teacher"], pair["student"]) for pair in pairs} == set(PAIRS)
+    assert {(pair["teacher"]["name"], pair["student"]) for pair in pairs} == set(PAIRS)
     assert len(files) == 13
     for pair in pairs:
-        teacher = yaml.safe_load((ROOT / f"configs/cocord/teacher_{pair['teacher'].lower()}.yaml").read_text())
-        assert teacher["model"]["init_args"]["student"] == pair["teacher"]
+        name = pair["teacher"]["name"]
+        teacher = yaml.safe_load((ROOT / f"configs/cocord/teacher_{name.lower()}.yaml").read_text())
+        assert teacher["model"]["init_args"]["student"] == name
         logger = teacher["trainer"]["logger"]["init_args"]
-        assert pair["teacher_weights"] == f"{logger['save_dir']}/{logger['name']}"
+        assert pair["teacher"]["weights"] == f"{logger['save_dir']}/{logger['name']}"
 
 
 def test_cifar_recipe_is_the_benchmarks():
@@ -223,22 +224,23 @@ def test_cifar_recipe_is_the_benchmarks():
     assert composed["trainer"]["max_epochs"] == 240
     assert (data["batch_size"], data["preset"], data["num_classes"], model["num_classes"]) == (64, "cifar", 100, 100)
     expected = {
-        "temperature": 0.1,
-        "queue_size": 2048,
-        "teacher_head_momentum": 0.999,
-        "slow_momentum": 0.9,
-        "contrast_weight": 1,
-        "prediction_weight": 4,
+        "contrast.temperature": 0.1,
+        "contrast.queue_size": 2048,
+        "contrast.weight": 1,
+        "prediction.weight": 4,
+        "prediction.symmetric": True,
         "class_weight": 1,
-        "kd_weight": 0,
-        "symmetric_prediction": True,
-        "lr_milestones": [150, 180, 210],
-        "lr_decay": 0.1,
-        "momentum": 0.9,
-        "weight_decay": 5e-4,
-        "learning_rate": None,  # by the student's family
+        "kd.weight": 0,
+        "momentum.teacher_head": 0.999,
+        "momentum.slow_student": 0.9,
+        "optim.lr_milestones": [150, 180, 210],
+        "optim.lr_decay": 0.1,
+        "optim.momentum": 0.9,
+        "optim.weight_decay": 5e-4,
+        "optim.learning_rate": None,  # by the student's family
     }
-    assert {name: model[name] for name in expected} == expected
+    found = flat(model)
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_extraction_and_activation_are_the_papers():
@@ -324,14 +326,17 @@ def test_classification_with_a_descendant_is_the_papers_recipe():
 def test_shres_distillation_is_the_origins():
     composed = _composed(ROOT / "configs/shre/distill.yaml")
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
-    expected = {"teacher": "timm/resnet50", "teacher_weights": "a1_in1k", "num_classes": 1000, "shared": "mlp"}
-    expected |= {"image_layers": 6, "text_layers": 6, "width": 768, "heads": 12, "patch_size": 16, "post_norm": True}
-    expected |= {"image_weights": "base_imagenet.pt", "text_weights": "bert-base-uncased", "dropout": 0.1}
-    expected |= {"kl_weight": 1.0, "kl_image_share": 0.5, "kl_temperature": 1.0, "itc_weight": 1.0, "itc_layers": None}
-    expected |= {"temperature": 0.07, "max_logit_scale": 100.0, "mask_same_image": False}
-    expected |= {"learning_rate": 1e-4, "warmup_share": 0.1, "weight_decay": 0.01, "betas": [0.9, 0.98], "eps": 1e-6}
-    expected |= {"image_size": 224, "max_tokens": 64}
-    assert {name: model[name] for name in expected} == expected
+    assert (model["num_classes"], model["shared"]) == (1000, "mlp")
+    assert (model["teacher"]["name"], model["teacher"]["weights"]) == ("timm/resnet50", "a1_in1k")
+    vision = {"image_size": 224, "patch_size": 16, "width": 768, "depth": 6, "heads": 12, "post_norm": True}
+    assert model["vision"] == vision | {"weights": "base_imagenet.pt"}
+    text = {"vocab_size": 30522, "max_tokens": 64, "depth": 6, "dropout": 0.1, "weights": "bert-base-uncased"}
+    assert model["text"] == text
+    assert model["kl"] == {"weight": 1.0, "image_share": 0.5, "temperature": 1.0}
+    contrast = {"weight": 1.0, "layers": None, "temperature": 0.07, "max_logit_scale": 100.0, "mask_same_image": False}
+    assert model["contrast"] == contrast
+    optim = {"learning_rate": 1e-4, "warmup_share": 0.1, "weight_decay": 0.01, "betas": [0.9, 0.98], "eps": 1e-6}
+    assert model["optim"] == optim
     crop = {"size": 224, "scale": [0.9, 1.0], "horizontal_flip": 0.5, "rand_augment": False}
     assert {name: data["train_transform"]["init_args"][name] for name in crop} == crop
     statistics = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -445,7 +450,7 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
     assert manifest["self_check"]["least_cosine"] >= 0.999
     assert [teacher["scale"] for teacher in manifest["teachers"]] == [pytest.approx(1 / 0.07, rel=1e-5), 50.0]
     assert [teacher["model"] for teacher in manifest["teachers"]] == ["teacher0", "teacher1"]
-    student = ("--model", "MobileCLIPModule", "--model.model", "MobileCLIP-tiny", "--model.warmup_steps", "1")
+    student = ("--model", "MobileCLIPModule", "--model.model", "MobileCLIP-tiny", "--model.optim.warmup_steps", "1")
     dims = ("--trainer.max_epochs", "1")  # its teachers' widths and scales are in the manifest
     data = ("--data", "ReinforcedImageTextDataModule", "--data.train", "reinforced", "--data.batch_size", "10")
     more = (
@@ -458,9 +463,10 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
         "--data.max_tokens",
         "16",
     )
-    forgotten = ("--model.teacher_dims", "[8,8]", "--model.teacher_scales", "[100,100]")
+    forgotten = ("--model.teacher.dims", "[8,8]", "--model.teacher.scales", "[100,100]")
     ran = run("fit", *student, *dims, *forgotten, *data, *more, "--trainer.accelerator", "cpu")
-    assert "teacher_scales is [100.0, 100.0], but the data was reinforced with teachers of [14.28" in ran.sentence
+    assert "Expected a teacher.scales of [14.28" in ran.sentence
+    assert "got [100.0, 100.0]: leave model.teacher.scales out" in ran.sentence
     ran = run("fit", *student, *dims, *data, *more, "--trainer.accelerator", "cpu")
     assert ran.status == 0, ran.err
     ran = run("predict", *config, *where, *own, "--data.folder", "reinforced", "--data.augmentations", "3")
@@ -477,15 +483,16 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
         "paper": ("MobileCLIP-S0", 1e-6, 2000, 0.9995, False, 1e-8, 65536, 200_000, "bf16-mixed", None),
         "released_script": ("ViT-B-16", 0.0, 1000, None, True, 1e-6, 8192, 30_000, "16-mixed", 1.0),
     }
-    names = ("model", "min_learning_rate", "warmup_steps", "average_momentum", "decay_layer_scales", "eps")
     for recipe, config in composed.items():
         model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
         pairs = data["batch_size"] * trainer["devices"] * trainer["num_nodes"]
-        found = (*(model[name] for name in names), pairs, trainer["max_steps"], trainer["precision"])
+        optim, momentum = model["optim"], model["momentum"]["momentum"]
+        found = (model["model"], optim["min_learning_rate"], optim["warmup_steps"], momentum)
+        found += (optim["decay_layer_scales"], optim["eps"], pairs, trainer["max_steps"], trainer["precision"])
         assert (*found, trainer["gradient_clip_val"]) == expected[recipe]
-        common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95], "distillation_weight": 1.0}
-        assert {name: model[name] for name in common} == common
-        assert (model["teacher_dims"], model["teacher_scales"]) == (None, None)  # as DataCompDR's
+        common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95]}
+        assert {name: optim[name] for name in common} == common
+        assert model["teacher"] == {"distillation_weight": 1.0, "dims": None, "scales": None}  # as DataCompDR's
     clip = composed["released_script"]["data"]["init_args"]
     assert clip["image_mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-4)
     assert composed["paper"]["data"]["init_args"]["image_std"] is None  # MobileCLIP's own, 1

@@ -79,7 +79,7 @@ def test_logits_of_albef(slice_rows):
 
 
 def test_logits_of_cocord(tmp_path):
-    module = small("cocord", tmp_path, queue_size=6000)
+    module = small("cocord", tmp_path, contrast={"queue_size": 6000})
     query, key, dictionary = unit_rows(100, 4, True), unit_rows(100, 4), unit_rows(6000, 4)
     valid = torch.ones(6000, dtype=torch.bool)
 
@@ -149,7 +149,7 @@ def test_sharded_processes_hold_the_model_together(name, processes, tmp_path):
     assert least["parameters"] <= gathers <= (2.5 if name == "mobileclip" else 7) * least["parameters"]
 
 
-QUEUES = {"albef": {"contrast": {"queue_size": 64}}, "cocord": {"queue_size": 64}}
+QUEUES = {name: {"contrast": {"queue_size": 64}} for name in ("albef", "cocord")}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,7 +167,7 @@ def test_a_step_keeps_what_was_counted_of_a_pair(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["albef", "shre"])
 def test_the_most_that_a_step_holds_in_slices(name, tmp_path):
-    module = ready(small(name, tmp_path, **({"width": 32} if name == "shre" else {})))
+    module = ready(small(name, tmp_path, **({"vision": {"width": 32}} if name == "shre" else {})))
     module.setup("fit")
     method, found = describe(module), activations(module, random_rows(name, 8), random_rows(name, 16))
     rows = random_rows(name, 64)

@@ -14,7 +14,7 @@ from support.random_batches import NAMES, rows_loader, small
 from vlightning.callbacks import FeatureQueue, SkipNonFiniteSteps, StopOnSignal, gather
 
 ROWS, STEPS, STEADY = 4, 4, 2  # DDP arranges its buckets anew in the second step
-QUEUES = {"albef": {"contrast": {"queue_size": 256}}, "cocord": {"queue_size": 256}}
+QUEUES = {name: {"contrast": {"queue_size": 256}} for name in ("albef", "cocord")}
 
 
 def one_step(names, flags):

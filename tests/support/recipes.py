@@ -41,7 +41,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "contrast.queue_size": 16,
         "rerank.k": 10,
     },
-    "CoCoRDModule": {"queue_size": 16, "embed_dim": 16, "head_hidden": 12, "predictor_hidden": 8},
+    "CoCoRDModule": {
+        "contrast.queue_size": 16,
+        "heads.embed_dim": 16,
+        "heads.hidden": 12,
+        "heads.predictor_hidden": 8,
+    },
     "LinearProbeModule": {},
     "MMLGModule": {"towers.width": 16, "towers.heads": 2, "towers.embed_dim": 12, "vision.patch_size": 8},
     "VisionClassifierModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8},
@@ -57,8 +62,14 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "MobileCLIPModule": {},
     "ReinforcementModule": {},
-    "SHReModule": {**WIDTHS, "patch_size": 8, "image_layers": 2, "text_layers": 2},
-    "ImageProbeModule": {**WIDTHS, "patch_size": 8, "layers": 2},
+    "SHReModule": {
+        "vision.width": 16,
+        "vision.heads": 2,
+        "vision.patch_size": 8,
+        "vision.depth": 2,
+        "text.depth": 2,
+    },
+    "ImageProbeModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8, "vision.depth": 2},
 }
 """Sizes of networks, by module; a group's setting has a dotted name."""
 SWAPPED = {
@@ -212,8 +223,8 @@ def _replace(config: Any, subcommand: str) -> None:
     for name, value in MODELS[kind].items():
         if arguments[name]:
             arguments[name] = value
-    if kind == "MobileCLIPModule" and arguments.teacher_dims is None:
-        arguments.teacher_dims = DIMS  # in place of DataCompDR's
+    if kind == "MobileCLIPModule" and arguments.teacher.dims is None:
+        arguments.teacher.dims = DIMS  # in place of DataCompDR's
     _swap(model)
     side = SIZE if kind in ("SHReModule", "ImageProbeModule") else None  # the sides on which their encoder is trained
     _shrink_data(data, side)
@@ -239,7 +250,7 @@ def _swap(section: Any) -> None:
         if isinstance(value, str) and value in SWAPPED:
             other = SWAPPED[value]
             if "{teacher}" in other:
-                teacher = section[name.removesuffix("_weights")]
+                teacher = section[f"{name.removesuffix('weights')}name"]
                 other = other.format(teacher=teacher.rpartition("/")[2])
             section[name] = other
         elif hasattr(value, "items") or isinstance(value, list):

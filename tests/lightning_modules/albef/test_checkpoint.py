@@ -262,7 +262,9 @@ def test_a_wrong_file_says_which_keys_and_changes_nothing(authors, build, spoil,
 def test_names_in_errors_are_those_of_the_retrieval_family(authors, build):
     state = _retrieval(authors)
     del state["text_encoder.encoder.layer.3.output.dense.bias"]
-    with pytest.raises((UserError, ValueError), match=r"missing text_encoder\.encoder\.layer\.3\.output\.dense\.bias"):
+    with pytest.raises(
+        (UserError, ValueError), match=r"missing text_encoder\.encoder\.layer\.3\.output\.dense\.bias, unknown"
+    ):
         load_official(build(mlm=False), state)
 
 
