@@ -75,7 +75,7 @@ def test_a_tokenizer_with_more_entries_than_the_vocabulary(tmp_path):
     data = ShapesDataModule(length=8, batch_size=4, num_workers=0, image_size=16, vocab_size=200)
     data.setup("fit")
     entries = len(data.tokenizer)
-    module = tiny_albef(vocab_size=entries - 1)
+    module = tiny_albef(text={"vocab_size": entries - 1})
     refused(module, data, tmp_path, rf"ids up to {entries - 1} .* set the model's vocab_size to {entries}, or give")
 
 
@@ -90,4 +90,6 @@ def test_captions_in_the_words_of_another_language_model(tmp_path):
 
 def test_texts_longer_than_the_model_s_positions(tmp_path):
     data = ShapesDataModule(length=8, batch_size=4, num_workers=0, image_size=16, vocab_size=200, max_tokens=25)
-    refused(tiny_albef(vocab_size=200, max_positions=4), data, tmp_path, "expected at most 4, the positions")
+    refused(
+        tiny_albef(text={"vocab_size": 200, "max_positions": 4}), data, tmp_path, "expected at most 4, the positions"
+    )
