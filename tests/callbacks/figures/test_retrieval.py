@@ -337,7 +337,7 @@ def test_a_module_without_word_maps_is_said_and_the_other_figure_is_drawn(tmp_pa
 
 def test_a_model_whose_words_have_no_maps_is_said(tmp_path):
     trainer = _trainer(tmp_path, [WordMapFigures()])
-    with pytest.warns(UserWarning, match="WordMapFigures draws nothing: With one fusion layer"):
+    with pytest.warns(UserWarning, match="WordMapFigures draws nothing: Expected two or more fusion layers"):
         trainer.validate(_albef(text={"fusion_depth": 1}), Shapes(), verbose=False)
     assert _steps(tmp_path, "val/words") == []
 
