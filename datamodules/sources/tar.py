@@ -84,7 +84,7 @@ def teachers_of(shards: Sequence[str]) -> dict[str, Any] | None:
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 f"found no width and scale of teachers in {str(path)!r} ({error}), expected what the reinforcement "
-                "wrote: get the file again, or remove it and set model.teacher_dims and model.teacher_scales"
+                "wrote: get the file again, or remove it and set model.teacher.dims and model.teacher.scales"
             ) from None
         found.append({"dims": dims, "scales": scales, "source": repr(str(path))})
         if (dims, scales) != (found[0]["dims"], found[0]["scales"]):

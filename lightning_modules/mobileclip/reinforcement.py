@@ -10,8 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from torch import Tensor
 
-from ...callbacks.modules import missing_callbacks
-from ...callbacks.writers.reinforcement import LeftOut, Reinforced, ReinforcementWriter
+from ...callbacks import LeftOut, Reinforced, ReinforcementWriter, missing_callbacks
 from ...common.errors import UserError
 from ..base.method import Method
 from .captioner import Captioner

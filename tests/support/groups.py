@@ -25,3 +25,12 @@ def in_groups(module, options):
             (owner,) = [group for group, default in groups.items() if name in vars(default)]
             found.setdefault(owner, {})[name] = value
     return found
+
+
+def merged(*parts):
+    """Constructor arguments of which later ones win; groups are merged too."""
+    found = {}
+    for part in parts:
+        for name, value in part.items():
+            found[name] = merged(found[name], value) if isinstance(value, dict) and name in found else value
+    return found
