@@ -146,7 +146,7 @@ def test_weights_of_a_training_bring_their_vocabulary(name, tmp_path):
     data.tokenizer.backend_tokenizer.save(str(tmp_path / "vocabulary.json"))
     further = MODULES[name](text={"vocab_size": WORDS}, weights=str(tmp_path / "epoch=0.ckpt"))
     assert word_rows(further) == word_rows(module)
-    with pytest.raises(UserError, match="the model's vocabulary, got .*: give the data a tokenizer of at most"):
+    with pytest.raises(UserError, match=r"the model's vocabulary, got .*: give the data a tokenizer of at most"):
         trainer(tmp_path).fit(further, shapes(tokenizer=more_words(tmp_path)))
 
 
