@@ -58,7 +58,7 @@ def assert_goes_on(cluster, folder, job, whole, signal):
     assert leaves["/global_step"] == STEPS
     log = (folder / f"slurm-{job}.out").read_text()
     name = path.relative_to(folder)
-    stopped = re.search(f"{signal}: wrote {name} after step ([0-9]+); the training goes on from there", log)
+    stopped = re.search(f"{signal}: wrote {name} after step ([0-9]+); the training resumes from there", log)
     assert stopped, log
     assert 0 < int(stopped[1]) < EPOCH
     assert f"Restored all states from the checkpoint at {name}" in log

@@ -12,7 +12,7 @@ from PIL import Image
 
 from support.images import draw_image, encoded
 from vlightning.datamodules import ImageClassificationDataModule, ShapeClassesDataModule
-from vlightning.datamodules.core.decode import BadDataError
+from vlightning.datamodules.core.faults import BadDataError
 from vlightning.datamodules.shape_classes import CLASSES, ShapeClassTable
 from vlightning.datamodules.transforms.classification import (
     CIFAR100_MEAN,

@@ -85,7 +85,7 @@ def captioning(folder, seed, **data):
 
 
 def _captions(folder):
-    arguments = write_data(folder / "captions", lessons=20)
+    arguments = write_data(folder / "captions", steps=20)
     (folder / "captions" / "captions.json").write_text(json.dumps(arguments))
     return str(folder / "captions")
 

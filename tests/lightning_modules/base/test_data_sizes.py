@@ -86,7 +86,7 @@ def test_a_tokenizer_with_more_entries_than_the_vocabulary(tmp_path):
 
 
 def test_captions_in_the_words_of_another_language_model(tmp_path):
-    arguments = write_data(tmp_path / "captions", lessons=8)
+    arguments = write_data(tmp_path / "captions", steps=8)
     data = caption_data(arguments, train=arguments["train"])
     module = caption_module(arguments, 0)
     module.load()
