@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.callbacks.checkpoints.checkpoint_io import check_free
-from vlightning.cli_support import export_albef, export_cocord
+from vlightning.cli_support import export_albef
 from vlightning.cli_support.report import readable_errors
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule
+from vlightning.lightning_modules.cocord import export as export_cocord
 from vlightning.lightning_modules.mmlg import export as export_mmlg
 from vlightning.lightning_modules.mobileclip import export as export_mobileclip
 

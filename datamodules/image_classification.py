@@ -47,8 +47,8 @@ class LabelDataModule(ImageDataModule):
         train_transform: transform that takes the place of the preset's in training.
         eval_transform: transform that takes the place of the preset's in evaluation.
         augment: False uses the evaluation transform in training too.
-        views: names of the augmented views of a training image; by default those that the module's ``views()`` names,
-            or "image" alone. An empty list reads no training images at all.
+        views: names of the augmented views of a training image; by default those of the module's attribute
+            ``views``, or "image" alone. An empty list reads no training images at all.
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
     """
 
@@ -111,8 +111,8 @@ class LabelDataModule(ImageDataModule):
         """Names of the augmented views of a training image."""
         if self._views is not None:
             return self._views
-        ask = getattr(self.trainer.lightning_module, "views", None) if self.trainer is not None else None
-        return list(ask()) if callable(ask) else ["image"]
+        module = self.trainer.lightning_module if self.trainer is not None else None
+        return list(getattr(module, "views", ["image"]))
 
     @property
     def num_classes(self) -> int:
@@ -187,8 +187,8 @@ class ImageClassificationDataModule(LabelDataModule):
         train_transform: transform that takes the place of the preset's in training.
         eval_transform: transform that takes the place of the preset's in evaluation.
         augment: False uses the evaluation transform in training too.
-        views: names of the augmented views of a training image; by default those that the module's ``views()`` names,
-            or "image" alone. An empty list reads no training images at all.
+        views: names of the augmented views of a training image; by default those of the module's attribute
+            ``views``, or "image" alone. An empty list reads no training images at all.
         max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
         max_pixels: images with more are refused before they are decoded.
         limit_train_rows: train on this many of the rows only, spread evenly over the source; for trials.

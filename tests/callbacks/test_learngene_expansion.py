@@ -20,7 +20,7 @@ from vlightning.lightning_modules.base.sharding import shard
 
 
 class Classifier(LightningModule):
-    """Anybody's; with a rate of 0 it stays where it starts."""
+    """A module from elsewhere; with a rate of 0 its weights stay as initialized."""
 
     def __init__(self, network, rate=0.0):
         super().__init__()

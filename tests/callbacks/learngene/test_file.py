@@ -1,4 +1,4 @@
-"""A learngene in a file: what went in comes out, whole or in half the size; what is wrong is said in a sentence."""
+"""The file of a learngene: a round trip in both precisions, and errors in one sentence."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ def test_what_was_written_is_read(tmp_path):
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["learngene.safetensors"]
 
 
-def test_the_manifest_says_what_it_is_of(tmp_path):
+def test_manifest_describes_the_extraction(tmp_path):
     save_learngene(learngene(), tmp_path / "a", "float16")
     with safe_open(tmp_path / "a", "pt") as file:
         manifest = json.loads(file.metadata()["learngene"])
@@ -47,7 +47,7 @@ def test_the_manifest_says_what_it_is_of(tmp_path):
     # Section 4: the auxiliary; with two blocks a tower, norms included; three layers a tower.
     [("MM-LG", 30_311_065), ("TLEG", 26_768_257), ("He-LG", 10_646_784)],
 )
-def test_a_file_of_each_method_has_as_many_numbers_as_it_says(method, count):
+def test_number_of_stored_values_of_each_method(method, count):
     assert sum(math.prod(shape) for shape in rule_of(method).shapes(LearngeneSizes()).values()) == count
 
 
