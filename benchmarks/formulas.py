@@ -241,31 +241,29 @@ def _networks(module: Any) -> dict[str, Any]:
 
 
 def _albef(module: Any, networks: dict[str, Any]) -> Method:
-    hparams = module.hparams
-    keys = 2 * hparams["embed_dim"] * FLOAT
+    keys = 2 * module.contrast.embed_dim * FLOAT
     return Method(
         moments=2,
         features=0,
         keys=keys,
         ids=LONG,
-        counts=1 + hparams["mlm"],
+        counts=1 + module.mlm,
         # In both directions: the cosine (for the temperature), its log-probability and its target.
-        tables=Tables(hparams["queue_size"], True, kept=24, most=36, slice=32),
+        tables=Tables(module.contrast.queue_size, True, kept=24, most=36, slice=32),
         slices_loss=True,
         **networks,
     )
 
 
 def _cocord(module: Any, networks: dict[str, Any]) -> Method:
-    hparams = module.hparams
     return Method(
         moments=1,
         features=0,
-        keys=hparams["embed_dim"] * FLOAT,
+        keys=module.heads.embed_dim * FLOAT,
         ids=LONG,
         counts=0,
         # The log-probability; the key of the row itself is one more column.
-        tables=Tables(hparams["queue_size"] + 1, False, kept=4, most=12, slice=12),
+        tables=Tables(module.contrast.queue_size + 1, False, kept=4, most=12, slice=12),
         **networks,
     )
 
@@ -301,7 +299,7 @@ def _mobileclip(module: Any, networks: dict[str, Any]) -> Method:
 
 def _shre(module: Any, networks: dict[str, Any]) -> Method:
     widths = [module.student.widths[name] for name in module.scales]
-    masks = bool(module.hparams["mask_same_image"])
+    masks = module.contrast.mask_same_image
     return Method(
         moments=2,
         features=2 * sum(widths) * FLOAT,

@@ -74,9 +74,8 @@ def command_line(words: list[str]) -> None:
             path = Path(folder) / f"ladder-{name}.json"
             path.write_text(json.dumps(teacher_config(name)))
             open_clip.add_model_config(path)
-    module = "vlightning.export" if words[0] == "export" else "vlightning.cli"
-    sys.argv = [module, *(words[1:] if words[0] == "export" else words)]
-    runpy.run_module(module, run_name="__main__")
+    sys.argv = ["vlightning", *words]
+    runpy.run_module("vlightning.cli", run_name="__main__")
 
 
 def prepare(options: argparse.Namespace) -> None:

@@ -8,8 +8,6 @@ options, until the first wrong one is found. Nothing here runs when the parse su
 import collections.abc
 import importlib
 import inspect
-import sys
-import sysconfig
 import types
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -17,7 +15,16 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from ..common.class_arguments import CLASS_KEYS, class_bases, members, parameters, settings_group, subclasses
+from ..common.class_arguments import (
+    CLASS_KEYS,
+    class_bases,
+    members,
+    own_subclasses,
+    parameters,
+    settings_group,
+    subclass_names,
+    subclasses,
+)
 from ..common.names import did_you_mean
 from ..common.private_api import constructor_parameters, option_type, parser_actions
 from .command_line import Source, Typed, UsageError
@@ -191,7 +198,7 @@ class _Check:
             if key not in self.options:
                 continue
             if key not in self.classes:
-                known = ", ".join(sorted(_subclass_names(class_bases(self.options[key]))))
+                known = ", ".join(sorted(subclass_names(class_bases(self.options[key]))))
                 beside = Path(str(typed.lookup("ckpt_path"))).parent.parent / "config.yaml"
                 hint = f" (the checkpoint's run has one in {beside})" if beside.is_file() else ""
                 return f"No {key} was given: name one with --config{hint} or --{key}; known classes are {known}."
@@ -202,54 +209,17 @@ class _Check:
         return None
 
 
-def _subclass_names(bases: tuple[type, ...]) -> list[str]:
-    """Return names to choose from, without those that Lightning ships for its tests."""
-    return [
-        name
-        for name, cls in subclasses(bases).items()
-        if cls not in bases and not cls.__module__.startswith("lightning.pytorch.demos") and not _is_internal(cls)
-    ]
-
-
-def own_subclasses(bases: tuple[type, ...]) -> dict[str, type]:
-    """Return the public subclasses that this package exports or that the user's own files define, by name.
-
-    Args:
-        bases: The base classes, which are not among the result.
-    """
-    return {
-        name: cls
-        for name, cls in subclasses(bases).items()
-        if cls not in bases and not _is_internal(cls) and (_is_ours(cls) or not _is_installed(cls))
-    }
-
-
-def _is_ours(cls: type) -> bool:
-    return cls.__module__.split(".")[0] == "vlightning"
-
-
-def _is_internal(cls: type) -> bool:
-    """Whether the class is one of this package that its folder does not export."""
-    return _is_ours(cls) and not hasattr(sys.modules[".".join(cls.__module__.split(".")[:2])], cls.__name__)
-
-
-def _is_installed(cls: type) -> bool:
-    """Whether the class comes from an installed package or from Python, and not from the user's own files."""
-    file = Path(getattr(sys.modules.get(cls.__module__), "__file__", None) or "<builtin>")
-    return "site-packages" in file.parts or not file.is_file() or file.is_relative_to(sysconfig.get_path("stdlib"))
-
-
 def _find_class(name: str, bases: tuple[type, ...]) -> type | str:
     """Return the class of that name, or the end of a sentence about the nearest one."""
     if "." not in name:
-        return subclasses(bases).get(name) or did_you_mean(name, _subclass_names(bases))
+        return subclasses(bases).get(name) or did_you_mean(name, subclass_names(bases))
     module, _, last = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), last, None)
     except ImportError:
         return f"the module {module!r} cannot be imported."
     if not isinstance(found, type):
-        return did_you_mean(last, _subclass_names(bases))
+        return did_you_mean(last, subclass_names(bases))
     return found if issubclass(found, bases) else f"it is no {' or '.join(base.__name__ for base in bases)}."
 
 

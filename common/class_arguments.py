@@ -2,8 +2,11 @@
 
 import collections.abc
 import inspect
+import sys
+import sysconfig
 import types
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 from .private_api import constructor_parameters
@@ -65,3 +68,40 @@ def subclasses(bases: tuple[type, ...]) -> dict[str, type]:
         if not cls.__name__.startswith("_") and cls not in found.values():
             found.setdefault(cls.__name__, cls)
     return found
+
+
+def subclass_names(bases: tuple[type, ...]) -> list[str]:
+    """Return the names that YAML can give for one of the bases, without those that Lightning ships for its tests."""
+    return [
+        name
+        for name, cls in subclasses(bases).items()
+        if cls not in bases and not cls.__module__.startswith("lightning.pytorch.demos") and not _is_internal(cls)
+    ]
+
+
+def own_subclasses(bases: tuple[type, ...]) -> dict[str, type]:
+    """Return the public subclasses that this package exports or that the user's own files define, by name.
+
+    Args:
+        bases: The base classes, which are not among the result.
+    """
+    return {
+        name: cls
+        for name, cls in subclasses(bases).items()
+        if cls not in bases and not _is_internal(cls) and (_is_ours(cls) or not _is_installed(cls))
+    }
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == __name__.split(".")[0]
+
+
+def _is_internal(cls: type) -> bool:
+    """Whether the class is one of this package that its folder does not export."""
+    return _is_ours(cls) and not hasattr(sys.modules[".".join(cls.__module__.split(".")[:2])], cls.__name__)
+
+
+def _is_installed(cls: type) -> bool:
+    """Whether the class comes from an installed package or from Python, and not from the user's own files."""
+    file = Path(getattr(sys.modules.get(cls.__module__), "__file__", None) or "<builtin>")
+    return "site-packages" in file.parts or not file.is_file() or file.is_relative_to(sysconfig.get_path("stdlib"))

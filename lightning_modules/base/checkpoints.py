@@ -6,41 +6,10 @@ from typing import Any
 
 from lightning import LightningModule
 
-from ...common.checked_loading import CheckedLoading
 from ...common.class_arguments import subclasses
 from .settings import flat
 
 _NO_SIZES = ("optimizer", "lr_scheduler", "optim")
-
-
-class CheckpointModule(CheckedLoading, LightningModule):
-    """A LightningModule that says why a checkpoint does not fit it: another class, or another argument.
-
-    A subclass calls `super()` where it overrides a hook.
-    """
-
-    _of_checkpoint: Mapping[str, Any] | None = None  # the hyper-parameters of the checkpoint that is being restored
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the arguments of the checkpoint until its weights are loaded."""
-        super().on_load_checkpoint(checkpoint)
-        self._of_checkpoint = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights.
-
-        Raises:
-            ValueError: If they do not fit because the checkpoint is of another class, or was trained with other
-                arguments.
-        """
-        saved, self._of_checkpoint = self._of_checkpoint, None
-        try:
-            return super().load_state_dict(state_dict, strict, assign)
-        except (RuntimeError, ValueError) as error:  # a queue speaks of its own size
-            sentence = explain_misfit(type(self), self.hparams, saved) if saved else None
-            if sentence is None:
-                raise
-            raise ValueError(sentence) from error
 
 
 def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:

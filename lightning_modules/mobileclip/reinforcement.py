@@ -10,7 +10,8 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from torch import Tensor
 
-from ...callbacks import LeftOut, Reinforced, ReinforcementWriter, missing_callbacks
+from ...callbacks.modules import missing_callbacks
+from ...callbacks.writers.reinforcement import LeftOut, Reinforced, ReinforcementWriter
 from ...common.errors import UserError
 from ..base.method import Method
 from .captioner import Captioner

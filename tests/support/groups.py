@@ -27,6 +27,15 @@ def in_groups(module, options):
     return found
 
 
+def merged(*parts):
+    """Constructor arguments of which later ones win; groups are merged too."""
+    found = {}
+    for part in parts:
+        for name, value in part.items():
+            found[name] = merged(found[name], value) if isinstance(value, dict) and name in found else value
+    return found
+
+
 def command_line(module, options, section="model"):
     """The same options as words of a command line, such as `--model.optim.learning_rate 0.1`."""
     words = []

@@ -36,7 +36,7 @@ def test_a_forgotten_argument_is_named_on_resume(tmp_path: Path, checkpoint: str
 
 def test_a_checkpoint_of_another_class_is_named(tmp_path: Path, checkpoint: str):
     said = "^The checkpoint is of ALBEFModule, expected one of CoCoRDModule: give another checkpoint, or that class.$"
-    alone = {"contrast_weight": 0.0, "prediction_weight": 0.0, "kd_weight": 0.0}
+    alone = {"contrast": {"weight": 0.0}, "prediction": {"weight": 0.0}}
     module = CoCoRDModule("resnet8", 4, **alone)
     with pytest.raises(ValueError, match=said):
         trainer(tmp_path).validate(module, pairs_loader(8, 4), ckpt_path=checkpoint, verbose=False)

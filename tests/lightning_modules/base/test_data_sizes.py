@@ -49,7 +49,7 @@ def test_images_of_another_size(name, tmp_path):
 @pytest.mark.parametrize("student", ["timm/vit_tiny_patch16_224", "resnet8"])
 def test_images_for_a_library_s_transformer_as_student_or_teacher(student, tmp_path):
     data = ShapeClassesDataModule(length=8, batch_size=4, num_workers=0, image_size=32)
-    module = CoCoRDModule(student, data.num_classes, teacher="timm/vit_tiny_patch16_224", queue_size=8, **HEADS)
+    module = CoCoRDModule(student, data.num_classes, teacher={"name": "timm/vit_tiny_patch16_224"}, **HEADS)
     module.setup = lambda stage: None  # the teacher's weights do not matter
     refused(module, data, tmp_path, r"images of 32 x 32 pixels in the data, expected 224 x 224")
 

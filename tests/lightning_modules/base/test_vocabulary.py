@@ -10,13 +10,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch.nn import Embedding
 
 from support.albef import tiny_albef
+from support.command_line import export as main
 from support.command_line import run
 from support.distributed import rank_trainer, run_distributed, whole_state
 from support.images import draw_image
 from support.shre import tiny_shre
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
 from vlightning.datamodules.text.tokenizers import tokenizer_from_json
-from vlightning.export import main
 from vlightning.lightning_modules import ALBEFModule
 
 TINY = Path(__file__).resolve().parents[3] / "configs/albef/tiny.yaml"

@@ -9,7 +9,7 @@ from lightning import Trainer
 from torch.nn.functional import normalize
 
 from support.clip import LENGTH, SIZE, add_tiny_clip, reinforced_batch
-from vlightning.export import main
+from support.command_line import export as main
 from vlightning.lightning_modules import MobileCLIPModule
 from vlightning.lightning_modules.mobileclip.weights import load_pretrained
 

@@ -397,8 +397,8 @@ class Exported(BoringModel):
         pass
 
 
-def test_export_of_a_module_without_export_is_refused_before_training(tmp_path):
-    with pytest.raises(AttributeError, match=r"no method export\(folder\) in BoringModel"):
+def test_an_export_is_refused_before_training_where_the_module_has_none(tmp_path):
+    with pytest.raises(UserError, match=r"no method export\(folder\) in BoringModel"):
         quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport()]).fit(BoringModel())
 
 

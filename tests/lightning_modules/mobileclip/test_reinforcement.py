@@ -20,7 +20,7 @@ from support.clip import NAME, SIZE, add_tiny_clip, randomized
 from support.command_line import run
 from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
-from vlightning.datamodules.core.decode import Account, Fault
+from vlightning.datamodules.core.faults import Account, Fault
 from vlightning.datamodules.sources.reinforcement_rows import Looks, Original, View, batch_of
 from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
