@@ -38,8 +38,8 @@ class LabelDataModule(ImageDataModule):
         image_size: side of the square images, pixels; by default the module's or its checkpoint's, else 32 for "cifar"
             and 224 for "imagenet".
         augment: whether training augments; false uses the evaluation transform in training too.
-        views: names of the augmented views of a training image; by default those that the module names (attribute ``views``),
-            or "image" alone. With an empty list no training images are read.
+        views: names of the augmented views of a training image; by default those of the module's attribute
+            ``views``, or "image" alone. With an empty list no training images are read.
         train_transform: RGB image to float [3, H, W], for training; by default the preset's.
         eval_transform: RGB image to float [3, H, W], for evaluation and prediction; by default the preset's.
         **options: see :class:`SampledDataModule`.

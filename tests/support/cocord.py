@@ -2,7 +2,7 @@
 
 import torch
 
-from support.groups import merged
+from support.groups import in_groups, merged
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.networks.cifar import CIFAR_NETWORKS
 
@@ -45,7 +45,7 @@ def tiny_cocord(folder=None, **changes):
     """resnet14 -> resnet8 with narrow heads; its teacher is loaded if a folder for the file is given."""
     torch.manual_seed(0)
     sizes = {"student": "resnet8", "num_classes": CLASSES, "contrast": {"queue_size": 32}}
-    arguments = merged(sizes, {"teacher": {"name": "resnet14"}}, HEADS, changes)
+    arguments = merged(sizes, {"teacher": {"name": "resnet14"}}, HEADS, in_groups(CoCoRDModule, changes))
     if folder is not None:
         arguments["teacher"]["weights"] = teacher_file(folder, arguments["teacher"]["name"])
     module = CoCoRDModule(**arguments)

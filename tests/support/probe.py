@@ -2,7 +2,7 @@
 
 import torch
 
-from support.groups import merged
+from support.groups import in_groups, merged
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import ImageProbeModule
 
@@ -14,7 +14,9 @@ PLAIN = {"mix": {"mixup": 0.0, "cutmix": 0.0}}
 def tiny_probe(seed=0, **options):
     """A module with no weight of its encoder at its initial value."""
     torch.manual_seed(seed)
-    module = ImageProbeModule(**merged({"num_classes": CLASSES, "vision": ENCODER}, options))
+    module = ImageProbeModule(
+        **merged({"num_classes": CLASSES, "vision": ENCODER}, in_groups(ImageProbeModule, options))
+    )
     with torch.no_grad():
         for name, parameter in module.encoder.named_parameters():
             if name != "pos_embed":

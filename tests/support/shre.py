@@ -3,7 +3,7 @@
 import torch
 
 from support.cocord import teacher_file
-from support.groups import merged
+from support.groups import in_groups, merged
 from vlightning.lightning_modules import SHReModule
 
 CLASSES = 5
@@ -29,7 +29,7 @@ def tiny_shre(folder=None, seed=0, **options):
     """It has a teacher where a folder for the file is given."""
     taught = {"kl": {"weight": 0.0}} if folder is None else write_teacher(folder)
     torch.manual_seed(seed)
-    return SHReModule(**merged(SIZES, taught, options))
+    return SHReModule(**merged(SIZES, taught, in_groups(SHReModule, options)))
 
 
 def ready(module):

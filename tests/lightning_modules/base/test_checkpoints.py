@@ -29,9 +29,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_forgotten_argument_is_named_on_resume(tmp_path: Path, checkpoint: str):
-    module = tiny_albef(contrast={"embed_dim": 16}, optim={"learning_rate": 0.5})
+    changed = {"contrast": {"embed_dim": 16}, "optim": {"learning_rate": 0.5}}
     with pytest.raises(UserError, match="does not fit") as raised:
-        trainer(tmp_path).fit(module, pairs_loader(8, 4), ckpt_path=checkpoint)
+        trainer(tmp_path).fit(tiny_albef(**changed), pairs_loader(8, 4), ckpt_path=checkpoint)
     assert str(raised.value) == (
         "The checkpoint does not fit ALBEFModule: contrast.embed_dim is 16, in the checkpoint 8; give what it was "
         "trained with."
@@ -60,10 +60,11 @@ def test_the_command_line_names_the_argument_too(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     sizes = [f"--data.{name}=8" for name in ("length", "eval_length")]
     words = ("--data=ShapesDataModule", "--data.num_workers=0", *sizes, "--trainer.accelerator=cpu")
-    own = {name: value for name, value in flat(SIZES).items() if name not in LINKED}
-    model = ["--model=ALBEFModule", *(f"--model.{name}={value}" for name, value in own.items())]
-    linked = [f"--data.{name.partition('.')[2]}={flat(SIZES)[name]}" for name in LINKED]
-    ran = run("test", f"--ckpt_path={checkpoint}", *words, *model, *linked, "--model.text.ffn_width=64")
+    settings = flat(SIZES)
+    model = [f"--model.{name}={value}" for name, value in settings.items() if name not in LINKED]
+    linked = [f"--data.{name.partition('.')[2]}={settings[name]}" for name in LINKED]
+    other = ("--model=ALBEFModule", *model, *linked, "--model.text.ffn_width=64")
+    ran = run("test", f"--ckpt_path={checkpoint}", *words, *other)
     assert ran.status == 1
     assert "text.ffn_width is 64, in the checkpoint 32" in ran.sentence
     assert not Path("runs").exists()
