@@ -117,8 +117,7 @@ class SHReModule(Method):
         self.teacher: Frozen[Any] = Frozen()
         self._teacher_images: TeacherImages | None = None
         self._logged_entropy = False
-        first, *_, last = widths
-        self.spaces = {name: widths[name] for name in (first, last)}
+        self.spaces = {name: widths[name] for name in (next(iter(widths)), "h3")}
         self.evaluation = SHReEvaluation(evaluation, self.spaces)
         self.start_vocabulary()
 
