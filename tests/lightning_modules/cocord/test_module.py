@@ -349,7 +349,7 @@ def test_learning_rate_falls_after_the_milestones_epochs(tmp_path):
         ({"teacher": {"name": None}}, "Expected a teacher for the losses that learn from one, got none"),
         ({"kd": {"weight": -1}}, "a weight of at least 0, got kd.weight -1"),
         ({"class_weight": 0, **OFF}, "Expected a loss, got 0 for class_weight, kd.weight"),
-        ({"student": "resnet21"}, "Expected a CIFAR network or .*got 'resnet21': did you mean 'resnet2.'"),
+        ({"student": "resnet21"}, "Expected a CIFAR network or .*got 'resnet21': did you mean 'resnet"),
     ],
     ids=str,
 )
@@ -391,7 +391,7 @@ def test_folder_of_a_run_gives_its_newest_last_checkpoint(tmp_path):
 
 
 def test_class_counts_that_differ_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="The data has 40 classes, the model 5"):
+    with pytest.raises(UserError, match="as many classes in the data as in the model, 5, got 40"):
         fit(tiny_cocord(tmp_path), tmp_path)
 
 
@@ -415,7 +415,7 @@ def test_checkpoint_names_its_teacher_and_refuses_another(tmp_path):
     resumed = Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, max_steps=4, enable_progress_bar=False
     )
-    with pytest.raises(ValueError, match=r"trained with the teacher resnet14 of .*give that file"):
+    with pytest.raises(UserError, match=r"the teacher that the checkpoint was trained with, resnet14 of .*give that file"):
         resumed.fit(other, data, ckpt_path=path)
 
 

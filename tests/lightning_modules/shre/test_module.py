@@ -298,7 +298,7 @@ def test_a_training_logs_both_spaces_and_names_its_teacher(tmp_path, caplog):
     assert module.evaluation.result.image_features.shape == (12, CLASSES)
     other = tiny_shre(**WORDS, **write_teacher(tmp_path, seed=2))
     again = Trainer(default_root_dir=tmp_path, max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False)
-    with pytest.raises(ValueError, match="was trained with the teacher resnet8"):
+    with pytest.raises(UserError, match="teacher that the checkpoint was trained with, resnet8"):
         again.fit(other, data(), ckpt_path=tmp_path / "end.ckpt", weights_only=True)
 
 

@@ -371,7 +371,7 @@ def test_invalid_settings_are_refused(options, message):
 
 
 def test_other_classes_are_one_sentence():
-    with pytest.raises(ValueError, match=r"The data has 40 classes, the model 7: set model\.num_classes"):
+    with pytest.raises(UserError, match=r"as in the model, 7, got 40: set model\.num_classes"):
         fit(tiny_probe(num_classes=7))
 
 
