@@ -45,7 +45,6 @@ WITH_PRIVATE_NAMES = {
     "common/private_api.py",
     "datamodules/core/loaders.py",
     "datamodules/sources/open.py",
-    "lightning_modules/mobileclip/reparameterize.py",
     "lightning_modules/optim/clipping.py",
 }
 DOCUMENTED = {"_replace", "_asdict", "_exit"}  # of named tuples and of `os`: public in spite of their names

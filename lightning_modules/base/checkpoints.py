@@ -20,9 +20,8 @@ def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]
         given: its hyper-parameters.
         saved: those of the checkpoint.
     """
-    name = _class_name(saved)
-    if name is not None and name not in (base.__name__ for base in cls.__mro__):
-        return f"The checkpoint is of {name}, expected one of {cls.__name__}: give another checkpoint, or that class."
+    if (other := explain_other_class(cls, saved)) is not None:
+        return other
     own = flat({name: value for name, value in given.items() if name not in _NO_SIZES})
     differing = [
         f"{argument} is {own[argument]!r}, in the checkpoint {value!r}"
@@ -36,8 +35,21 @@ def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]
     return f"The checkpoint does not fit {cls.__name__}: {'; '.join(differing)}; give what it was trained with."
 
 
+def explain_other_class(cls: type, saved: Mapping[str, Any]) -> str | None:
+    """Explain that a checkpoint is of another class; None where it is not, or that is not known.
+
+    Args:
+        cls: the expected class.
+        saved: hyper-parameters of the checkpoint.
+    """
+    name = _class_name(saved)
+    if name is None or name in (base.__name__ for base in cls.__mro__):
+        return None
+    return f"The checkpoint is of {name}, expected one of {cls.__name__}: give another checkpoint, or that class."
+
+
 def _class_name(saved: Mapping[str, Any]) -> str | None:
-    """The class that hyper-parameters are of: noted by the command line, else the one with most of these arguments."""
+    """Class of a checkpoint: as the command line noted it, else the one with the most of these arguments."""
     if "_class_path" in saved:
         return str(saved["_class_path"]).rpartition(".")[2]
     # Lightning puts what is passed to `load_from_checkpoint` among them.

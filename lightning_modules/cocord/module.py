@@ -201,8 +201,8 @@ class CoCoRDModule(Method):
 
     def sharded_networks(self) -> list[Classifier]:
         """Return student, slow student and teacher."""
-        networks = (self.student, self.slow_student, self.teacher and self.teacher.network)
-        return [network for network in networks if network is not None]
+        teacher = None if self.teacher is None else self.teacher.network
+        return [network for network in (self.student, self.slow_student, teacher) if network is not None]
 
     def data_sizes(self) -> DataSizes:
         """Return the image size that one of the networks requires, if any does."""

@@ -1,4 +1,4 @@
-"""`python -m vlightning.export` of CoCoRD checkpoints: the student alone, and its backbone for other libraries."""
+"""`vlightning export` of CoCoRD checkpoints: the student alone, and its backbone for other libraries."""
 
 import pickle
 import subprocess

@@ -138,8 +138,9 @@ def test_a_dead_model_has_no_recall_and_says_so(tmp_path, method, weight, names)
 def test_features_are_kept_in_main_memory_in_float32():
     evaluation = RetrievalEvaluation()
     evaluation.add_images(torch.ones(2, 4, dtype=torch.bfloat16), torch.arange(2), torch.arange(2))
-    assert evaluation._images[0][0].dtype == torch.float32
-    assert evaluation._images[0][0].device.type == "cpu"
+    features = evaluation.compute().image_features
+    assert features.dtype == torch.float32
+    assert features.device.type == "cpu"
 
 
 def test_images_alone_and_texts_alone_have_features_and_no_recall():

@@ -113,8 +113,8 @@ def test_milestones_in_epochs_need_no_length(tmp_path):
 
 def test_the_command_line_says_what_to_set(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sizes = {"patch_size": 8, "vision_width": 16, "vision_depth": 1, "vision_heads": 2, "text_width": 16}
-    sizes |= {"text_heads": 2, "text_ffn_width": 32, "text_layers": 1, "fusion_layers": 1, "queue_size": 16}
+    sizes = {"vision.patch_size": 8, "vision.width": 16, "vision.depth": 1, "vision.heads": 2, "text.width": 16}
+    sizes |= {"text.heads": 2, "text.ffn_width": 32, "text.depth": 1, "text.fusion_depth": 1, "contrast.queue_size": 16}
     small = [f"--model.{name}={size}" for name, size in sizes.items()]
     data = ("--data", "ShapesDataModule", "--data.length", "8", "--data.batch_size", "4", "--data.num_workers", "0")
     more = ("--data.eval_length", "4", "--data.image_size", "16", "--trainer.accelerator", "cpu")
