@@ -166,7 +166,7 @@ def shapes_module(tmp_path, **changes):
     return CoCoRDModule("resnet8", 40, **arguments)
 
 
-def test_teacher_stays_bit_for_bit_through_training_and_validation(tmp_path):
+def test_teacher_stays_bit_for_bit_equal_in_training_and_validation(tmp_path):
     module = shapes_module(tmp_path, kd={"weight": 1.0})
     module.setup("fit")
     before = {name: value.clone() for name, value in module.teacher.network.state_dict().items()}
@@ -242,7 +242,7 @@ def test_untrained_contrast_is_near_the_logarithm_of_the_dictionary(tmp_path):
     assert 0 < float(losses["prediction"]) < 8
 
 
-def test_plain_training_builds_and_computes_nothing_more(tmp_path):
+def test_plain_training_builds_and_computes_the_student_only(tmp_path):
     module = tiny_cocord(**OFF)
     assert {name for name, _ in module.named_children()} == {"student", "evaluation"}
     assert module.views == ["image"]
@@ -358,7 +358,7 @@ def test_invalid_settings_are_refused(changes, sentence):
         tiny_cocord(**changes)
 
 
-def test_missing_teacher_says_what_to_run(tmp_path):
+def test_the_error_for_a_missing_teacher_names_the_command(tmp_path):
     weights = "runs/cocord_quickstart_teacher"
     module = tiny_cocord(teacher={"name": "resnet20", "weights": weights})
     with pytest.raises(UserError, match=r"vlightning fit --config configs/cocord/quickstart_teacher\.yaml"):
@@ -456,7 +456,7 @@ def test_student_weights_are_evaluated_and_trained_from(tmp_path):
         ("googlenet", 1024),  # without its auxiliary heads
     ],
 )
-def test_library_networks_show_their_features(name, width):
+def test_library_networks_return_their_features(name, width):
     network = build_classifier(name, 7).eval()
     image = torch.randn(2, 3, *(2 * [224 if "vit" in name else 64]))
     features = network.forward_features(image)
@@ -475,7 +475,7 @@ def test_library_networks_without_one_last_layer_are_refused(name, found):
         build_classifier(name, 7)
 
 
-def test_student_of_a_library_starts_from_a_checkpoint_of_ours(tmp_path):
+def test_a_student_of_a_library_starts_from_a_checkpoint_of_this_package(tmp_path):
     plain = {"student": "torchvision/resnet18", **OFF}
     trained = tiny_cocord(**plain)
     trained.student.network.fc.bias.data.fill_(3.0)

@@ -108,7 +108,7 @@ def test_each_training_image_is_read_and_encoded_once_in_all_epochs(tmp_path, mo
     assert steps == [(names, 26)] * (3 * 24 // BATCH)
 
 
-def test_backbone_stays_as_it_is_bit_for_bit(tmp_path):
+def test_backbone_stays_bit_for_bit_equal(tmp_path):
     module = _module(tmp_path)
     module.setup("fit")
     before = _copied(module.backbone.network.state_dict())
