@@ -137,7 +137,7 @@ def write(path, **content):
     torch.save(content, path)
 
 
-def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
+def test_weights_that_do_not_fit_are_refused(tmp_path):
     def load(name="a.ckpt", **options):
         tiny_classifier(weights=str(tmp_path / name), **options).load_initial_weights()
 

@@ -310,7 +310,7 @@ def test_a_student_starts_from_an_earlier_one_and_a_resumed_run_from_its_checkpo
     assert all(torch.equal(notes.state[name], tensor) for name, tensor in second.items())
 
 
-def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
+def test_weights_that_do_not_fit_are_refused(tmp_path):
     file, _ = checkpoint(tmp_path, student="plain", depth=3)
     torch.save({"state_dict": {"other.weight": torch.ones(1)}}, tmp_path / "other.ckpt")
     for weights, options, message in (
