@@ -182,7 +182,10 @@ class ReinforcementWriter(BasePredictionWriter):
             self._open = _OpenShard(data.open_shard(number), data.shard_rows(number))
         self._open.add(prediction, data.version, data.embeddings)
         if self._open.complete:
-            self._open.finish()
+            if data.shard_path(number).is_file():  # another run has written it in the meantime
+                self._open.shard.discard()
+            else:
+                self._open.finish()
             self._open = None
 
     # After

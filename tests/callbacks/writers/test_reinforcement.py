@@ -5,12 +5,13 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 import torch
-from lightning import Trainer
+from lightning import Callback, Trainer
 
 from support import reinforcement
 from support.distributed import rank_trainer, run_distributed
@@ -91,6 +92,32 @@ def test_a_killed_run_goes_on_without_loss_or_repetition(pairs, tmp_path, kill):
     assert names(tmp_path / "killed") == NAMES
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
     assert manifest(tmp_path / "killed") == manifest(tmp_path / "whole")
+
+
+class RunsAnother(Callback):
+    """Runs a second prediction into the same folder while the first one is writing its second shard."""
+
+    def __init__(self, pairs):
+        self.pairs = pairs
+        self.unfinished = []
+
+    def on_predict_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        if batch_idx == 3:
+            folder = trainer.datamodule.folder
+            while not (folder / "00000000.tar").is_file() or not list(folder.glob(".incomplete-*")):
+                time.sleep(0.01)  # for the writing thread
+            self.unfinished = list(folder.glob(".incomplete-*"))
+            predict(self.pairs, folder)
+            assert all(file.exists() for file in self.unfinished)
+
+
+def test_two_runs_may_write_into_one_folder(pairs, tmp_path):
+    predict(pairs, tmp_path / "whole")
+    predict(pairs, tmp_path / "out", callbacks=[another := RunsAnother(pairs)])
+    assert another.unfinished
+    assert names(tmp_path / "out") == NAMES
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert manifest(tmp_path / "out") == manifest(tmp_path / "whole")
 
 
 def test_another_run_of_a_complete_folder_only_checks(pairs, tmp_path):
