@@ -221,7 +221,7 @@ def test_training_with_figures_is_training_without(tmp_path):
         assert torch.equal(tensor, ends[1][0][name]), name
 
 
-def test_where_nothing_can_be_drawn_it_is_said_once(tmp_path):
+def test_a_run_without_tensorboard_warns_once(tmp_path):
     figures = LearngeneFigures()
     with pytest.warns(UserWarning, match="LearngeneFigures draws nothing: the run has no TensorBoardLogger"):
         fit(extraction(), figures)

@@ -77,7 +77,7 @@ def test_predictions_are_not_kept(pairs, tmp_path):
 
 
 @pytest.mark.parametrize("kill", ["batch", "index", "rename"])
-def test_a_killed_run_goes_on_without_loss_or_repetition(pairs, tmp_path, kill):
+def test_a_killed_run_resumes_without_loss_or_repetition(pairs, tmp_path, kill):
     predict(pairs, tmp_path / "whole")
     script = [sys.executable, reinforcement.__file__, str(tmp_path / "killed"), pairs]
     environment = os.environ | {"PYTHONPATH": str(Path(reinforcement.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -223,7 +223,7 @@ def test_other_settings_are_refused(pairs, tmp_path):
     assert manifest(tmp_path / "out")["complete"] is True
 
 
-def test_other_software_is_told(pairs, tmp_path):
+def test_other_software_is_warned_of(pairs, tmp_path):
     predict(pairs, tmp_path / "out")
     said = manifest(tmp_path / "out")
     said["software"]["pillow"] = "1.0"
@@ -239,7 +239,7 @@ def test_shards_of_something_else_are_refused(pairs, tmp_path):
         predict(pairs, tmp_path / "out")
 
 
-def test_a_disk_that_is_too_small_is_told_before(pairs, tmp_path, monkeypatch):
+def test_a_disk_that_is_too_small_is_reported_before_writing(pairs, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 20_000))
     with pytest.raises(UserError, match=r"would take 10 of 10 samples, about [\d.]+ KB .* where 20 KB are free"):
