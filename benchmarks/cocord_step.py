@@ -24,6 +24,7 @@ from timing import PRECISIONS, autocast, medians
 
 from vlightning.callbacks import EMACallback
 from vlightning.lightning_modules import CoCoRDModule
+from vlightning.lightning_modules.cocord.losses import dictionary_loss, same_class_share
 
 Batch = dict[str, torch.Tensor]
 
@@ -33,7 +34,12 @@ class Step:
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
-        self.module = CoCoRDModule(options.student, options.classes, teacher=options.teacher, queue_start="random")
+        self.module = CoCoRDModule(
+            options.student,
+            options.classes,
+            teacher={"name": options.teacher},
+            contrast={"queue_start": "random"},
+        )
         self.module.to(memory_format=torch.channels_last)  # as `configure_model` does
         self.module.log = lambda *_, **__: None  # type: ignore[method-assign]
         self.module.log_dict = lambda *_, **__: None  # type: ignore[method-assign]
@@ -92,6 +98,7 @@ def extras(step: Step, batch: Batch, precision: str) -> dict[str, Callable[[], N
     assert module.student_head is not None
     assert module.predictor is not None
     head, predictor, dictionary = module.student_head, module.predictor, module.dictionary
+    temperature = module.contrast.temperature
     features = torch.randn(len(batch["label"]), module.student.feature_dim)
     key = torch.randn(len(batch["label"]), 2048)
 
@@ -102,7 +109,8 @@ def extras(step: Step, batch: Batch, precision: str) -> dict[str, Callable[[], N
     def contrast() -> None:
         query = key.clone().requires_grad_()
         assert dictionary is not None
-        module._contrast(query, key, dictionary, batch["label"]).backward()
+        same_class_share(batch["label"], dictionary)
+        dictionary_loss(query, key, dictionary, temperature).backward()
 
     outputs = {"keys": {"dictionary": F.normalize(key)}, "key_ids": {"dictionary": batch["label"]}}
     return {

@@ -32,7 +32,7 @@ ROWS = {
 def train(folder: Path, words: list[str], options: argparse.Namespace) -> Curve:
     """Train a run of the table unless that is done."""
     milestones = [round(options.epochs * share) for share in (0.625, 0.75, 0.875)]
-    command = ["--model", "CoCoRDModule", *words, f"--model.lr_milestones={milestones}", *options.words]
+    command = ["--model", "CoCoRDModule", *words, f"--model.optim.lr_milestones={milestones}", *options.words]
     return fit(folder, command, options.epochs, "val/top1", options.threads)
 
 
@@ -65,7 +65,7 @@ def main() -> None:
         words = [word for name in ROWS[row] for word in ("--config", str(CONFIGS / name))]
         words += ["--model.student", options.student, f"--seed_everything={seed}"]
         if row != "vanilla":
-            words += ["--model.teacher", options.teacher, "--model.teacher_weights", weights]
+            words += ["--model.teacher.name", options.teacher, "--model.teacher.weights", weights]
         return train(options.folder / f"{row}_seed{seed}", words, options)
 
     jobs = [(seed, row) for seed in options.seeds for row in options.rows]

@@ -189,7 +189,7 @@ def test_an_error_in_every_process_is_printed_once(tmp_path: Path):
 
 
 def test_a_defect_in_a_constructor_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("vlightning.lightning_modules.cocord.module.Accuracy", lambda: int("x"))
+    monkeypatch.setattr("vlightning.lightning_modules.cocord.module.ClassificationEvaluation", lambda: int("x"))
     with pytest.raises(ValueError, match="invalid literal for int"):
         run("fit", *PLAIN_CLASSIFIER)
 

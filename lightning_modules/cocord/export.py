@@ -1,4 +1,4 @@
-"""What `vlightning export` writes of a CoCoRD checkpoint: the student, without what it learned with."""
+"""Export of CoCoRD checkpoints: the student, without teacher, heads and dictionary."""
 
 import json
 import pickle
@@ -9,27 +9,28 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision.models import ResNet
 
 from ...callbacks.checkpoints.checkpoint_io import write_file
+from ...common.errors import UserError
 from ...common.files import replacing, writing
-from ...datamodules.transforms.classification import IMAGENET_MEAN, IMAGENET_STD
 from ..base.preprocessing import recorded_preprocessing, said
 from ..networks.classifier_files import load_classifier, public_state
 from ..networks.classifiers import build_classifier, public_network
 
 LAYOUTS = {
-    "student": "a .safetensors, .pth or .pt file of the student under its public names, a library's own for its "
-    "models; .pth and .pt hold it as the entry 'model'",
-    "torchvision": "the same kinds of file with the backbone of a torchvision ResNet: no last layer, no batch "
-    "counters; .pth and .pt hold the bare state dict",
-    "detectron2": "a .pkl file with the same backbone as detectron2 reads it",
+    "student": "a .safetensors, .pth or .pt file of the student with its public names; .pth and .pt files hold it in "
+    "the entry 'model'",
+    "torchvision": "the same kinds of file with the backbone of a torchvision ResNet, without last layer and batch "
+    "counters; .pth and .pt files hold the state dict itself",
+    "detectron2": "a .pkl file with the same backbone for detectron2",
 }
-"""What each layout is; the first is the default."""
+"""Description of each layout; the first is the default."""
 _TENSOR_FILES = (".safetensors", ".pth", ".pt")
 _FILES = {"student": _TENSOR_FILES, "torchvision": _TENSOR_FILES, "detectron2": (".pkl",)}
-_IMAGENET = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+_IMAGENET = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
 
 
 def export(content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
@@ -37,26 +38,24 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
 
     Args:
         content: the checkpoint.
-        source: where it is from, for messages.
-        target: the file to write; there is nothing of that name, or an empty folder.
+        source: description of the checkpoint for messages.
+        target: file to write.
         layout: one of `LAYOUTS`.
 
     Returns:
-        What was written.
+        Description of the file.
 
     Raises:
-        FileExistsError: if the target is a folder.
-        ValueError: if its suffix is none of the layout's, the student has no such layout, or the checkpoint does not
-            fit its own arguments.
-        OSError: if the file cannot be written.
+        UserError: If the target is a folder, its suffix is none of the layout's, the student has no such layout, the
+            checkpoint does not fit its settings, or the file cannot be written.
     """
     path = Path(target).expanduser()
     if path.is_dir():
-        raise FileExistsError(f"Found a folder {target!r}, expected the name of a new file, such as student.pth.")
+        raise UserError(f"Expected the name of a new file, such as student.pth, got the folder {target!r}.")
     if path.suffix not in _FILES[layout]:
-        raise ValueError(
-            f"Found the suffix {path.suffix!r} in {target!r}, expected {' or '.join(_FILES[layout])} for the layout "
-            f"{layout!r}: rename the target."
+        raise UserError(
+            f"Expected the suffix {' or '.join(_FILES[layout])} for the layout {layout!r}, got {path.suffix!r} in "
+            f"{target!r}: rename the target."
         )
     name, state = _student(content, source, backbone=layout != "student")
     look = recorded_preprocessing(content)
@@ -71,26 +70,26 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         tensors = f"{len(state)} tensors in torchvision's layout"
         return f"Wrote {target} with the backbone of {name}, {tensors}; {said(look)}."
     model = {detectron2_name(key): _array(tensor) for key, tensor in state.items()}
-    # matching_heuristics: detectron2 finds the names by how they end, whatever its detector calls the backbone.
+    # With matching_heuristics detectron2 compares the ends of names, so the detector's prefix does not matter.
     _write(path, {"model": model, "__author__": "vlightning", "matching_heuristics": True})
     arrays = f"{len(model)} arrays in detectron2's layout"
     return f"Wrote {target} with the backbone of {name}, {arrays}, which {_needed(look)}; {said(look)}."
 
 
 def _needed(look: Mapping[str, Any] | None) -> str:
-    """What detectron2's configuration has to say of images, since the file cannot."""
+    """Describe the settings of images that detectron2's configuration needs: the file cannot hold them."""
     known = look if look is not None and "mean" in look else None
     mean, std = (", ".join(f"{255 * value:.3f}" for value in (known or _IMAGENET)[name]) for name in ("mean", "std"))
-    other = "" if known else " (as ImageNet's recipe has it; other data: its mean and std times 255)"
+    other = "" if known else " (ImageNet's; for other data: its mean and std times 255)"
     return (
-        f'expects images as its training prepared them, so set INPUT.FORMAT "RGB", MODEL.PIXEL_MEAN [{mean}], '
-        f"MODEL.PIXEL_STD [{std}]{other} and MODEL.RESNETS.STRIDE_IN_1X1 False, without which it loses accuracy and "
-        "nothing says so"
+        f'needs the preprocessing of its training: set INPUT.FORMAT "RGB", MODEL.PIXEL_MEAN [{mean}], '
+        f"MODEL.PIXEL_STD [{std}]{other} and MODEL.RESNETS.STRIDE_IN_1X1 False; with other values detectron2 silently "
+        "loses accuracy"
     )
 
 
 def detectron2_name(name: str) -> str:
-    """The name that detectron2 gives to what torchvision's ResNet calls `name`, such as layer1.0.downsample.1.bias."""
+    """Return detectron2's name of a tensor of torchvision's ResNet, such as layer1.0.downsample.1.bias."""
     stage = re.match(r"layer(\d)\.", name)
     name = f"res{int(stage[1]) + 1}.{name[stage.end() :]}" if stage else f"stem.{name}"
     name = re.sub(r"\bbn(\d)\.", r"conv\1.norm.", name)
@@ -98,21 +97,21 @@ def detectron2_name(name: str) -> str:
 
 
 def _student(content: Mapping[str, Any], source: str, backbone: bool) -> tuple[str, dict[str, Tensor]]:
-    """Name of the student's network, and its state under the public names."""
+    """Return the name of the student's network, and its state dict with the public names."""
     arguments = content["hyper_parameters"]
     missing = [name for name in ("student", "num_classes") if name not in arguments]
     if missing:
-        raise ValueError(
-            f"Found no {' and no '.join(missing)} among the hyper_parameters of {source}, expected those of "
-            "CoCoRDModule: it is of another class, or of another version of vlightning."
+        raise UserError(
+            f"Expected the hyper_parameters of CoCoRDModule in {source}, got no {' and no '.join(missing)}: it is of "
+            "another class, or of another version of vlightning."
         )
     name = arguments["student"]
     classifier = build_classifier(name, arguments["num_classes"])
     network = public_network(classifier)
     if backbone and not isinstance(network, ResNet):
-        raise ValueError(
-            f"Found the student {name} in {source}, expected a ResNet of torchvision for this layout, such as "
-            "resnet50: export it in the layout 'student'."
+        raise UserError(
+            f"Expected a ResNet of torchvision for this layout, such as resnet50, got the student {name} in {source}: "
+            "use the layout 'student'."
         )
     entries = content["state_dict"].items()
     state = public_state(
@@ -124,17 +123,17 @@ def _student(content: Mapping[str, Any], source: str, backbone: bool) -> tuple[s
         for key in network.state_dict()
         if not (backbone and (key.startswith("fc.") or key.endswith("num_batches_tracked")))
     ]
-    # A training lays convolutions out with channels last, and several tensors may be views of one storage.
+    # Convolutions are in channels-last format after training, and tensors may share storage.
     return name, {key: state[key].detach().clone(memory_format=torch.contiguous_format) for key in kept}
 
 
 def _array(tensor: Tensor) -> Any:
-    """A tensor as numpy has it, which knows no bfloat16."""
+    """Return a tensor as a numpy array; numpy has no bfloat16."""
     return tensor.float().numpy()
 
 
 def _write(path: Path, content: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
-    """Write a file, or nothing: of torch.save, of pickle or of safetensors, by its suffix."""
+    """Write a file atomically, by its suffix with torch.save, pickle or safetensors."""
     with replacing(path) as staged, writing(path):
         if path.suffix == ".safetensors":
             save_file(content.get("model", content), staged, {"format": "pt", **(metadata or {})})

@@ -83,7 +83,7 @@ def names(folder):
 
 @pytest.mark.fault(
     "another process saves into the same folder",
-    "a save, and `vlightning.convert` both ways, before its save has its name",
+    "a save, and `vlightning convert` both ways, before its save has its name",
     "both are whole",
 )
 @pytest.mark.parametrize("save", [save_file, save_folder])

@@ -22,7 +22,8 @@ from support.classification import accuracies, metrics_of
 from support.command_line import run
 from support.distributed import rank_trainer, run_distributed
 from support.tiny_modules import trainer
-from vlightning.callbacks import ZeroShotClassification, zero_shot
+from vlightning.callbacks import ZeroShotClassification
+from vlightning.callbacks.classification import zero_shot
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 
 NAMES = ["red", "green", "blue", "dark red", "pale green", "grey", "orange fish"]
@@ -225,9 +226,7 @@ def test_accuracies_are_those_of_plain_loops(module):
 def test_a_dead_tower_gets_nothing_right_and_says_so(part):
     module = Linear()
     nn.init.constant_(getattr(module, part).weight, torch.nan)
-    with pytest.warns(
-        match=r"found infinite or undefined scores for 53 of 53 images \(sample_index unknown\), which rank"
-    ):
+    with pytest.warns(match=r"found non-finite scores for 53 of 53 images \(sample_index unknown\), which rank"):
         metrics = found(validate(callback(), module=module))
     assert metrics == {"top1": 0, "top5": 0, "class_recall": 0, "non_finite": PICTURES}
 

@@ -17,9 +17,10 @@ from support.distributed import rank_trainer, run_distributed
 from support.images import draw_image, encoded
 from support.reinforcement import ROWS, Embeds, predict, write_pairs
 from vlightning.callbacks import ReinforcementWriter
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule
 from vlightning.datamodules.sources.reinforced_writer import ShardFile
-from vlightning.datamodules.sources.tar import Shards, find_shards
+from vlightning.datamodules.sources.shards import Shards, find_shards
 
 NAMES = ["00000000.index.json", "00000000.tar", "00000001.index.json", "00000001.tar"]
 NAMES += ["00000002.index.json", "00000002.tar", "manifest.json"]
@@ -153,7 +154,7 @@ def test_the_check_names_what_differs(pairs, tmp_path, row, turned):
             self.turned = turned if again else 0.0
             return super().predict_step(batch, batch_idx)
 
-    with pytest.raises(RuntimeError, match=rf"check failed: embedding \d of text by teacher \d .* {row:010d} has the"):
+    with pytest.raises(UserError, match=rf"check failed: embedding \d of text by teacher \d .* {row:010d} has the"):
         predict(pairs, tmp_path / "out", Drifts(), ReinforcementWriter(ROWS))
     assert manifest(tmp_path / "out")["complete"] is False
 
@@ -167,7 +168,7 @@ def test_the_check_reads_what_was_written(pairs, tmp_path):
         for sample, members in enumerate(samples):
             shard.add(shards.key(sample), members)
         shard.finish(left_out={})
-    with pytest.raises(RuntimeError, match=r"embedding . of image by teacher . .* 000000000[12]"):
+    with pytest.raises(UserError, match=r"embedding . of image by teacher . .* 000000000[12]"):
         predict(pairs, tmp_path / "out", writer=ReinforcementWriter(ROWS))
 
 
@@ -214,7 +215,7 @@ def test_shards_of_something_else_are_refused(pairs, tmp_path):
 def test_a_disk_that_is_too_small_is_told_before(pairs, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 20_000))
-    with pytest.raises(OSError, match=r"would take 10 of 10 samples, about [\d.]+ KB .* where 20 KB are free"):
+    with pytest.raises(UserError, match=r"would take 10 of 10 samples, about [\d.]+ KB .* where 20 KB are free"):
         predict(pairs, tmp_path / "out")
     assert names(tmp_path / "out") == []
 
@@ -244,7 +245,7 @@ def predict_on_a_rank(pairs, folder, turned):
     trainer = rank_trainer("ddp", callbacks=[ReinforcementWriter(4)])
     try:
         return predict(pairs, folder, Embeds(turned), trainer=trainer).steps
-    except RuntimeError as error:
+    except UserError as error:
         return str(error)
 
 

@@ -12,7 +12,8 @@ from lightning import Trainer
 from safetensors import safe_open
 from torch.utils.data import DataLoader
 
-from support.albef import merged, pairs_loader, random_batch, tiny_albef
+from support.albef import pairs_loader, random_batch, tiny_albef
+from support.groups import merged
 from vlightning.callbacks.queue import NO_ID
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ALBEFModule

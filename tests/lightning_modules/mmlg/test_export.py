@@ -1,4 +1,4 @@
-"""`python -m vlightning.export` of MM-LG's checkpoints: open_clip's folder, and the learngene's file."""
+"""`vlightning export` of MM-LG's checkpoints: open_clip's folder, and the learngene's file."""
 
 import open_clip
 import pytest

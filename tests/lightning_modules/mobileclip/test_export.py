@@ -1,4 +1,4 @@
-"""`python -m vlightning.export` of MobileCLIP checkpoints: the network that was evaluated, in each layout."""
+"""Export of MobileCLIP checkpoints: the evaluated network in each layout."""
 
 import json
 
@@ -40,7 +40,7 @@ def features(module, size, length):
 
 
 @pytest.mark.parametrize("layout", ["torch_export", "onnx"])
-def test_programs_give_the_averages_features(tmp_path, layout, capsys):
+def test_programs_compute_the_features_of_the_average(tmp_path, layout, capsys):
     module, checkpoint = trained(tmp_path, "MobileCLIP-tiny", 32, 12)
     main([str(checkpoint), str(tmp_path / "out"), "--layout", layout])
     assert "with the average of MobileCLIP-tiny" in capsys.readouterr().out
@@ -79,7 +79,7 @@ def test_the_vendors_layout_starts_another_training(tmp_path, average):
         assert torch.equal(found.state_dict()[name].reshape(value.shape), value), name
 
 
-def test_what_cannot_be_written_is_one_line(tmp_path, capsys):
+def test_refused_exports_print_one_line(tmp_path, capsys):
     _, checkpoint = trained(tmp_path, "MobileCLIP-tiny", 32, 12)
 
     def refused(*words):

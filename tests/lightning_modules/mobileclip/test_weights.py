@@ -1,4 +1,4 @@
-"""Trained weights out of every layout, strictly; back into the vendor's and open_clip's; and what images need."""
+"""Trained weights read from every layout and written to the vendor's and open_clip's; preprocessing."""
 
 import copy
 import dataclasses
@@ -16,6 +16,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 from support.mobileclip import features, random_images, settle, texts
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip.export import save_open_clip, save_vendor
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
@@ -36,7 +37,7 @@ def prefixed(prefix, state):
 
 @pytest.fixture(scope="module")
 def trained():
-    """A model of which no weight, statistic or scale has its initial value."""
+    """A model without initial values of weights, statistics and scales."""
     torch.manual_seed(1)
     model = settle(build_model(NAME))
     with torch.no_grad():
@@ -46,13 +47,13 @@ def trained():
 
 @pytest.fixture(scope="module")
 def plain(trained):
-    """Its state dict, with the logit scale as files have it."""
+    """Its state dict with a scalar logit scale, as in files."""
     return trained.state_dict() | {"logit_scale": trained.logit_scale.detach()[0]}
 
 
 @pytest.fixture
 def small(monkeypatch):
-    """Image towers of real models, with text towers that are made and written in no time."""
+    """Image towers of real models with tiny text towers."""
     for name, like in ((SMALL, "MobileCLIP2-S0"), (SMALLEST, NAME), (SMALL_VIT, "MobileCLIP-B")):
         monkeypatch.setitem(PRESETS, name, dataclasses.replace(PRESETS[like], width=64, layers=1, mixers=False))
 
@@ -88,7 +89,7 @@ def test_safetensors(tmp_path, trained, plain, layout):
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_a_training_gives_its_average_if_it_has_one(tmp_path, trained, averaged):
+def test_the_average_of_a_training_is_preferred(tmp_path, trained, averaged):
     other = {name: value + 1 for name, value in trained.state_dict().items()}
     state = prefixed("student.", other if averaged else trained.state_dict())
     if averaged:
@@ -97,7 +98,7 @@ def test_a_training_gives_its_average_if_it_has_one(tmp_path, trained, averaged)
     assert_loads(trained, tmp_path / "last.ckpt", "the averaged weights" if averaged else "the student")
 
 
-def test_a_training_in_pieces(tmp_path, trained):
+def test_a_sharded_checkpoint(tmp_path, trained):
     whole = {name: value for name, value in trained.state_dict().items() if name != "text.token_embedding.weight"}
     rows = trained.text.token_embedding.weight.detach().split(30_000)
     place = "student.text.token_embedding.weight"
@@ -132,25 +133,25 @@ def test_load_pretrained_is_ready_to_use(tmp_path, trained):
     ("change", "message"),
     [
         (lambda state: state.pop("text.ln_final.bias"), r"1 missing \(text.ln_final.bias\)"),
-        (lambda state: state.update(other=torch.zeros(1)), r"1 left over \(other\)"),
+        (lambda state: state.update(other=torch.zeros(1)), r"1 unexpected \(other\)"),
         (
             lambda state: state.update({"visual.trunk.head.fc.weight": torch.zeros(128, 5)}),
             r"1 of another shape \(visual.trunk.head.fc.weight \[128, 5\] instead of \[128, 384\]\)",
         ),
         (
             lambda state: state.update({"text.positional_embedding": torch.zeros(64, 128)}),
-            r"positions of 64 tokens in '.*', expected 77: build the model with context_length=64",
+            r"Expected positions of 77 tokens, got 64 in '.*': build the model with context_length=64",
         ),
         (lambda state: [state.pop(name) for name in list(state)[:3]], r"3 missing \(.*, \.\.\.\)"),
     ],
 )
-def test_weights_that_do_not_fit_are_named_and_none_is_loaded(tmp_path, plain, change, message):
+def test_misfitting_weights_are_named_and_none_is_loaded(tmp_path, plain, change, message):
     state = dict(plain)
     change(state)
     torch.save(state, tmp_path / "weights.pt")
     model = build_model(NAME)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         load_weights(model, NAME, tmp_path / "weights.pt")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -159,7 +160,7 @@ def test_missing_names_of_a_vendors_file_are_the_vendors(tmp_path, trained):
     state = to_vendor(trained.state_dict())
     del state["image_encoder.model.head.proj"]
     torch.save(state, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match=r"1 missing \(image_encoder.model.head.proj\)"):
+    with pytest.raises(UserError, match=r"1 missing \(image_encoder.model.head.proj\)"):
         load_weights(build_model(NAME), NAME, tmp_path / "weights.pt")
 
 
@@ -168,28 +169,30 @@ def test_only_the_bias_of_the_projection_may_be_missing(tmp_path, trained, plain
     torch.save({name: value for name, value in plain.items() if name != bias}, tmp_path / "weights.pt")
     model = build_model(NAME)
     nn.init.ones_(model.visual.trunk.head.fc.bias)
-    assert f"with zeros for {bias}, which it lacks" in load_weights(model, NAME, tmp_path / "weights.pt")
+    assert f"with zeros for the missing {bias}" in load_weights(model, NAME, tmp_path / "weights.pt")
     assert not model.visual.trunk.head.fc.bias.any()
 
 
-def test_what_is_no_checkpoint_is_refused_in_a_sentence(tmp_path):
+def test_other_files_are_refused_in_a_sentence(tmp_path):
     model = build_model(NAME)
-    with pytest.raises(FileNotFoundError, match=r"^Found no file .*missing.pt', expected trained weights"):
+    with pytest.raises(UserError, match=r"^Expected trained weights, found no file .*missing.pt'"):
         load_weights(model, NAME, tmp_path / "missing.pt")
-    with pytest.raises(ValueError, match=r"^Found a folder .*name one in it, such as open_clip_model.safetensors"):
+    with pytest.raises(
+        UserError, match=r"^Expected a file, got the folder .*name a file in it, such as open_clip_model.safetensors"
+    ):
         load_weights(model, NAME, tmp_path)
     for suffix in (".pt", ".safetensors"):
         for content in (b"", b"hello", b"a text that is no checkpoint", bytes(range(40, 256))):
             path = tmp_path / f"file{suffix}"
             path.write_bytes(content)
-            with pytest.raises(RuntimeError, match=r"^The checkpoint .* cannot be read \("):
+            with pytest.raises((UserError, RuntimeError), match=r"^The checkpoint .* cannot be read \("):
                 load_weights(model, NAME, path)
     for content in ([1, 2], {"epoch": 3}, {}, {"state_dict": {"a": 1}}):
         torch.save(content, tmp_path / "file.pt")
-        with pytest.raises(ValueError, match=r"^Found neither a state dict nor one under"):
+        with pytest.raises(UserError, match=r"found neither a state dict nor one under"):
             load_weights(model, NAME, tmp_path / "file.pt")
     torch.save({"state_dict": np.arange(3)}, tmp_path / "file.pt")
-    with pytest.raises(RuntimeError, match="holds more than tensors and plain data"):
+    with pytest.raises((UserError, RuntimeError), match="holds more than tensors and plain data"):
         load_weights(model, NAME, tmp_path / "file.pt")
 
 
@@ -218,7 +221,7 @@ def test_positions_of_open_clips_vit_are_resampled_as_open_clip_does(tmp_path):
     assert "resampled" not in load_weights(found, NATIVE, tmp_path / "weights.pt")
 
 
-def test_a_bias_of_the_logits_may_come_and_go(tmp_path):
+def test_a_bias_of_the_logits_is_optional(tmp_path):
     model = build_model(NAME)
     torch.save(model.state_dict() | {"logit_bias": torch.tensor(-10.0)}, tmp_path / "weights.pt")
     load_weights(model, NAME, tmp_path / "weights.pt")
@@ -233,7 +236,7 @@ def listed(preprocessing):
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name in open_clip.list_models()])
-def test_preprocessing_is_open_clips(name):
+def test_preprocessing_equals_open_clips(name):
     for tag in open_clip.list_pretrained_tags_by_model(name):
         theirs = open_clip.get_pretrained_cfg(name, tag)
         assert listed(preprocessing_of(name)) == {key: theirs[key] for key in listed(preprocessing_of(name))}
@@ -256,13 +259,13 @@ def test_preprocessing_is_open_clips(name):
         ("MobileCLIP2-S4", "fastvit_mci4.apple_mclip2_dfndr2b"),
     ],
 )
-def test_normalisation_is_timms(name, tower):
+def test_normalization_equals_timms(name, tower):
     theirs = timm.get_pretrained_cfg(tower)
     ours = preprocessing_of(name)
     assert (ours.mean, ours.std, ours.image_size) == (theirs.mean, theirs.std, theirs.input_size[-1])
 
 
-def test_preprocessing_of_the_others():
+def test_preprocessing_of_other_models():
     for size in ("S3", "S4", "L-14"):  # open_clip lists the second generation only
         assert preprocessing_of(f"MobileCLIP-{size}") == preprocessing_of(f"MobileCLIP2-{size}")
     assert listed(preprocessing_of("MobileCLIP-S0")) == listed(preprocessing_of("MobileCLIP-S1"))
@@ -273,13 +276,13 @@ def test_preprocessing_of_the_others():
     modes = [open_clip.get_pretrained_cfg("ViT-H-14", tag)["resize_mode"] for tag in ("laion2b_s32b_b79k", "dfn5b")]
     assert modes == ["shortest", "squash"]  # weights of one name that differ
     assert preprocessing_of("ViT-H-14").resize_mode == "shortest"
-    with pytest.raises(ValueError, match="There is no model"):
+    with pytest.raises(UserError, match="got 'nothing'"):
         preprocessing_of("nothing")
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("name", ["MobileCLIP-S0", "MobileCLIP2-L-14", "ViT-B-16-SigLIP"])
-def test_transform_is_open_clips(name, mode):
+def test_transform_equals_open_clips(name, mode):
     preprocessing = preprocessing_of(name, 48)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 140, 3), dtype=np.uint8)).convert(mode)
     theirs = image_transform_v2(PreprocessCfg(48, **listed(preprocessing)), is_train=False)(image)
@@ -291,7 +294,7 @@ def test_transform_is_open_clips(name, mode):
 
 
 @pytest.mark.usefixtures("small")
-def test_open_clip_loads_what_is_written_for_it(tmp_path):
+def test_open_clip_loads_the_written_folder(tmp_path):
     name = SMALL
     torch.manual_seed(2)
     model = settle(build_model(name, 64, 32))
@@ -317,7 +320,7 @@ def test_open_clip_loads_what_is_written_for_it(tmp_path):
         save_open_clip(model, name, preprocessing_of(name), tmp_path / "made")
 
 
-def test_open_clips_own_model_is_written_for_it(tmp_path):
+def test_a_model_of_open_clip_is_written_for_it(tmp_path):
     model = build_model(NATIVE, 64).eval()
     preprocessing = Preprocessing(64, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear", "squash")
     save_open_clip(model, NATIVE, preprocessing, tmp_path / "made")
@@ -335,34 +338,34 @@ def test_open_clips_own_model_is_written_for_it(tmp_path):
     ("name", "part"),
     [(NAME, "mixers"), ("MobileCLIP-S0", "mixers"), ("MobileCLIP-B", "the vendor's stem")],
 )
-def test_what_open_clip_cannot_build_is_not_written_for_it(tmp_path, name, part):
+def test_open_clip_layout_refuses_models_unknown_to_open_clip(tmp_path, name, part):
     with torch.device("meta"):
         model = build_model(name)
-    with pytest.raises(ValueError, match=f"open_clip cannot build {name}.*{part}.*write the layout 'vendor'"):
+    with pytest.raises(UserError, match=f"open_clip cannot build {name}.*{part}.*write the layout 'vendor'"):
         save_open_clip(model, name, preprocessing_of(name), tmp_path / "made")
     if name == "MobileCLIP-B":  # of the same shapes
-        with pytest.raises(ValueError, match="the vendor's stem"):
+        with pytest.raises(UserError, match="the vendor's stem"):
             save_open_clip(model, "MobileCLIP2-B", preprocessing_of(name), tmp_path / "made")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("small")
-def test_another_model_another_size_and_a_fused_one_are_not_written_for_open_clip(tmp_path):
+def test_open_clip_layout_refuses_other_models_sizes_and_fused_ones(tmp_path):
     with torch.device("meta"):
         small, vit = build_model("MobileCLIP2-S0"), build_model("MobileCLIP-B-timm", 160)
     for model, name in ((small, "MobileCLIP2-S2"), (vit, "MobileCLIP2-B")):
         preprocessing = preprocessing_of(name, model.visual.image_size[0])
-        with pytest.raises(ValueError, match=f"not those of the {name} that open_clip makes"):
+        with pytest.raises(UserError, match=f"Expected the {name} that open_clip builds"):
             save_open_clip(model, name, preprocessing, tmp_path / "made")
     fused = reparameterize(build_model(SMALLEST).eval())
-    with pytest.raises(ValueError, match="not fused"):
+    with pytest.raises(UserError, match="not reparameterized"):
         save_open_clip(fused, SMALLEST, preprocessing_of(SMALLEST), tmp_path / "made")
     assert not list(tmp_path.iterdir())
 
 
-def test_timms_stem_is_not_written_as_the_vendors(tmp_path):
+def test_vendor_layout_refuses_timms_stem(tmp_path):
     with torch.device("meta"):
         model = build_model("MobileCLIP2-B")
-    with pytest.raises(ValueError, match="with another stem: write the layout of open_clip"):
+    with pytest.raises(UserError, match="with another stem: write the layout of open_clip"):
         save_vendor(model, tmp_path / "b.pt")
     assert not list(tmp_path.iterdir())
