@@ -14,7 +14,7 @@ from ...callbacks.checkpoints.sharded_checkpoint import METADATA
 
 
 def recorded_preprocessing(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the preprocessing of the evaluation of a checkpoint's training; None where the checkpoint does not hold it.
+    """Return the preprocessing that a checkpoint's training evaluated with; None where the checkpoint does not hold it.
 
     Args:
         content: the checkpoint. Lightning keeps the datamodule's state under the name of its class.
