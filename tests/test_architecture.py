@@ -26,7 +26,7 @@ ALLOWED = {
 IMPORTS_TO_DO: set[str] = set()
 TWICE_TO_DO = {"_NormBase", "_generate_state_key", "_should_accumulate"}
 
-DOCUMENTED = {"_replace", "_asdict", "_exit"}  # of named tuples and of `os`: public in spite of their names
+DOCUMENTED = {"_replace", "_asdict", "_make", "_exit"}  # of named tuples and of `os`: public in spite of their names
 
 
 def files():
