@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from ..common.errors import UserError
+from ..metrics.finite import some_of
 from .distributed.collectives import all_reduce_max, gather_uneven
 from .stopping import act_last, save_resumable
 
@@ -165,11 +166,10 @@ class SkipNonFiniteSteps(Callback):
 
     def _tell(self, trainer: Trainer) -> None:
         samples = gather_uneven(torch.cat(self._samples)) if self._samples else torch.zeros(0)
-        named = ", ".join(str(number) for number in samples[:_NAMED].tolist())
-        named += f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
+        named = some_of(samples, _NAMED) if len(samples) else "without sample_index"
         rank_zero_warn(
             f"Step {trainer.global_step} was skipped ({self.skipped_steps} of at most {self.max_skipped}): its loss or "
-            f"a gradient is non-finite. Its samples: {named or 'without sample_index'}."
+            f"a gradient is non-finite. Its samples: {named}."
         )
 
 

@@ -136,7 +136,7 @@ class StopOnSignal(Callback):
         if not number:
             return
         if in_validation:
-            _begin_validation_anew(trainer)
+            _restart_validation(trainer)
         path = save_resumable(trainer, self.dirpath, self.filename)
         name = signal.Signals(number).name
         rank_zero_info(f"{name}: wrote {path} after step {trainer.global_step}; the training resumes from there.")
@@ -214,7 +214,7 @@ def _validates_next(trainer: Trainer) -> bool:
     return trainer.enable_validation and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
-def _begin_validation_anew(trainer: Trainer) -> None:
+def _restart_validation(trainer: Trainer) -> None:
     """Set the progress of the validation to its beginning: the first batch has begun and none has ended.
 
     Lightning would otherwise resume with the next batch, and the metrics of the batches before it would be lost.

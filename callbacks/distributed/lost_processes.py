@@ -58,9 +58,9 @@ def lost_worker(error: BaseException) -> str | None:
         how = f"was killed by a signal ({name})" if name else "ended unexpectedly"
         return f"The loader worker with pid {pids} {how}{WORKER_ADVICE}"
     # A worker died while its batch was being received, and torch has not noticed yet.
-    receiving = any(frame.name == "_try_get_data" for frame in traceback.extract_tb(error.__traceback__))
     gone = isinstance(error, (ConnectionError, EOFError, FileNotFoundError))
-    lost = gone and (receiving or "in pin memory thread" in str(error))
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    lost = gone and ("_try_get_data" in frames or "in pin memory thread" in str(error))
     return f"A loader worker ended unexpectedly{WORKER_ADVICE}" if lost else None
 
 
