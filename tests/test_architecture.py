@@ -28,18 +28,12 @@ IMPORTS_TO_DO = {
     "lightning_modules/networks/published_clip.py imports lightning_modules.mobileclip.models",
     "lightning_modules/networks/published_clip.py imports lightning_modules.mobileclip.pretrained",
 }
-TWICE_TO_DO = {"_NormBase", "_actions", "_generate_state_key", "_should_accumulate", "_typehint"}
+TWICE_TO_DO = {"_actions", "_typehint"}
 
 # Files that use private names of other packages, and say why no public name serves.
 WITH_PRIVATE_NAMES = {
-    "callbacks/distributed/collectives.py",
     "callbacks/distributed/strategy.py",
-    "callbacks/ema.py",
-    "callbacks/non_finite.py",
-    "callbacks/online_probe.py",
-    "callbacks/queue.py",
-    "callbacks/step_seed.py",
-    "callbacks/stopping.py",
+    "callbacks/private_api.py",
     "cli.py",
     "cli_support/checkpoints.py",
     "cli_support/help.py",

@@ -228,7 +228,7 @@ class ReinforcementWriter(BasePredictionWriter):
                     row, teacher = divmod(int(cosines.argmin()), len(widths))
                     raise UserError(
                         f"The check failed: embedding {row} of {kind} by teacher {teacher} in the sample "
-                        f"{written.place} has the cosine {worst:.4f} with the embedding of the teacher now, expected at "
+                        f"{written.place} has the cosine {worst:.4f} with the teacher's embedding now, expected at "
                         f"least {self.least_cosine}: do not train on these shards."
                     )
                 least = min(least, worst)
