@@ -71,7 +71,7 @@ def words(options: argparse.Namespace, student: str, layers: int, data: str, see
     return [*found, "--trainer.enable_model_summary=false"]
 
 
-def taught(options: argparse.Namespace) -> list[str]:
+def with_teacher(options: argparse.Namespace) -> list[str]:
     """Words of a training with the teacher."""
     return [f"--model.teacher.weights={options.folder / 'teachers' / TEACHER}", "--data.caption_column=captions"]
 
@@ -81,7 +81,7 @@ def extract(method: str, seed: int, options: argparse.Namespace) -> tuple[Path, 
     place = options.folder / "runs" / f"extract_{method}_seed{seed}"
     file = place / "learngene.safetensors"
     writer = [{"class_path": "LearngeneWriter", "init_args": {"file": str(file)}}]
-    own = [*words(options, STUDENTS[method], 12, "extract", seed, 1e-3), *taught(options)]
+    own = [*words(options, STUDENTS[method], 12, "extract", seed, 1e-3), *with_teacher(options)]
     own += ["--model.optim.warmup_steps=100", f"--trainer.callbacks={json.dumps(writer)}"]
     epochs = options.extraction_epochs
     return file, fit(place, own, epochs, MEASURED, options.threads, PROGRAM, every=epochs // 4)
@@ -90,7 +90,11 @@ def extract(method: str, seed: int, options: argparse.Namespace) -> tuple[Path, 
 def descend(row: str, layers: int, seed: int, file: Path | None, options: argparse.Namespace) -> dict[str, float]:
     """Expand, activate, fine-tune and test a descendant, unless that is done; the test's results."""
     place = options.folder / "runs" / f"{row.replace(' ', '_').replace('/', '')}_{layers}_seed{seed}"
-    activation = [*words(options, "plain", layers, "activate", seed, 5e-4), *taught(options), "--data.batch_size=64"]
+    activation = [
+        *words(options, "plain", layers, "activate", seed, 5e-4),
+        *with_teacher(options),
+        "--data.batch_size=64",
+    ]
     activation.append("--model.optim.warmup_steps=1")
     if file is not None:
         start = {"file": str(file), "target": "student", "components": ROWS[row][1]}

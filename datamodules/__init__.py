@@ -1,16 +1,18 @@
-"""Datamodules: where batches come from. They import nothing from the modules or the callbacks."""
+"""Datamodules. They import `common`, and no other package of the project."""
 
 from .core.base import ImageDataModule
 from .embedded_captions import EmbeddedCaptionsDataModule
-from .image_classification import ImageClassificationDataModule, LabelDataModule
+from .image_classification import ImageClassificationDataModule
 from .image_text import ImageTextDataModule
+from .labels import LabelDataModule
 from .pairs import PairDataModule
-from .reinforced import ReinforcedDataModule, ReinforcedImageTextDataModule
+from .reinforced import ReinforcedDataModule
+from .reinforced_image_text import ReinforcedImageTextDataModule
 from .reinforced_shapes import ReinforcedShapesDataModule
 from .reinforcement import ReinforcementDataModule
 from .shape_classes import ShapeClassesDataModule
 from .shapes import ShapesDataModule
-from .sources.open import Source
+from .sources.resolve import Source
 from .transforms.albef import ALBEFEvalTransform, ALBEFRandAugment, ALBEFTrainTransform
 from .transforms.classification import (
     CIFAREvalTransform,

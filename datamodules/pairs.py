@@ -1,34 +1,36 @@
-"""The datamodule over images with captions: tokenizer, texts to predict, streaming."""
+"""The base of all datamodules of image-caption pairs: tokenizer, texts to predict, streaming."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import nn
 from torch.utils.data import DataLoader
 
-from .core.base import ImageDataModule, Split, splits_of
-from .core.decode import Account
+from ..common.errors import UserError
+from .core.base import ImageDataModule
+from .core.contract import AdoptsVocabulary, ExpectsPreprocessing
+from .core.faults import Account
 from .core.loaders import BatchLoader, PredictionLoader
-from .core.samples import (
-    Collated,
+from .core.pair_samples import (
     EvaluationCollate,
     EvaluationSet,
-    Outcome,
     PairReader,
     PairRows,
-    Reader,
     TextCollate,
     TrainingCollate,
 )
+from .core.sampled import Split, check_least, splits_of
+from .core.samples import Collated, Outcome, Reader
 from .core.sampling import TrainingPosition, evaluation_batches
-from .sources.records import read_texts
-from .sources.stream import Stream, StreamedEvaluationSet, StreamedTrainingSet
+from .sources.stream import Stream
+from .sources.stream_sets import StreamedEvaluationSet, StreamedTrainingSet
+from .sources.text_files import read_texts
+from .text.captions import usable_caption
 from .text.clip import CLIP, CLIPTextEncoder, CLIPTokenizer
 from .text.tokenizers import (
     Encoder,
@@ -38,7 +40,6 @@ from .text.tokenizers import (
     tokenizer_digest,
     tokenizer_from_json,
     train_wordpiece,
-    usable_caption,
 )
 
 if TYPE_CHECKING:
@@ -48,72 +49,43 @@ log = logging.getLogger(__name__)
 
 
 class PairDataModule(ImageDataModule):
-    """Images with captions, in batches of the project's contract (dicts of tensors).
+    """Image-caption pairs, in batches of the project's contract (dicts of tensors).
 
-    Order and draws are those of :class:`ImageDataModule`. Evaluation reads each image once, with all its captions.
-    A subclass says what the rows are, in :meth:`open_split`.
+    Evaluation reads each image once, with all of its captions. A subclass defines the rows in :meth:`open_split`.
 
     Args:
-        batch_size: training rows per process and batch.
-        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
-        num_workers: loader processes per process, 0 to load in the process itself.
-        persistent_workers: keep the training workers alive between epochs.
-        pin_memory: copy batches to page-locked memory; by default where the trainer uses CUDA.
-        seed: seed of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without
-            one. The value in a checkpoint wins when a run is resumed.
-        train_transform: RGB image to float [3, H, W], for training; None for the subclass's own.
-        eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the subclass's
-            own.
         tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
-            default a WordPiece tokenizer is trained on the training captions, and travels in the checkpoint.
-        vocab_size: largest number of entries a tokenizer may have; a trained one gets at most as many, and the module
-            that it is trained for as many as it has.
+            default a WordPiece tokenizer is trained on the training captions, and saved in checkpoints.
+        vocab_size: largest number of entries of a tokenizer (BERT: 30,522); a module adopts the actual number of a
+            trained tokenizer.
         max_tokens: longest token sequence, special tokens included (ALBEF: 25).
-        append_sep: end sequences with [SEP], as BERT does; the ALBEF authors do not.
-        clean_captions: apply ALBEF's caption cleaning.
-        max_words: words kept by the cleaning (ALBEF: 30).
-        max_bad_share: largest share of unusable samples, of those read so far, with which a run goes on.
-        predict_texts: texts for prediction, or a text file with one a line.
+        append_sep: whether sequences end with [SEP], as BERT's do; those of the ALBEF authors do not.
+        clean_captions: whether to apply ALBEF's caption cleaning.
+        max_words: number of words that the cleaning keeps (ALBEF: 30).
+        predict_texts: texts for prediction, beside images or alone: a list, or a text file with one text per line.
+        **options: see :class:`ImageDataModule`.
     """
 
-    # Read by a stream only.
+    asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, AdoptsVocabulary)
+
+    # Used by streamed splits only.
     samples_per_epoch: int | None = None
     shuffle_block: int = 1024
 
     def __init__(
         self,
         *,
-        batch_size: int,
-        eval_batch_size: int | None,
-        num_workers: int,
-        persistent_workers: bool,
-        pin_memory: bool | None,
-        seed: int | None,
-        train_transform: nn.Module | None,
-        eval_transform: nn.Module | None,
-        tokenizer: str | None,
-        vocab_size: int,
-        max_tokens: int,
-        append_sep: bool,
-        clean_captions: bool,
-        max_words: int,
-        max_bad_share: float,
-        predict_texts: str | list[str] | None,
+        tokenizer: str | None = None,
+        vocab_size: int = 30522,
+        max_tokens: int = 25,
+        append_sep: bool = True,
+        clean_captions: bool = False,
+        max_words: int = 30,
+        predict_texts: str | list[str] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            persistent_workers=persistent_workers,
-            pin_memory=pin_memory,
-            seed=seed,
-            train_transform=train_transform,
-            eval_transform=eval_transform,
-            max_bad_share=max_bad_share,
-        )
-        for name, value, least in (("max_tokens", max_tokens, 3), ("max_words", max_words, 1)):
-            if value < least:
-                raise ValueError(f"found {name}={value}, expected at least {least}: raise it")
+        super().__init__(**options)
+        check_least(max_tokens=(max_tokens, 3), max_words=(max_words, 1))
         self.vocab_size = vocab_size
         self.max_tokens = max_tokens
         self.append_sep = append_sep
@@ -124,29 +96,29 @@ class PairDataModule(ImageDataModule):
         self._tokenizer_name = tokenizer
         self._tokenizer: PreTrainedTokenizerFast | CLIPTokenizer | None = None
         self._trained: str | None = None
-        self._fresh: str | None = None  # trained, but a checkpoint's takes its place
+        self._fresh: str | None = None  # trained, but replaced by a checkpoint's if there is one
 
-    # What the base asks for
+    # What the base class asks for
 
     def training_reader(self, rows: PairRows) -> Reader:
-        """Reads an augmented image with one of its captions."""
+        """Return a reader of an augmented image with one of its captions."""
         return PairReader(rows, self.train_transform, self.encoder())
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
-        """The usable captions of evaluated images as they are in the data, in the order in which they are evaluated.
+        """Return the usable captions of evaluated images, not encoded, in the order of the evaluation.
 
         Args:
-            split: one that is set up.
-            sample_index: the images' numbers in the batches.
+            split: a split that is set up.
+            sample_index: indices of the images in the batches.
 
         Raises:
-            ValueError: the split is not set up or is streamed.
+            UserError: the split is not set up or is streamed.
         """
         rows, usable = self._opened(split), self.encoder().usable
         if isinstance(rows, Stream):
-            raise ValueError(
-                f"found {split!r} to be streamed, expected a split whose captions can be read in any order: set "
-                "data.streaming to false"
+            raise UserError(
+                f"Expected a {split} split with captions in random access, got a streamed one: set data.streaming to "
+                "false."
             )
         groups = {group[0]: group for group in rows.images()}
         return [
@@ -154,25 +126,29 @@ class PairDataModule(ImageDataModule):
         ]
 
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
-        """Stacks images and encodes their captions."""
+        """Stack the images and encode their captions."""
         return TrainingCollate(self.encoder())
 
     def evaluation_items(self, rows: PairRows) -> list[list[int]]:
-        """The rows of each image."""
+        """Return the rows of each image."""
         return rows.images()
 
     def evaluation_set(self, rows: PairRows, items: list[list[int]], split: Split) -> EvaluationSet:
-        """Images with all their captions."""
+        """Return a dataset of images with all of their captions."""
         return EvaluationSet(rows, items, self.eval_transform, self.encoder(), self.run_seed, split != "predict")
 
     def evaluation_collate(self) -> EvaluationCollate:
-        """Stacks images and encodes the captions of all."""
+        """Stack the images and encode all of their captions."""
         return EvaluationCollate(self.encoder(), self.eval_transform)
 
     # Lightning's hooks
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the splits of a stage, and fail here where one of them cannot be used."""
+        """Open the splits of a stage, let the module adopt the vocabulary, and check the texts to predict.
+
+        Raises:
+            UserError: a split cannot be used, or no text has content.
+        """
         super().setup(stage)
         if stage == "fit":
             self._size_vocabulary()
@@ -180,9 +156,9 @@ class PairDataModule(ImageDataModule):
             self._check_texts()
 
     def predict_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """Each image of the ``predict`` source once, with its captions where there are any; each text once; or both.
+        """Return each image of the ``predict`` source once, with its captions if it has any; each text once; or both.
 
-        Batches of texts hold ``input_ids``, ``attention_mask`` and ``text_index``, the place in ``predict_texts``.
+        Batches of texts hold ``input_ids``, ``attention_mask`` and ``text_index``, the index in ``predict_texts``.
         """
         if not self.predict_texts:
             return self._evaluation_loader("predict")
@@ -190,27 +166,27 @@ class PairDataModule(ImageDataModule):
         return [self._evaluation_loader("predict"), texts] if "predict" in self._rows else texts
 
     def state_dict(self) -> dict[str, Any]:
-        """The run's seed, the trained tokenizer if there is one, and what the batch counter counts."""
+        """Return the state of the base class, and the trained tokenizer if there is one."""
         return super().state_dict() | {"tokenizer": self._trained}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a checkpoint's seed and trained tokenizer."""
+        """Restore a checkpoint's seed and trained tokenizer."""
         super().load_state_dict(state_dict)
         tokenizer = state_dict.get("tokenizer")
         if tokenizer is not None and self._tokenizer_name is not None:
             rank_zero_warn(
-                f"the checkpoint was trained with a tokenizer of its own ({tokenizer_digest(tokenizer)}), "
-                f"now {self._tokenizer_name!r} is used: token ids will not mean the same"
+                f"The checkpoint has a trained tokenizer ({tokenizer_digest(tokenizer)}), but data.tokenizer is "
+                f"{self._tokenizer_name!r}: token ids have another meaning than in the checkpoint."
             )
         elif tokenizer is not None:
             self._trained = tokenizer
             self._tokenizer = None
 
-    # What callbacks and the loaders ask for
+    # What the module, callbacks and loaders ask for
 
     @property
     def predict_texts(self) -> list[str]:
-        """The texts to predict, by ``text_index``. Those without content are in no batch."""
+        """The texts to predict, by ``text_index``. Texts without content are in no batch."""
         if self._texts is None:
             given = self._predict_texts
             self._texts = read_texts(given) if isinstance(given, str) else list(given or ())
@@ -218,7 +194,7 @@ class PairDataModule(ImageDataModule):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast | CLIPTokenizer:
-        """The tokenizer; trained on the training captions at first use where none was given or restored."""
+        """The tokenizer; trained on the training captions at first use if none was given or restored."""
         if self._tokenizer is None:
             tokenizer: PreTrainedTokenizerFast | CLIPTokenizer
             if self._tokenizer_name == CLIP:
@@ -230,9 +206,10 @@ class PairDataModule(ImageDataModule):
                     self._trained = self._tokenizer_of_checkpoint() or self._train_tokenizer()
                 tokenizer = tokenizer_from_json(self._trained)
             if len(tokenizer) > self.vocab_size:
-                raise ValueError(
-                    f"found {len(tokenizer)} entries in the tokenizer {self._tokenizer_name or 'of the checkpoint'!r}, "
-                    f"expected at most vocab_size={self.vocab_size}: raise vocab_size, of model and data alike"
+                raise UserError(
+                    f"Expected at most data.vocab_size={self.vocab_size} entries in the tokenizer "
+                    f"{self._tokenizer_name or 'of the checkpoint'!r}, got {len(tokenizer)}: increase vocab_size, of "
+                    "model and data."
                 )
             if not isinstance(tokenizer, CLIPTokenizer):
                 set_ending(tokenizer, self.append_sep)
@@ -241,15 +218,15 @@ class PairDataModule(ImageDataModule):
 
     @property
     def special_token_ids(self) -> dict[str, int | None]:
-        """Ids of ``pad``, ``cls``, ``sep`` and ``mask``; None where the tokenizer has no such token."""
+        """Ids of ``pad``, ``cls``, ``sep`` and ``mask``; None if the tokenizer has no such token."""
         tokenizer = self.tokenizer
         return {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep", "mask")}
 
     def _tokenizer_of_checkpoint(self) -> str | None:
-        """The trained tokenizer in the checkpoint that the trainer has loaded, whatever datamodule trained it.
+        """Return the trained tokenizer in the checkpoint that the trainer has loaded, from any datamodule's state.
 
-        Lightning hands a datamodule the state of its own class only; but a model that was trained on drawn shapes knows
-        its own token ids, whatever images it is shown.
+        Lightning restores the state of a datamodule of the same class only, but a model trained with one datamodule
+        needs the same token ids with any other.
         """
         path = Path(getattr(self.trainer, "ckpt_path", None) or "")
         file = path / "meta.pt" if path.is_dir() else path  # a sharded checkpoint is a folder
@@ -260,11 +237,10 @@ class PairDataModule(ImageDataModule):
         return next((tokenizer for tokenizer in found if isinstance(tokenizer, str)), None)
 
     def _size_vocabulary(self) -> None:
-        """Tell the trainer's module of the tokenizer that is trained for it, before callbacks copy the module."""
-        module = self.trainer.lightning_module if self.trainer is not None else None
-        adopt = getattr(module, "adopt_vocabulary", None)
-        if callable(adopt) and self._tokenizer_name is None:
-            adopt(lambda: len(tokenizer_from_json(self._trained or self._train_tokenizer())))
+        """Let the module adopt the size of the trained tokenizer, before callbacks copy the module."""
+        module = self.module_as(AdoptsVocabulary)
+        if module is not None and self._tokenizer_name is None:
+            module.adopt_vocabulary(lambda: len(tokenizer_from_json(self._trained or self._train_tokenizer())))
 
     def _train_tokenizer(self) -> str:
         if self._fresh is not None:
@@ -272,16 +248,16 @@ class PairDataModule(ImageDataModule):
         if "train" not in self._rows and (rows := self.open_split("train")) is not None:
             self._rows["train"] = rows
         if "train" not in self._rows:
-            raise ValueError(
-                "found neither a tokenizer nor training captions to train one on: give data.tokenizer, data.train, or "
-                "the checkpoint of the run that trained it"
+            raise UserError(
+                "Expected a tokenizer or training captions to train one on, got neither: give data.tokenizer, "
+                "data.train, or the checkpoint of the run that trained it."
             )
         self._fresh = train_wordpiece(self._rows["train"].texts(), self.vocab_size)
         log.info("trained a WordPiece tokenizer on the training captions (%s)", tokenizer_digest(self._fresh))
         return self._fresh
 
     def encoder(self) -> Encoder:
-        """What turns captions into token ids."""
+        """Return the encoder of captions."""
         tokenizer = self.tokenizer
         if isinstance(tokenizer, CLIPTokenizer):
             return CLIPTextEncoder(self.max_tokens, self.clean_captions, self.max_words)
@@ -296,7 +272,7 @@ class PairDataModule(ImageDataModule):
         return (self.samples_per_epoch or 0) if isinstance(self._opened("train"), Stream) else super()._epoch_rows()
 
     def _keeps_workers(self, rows: Any) -> bool:
-        # A stream's workers learn the position when they start, so each pass gets new ones.
+        # Workers of a stream get the position when they start, so each pass starts new ones.
         return not isinstance(rows, Stream)
 
     def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
@@ -330,30 +306,30 @@ class PairDataModule(ImageDataModule):
                 self.replicas(),
                 split != "predict",
             )
-            # More workers would each read everything.
+            # With more workers, each would read everything.
             return self._inner(dataset, self.evaluation_collate(), min(self.num_workers, 1), batch_size=None)
 
         alone = self.replicas()[0] == 1
         return self._remember(BatchLoader(make, None, self.account(split), keep=False, skip_empty=alone))
 
     def _usable_texts(self) -> dict[int, tuple[int, str]]:
-        """By their place in the list, the texts of which something is left to encode, each with its place."""
+        """Return the texts that are not empty, by index, each with its index."""
         texts = enumerate(self.predict_texts)
         return {pair[0]: pair for pair in texts if usable_caption(pair[1], self.clean_captions, self.max_words)}
 
     def _check_texts(self) -> None:
-        """Fail where texts were given but none of them has content, and say how many have none."""
+        """Check that some of the texts to predict have content, and log how many have none."""
         if self._predict_texts is None:
             return
         total, usable = len(self.predict_texts), len(self._usable_texts())
         if not usable:
             origin = f" in {self._predict_texts!r}" if isinstance(self._predict_texts, str) else ""
-            raise ValueError(
-                f"found {total} text(s){origin} and content in none of them, expected some: give a text file with one "
-                "text a line, or a list of texts, as data.predict_texts"
+            raise UserError(
+                f"Expected texts with content, got {total} without{origin}: give a text file with one text per line, "
+                "or a list of texts, as data.predict_texts."
             )
         if usable < total:
-            rank_zero_info(f"{total - usable} of the {total} texts to predict are empty and left out.")
+            rank_zero_info(f"{total - usable} of the {total} texts to predict are empty and skipped.")
 
     def _text_loader(self) -> BatchLoader:
         texts = self._usable_texts()
@@ -366,5 +342,7 @@ class PairDataModule(ImageDataModule):
             # No workers: there is nothing to decode.
             return self._inner(texts, TextCollate(self.encoder()), workers=0, batch_sampler=batch_sampler)
 
-        account = Account("predict", self.max_bad_share)  # its own, or texts would dilute the share of bad images
+        account = Account(
+            "predict", self.max_bad_share
+        )  # separate, so that texts do not dilute the share of unusable images
         return self._remember(PredictionLoader(batches, make, account, skip_empty=False))

@@ -1,20 +1,23 @@
-"""The datamodule over pairs that are to be reinforced: which of them, in which shards, with which augmentations."""
+"""The datamodule of pairs to reinforce: their shards, and their augmentations."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch.utils.data import DataLoader
 
-from .core.base import ImageDataModule, Split
-from .core.decode import MAX_PIXELS, BadSample
+from ..common.errors import UserError
+from .core.contract import EmbedsAugmentations
+from .core.decode import MAX_PIXELS
+from .core.faults import BadSample
 from .core.loaders import BatchLoader, PredictionLoader
+from .core.sampled import SampledDataModule, Split, check_least
 from .core.sampling import generator
-from .image_text import PairSources, Sources, by_split
+from .sources.layout import PROBED_ROWS
 from .sources.open import Opening
 from .sources.reinforced_writer import EmbeddingFormat, ShardFile, Version
 from .sources.reinforcement_rows import (
@@ -26,55 +29,54 @@ from .sources.reinforcement_rows import (
     batch_of,
     read_back,
 )
-from .sources.table import PROBED_ROWS, PairTable
-from .sources.tar import Shards, index_cache
-from .transforms.clip import CLIPEvalTransform
+from .sources.shards import Shards
+from .sources.splits import PairSources, Sources, by_split
+from .sources.table import PairTable
+from .sources.tar_index import index_cache
 from .transforms.replay import OPERATIONS, AugmentationDraw
 
 _HEADERS = 6 * (512 + 256)
-"""Bytes of a sample's six members beside their content: tar's headers, and half a block of padding each."""
+"""Bytes of a sample's six members in addition to their content: a header of tar and half a block of padding each."""
 _AUGMENTATION_BYTES, _TEXT_BYTES = 60, 60
 
 
-class ReinforcementDataModule(ImageDataModule):
-    """Pairs that teachers are to embed, once, into shards in the layout of DataCompDR.
+class ReinforcementDataModule(SampledDataModule):
+    """Image-caption pairs that teachers embed, once, into shards in the layout of DataCompDR.
 
-    For `predict` only. A shard holds `shard_size` rows of the data in their order, less those that cannot be used.
-    Shards that are in the folder already are left out, so a run that was killed goes on where it stopped; each process
-    takes every n-th of the rest. The augmentations of a row are a function of (seed, row, number of the augmentation),
-    whatever the number of processes, workers or rows in a batch.
+    For `predict` only. A shard holds `shard_size` rows of the data in their order, without the unusable ones. Shards
+    that are in the folder already are skipped, so a killed run is continued by running it again; each process takes
+    every n-th of the remaining shards. The augmentations of a row are a function of (seed, row, index of the
+    augmentation), for any number of processes, workers and rows in a batch.
 
-    Teachers see each augmentation in their own size, which the module tells: `views`, a list of (size, interpolation),
-    and `whole`, what makes the captioner's input of an image. Batches are those of :class:`ReinforcementCollate`.
+    The module defines the inputs of its teachers and its captioner (:class:`EmbedsAugmentations`). Batches are those of
+    :class:`ReinforcementCollate`.
 
     Args:
         pairs: images with captions; see :class:`ImageTextDataModule` for the forms. Of a row with several captions
-            the first is taken, and the number of such rows is logged.
-        folder: where the shards go, and `manifest.json`.
+            the first is used, and the number of such rows is logged.
+        folder: folder of the shards and of `manifest.json`.
         synthetic_column: column of synthetic captions (a text or a list of texts), for a module without a captioner.
         image_root: folder that relative image paths start from.
         image_column: column of the images.
         caption_column: column of the captions.
-        augmentations: number of augmentations of each image (DataCompDR-12M: 30, -1B: 10; 5 reach almost the same,
-            paper).
+        augmentations: number of augmentations of each image (DataCompDR-12M: 30, -1B: 10; with 5 the accuracy is almost
+            the same, according to the paper).
         crop_scale: smallest and largest share of the image's area in a crop (released data: torchvision's default).
         crop_ratio: smallest and largest aspect ratio of a crop.
         num_ops: number of operations of RandAugment after the crop (released data).
         magnitude: level of these operations, out of 30 (released data).
         operations: the pool of operations (released data: RandAugment's 14).
-        image_size: side that shifts are measured on, pixels (released data).
-        version: version of the layout; 2 keeps the embeddings of synthetic captions in an array of their own.
+        image_size: side of the image that translations are relative to, pixels (released data).
+        version: version of the layout; 2 stores the embeddings of synthetic captions in an array of their own.
         embeddings: "npz" stores float32, "pth.gz" bfloat16 (DataCompDR-12M-bf16).
-        shard_size: rows of a shard, which is what a kill can cost each process (DataCompDR-12M: 12,500).
-        batch_size: pairs that the teachers see at a time.
-        num_workers: loader processes per process, which decode and augment.
-        pin_memory: page-locked memory; by default where the trainer uses CUDA.
-        seed: seed of the augmentations and of the captioner's draws; by default Lightning's global seed, or 0 without
-            one.
-        max_bad_share: largest share of unusable pairs, of those read so far, with which a run goes on.
-        max_pixels: images with more are refused before they are decoded.
-        cache_dir: where the ``datasets`` library keeps its memory-mapped copies.
+        shard_size: rows per shard; a killed process repeats at most as many (DataCompDR-12M: 12,500).
+        batch_size: pairs per batch.
+        max_pixels: images with more pixels are refused before they are decoded.
+        cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
+        **options: see :class:`SampledDataModule`.
     """
+
+    asks: ClassVar[tuple[type, ...]] = (EmbedsAugmentations,)
 
     def __init__(
         self,
@@ -95,28 +97,12 @@ class ReinforcementDataModule(ImageDataModule):
         embeddings: EmbeddingFormat = "npz",
         shard_size: int = 1000,
         batch_size: int = 16,
-        num_workers: int = 2,
-        pin_memory: bool | None = None,
-        seed: int | None = None,
-        max_bad_share: float = 0.05,
         max_pixels: int = MAX_PIXELS,
         cache_dir: str | None = None,
+        **options: Any,
     ) -> None:
-        unused = CLIPEvalTransform(image_size)
-        super().__init__(
-            batch_size=batch_size,
-            eval_batch_size=None,
-            num_workers=num_workers,
-            persistent_workers=False,
-            pin_memory=pin_memory,
-            seed=seed,
-            train_transform=unused,
-            eval_transform=unused,
-            max_bad_share=max_bad_share,
-        )
-        for name, value in (("augmentations", augmentations), ("shard_size", shard_size)):
-            if value < 1:
-                raise ValueError(f"found {name}={value}, expected at least 1: raise it")
+        super().__init__(batch_size=batch_size, eval_batch_size=None, persistent_workers=False, **options)
+        check_least(augmentations=(augmentations, 1), shard_size=(shard_size, 1))
         self.folder = Path(folder).expanduser()
         self.draw = AugmentationDraw(image_size, crop_scale, crop_ratio, num_ops, magnitude, operations=operations)
         self.image_size = image_size
@@ -137,7 +123,6 @@ class ReinforcementDataModule(ImageDataModule):
         )
         self._synthetic_rows: PairTable | None = None
         self._finished: set[int] = set()
-        self._record_hyperparameters()
 
     def prepare_data(self) -> None:
         """Convert the files once per node."""
@@ -145,27 +130,31 @@ class ReinforcementDataModule(ImageDataModule):
             sources.open("train")
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the pairs, and find out which shards are missing."""
+        """Open the pairs, and find the shards that are missing.
+
+        Raises:
+            UserError: the stage is not `predict`, or the pairs cannot be used.
+        """
         if stage not in (None, "predict"):
-            raise ValueError(f"found the command {stage!r}, expected 'predict': this data is read to be reinforced")
+            raise UserError(f"Expected the command 'predict', got {stage!r}: run `vlightning predict`.")
         super().setup(stage)
         found = {number for number in range(self.shards) if self.shard_path(number).is_file()}
-        # What the first process sees, or a shard that is finished meanwhile would shift the others' shares.
+        # As rank 0 sees them, since a shard that is finished meanwhile would change the shares of the other ranks.
         self._finished = self.trainer.strategy.broadcast(found) if self.trainer is not None else found
 
     def open_split(self, split: Split) -> PairTable | None:
-        """The pairs, checked."""
+        """Open and check the pairs."""
         if split != "predict":
             return None
         opened = [sources.rows("train", False, 0) for sources in (self.pairs, *self.synthetic)]
         tables = [table for table in opened if isinstance(table, PairTable)]
         if not tables:
-            raise ValueError("found no source in data.pairs, expected images with captions: name some")
+            raise UserError("Expected images with captions, got no source: set data.pairs.")
         self._synthetic_rows = tables[1] if self.synthetic else None
         return tables[0]
 
     def predict_dataloader(self) -> BatchLoader:
-        """The rows of the missing shards; no batch has rows of two."""
+        """Return the rows of the missing shards; no batch has rows of two shards."""
         replicas, rank = self.replicas()
         missing = [number for number in range(self.shards) if number not in self._finished]
         batches = [
@@ -180,45 +169,45 @@ class ReinforcementDataModule(ImageDataModule):
             dataset = ReinforcementSet(rows, self._synthetic_rows, self._looks(), *draws)
             return self._inner(dataset, ReinforcementCollate(), batch_sampler=batch_sampler)
 
-        # Without any rows there is one batch of none: Lightning would skip what follows the last batch too.
+        # Without rows there is one empty batch, since without batches Lightning skips the hooks after the last batch.
         return self._remember(PredictionLoader(batches or [[]], make, self.account("predict"), skip_empty=False))
 
     # What the writer asks for
 
     @property
     def shards(self) -> int:
-        """Number of shards in all."""
+        """Number of all shards."""
         return -(-len(self._opened("predict")) // self.shard_size)
 
     @property
     def missing_rows(self) -> int:
-        """Rows of the shards that are still to be written, over all processes."""
+        """Number of rows of the missing shards, over all processes."""
         return sum(len(self.shard_rows(number)) for number in range(self.shards) if number not in self._finished)
 
     @property
     def has_synthetic(self) -> bool:
-        """Whether the data brings synthetic captions."""
+        """Whether the data has synthetic captions."""
         return bool(self.synthetic)
 
     def shard_rows(self, number: int) -> range:
-        """The rows of a shard."""
+        """Return the rows of a shard."""
         start = number * self.shard_size
         return range(start, min(start + self.shard_size, len(self._opened("predict"))))
 
     def shard_path(self, number: int) -> Path:
-        """The file of a shard."""
+        """Return the path of a shard."""
         return self.folder / f"{number:08d}.tar"
 
     def open_shard(self, number: int) -> ShardFile:
-        """Start a shard; records go into it as ``add(record.key, record.members(version, embeddings))``."""
+        """Start writing a shard; add a record by ``add(record.key, record.members(version, embeddings))``."""
         return ShardFile(self.shard_path(number))
 
     def bytes_per_sample(self, width: int, captions: int | None) -> float:
-        """Size of a sample in its shard, from some of the pairs.
+        """Return the mean size of a sample in a shard, estimated from some of the pairs.
 
         Args:
-            width: of all teachers' embeddings together.
-            captions: synthetic ones of an image; None counts those that the data brings.
+            width: dimension of all teachers' embeddings together.
+            captions: number of synthetic captions of an image; None counts those in the data.
         """
         rows, sizes, texts = self._opened("predict"), [0], []
         for row in np.unique(np.linspace(0, len(rows) - 1, PROBED_ROWS).astype(int)).tolist():
@@ -234,7 +223,7 @@ class ReinforcementDataModule(ImageDataModule):
         return sum(sizes) / usable + vectors * width * (4 if self.embeddings == "npz" else 2) + plain + _HEADERS
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the shards, plain data for the manifest."""
+        """Return the settings that determine the content of the shards, as plain data for the manifest."""
         draw = self.draw
         operations = [OPERATIONS[number] for number in draw.operations]
         return {
@@ -258,10 +247,10 @@ class ReinforcementDataModule(ImageDataModule):
         }
 
     def reread(self, count: int) -> Iterator[tuple[dict[str, Any], Written]]:
-        """Random samples of the finished shards, each as a batch that the loader could have given, and as it stands.
+        """Yield random samples of the finished shards, each as a batch of the loader, and with its stored embeddings.
 
         Args:
-            count: how many, all where there are fewer.
+            count: number of samples; all if there are fewer.
 
         Raises:
             RuntimeError: one of them cannot be read.
@@ -269,21 +258,21 @@ class ReinforcementDataModule(ImageDataModule):
         paths = (self.shard_path(number) for number in range(self.shards))
         try:
             shards = Shards([os.path.abspath(path) for path in paths if path.is_file()], self.cache)
-        except ValueError as error:
-            raise RuntimeError(f"{error}, or remove the shard and run the command again") from None
+        except UserError as error:
+            raise RuntimeError(f"{error} Or remove the shard and run the command again.") from None
         chosen = generator(self.run_seed, len(shards)).permutation(len(shards))[:count]
         looks = self._looks()
         for sample in sorted(chosen.tolist()):
             try:
                 written = read_back(shards, sample, looks)
-            except (BadSample, ValueError, LookupError, TypeError) as error:
+            except (BadSample, UserError, ValueError, LookupError, TypeError) as error:
                 raise RuntimeError(
-                    f"found an unreadable sample, {shards.name(sample)} ({error}), expected what was written there: "
-                    "remove the shard and run the command again"
+                    f"Expected a readable sample, got {shards.name(sample)} ({error}): remove the shard and run the "
+                    "command again."
                 ) from None
             yield batch_of([written.looked], []), written
 
     def _looks(self) -> Looks:
-        module = self.trainer.lightning_module if self.trainer is not None else None
-        views = getattr(module, "views", None) or [(self.image_size, "bicubic")]
-        return Looks([View(*view) for view in views], getattr(module, "whole", None))
+        module = self.module_as(EmbedsAugmentations)
+        views = (None if module is None else module.views) or [(self.image_size, "bicubic")]
+        return Looks([View(*view) for view in views], None if module is None else module.whole)

@@ -1,4 +1,4 @@
-"""`python -m vlightning.export`, from a checkpoint that a training wrote."""
+"""`vlightning export`, from a checkpoint that a training wrote."""
 
 import json
 import subprocess
@@ -9,10 +9,10 @@ import torch
 from lightning import Trainer
 
 from support.albef import SIZES, merged, random_batch, tiny_albef
+from support.command_line import export as main
 from support.command_line import run
 from vlightning.datamodules import ShapesDataModule
 from vlightning.datamodules.text.tokenizers import open_tokenizer
-from vlightning.export import main
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef.official import to_official
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_exported_costs_one_sentence(trained, tmp_path, capsys):
 
 
 def test_module_runs_as_a_command_and_describes_itself():
-    words = [sys.executable, "-m", "vlightning.export", "--help"]
+    words = [sys.executable, "-m", "vlightning.cli", "export", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     layouts = "vlightning,albef,student,torchvision,detectron2,open_clip,learngene,torch_export,onnx,vendor"

@@ -14,15 +14,15 @@ EPOCH, STEPS = 120, 130
 # Options of sbatch: the templates are for nodes of eight GPUs.
 SMALL_NODES = ("--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0", "--time=15")
 MODEL = {
-    "vision_width": 32,
-    "vision_depth": 1,
-    "vision_heads": 2,
-    "text_width": 32,
-    "text_heads": 2,
-    "text_ffn_width": 64,
-    "embed_dim": 16,
-    "queue_size": 64,
-    "warmup_steps": 5,
+    "vision.width": 32,
+    "vision.depth": 1,
+    "vision.heads": 2,
+    "text.width": 32,
+    "text.heads": 2,
+    "text.ffn_width": 64,
+    "contrast.embed_dim": 16,
+    "contrast.queue_size": 64,
+    "optim.warmup_steps": 5,
 }
 
 

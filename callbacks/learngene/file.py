@@ -24,7 +24,7 @@ from .sizes import LearngeneSizes, Shapes
 
 Storage = Literal["float32", "float16"]
 
-_ENTRY, _VERSION = "learngene", 1
+_ENTRY, _VERSION = "learngene", 2
 
 
 class MissingLearngene(UserError):
@@ -69,7 +69,8 @@ def save_learngene(learngene: Learngene, path: str | Path, storage: Storage = "f
     target = Path(path).expanduser().absolute()
     if target.is_dir():
         raise UserError(f"Expected the name of a file, got the folder {str(path)!r}: name a file in it.")
-    _check(learngene.tensors, rule_of(learngene.method).shapes(learngene.sizes), "the learngene to be written")
+    rule = rule_of(learngene.method)
+    _check(learngene.tensors, rule.shapes(learngene.sizes), "the learngene to be written")
     kept = {name: _stored(tensor, storage) for name, tensor in learngene.tensors.items()}
     non_finite = [name for name, tensor in kept.items() if not bool(torch.isfinite(tensor).all())]
     if non_finite:
@@ -80,6 +81,7 @@ def save_learngene(learngene: Learngene, path: str | Path, storage: Storage = "f
     manifest = {
         "version": _VERSION,
         "method": learngene.method,
+        "rule": type(rule).__module__,
         "sizes": dataclasses.asdict(learngene.sizes),
         "teacher": learngene.teacher,
         "data": learngene.data,
@@ -131,7 +133,7 @@ def load_learngene(path: str | Path) -> Learngene:
             "read it with the version of vlightning that wrote it."
         )
     sizes, method = LearngeneSizes(**manifest["sizes"]), manifest["method"]
-    _check(tensors, rule_of(method).shapes(sizes), repr(str(path)))
+    _check(tensors, rule_of(method, manifest["rule"]).shapes(sizes), repr(str(path)))
     teacher, data, step = (manifest[name] for name in ("teacher", "data", "step"))
     return Learngene(tensors, sizes, method, teacher, data, step, manifest.get("preprocessing"))
 

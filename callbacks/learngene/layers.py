@@ -1,10 +1,11 @@
 """Layers of a transformer by their names in a learngene, and the rules by which a method makes them.
 
-The rule of a method is its own: it registers one with `register_rule`, and files of that method can then be written,
-read and expanded.
+A method registers its rule with `register_rule`. A learngene's file names the module that does so, which is imported
+when the file is read.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -59,6 +60,7 @@ class Rule(Protocol):
         ...
 
 
+_PACKAGE = __name__.partition(".")[0]
 _RULES: dict[str, Rule] = {}
 
 
@@ -72,20 +74,22 @@ def register_rule(method: str, rule: Rule) -> None:
     _RULES[method] = rule
 
 
-def rule_of(method: str) -> Rule:
+def rule_of(method: str, module: str = "") -> Rule:
     """Return the rule of a method.
 
     Args:
         method: its name.
+        module: module that registers the rule; imported if it belongs to this package.
 
     Raises:
-        UserError: if no rule is registered for it.
+        UserError: if no rule is registered for the method.
     """
+    if method not in _RULES and module.startswith(f"{_PACKAGE}."):
+        import_module(module)
     if method not in _RULES:
         known = " or ".join(_RULES) or "a registered method"
         raise UserError(
-            f"Expected a learngene of {known}, got one of {method!r}: import the package that registers its rule first "
-            "(vlightning.lightning_modules.mmlg for MM-LG, TLEG and He-LG)."
+            f"Expected a learngene of {known}, got one of {method!r}: import the module that registers its rule first."
         )
     return _RULES[method]
 

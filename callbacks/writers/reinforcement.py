@@ -228,8 +228,8 @@ class ReinforcementWriter(BasePredictionWriter):
                     row, teacher = divmod(int(cosines.argmin()), len(widths))
                     raise UserError(
                         f"The check failed: embedding {row} of {kind} by teacher {teacher} in the sample "
-                        f"{written.place} has the cosine {worst:.4f} with the teacher's embedding now, expected at "
-                        f"least {self.least_cosine}: do not train on these shards."
+                        f"{written.place} has the cosine {worst:.4f} with the embedding of the teacher now, expected "
+                        f"at least {self.least_cosine}: do not train on these shards."
                     )
                 least = min(least, worst)
             checked += 1

@@ -1,1 +1,1 @@
-"""What every datamodule is made of."""
+"""Base datamodule, loaders, sampling and samples."""

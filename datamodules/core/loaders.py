@@ -1,9 +1,9 @@
-"""The loaders handed to Lightning: plain iterables around a torch ``DataLoader``.
+"""The loaders given to Lightning: plain iterables around a torch ``DataLoader``.
 
-Lightning replaces the sampler of every ``DataLoader`` that it is given when several processes run (shuffling for
-training, padding with duplicates for evaluation), and re-creates it for prediction. It leaves other iterables alone.
-These yield the batches of *this* process, whatever ``use_distributed_sampler`` says, and are the place where the loader
-workers' account of unusable samples is taken off the batch.
+With several processes Lightning replaces the sampler of every ``DataLoader`` (it shuffles for training, and pads with
+duplicates for evaluation), and creates the loader again for prediction; other iterables it leaves unchanged. These
+iterables yield the batches of *this* process for any ``use_distributed_sampler``, and separate the loader workers'
+counts of unusable samples from the batch.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from types import FrameType
 from typing import Any
 
 import torch
-from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from torch.utils.data import DataLoader
 
-from .decode import Account
+from .faults import Account
+from .private_api import recorded_batches, stop_workers
 from .samples import Batch, Collated
 
 
 class BatchLoader:
-    """Iterates over batches; a new pass starts at each ``iter()``, at the first batch asked for.
+    """Iterate over batches; each ``iter()`` starts a new pass when its first batch is requested.
 
     Args:
-        make: makes the inner loader of :class:`Collated` batches.
+        make: creates the inner loader of :class:`Collated` batches.
         length: number of batches, None if unknown.
-        account: where unusable samples are counted.
-        keep: use one inner loader for all passes (its workers persist).
-        skip_empty: leave out batches in which nothing was usable; not where other processes count on the same number.
-        started: the number of the pass's first batch, asked once that has come.
+        account: counts unusable samples.
+        keep: whether to use one inner loader for all passes (its workers persist).
+        skip_empty: whether to skip batches without a usable sample; not if other processes rely on the same number.
+        started: returns the number of the first batch of the pass; called once that batch is there.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class BatchLoader:
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError("a streamed evaluation split has no length before it is read")
+            raise TypeError("A streamed evaluation split has no length before it is read.")
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
@@ -69,7 +69,7 @@ class BatchLoader:
                 self.account.fail()
                 continue
             if self._started() + number == self._length:
-                self.account.end_of_pass()  # here, because Lightning does not ask for more than the last batch
+                self.account.end_of_pass()  # here, because Lightning does not iterate past the last batch
             if self._skip_empty and len(collated.batch["sample_index"]) == 0:
                 continue
             yield collated.batch
@@ -77,54 +77,40 @@ class BatchLoader:
             self.account.end_of_pass()
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing, the position being the trainer's counter; but Lightning takes a loader with a state as resumable."""
+        """Return no state, since the trainer counts the batches; Lightning resumes mid-epoch only with this method."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """Restore nothing."""
 
     def close(self) -> None:
-        """Stop the workers that were kept."""
-        if self._inner is not None and self._inner._iterator is not None:
-            shutdown = getattr(self._inner._iterator, "_shutdown_workers", None)
-            if shutdown is not None:
-                shutdown()
+        """Stop the persistent workers."""
+        if self._inner is not None:
+            stop_workers(self._inner)
         self._inner = None
 
 
-class _Batches:
-    """A fixed list of batches as a batch sampler (Lightning's wrapper copies attributes, which a list has none of)."""
-
-    def __init__(self, batches: list[list[int]]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
 class PredictionLoader(BatchLoader):
-    """A loader that also tells Lightning's prediction writers which items each batch holds.
+    """A loader that also gives Lightning's prediction writers the item numbers of each batch.
 
     Args:
         batches: the item numbers of each batch of this process.
-        make: makes the inner loader, given a batch sampler.
-        account: where unusable samples are counted.
+        make: creates the inner loader, given a batch sampler.
+        account: counts unusable samples.
+        skip_empty: as in :class:`BatchLoader`.
     """
 
     def __init__(
         self, batches: list[list[int]], make: Callable[[Any], DataLoader[Any]], account: Account, skip_empty: bool
     ) -> None:
-        self.batch_sampler = _IndexBatchSamplerWrapper(_Batches(batches))
+        self.batch_sampler = recorded_batches(batches)
         super().__init__(lambda: make(self.batch_sampler), len(batches), account, keep=False, skip_empty=skip_empty)
 
 
 def inner_loader(dataset: Any, collate: Callable[..., Collated], num_workers: int, **options: Any) -> DataLoader[Any]:
-    """A torch loader that draws nothing from the process's own random state.
+    """Create a torch loader that does not draw from the global generator.
 
-    (Each pass draws a base seed for the workers, from the global generator unless another is given.)
+    (Each pass draws a base seed for the workers, from the global generator unless another one is given.)
     """
     return DataLoader(
         dataset,
@@ -137,14 +123,14 @@ def inner_loader(dataset: Any, collate: Callable[..., Collated], num_workers: in
 
 
 def outlast_signals(worker: int) -> None:
-    """Lets a loader's worker live on after SIGTERM, SIGINT or SIGUSR1, as a ``worker_init_fn``.
+    """Keep a loader worker alive after SIGTERM, SIGINT or SIGUSR1; used as ``worker_init_fn``.
 
-    SLURM, and Ctrl-C in a terminal, send these to all processes of a run; without its workers it could not finish the
-    step and write a checkpoint. One that comes more than five seconds after the first ends the worker: torch, too,
-    sends SIGTERM to a worker that hangs.
+    SLURM, and Ctrl-C in a terminal, send these signals to all processes of a run, which could not finish the step and
+    write a checkpoint without its workers. A signal more than five seconds after the first ends the worker, since torch
+    sends SIGTERM to workers that hang.
 
     Args:
-        worker: its number, as torch passes it.
+        worker: number of the worker, passed by torch.
     """
     times: list[float] = []
 

@@ -1,4 +1,4 @@
-"""Embeddings of images that were computed before, in Parquet files."""
+"""Precomputed embeddings of images, in Parquet files."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from ...common.errors import UserError
+
 JoinOn = Literal["image", "image_id"]
 _COLUMNS = ("image", "image_id", "embedding")
 
 
 class Embeddings:
-    """Embeddings [N, D] and what finds one of them: the image's name, or its id.
+    """Embeddings [N, D], looked up by the image's name or id.
 
     Args:
-        files: Parquet files, glob patterns or folders of such files, which ``predict`` of an ``ImageEmbeddingModule``
-            wrote.
-        join_on: the column that finds an embedding.
+        files: Parquet files, glob patterns or folders of such files, written by ``predict`` of an
+            ``ImageEmbeddingModule``.
+        join_on: the column by which embeddings are looked up.
 
     Raises:
-        ValueError: there are no such files, they are of different towers, or name an image twice.
+        UserError: there are no such files, they are of different towers, or name an image twice.
     """
 
     def __init__(self, files: list[str], join_on: JoinOn) -> None:
@@ -35,9 +37,9 @@ class Embeddings:
         origins = {(table.schema.metadata or {}).get(b"tower") for table in tables}
         widths = {_width(table, path) for table, path in zip(tables, paths, strict=True)}
         if len(origins) > 1 or len(widths) > 1:
-            raise ValueError(
-                f"found embeddings of {len(origins)} towers with the widths {sorted(widths)} in data.embeddings, "
-                "expected those of one: name the files of one"
+            raise UserError(
+                f"Expected embeddings of one tower in data.embeddings, got those of {len(origins)} towers with the "
+                f"dimensions {sorted(widths)}: name the files of one tower."
             )
         self.join_on = join_on
         self.paths = paths
@@ -46,23 +48,23 @@ class Embeddings:
         self._places = {key: place for place, key in enumerate(keys)}
         if len(self._places) < len(keys):
             twice = next(key for place, key in enumerate(keys) if self._places[key] != place)
-            raise ValueError(
-                f"found several embeddings with the {join_on} {twice!r} in data.embeddings, expected one: name each "
-                "file once, or set data.join_on"
+            raise UserError(
+                f"Expected one embedding per {join_on} in data.embeddings, got several for {twice!r}: name each file "
+                "once, or set data.join_on."
             )
         origin = origins.pop()
         self.origin: dict[str, str] | None = json.loads(origin) if origin is not None else None
 
     @property
     def width(self) -> int:
-        """D."""
+        """The embedding dimension D."""
         return int(self.values.shape[1])
 
     def __contains__(self, key: str | int) -> bool:
         return key in self._places
 
     def __getitem__(self, key: str | int) -> torch.Tensor:
-        """Float32 [D]."""
+        """Return an embedding, float32 [D]."""
         return torch.from_numpy(self.values[self._places[key]])
 
 
@@ -75,9 +77,9 @@ def _paths(file: str) -> list[Path]:
     else:
         found = [path] if path.exists() else []
     if not found:
-        raise ValueError(
-            f"found no Parquet file of embeddings in {os.fspath(file)!r}, expected what `vlightning predict` with an "
-            "ImageEmbeddingModule writes: embed the images first, or correct data.embeddings"
+        raise UserError(
+            "Expected Parquet files of embeddings, as `vlightning predict` with an ImageEmbeddingModule writes them, "
+            f"got none in {os.fspath(file)!r}: embed the images first, or correct data.embeddings."
         )
     return found
 
@@ -85,9 +87,9 @@ def _paths(file: str) -> list[Path]:
 def _read(path: Path) -> Any:
     names = pq.read_schema(path).names
     if not set(_COLUMNS) <= set(names):
-        raise ValueError(
-            f"found the columns {', '.join(names)} in {str(path)!r}, expected {', '.join(_COLUMNS)}, as `vlightning "
-            "predict` with an ImageEmbeddingModule writes them: name such a file as data.embeddings"
+        raise UserError(
+            f"Expected the columns {', '.join(_COLUMNS)} in {str(path)!r}, as `vlightning predict` with an "
+            f"ImageEmbeddingModule writes them, got {', '.join(names)}: name such a file as data.embeddings."
         )
     return pq.read_table(path, columns=list(_COLUMNS))
 
@@ -95,9 +97,9 @@ def _read(path: Path) -> Any:
 def _width(table: Any, path: Path) -> int:
     lengths = set(table["embedding"].combine_chunks().value_lengths().to_pylist()) if table.num_rows else set()
     if len(lengths) != 1:
-        raise ValueError(
-            f"found {table.num_rows} embeddings of {len(lengths)} widths in {str(path)!r}, expected some of one width: "
-            "write the file again"
+        raise UserError(
+            f"Expected embeddings of one dimension in {str(path)!r}, got {table.num_rows} of {len(lengths)} "
+            "dimensions: write the file again."
         )
     return int(lengths.pop())
 

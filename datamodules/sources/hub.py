@@ -1,4 +1,4 @@
-"""The Hugging Face hub, of which nobody waits for an answer: its libraries ask a hub that is away for 20 s and more."""
+"""Access to the Hugging Face hub, with a short timeout: its libraries wait 20 s and more for an unreachable hub."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import importlib
 from collections.abc import Iterator
 
 TIMEOUT = 10.0
-"""Seconds that the hub has to answer in."""
+"""Timeout in seconds."""
 
 
 @functools.cache
 def hub_answers() -> bool:
-    """Whether the hub can be reached; it is asked once, and not again if it cannot."""
+    """Return whether the hub can be reached; tried once per process."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
     try:
-        # Not exported by name, but there in every version; it is the way through proxies, too.
+        # Not exported by name, but present in every version; it supports proxies.
         importlib.import_module("huggingface_hub.utils").get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
-    except Exception:  # of the library that is asked through, which differs between versions of the hub's
+    except Exception:  # of the HTTP library, which differs between versions of huggingface_hub
         return False
     return True
 
 
 @contextlib.contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Within, the hub's libraries ask the hub, or only look at what they have kept on disk where it does not answer."""
+    """Let the hub's libraries read only their cache on disk within the context if the hub cannot be reached."""
     import datasets
     from huggingface_hub import constants
 
@@ -44,11 +44,11 @@ def hub_or_cache() -> Iterator[None]:
 
 
 def absence(error: Exception) -> str:
-    """Why something was not found on the hub, in a few words.
+    """Return why something was not found on the hub, for messages.
 
     Args:
-        error: what the library raised.
+        error: the error of the library.
     """
     if not hub_answers():
-        return "the hub does not answer, and nothing of that name is kept on disk"
+        return "the hub cannot be reached, and nothing of that name is cached"
     return (str(error).strip() or type(error).__name__).splitlines()[0]

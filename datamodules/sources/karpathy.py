@@ -1,4 +1,4 @@
-"""Reader for Karpathy's splits of COCO and Flickr30k: ``dataset_coco.json`` and ``dataset_flickr30k.json``."""
+"""Reader of Karpathy's splits of COCO and Flickr30k: ``dataset_coco.json`` and ``dataset_flickr30k.json``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..core.decode import BadSample
-from .records import ENCODING, Record, image_identity, parsed, record, utf8
+from ...common.errors import UserError
+from ..core.faults import BadSample
+from .records import Record, identity_in, record
+from .text_files import ENCODING, parsed, utf8
 
-# What the literature trains and evaluates on, by the datamodule's splits. Flickr30k has no "restval".
+# The splits used in the literature, by the datamodule's splits. Flickr30k has no "restval".
 _USUAL = {"train": {"train", "restval"}, "validation": {"val"}, "test": {"test"}, "predict": {"test"}}
 
 
 def is_karpathy(file: str) -> bool:
-    """Whether a file can only be of this form, because it holds one JSON object; told from its first letter."""
+    """Return whether a JSON file holds an object and so is in this form; reads its first characters only."""
     if not file.lower().endswith(".json"):
         return False
     with open(file, encoding=ENCODING, errors="replace") as text:
@@ -23,29 +25,29 @@ def is_karpathy(file: str) -> bool:
 
 
 def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[str]) -> Iterator[Record]:
-    """Records of the images of some splits, each with all of its captions.
+    """Yield the records of the images of some splits, each with all of its captions.
 
     Args:
         files: JSON files, each an object whose list ``images`` has objects with ``filename``, ``split``, ``sentences``
             and perhaps a folder ``filepath``; an image's id is ``cocoid``, else ``imgid``.
         split: names of splits, joined by "+"; None: the usual ones for the role.
         role: the datamodule's split.
-        stamp: makes the library's cache notice changed files; not used.
+        stamp: lets the library's cache detect changed files; not used.
 
     Raises:
-        ValueError: a file is not of that form, or has no such split.
+        UserError: a file has another form, or has no such split.
     """
     for file in files:
         images = _images(file)
         known = {image["split"] for image in images if _is_whole(image)}
         wanted = set(split.split("+")) if split is not None else _USUAL[role] - ({"restval"} - known)
         if missing := wanted - known:
-            raise ValueError(
-                f"found the splits {', '.join(sorted(known))} in {file!r}, expected {', '.join(sorted(missing))}: name "
-                "one of them as `split`, or several joined by +"
+            raise UserError(
+                f"Expected the splits {', '.join(sorted(missing))} in {file!r}, got {', '.join(sorted(known))}: name "
+                "one of them as `split`, or several joined by +."
             )
         for image in images:
-            # Of an incomplete image nobody knows the split: it is counted in each.
+            # The split of an incomplete image is unknown: it is counted in each.
             if not _is_whole(image) or image["split"] in wanted:
                 yield record(lambda image=image: _of_image(image))  # type: ignore[misc]
 
@@ -53,11 +55,10 @@ def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[st
 def _of_image(image: Any) -> Record:
     if not _is_whole(image):
         raise BadSample("incomplete image", "")
-    identity = image_identity(image.get("cocoid", image.get("imgid")))
     return {
         "image": {"bytes": None, "path": os.path.join(image.get("filepath") or "", image["filename"])},
         "caption": [sentence["raw"] for sentence in image["sentences"]],
-        "image_id": None if identity is None else str(identity),
+        "image_id": identity_in(image.get("cocoid", image.get("imgid"))),
     }
 
 
@@ -67,14 +68,14 @@ def _images(file: str) -> list[Any]:
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list):
         what = f"object with the keys {', '.join(content)}" if isinstance(content, dict) else type(content).__name__
-        raise ValueError(
-            f"found a JSON {what} in {file!r}, expected a flat list of objects with an image and its caption, or "
-            "Karpathy's form, an object with a list `images`: convert the file"
+        raise UserError(
+            "Expected a list of objects with an image and its caption, or Karpathy's form, an object with a list "
+            f"`images`, got a JSON {what} in {file!r}: convert the file."
         )
     if images and not any(map(_is_whole, images)):
-        raise ValueError(
-            f"found something else in image 0 of {file!r}, expected an object with `filename`, `split` and "
-            "`sentences`, each with its `raw` text, as no image there is: correct the file"
+        raise UserError(
+            "Expected images as objects with `filename`, `split` and `sentences`, each with its `raw` text, got no "
+            f"such object in {file!r}: correct the file."
         )
     return images
 

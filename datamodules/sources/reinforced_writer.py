@@ -1,4 +1,4 @@
-"""Writes reinforced shards in the layout of DataCompDR."""
+"""Writer of reinforced shards in the layout of DataCompDR."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ...common.files import clear_leftovers, replacing, swap_in, sync, unfinished_beside
+from ...common.errors import UserError
+from ...common.files import clear_leftovers, remove, replacing, swap_in, sync, unfinished_beside
 from ..transforms.replay import Augmentation
-from .tar import index_beside
+from .tar_index import index_beside
 
 EmbeddingFormat = Literal["npz", "pth.gz"]
 Version = Literal[1, 2]
@@ -24,21 +25,21 @@ Version = Literal[1, 2]
 
 @dataclass
 class ReinforcedRecord:
-    """All that is kept of one sample.
+    """One reinforced sample.
 
     Args:
-        key: what the names of its members begin with; unlike its neighbours'.
+        key: start of the names of its members; adjacent samples have different keys.
         image: the encoded image.
-        suffix: of the image's file, such as "jpg".
+        suffix: suffix of the image's file, such as "jpg".
         caption: the real caption.
-        synthetic: synthetic captions by the name of their kind ("syn_text" in version 1).
-        augmentations: recorded ones.
-        size: height and width of the image that their boxes were measured on; None leaves it out, as the vendor does.
-        image_embeddings: [A, D], of the augmentations.
-        text_embeddings: [1, D], of the real caption.
-        synthetic_embeddings: [S, D] for each kind.
-        uid: what identifies the pair, in any copy of the data; the key where it is empty.
-        sha256: of the image's file; empty leaves it out.
+        synthetic: synthetic captions by kind ("syn_text" in version 1).
+        augmentations: recorded augmentations.
+        size: height and width of the image in which the boxes are measured; None omits it, as DataCompDR does.
+        image_embeddings: embeddings [A, D] of the augmentations.
+        text_embeddings: embedding [1, D] of the real caption.
+        synthetic_embeddings: embeddings [S, D] of the synthetic captions by kind.
+        uid: identifier of the pair in any copy of the data; by default the key.
+        sha256: hash of the image's file; omitted if empty.
     """
 
     key: str
@@ -55,10 +56,10 @@ class ReinforcedRecord:
     sha256: str = ""
 
     def members(self, version: Version = 1, embeddings: EmbeddingFormat = "npz") -> dict[str, bytes]:
-        """Its files by kind; arguments as in :func:`write_shard`.
+        """Return the content of the members by kind; arguments as in :func:`write_shard`.
 
         Raises:
-            ValueError: version 1 was asked for, and there are several kinds of synthetic captions.
+            UserError: there are several kinds of synthetic captions, which version 1 does not support.
         """
         augmentations: dict[str, Any] = {"param_aug": [augmentation.as_json() for augmentation in self.augmentations]}
         identity: dict[str, Any] = {"uid": self.uid or self.key}
@@ -83,9 +84,9 @@ class ReinforcedRecord:
         if version == 2:
             return arrays | {f"{name}_emb": rows for name, rows in self.synthetic_embeddings.items()}
         if len(self.synthetic_embeddings) != 1:
-            raise ValueError(
-                f"found {len(self.synthetic_embeddings)} kinds of synthetic captions, expected one in version 1: write "
-                "version 2"
+            raise UserError(
+                f"Expected one kind of synthetic captions in version 1, got {len(self.synthetic_embeddings)}: write "
+                "version 2."
             )
         return arrays | {"text_emb": torch.cat([self.text_embeddings, *self.synthetic_embeddings.values()])}
 
@@ -96,14 +97,14 @@ def write_shard(
     version: Version = 1,
     embeddings: EmbeddingFormat = "npz",
 ) -> None:
-    """Write a shard, or nothing: it has its final name only once it is complete.
+    """Write a shard atomically.
 
     Args:
-        path: of the tar file.
+        path: path of the tar file.
         records: the samples.
-        version: 1 puts all text embeddings into one array and knows one kind of synthetic captions, 2 has an array for
-            each kind.
-        embeddings: "npz" holds float32, without compression, so that a row is read without the others; "pth.gz" holds
+        version: 1 stores all text embeddings in one array and supports one kind of synthetic captions, 2 has an array
+            for each kind.
+        embeddings: "npz" stores float32, without compression, so that a row is read without the others; "pth.gz" stores
             bfloat16.
     """
     with ShardFile(path) as shard:
@@ -113,13 +114,13 @@ def write_shard(
 
 
 class ShardFile:
-    """A tar file that is written sample by sample, and has its name only once it is complete and on the disk.
+    """A tar file that is written sample by sample, and gets its name once it is complete and on the disk.
 
-    Beside it stands its index then, `<name>.index.json`: where each sample is, so that a reader need not go through the
-    headers, and what the writer has to say of the shard. Left without :meth:`finish`, nothing remains.
+    Its index is written beside it, `<name>.index.json`: the place of each sample, so that a reader need not read all
+    headers, and remarks of the writer. Without :meth:`finish`, nothing remains.
 
     Args:
-        path: of the tar file.
+        path: path of the tar file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -142,8 +143,8 @@ class ShardFile:
         """Append a sample.
 
         Args:
-            key: what the names of its members begin with.
-            members: their content by kind.
+            key: start of the names of its members.
+            members: content of the members by kind.
         """
         self._keys.append(key)
         self._starts.append(self._tar.offset)
@@ -154,28 +155,23 @@ class ShardFile:
         self._stops.append(self._tar.offset)
 
     def finish(self, **remarks: Any) -> None:
-        """Complete the shard, and give it and its index their names.
+        """Complete the shard, and rename it and its index to their final names.
 
         Args:
-            remarks: plain data for the index.
+            **remarks: plain data for the index.
         """
         self._tar.close()
         sync(self._staged)
         index = {"bytes": self._staged.stat().st_size, "keys": self._keys, "start": self._starts, "stop": self._stops}
-        # The index first: a shard that is there is complete, and has one.
-        write_json(index_beside(self.path), index | remarks)
+        # The index first: a shard that exists is complete, and has one.
+        with replacing(index_beside(self.path)) as staged:
+            staged.write_text(json.dumps(index | remarks), encoding="utf-8")
         swap_in(self._staged, self.path)
 
     def discard(self) -> None:
-        """Remove what was not finished."""
+        """Remove an unfinished shard."""
         self._tar.close()
-        self._staged.unlink(missing_ok=True)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file beside its place, and rename it."""
-    with replacing(path) as staged:
-        staged.write_text(json.dumps(content), encoding="utf-8")
+        remove(self._staged)
 
 
 def _encoded(arrays: dict[str, torch.Tensor], embeddings: EmbeddingFormat) -> bytes:

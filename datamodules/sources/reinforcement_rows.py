@@ -1,4 +1,4 @@
-"""Rows of pairs on their way to a teacher: augmentations drawn, images decoded and cropped; and back from shards."""
+"""Samples of a reinforcement: pairs with drawn augmentations for the teachers, and samples read back from shards."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..core.decode import EMPTY_CAPTION, BadSample, Fault, decode_image, image_suffix
+from ..core.decode import decode_image, image_suffix
+from ..core.faults import EMPTY_CAPTION, BadSample, Fault
 from ..core.samples import Collated, Outcome, SeededSet, account, stacked
 from ..core.sampling import sample_words, seeded, view_seed
-from ..text.tokenizers import usable_caption
+from ..text.captions import usable_caption
 from ..transforms.replay import (
     Augmentation,
     AugmentationDraw,
@@ -23,26 +24,28 @@ from ..transforms.replay import (
     parse_augmentation,
     replay,
 )
-from .reinforced_rows import Embeddings, caption_of
+from .reinforced_table import caption_of
 from .reinforced_writer import ReinforcedRecord
+from .sample_embeddings import Embeddings
+from .shards import Shards
 from .table import PairTable
-from .tar import Shards, json_of
+from .tar_index import json_of
 
 KIND = "syn_text"
-"""The entry of synthetic captions in `syn.json`."""
+"""The key of synthetic captions in `syn.json`."""
 NO_SYNTHETIC = "no synthetic caption"
-FURTHER = "further captions of a row left out"
+FURTHER = "further captions of a row skipped"
 
 
 class View(NamedTuple):
-    """How a teacher wants an augmented image: side in pixels, and interpolation of the crop."""
+    """A teacher's input size in pixels, and its interpolation of the crop."""
 
     size: int
     interpolation: Interpolation
 
 
 class Original(NamedTuple):
-    """A pair as it came, and the augmentations that were drawn for it."""
+    """An image-caption pair, and the augmentations drawn for it."""
 
     row: int
     name: str
@@ -55,7 +58,7 @@ class Original(NamedTuple):
     def reinforced(
         self, synthetic: Sequence[str], image: torch.Tensor, text: torch.Tensor, synthetic_text: torch.Tensor
     ) -> ReinforcedRecord:
-        """The sample to keep.
+        """Return the sample to write.
 
         Args:
             synthetic: captions.
@@ -82,7 +85,7 @@ class Original(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """A pair with its images: for each view uint8 [A, S, S, 3]; for the captioner float [3, H, W], or None."""
+    """A pair with its images: uint8 [A, S, S, 3] for each view, float [3, H, W] or None for the captioner."""
 
     original: Original
     views: list[torch.Tensor]
@@ -92,11 +95,11 @@ class Looked(NamedTuple):
 
 
 class Originals:
-    """The pairs of a batch, and the rows that gave none; no collection, so that moving a batch leaves it alone.
+    """The pairs of a batch, and its unusable rows; not a collection, so that Lightning does not move it to a device.
 
     Attributes:
-        pairs: the usable ones.
-        faults: row and cause of the others.
+        pairs: the usable pairs.
+        faults: index and fault of each unusable row.
     """
 
     def __init__(self, pairs: list[Original], faults: list[tuple[int, Fault]]) -> None:
@@ -106,18 +109,18 @@ class Originals:
 
 @dataclass
 class Looks:
-    """What the module wants to see.
+    """The inputs of the module's networks.
 
     Args:
-        views: of the augmented images.
-        whole: what makes the captioner's input of an image; None where nobody captions.
+        views: views of the augmented images.
+        whole: transform of the captioner's input; None without a captioner.
     """
 
     views: Sequence[View]
     whole: Callable[[Image.Image], torch.Tensor] | None
 
     def __call__(self, image: Image.Image, original: Original, seed: int) -> Looked:
-        """Carry all augmentations out."""
+        """Apply all augmentations."""
         views = [
             torch.stack([_pixels(replay(image, one, *view)) for one in original.augmentations]) for view in self.views
         ]
@@ -129,12 +132,12 @@ def _pixels(image: Image.Image) -> torch.Tensor:
 
 
 class ReinforcementSet(SeededSet):
-    """Pairs with freshly drawn augmentations, a function of (seed, row, number of the augmentation).
+    """Pairs with augmentations that are a function of (seed, row, index of the augmentation).
 
     Args:
         rows: the pairs.
-        synthetic: the same rows with synthetic captions for captions; None where a captioner makes them.
-        looks: what to make of an image.
+        synthetic: the same rows with synthetic captions as captions; None if a captioner generates them.
+        looks: the inputs of the module's networks.
         draw: draws an augmentation.
         augmentations: number of augmentations of each image.
         seed: seed of the draws.
@@ -176,7 +179,7 @@ class ReinforcementSet(SeededSet):
             if not synthetic:
                 raise BadSample(NO_SYNTHETIC, name)
         encoded = self.rows.encoded(row)
-        # As it is stored: readers of shards do not turn images either.
+        # Without EXIF orientation, as readers of shards decode it.
         image = decode_image(encoded, None, name, self.rows.max_pixels, upright=False)
         seed, caption_seed = sample_words(self.seed, 0, row)
         augmentations = []
@@ -190,9 +193,9 @@ class ReinforcementSet(SeededSet):
 
 
 class ReinforcementCollate:
-    """Batches for a module that embeds pairs.
+    """Build batches for a module that embeds pairs.
 
-    ``views``: for each view of the module uint8 [N, A, S, S, 3]. ``whole``: float [N, 3, H, W] for the captioner, where
+    ``views``: uint8 [N, A, S, S, 3] for each view of the module. ``whole``: float [N, 3, H, W] for the captioner, if
     there is one. ``caption_seed``: long [N]. ``sample_index``: long [N], the rows. ``originals``: the pairs.
     """
 
@@ -206,7 +209,7 @@ class ReinforcementCollate:
 
 
 def batch_of(looked: Sequence[Looked], faults: list[tuple[int, Fault]]) -> dict[str, Any]:
-    """A batch, of no pairs too."""
+    """Return a batch, which may be empty."""
     batch: dict[str, Any] = {
         "views": [stacked(list(images)) for images in zip(*(one.views for one in looked), strict=True)],
         "caption_seed": torch.tensor([one.caption_seed for one in looked], dtype=torch.long),
@@ -218,12 +221,12 @@ def batch_of(looked: Sequence[Looked], faults: list[tuple[int, Fault]]) -> dict[
 
 
 class Written(NamedTuple):
-    """A sample of a finished shard: the pair, and the embeddings that stand there.
+    """A sample of a finished shard: the pair, and its stored embeddings.
 
     Attributes:
-        looked: the pair, its augmentations carried out again.
+        looked: the pair, with its augmentations applied again.
         image: [A, D].
-        text: [1 + S, D], of the caption and the synthetic ones.
+        text: [1 + S, D], of the caption and the synthetic captions.
         place: shard and key.
     """
 
@@ -234,7 +237,7 @@ class Written(NamedTuple):
 
 
 def read_back(shards: Shards, sample: int, looks: Looks) -> Written:
-    """Read a written sample with all of its embeddings.
+    """Read a sample of a finished shard with all of its embeddings.
 
     Raises:
         BadSample: it cannot be read.

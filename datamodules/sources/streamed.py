@@ -1,4 +1,4 @@
-"""Streamed sources, shard by shard: how many rows each shard has, where that is known, and its rows from any one on."""
+"""Streamed sources: the number of rows of each shard if known, and its rows from any one on."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from ..core.decode import ROW_ERRORS, unreadable
-from .records import FAULT, TAR_ERRORS, tar_records, tar_starts
-from .tar import Arrays, cached_arrays
+from ..core.faults import ROW_ERRORS, unreadable
+from .layout import FAULT
+from .tar import TAR_ERRORS
+from .tar_index import Arrays, cached_arrays
+from .tar_records import tar_records, tar_starts
 
 READ_AT_ONCE = 64
 
 
 class StreamedSource:
-    """A source that is read through the ``datasets`` library (JSON, CSV, the hub), in which nobody has counted rows.
+    """A source that the ``datasets`` library reads (JSON, CSV, the hub), with an unknown number of rows.
 
     Args:
         data: a ``datasets.IterableDataset`` whose images are not decoded.
@@ -28,24 +30,24 @@ class StreamedSource:
         self.num_shards: int = data.num_shards
 
     def count(self, shard: int) -> int | None:
-        """Rows of a shard, None where only reading them would tell."""
+        """Return the number of rows of a shard, None if it is unknown."""
         return None
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """The rows of a shard from one on, by column."""
+        """Yield the rows of a shard from one on, by column."""
         return itertools.islice(self._read(self.data, shard), start, None)
 
     @staticmethod
     def _read(data: Any, shard: int) -> Iterator[dict[str, Any]]:
         part = data.shard(num_shards=data.num_shards, index=shard)
-        # `iter(batch_size=...)`, because iteration row by row would divide the shard among loader workers once more.
+        # `iter(batch_size=...)`, because iterating over rows would divide the shard among the loader workers again.
         for columns in part.iter(batch_size=READ_AT_ONCE):
             for values in zip(*columns.values(), strict=True):
                 yield dict(zip(columns, values, strict=True))
 
 
 class ParquetSource(StreamedSource):
-    """Parquet files on disk: reading begins at the row group that holds the row.
+    """Parquet files on disk; reading starts at the row group of the row.
 
     Args:
         data: a ``datasets.IterableDataset`` with a shard for each file.
@@ -58,11 +60,11 @@ class ParquetSource(StreamedSource):
         self._groups: dict[int, list[int]] = {}
 
     def count(self, shard: int) -> int | None:
-        """Rows of a file, by its metadata."""
+        """Return the number of rows of a file, from its metadata."""
         return sum(self._group_sizes(shard))
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """The rows of a file from one on, by column."""
+        """Yield the rows of a file from one on, by column."""
         if not start:
             yield from super().rows(shard)
             return
@@ -77,7 +79,7 @@ class ParquetSource(StreamedSource):
         part = data.shard(num_shards=data.num_shards, index=shard).with_format("arrow")
         for table in part.iter(batch_size=READ_AT_ONCE):
             for row in range(table.num_rows):
-                # One by one: text that is not UTF-8 in one row would end the batch of all.
+                # One by one: text that is not UTF-8 in one row would fail the conversion of all.
                 try:
                     yield {name: table[name][row].as_py() for name in table.column_names}
                 except ROW_ERRORS as error:
@@ -93,15 +95,15 @@ class ParquetSource(StreamedSource):
 
 
 class TarSource(StreamedSource):
-    """WebDataset shards: reading begins at the sample's first header.
+    """WebDataset shards; reading starts at the first header of the sample.
 
-    The headers of a shard are read only when its samples are counted, and the places kept in a cache.
+    The headers of a shard are read only when its samples are counted, and the places of the samples are cached.
 
     Args:
         files: absolute paths.
         caption: key of the caption.
-        image_id: key of the image's id; None: "image_id" where there is one.
-        cache: folder for the places of the samples.
+        image_id: key of the image's id; None: "image_id" if it exists.
+        cache: folder of the cached places of the samples.
     """
 
     def __init__(self, files: Sequence[str], caption: str, image_id: str | None, cache: Path) -> None:
@@ -113,12 +115,12 @@ class TarSource(StreamedSource):
         self._starts: dict[int, np.ndarray | None] = {}
 
     def count(self, shard: int) -> int | None:
-        """Samples of a shard; None where it is compressed or damaged, since it then can be read from its start only."""
+        """Return the number of samples of a shard; None if it is compressed or damaged, and has no index."""
         starts = self._places(shard)
         return None if starts is None else len(starts)
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """The samples of a shard from one on, by column."""
+        """Yield the samples of a shard from one on, by column."""
         starts = self._places(shard) if start else None
         if starts is None:
             yield from itertools.islice(tar_records(self.files[shard], self.caption, self.image_id), start, None)

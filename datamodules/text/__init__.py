@@ -1,1 +1,1 @@
-"""Tokenizers."""
+"""Captions and tokenizers."""

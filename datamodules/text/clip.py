@@ -1,4 +1,4 @@
-"""Captions to the token ids of CLIP."""
+"""CLIP's tokenizer."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch
 from open_clip import SimpleTokenizer
 
-from .tokenizers import clean_caption, usable_caption
+from .captions import clean_caption, usable_caption
 
 CLIP = "clip"
-"""Names CLIP's tokenizer where a tokenizer is to be named; its vocabulary comes with open_clip."""
+"""Name of CLIP's tokenizer in options; its vocabulary is part of open_clip."""
 CLIP_TOKENS = 77
 CLIP_VOCABULARY = 49408
 
 
 class CLIPTokenizer(SimpleTokenizer):
-    """open_clip's tokenizer, with the names of the ``transformers`` library for its special tokens.
+    """open_clip's tokenizer with the attribute names of the ``transformers`` library for its special tokens.
 
     Args:
         max_tokens: the context length.
@@ -35,15 +35,14 @@ class CLIPTokenizer(SimpleTokenizer):
 
 
 class CLIPTextEncoder:
-    """Turns captions into CLIP's token ids, always as long as the model's context.
+    """Encode captions as CLIP's token ids, padded to the model's context length.
 
-    MobileCLIP's text towers look at all positions, the empty ones included, so a shorter sequence would be another
-    function.
+    MobileCLIP's text towers attend to all positions, padding included, so a shorter sequence has another embedding.
 
     Args:
-        max_tokens: the context length, start and end included; longer captions are cut before the end.
-        clean: apply ALBEF's caption cleaning first; CLIP's own is always applied.
-        max_words: for that cleaning.
+        max_tokens: the context length, start and end tokens included; longer captions are truncated before the end.
+        clean: whether to apply ALBEF's caption cleaning first; CLIP's own is always applied.
+        max_words: number of words that ALBEF's cleaning keeps.
     """
 
     def __init__(self, max_tokens: int = CLIP_TOKENS, clean: bool = False, max_words: int = 30) -> None:
@@ -63,9 +62,9 @@ class CLIPTextEncoder:
             empty = torch.zeros(0, self.max_tokens, dtype=torch.long)
             return {"input_ids": empty, "attention_mask": empty.clone()}
         ids = self.tokenizer(texts)
-        end = ids.argmax(1, keepdim=True)  # the end has the highest id
+        end = ids.argmax(1, keepdim=True)  # the end token has the highest id
         return {"input_ids": ids, "attention_mask": (torch.arange(self.max_tokens) <= end).long()}
 
     def usable(self, caption: object) -> bool:
-        """Whether anything is left of a caption to encode."""
+        """Return whether a caption is not empty, after the cleaning if that is on."""
         return usable_caption(caption, self.clean, self.max_words)

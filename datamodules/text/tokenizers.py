@@ -1,4 +1,4 @@
-"""Captions to token ids: cleaning, tokenizers given or trained, and encoding a batch at a time."""
+"""Tokenizers, opened or trained, and encoding of captions batch by batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,86 +13,55 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ...common.errors import UserError
 from ..sources.hub import absence, hub_or_cache
+from .captions import clean_caption, usable_caption
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# The tokenizers library starts a thread pool that a forked loader worker cannot use, and warns about it. Workers are
-# parallel among themselves, so one thread in each is right; a value that the user has set stays.
+# The tokenizers library starts a thread pool that forked loader workers cannot use, and warns about it. One thread per
+# worker suffices; a value set by the user is kept.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# BERT's layout, so that the ids are the same for a trained tokenizer and for a BERT vocabulary.
+# BERT's layout, so that a trained tokenizer and a BERT vocabulary have the same special token ids.
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 RESERVED = [PAD, *(f"[unused{i}]" for i in range(1, 100)), UNK, CLS, SEP, MASK]  # ids 0..103
 
-_DELETED = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
-_SPACES = re.compile(r"\s{2,}")
-
-
-def clean_caption(caption: str, max_words: int = 30) -> str:
-    """ALBEF's caption cleaning (``pre_caption`` of the authors' code), step by step in their order.
-
-    Args:
-        caption: raw text.
-        max_words: number of space-separated words kept (authors' value: 30).
-    """
-    text = caption.lower().translate(_DELETED).replace("<person>", "person")
-    text = _SPACES.sub(" ", text).rstrip("\n").strip(" ")
-    return " ".join(text.split(" ")[:max_words])
-
-
-def is_text(text: str) -> bool:
-    """Whether a string holds no lone surrogates, which JSON can spell but no tokenizer, file name or file takes."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def text_id(caption: str) -> int:
-    """A 63-bit number that is equal for equal texts, in every process and every run."""
-    return int.from_bytes(hashlib.blake2b(caption.encode(), digest_size=8).digest(), "big") >> 1
-
 
 def train_wordpiece(captions: Iterable[str], vocab_size: int) -> str:
-    """Train a lower-case WordPiece tokenizer, the same in every process for the same captions.
+    """Train a lowercase WordPiece tokenizer; the result is the same in every process for the same captions.
 
-    The special tokens and the unused slots before them stand at BERT's ids: [PAD] 0, [UNK] 100, [CLS] 101, [SEP] 102,
+    The special tokens have BERT's ids, with the unused ids between them: [PAD] 0, [UNK] 100, [CLS] 101, [SEP] 102,
     [MASK] 103.
 
     Returns:
         The tokenizer as the JSON text of the ``tokenizers`` library.
 
     Raises:
-        ValueError: ``vocab_size`` has no room for more than the reserved ids.
+        UserError: ``vocab_size`` is not larger than the number of reserved ids.
     """
     from tokenizers import models, trainers
 
     tokenizer = _wordpiece(models.WordPiece({UNK: 0}, unk_token=UNK))
     texts = [tokenizer.normalizer.normalize_str(caption) for caption in captions]
     counts = Counter(letter for text in texts for letter in text if not letter.isspace())
-    # At most a quarter of the entries are single letters (and as many their continuations), the rest of the script is
-    # [UNK].
+    # At most a quarter of the entries are single letters (and a quarter their continuations); rarer letters are [UNK].
     room = (vocab_size - len(RESERVED)) // 4
     kept = sorted(counts, key=lambda letter: (-counts[letter], letter))[: max(room, 0)]
     if not kept:
-        raise ValueError(
-            f"found vocab_size={vocab_size}, expected at least {len(RESERVED) + 4} to hold the {len(RESERVED)} "
-            "reserved ids and some letters: raise vocab_size"
+        raise UserError(
+            f"Expected vocab_size of at least {len(RESERVED) + 4} for the {len(RESERVED)} reserved ids and some "
+            f"letters, got {vocab_size}: increase data.vocab_size."
         )
     rare = str.maketrans(dict.fromkeys(counts.keys() - set(kept), " "))
     texts = [text.translate(rare) for text in texts] if rare else texts
-    # Without their ids fixed beforehand the continuation letters are numbered in the order of a hash map, ties between
-    # equally frequent pairs fall differently in each process, and two ranks end with two vocabularies.
+    # Without fixed ids the library numbers the continuation letters in the order of a hash map, breaks ties between
+    # equally frequent pairs differently in each process, and two ranks train two vocabularies.
     fixed = RESERVED + ["##" + letter for letter in sorted(kept)]
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=fixed, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
-    # Rebuilt, because the reserved slots and letters would otherwise stay "added tokens", matched before the text is
-    # split.
+    # Rebuilt, because the reserved ids and letters would otherwise stay "added tokens", matched before the split.
     vocabulary = tokenizer.get_vocab()
     return str(_wordpiece(models.WordPiece(vocabulary, unk_token=UNK)).to_str())
 
@@ -109,7 +77,7 @@ def _wordpiece(model: Any) -> Any:
 
 
 def tokenizer_from_json(text: str) -> PreTrainedTokenizerFast:
-    """The tokenizer that :func:`train_wordpiece` gave."""
+    """Build a tokenizer from the result of :func:`train_wordpiece`."""
     from tokenizers import Tokenizer
 
     return _wrap(Tokenizer.from_str(text))
@@ -127,7 +95,7 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Open a tokenizer: a hub name, a local folder, a ``vocab.txt`` of BERT's form, or a ``tokenizer.json``.
 
     Raises:
-        ValueError: there is no such tokenizer, or it has no fast form.
+        UserError: there is no such tokenizer, or it has no fast implementation.
     """
     path = Path(name).expanduser()
     if path.is_dir() and not any((path / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
@@ -137,23 +105,21 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
     if path.is_file():
         return _tokenizer_from_file(path)
     if not path.exists() and (name.startswith((".", "/", "~")) or path.suffix in (".txt", ".json")):
-        raise ValueError(
-            f"found no tokenizer under {name!r}, expected a folder, a vocab.txt or a hub name: correct the path"
-        )
+        raise UserError(f"Expected a tokenizer folder, a vocab.txt or a hub name, got {name!r}: correct the path.")
     from transformers import AutoTokenizer
 
     try:
-        # Left open, transformers asks at the terminal whether to run the Python files of a tokenizer.
+        # Without trust_remote_code=False, transformers asks at the terminal whether to run Python files of a tokenizer.
         with contextlib.nullcontext() if path.is_dir() else hub_or_cache():
             tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0] if path.is_dir() else absence(error)
-        raise ValueError(
-            f"found no tokenizer under {name!r} ({reason}), expected a hub name, a local folder or a vocab.txt: "
-            "correct the name, or leave it out to train one on the captions"
+        raise UserError(
+            f"Expected a hub name, a local folder or a vocab.txt of a tokenizer, got {name!r} ({reason}): correct the "
+            "name, or leave it out to train a tokenizer on the captions."
         ) from error
     if not tokenizer.is_fast:
-        raise ValueError(f"the tokenizer {name!r} has no fast form, expected one with a tokenizer.json: choose another")
+        raise UserError(f"Expected a tokenizer with a fast implementation, got {name!r}: choose another tokenizer.")
     return tokenizer
 
 
@@ -167,27 +133,27 @@ def _tokenizer_from_file(path: Path) -> PreTrainedTokenizerFast:
     words = path.read_text(encoding="utf-8").splitlines()
     missing = [token for token in (PAD, UNK, CLS, SEP, MASK) if token not in words]
     if missing:
-        raise ValueError(
-            f"found no {', '.join(missing)} in {str(path)!r}, expected a BERT vocabulary with one entry a line: "
-            "give another file, or a tokenizer folder"
+        raise UserError(
+            f"Expected a BERT vocabulary with one entry per line, got {str(path)!r} without {', '.join(missing)}: give "
+            "another file, or a tokenizer folder."
         )
     vocabulary = {word: index for index, word in enumerate(words)}
     return _wrap(_wordpiece(models.WordPiece(vocabulary, unk_token=UNK)))
 
 
 def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
-    """Make the tokenizer write ``[CLS] text [SEP]`` or, as the ALBEF authors do, ``[CLS] text``.
+    """Set the tokenizer's template to ``[CLS] text [SEP]`` or, as the ALBEF authors do, ``[CLS] text``.
 
-    Tokenizers without the two tokens (CLIP's, GPT-2's) keep their own form.
+    Tokenizers without the two tokens (CLIP's, GPT-2's) keep their own template.
 
     Raises:
-        ValueError: the [SEP] is to be left out by a tokenizer that has none.
+        UserError: ``append_sep`` is False for a tokenizer without [SEP].
     """
     if tokenizer.cls_token is None or tokenizer.sep_token is None:
         if not append_sep:
-            raise ValueError(
-                f"found append_sep=False with a tokenizer that has cls_token={tokenizer.cls_token!r} and "
-                f"sep_token={tokenizer.sep_token!r}, expected both: leave append_sep=True"
+            raise UserError(
+                f"Expected a tokenizer with [CLS] and [SEP] for append_sep=False, got "
+                f"cls_token={tokenizer.cls_token!r} and sep_token={tokenizer.sep_token!r}: leave data.append_sep true."
             )
         return
     from tokenizers import processors
@@ -201,29 +167,29 @@ def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
 
 
 class Encoder(Protocol):
-    """Turns captions into token ids."""
+    """Encode captions as token ids."""
 
     def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
-        """``input_ids`` and ``attention_mask``, long [B, L]."""
+        """Return ``input_ids`` and ``attention_mask``, long [B, L]."""
 
     def usable(self, caption: object) -> bool:
-        """Whether anything is left of a caption to encode."""
+        """Return whether a caption is not empty, after the cleaning if that is on."""
 
 
 class TextEncoder:
-    """Turns a list of captions into padded token ids.
+    """Encode a list of captions as padded token ids.
 
     Args:
         tokenizer: any fast tokenizer with a padding token.
-        max_tokens: longest sequence, special tokens included; longer ones are cut.
-        clean: apply :func:`clean_caption` first.
-        max_words: for the cleaning.
+        max_tokens: longest sequence, special tokens included; longer sequences are truncated.
+        clean: whether to apply :func:`clean_caption` first.
+        max_words: number of words that the cleaning keeps.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, max_tokens: int, clean: bool, max_words: int) -> None:
         if tokenizer.pad_token_id is None:
             if tokenizer.eos_token is None:
-                raise ValueError("found a tokenizer without a padding token, expected one: choose another tokenizer")
+                raise UserError("Expected a tokenizer with a padding token, got one without: choose another tokenizer.")
             tokenizer.pad_token = tokenizer.eos_token
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
@@ -252,17 +218,10 @@ class TextEncoder:
         return {key: encoded[key] for key in ("input_ids", "attention_mask")}
 
     def usable(self, caption: object) -> bool:
-        """Whether anything is left of a caption to encode."""
+        """Return whether a caption is not empty, after the cleaning if that is on."""
         return usable_caption(caption, self.clean, self.max_words)
 
 
-def usable_caption(caption: object, clean: bool, max_words: int) -> bool:
-    """Whether ``caption`` is text of which something is left, after the cleaning if that is on."""
-    if not isinstance(caption, str) or not is_text(caption):
-        return False
-    return bool(clean_caption(caption, max_words) if clean else caption.strip())
-
-
 def tokenizer_digest(text: str) -> str:
-    """A short fingerprint of a tokenizer's JSON text, for messages."""
+    """Return a short fingerprint of a tokenizer's JSON text, for messages."""
     return hashlib.sha256(json.dumps(json.loads(text), sort_keys=True).encode()).hexdigest()[:12]

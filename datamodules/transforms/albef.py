@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import torch
 from PIL import Image
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
+
+from ...common.errors import UserError
+from .normalize import CLIP_MEAN, CLIP_STD, ToNormalized, preprocessing
 
 Operation = Literal[
     "Identity",
@@ -28,40 +31,27 @@ Operation = Literal[
     "TranslateY",
     "Rotate",
 ]
-ALBEF_OPERATIONS: tuple[Operation, ...] = (
-    "Identity",
-    "AutoContrast",
-    "Equalize",
-    "Brightness",
-    "Sharpness",
-    "ShearX",
-    "ShearY",
-    "TranslateX",
-    "TranslateY",
-    "Rotate",
-)
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+ALBEF_OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 
 class ALBEFRandAugment(nn.Module):
-    """The authors' RandAugment: a few operations drawn with replacement, each skipped with a fixed probability.
+    """Apply the authors' RandAugment: operations drawn with replacement, each skipped with a fixed probability.
 
-    Geometric operations go either way with equal probability; brightness and sharpness are only ever raised (at level 7
-    both factors are 1.36). Shears keep the first row or column in place, rotation is about the middle, all interpolate
-    linearly.
+    The sign of a geometric operation is drawn with equal probability; brightness and sharpness only increase (at level
+    7 both factors are 1.36). Shears keep the first row or column in place, rotation is about the center, and all
+    interpolate linearly.
 
     Args:
-        num_ops: operations drawn for each image (authors: 2).
-        magnitude: level of all operations, out of ``max_magnitude`` (authors: 7).
+        num_ops: number of operations drawn for each image (authors: 2).
+        magnitude: level of all operations, of at most ``max_magnitude`` (authors: 7).
         max_magnitude: the highest level (authors: 10).
-        skip_probability: probability with which a drawn operation is left out (authors: 0.5).
-        operations: the pool (authors: these ten, without colour operations).
+        skip_probability: probability of skipping a drawn operation (authors: 0.5).
+        operations: the pool (authors: these ten, without color operations).
         enhance_range: brightness and sharpness factor at level 0 and at the highest level (authors: 0.1 to 1.9).
         max_shear: shear at the highest level, pixels per pixel (authors: 0.3).
-        max_translate: shift at the highest level, pixels (authors: 10).
+        max_translate: translation at the highest level, pixels (authors: 10).
         max_rotate: angle at the highest level, degrees (authors: 30).
-        fill: colour of the pixels that come from outside (authors: 128, 128, 128).
+        fill: color of the pixels from outside the image (authors: 128, 128, 128).
     """
 
     def __init__(
@@ -80,8 +70,8 @@ class ALBEFRandAugment(nn.Module):
         super().__init__()
         unknown = sorted(set(operations) - set(ALBEF_OPERATIONS))
         if unknown:
-            raise ValueError(
-                f"found operations {unknown}, expected some of {list(ALBEF_OPERATIONS)}: correct the names"
+            raise UserError(
+                f"Expected operations among {', '.join(ALBEF_OPERATIONS)}, got {unknown}: correct the names."
             )
         level = magnitude / max_magnitude
         self.num_ops = num_ops
@@ -102,18 +92,18 @@ class ALBEFRandAugment(nn.Module):
         return image
 
     def operate(self, image: Image.Image, operation: Operation, sign: Literal[-1, 1] = 1) -> Image.Image:
-        """Carry out one operation at the set level.
+        """Apply one operation at the configured level.
 
         Args:
             image: 8-bit RGB image.
             operation: its name.
-            sign: direction of a geometric operation: +1 shears and shifts towards larger coordinates and turns
-                counter-clockwise.
+            sign: direction of a geometric operation: +1 shears and translates towards larger coordinates and rotates
+                counterclockwise.
         """
-        # OpenCV, which the authors use, puts the origin in the middle of the first pixel; torchvision at its corner.
+        # OpenCV, which the authors use, has the origin at the center of the first pixel; torchvision at its corner.
         corner = [0.5, 0.5]
         middle = [image.width / 2 + 0.5, image.height / 2 + 0.5]
-        slope = -sign * math.degrees(math.atan(self.shear))  # torchvision's positive shear leans the other way
+        slope = -sign * math.degrees(math.atan(self.shear))  # torchvision's positive shear has the opposite direction
         match operation:
             case "Identity":
                 return image
@@ -157,16 +147,16 @@ class ALBEFRandAugment(nn.Module):
 
 
 class ALBEFTrainTransform(nn.Module):
-    """ALBEF's training transform: random crop, flip, RandAugment, normalisation.
+    """Apply ALBEF's training transform: random crop, flip, RandAugment, normalization.
 
     Args:
         size: side of the square result, pixels (authors: 256 for pre-training).
         scale: smallest and largest share of the image's area in the crop (authors: 0.2 to 1 for pre-training, 0.5 to
             1 for fine-tuning).
         ratio: smallest and largest aspect ratio of the crop (torchvision's default, which the authors use).
-        horizontal_flip: probability of mirroring; 0 where captions tell left from right (authors: 0.5 everywhere).
-        rand_augment: whether to apply :class:`ALBEFRandAugment` at all.
-        num_ops: see :class:`ALBEFRandAugment`, as all that follow down to ``fill``.
+        horizontal_flip: probability of a flip; 0 where captions distinguish left and right (authors: 0.5).
+        rand_augment: whether to apply :class:`ALBEFRandAugment`.
+        num_ops: see :class:`ALBEFRandAugment`.
         magnitude: see :class:`ALBEFRandAugment`.
         max_magnitude: see :class:`ALBEFRandAugment`.
         skip_probability: see :class:`ALBEFRandAugment`.
@@ -234,7 +224,7 @@ class ALBEFTrainTransform(nn.Module):
 
 
 class ALBEFEvalTransform(nn.Module):
-    """ALBEF's test transform: resize to a square whatever the aspect ratio, normalisation.
+    """Apply ALBEF's test transform: resize to a square, ignoring the aspect ratio, and normalize.
 
     Args:
         size: side of the square result, pixels (authors: 256 for pre-training).
@@ -256,54 +246,3 @@ class ALBEFEvalTransform(nn.Module):
     def forward(self, image: Image.Image) -> torch.Tensor:
         """Turn an RGB image of any size into float [3, size, size]."""
         return self.finish(self.resize(image))
-
-
-def preprocessing(
-    image_size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    interpolation: str,
-    resize_mode: Literal["shortest", "squash"],
-    resize: int | None = None,
-) -> dict[str, Any]:
-    """What a transform for evaluation does to an image, as plain data for checkpoints and exports.
-
-    Args:
-        image_size: side of the square result, pixels.
-        mean: subtracted from the channels, on the 0-1 scale.
-        std: what the channels are divided by then.
-        interpolation: of the resizing.
-        resize_mode: "squash" gives both sides a size, "shortest" gives it to the shorter one and cuts the middle out.
-        resize: that size, where it is another than ``image_size``.
-    """
-    return {
-        "image_size": image_size,
-        "mean": [float(value) for value in mean],
-        "std": [float(value) for value in std],
-        "interpolation": interpolation,
-        "resize_mode": resize_mode,
-        "resize": None if resize == image_size else resize,
-    }
-
-
-def preprocessing_of(transform: nn.Module) -> dict[str, Any]:
-    """What a transform for evaluation says that it does; of one that does not say, the name of its class."""
-    said: dict[str, Any] | None = getattr(transform, "preprocessing", None)
-    kind = type(transform)
-    return {"transform": f"{kind.__module__}.{kind.__qualname__}"} if said is None else dict(said)
-
-
-class ToNormalized(nn.Module):
-    """8-bit image to float [3, H, W]: to the 0-1 scale, minus the mean, over the standard deviation."""
-
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        super().__init__()
-        self.mean = list(mean)
-        self.std = list(std)
-        self.changes = any(self.mean) or any(value != 1 for value in self.std)
-
-    def forward(self, image: Image.Image) -> torch.Tensor:
-        """Convert and normalise."""
-        # Not `to_dtype(scale=True)`, whose product with 1 / 255 differs from the quotient in the last bit.
-        pixels = F.pil_to_tensor(image).to(torch.float32).div_(255)
-        return F.normalize(pixels, self.mean, self.std, inplace=True) if self.changes else pixels

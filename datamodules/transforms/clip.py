@@ -10,22 +10,21 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
-from .albef import ALBEFEvalTransform, ALBEFTrainTransform, ToNormalized, preprocessing
+from .albef import ALBEFEvalTransform, ALBEFTrainTransform
+from .normalize import Three, ToNormalized, preprocessing
 from .replay import Augmentation, Interpolation, replay
-
-Three = tuple[float, float, float]
 
 
 class CLIPEvalTransform(nn.Module):
-    """The shorter side resized, the middle cropped, normalised.
+    """Resize the shorter side, crop the center, normalize.
 
     Args:
         size: side of the square result, pixels (MobileCLIP: 256; its ViTs: 224).
-        mean: mean of each channel, on the 0-1 scale; 0 and a deviation of 1 leave that scale, as with most of
+        mean: mean of each channel, on the 0-1 scale; mean 0 and standard deviation 1 keep that scale, as with most of
             MobileCLIP.
         std: standard deviation of each channel, on the 0-1 scale.
-        interpolation: interpolation of the resizing (MobileCLIP: bilinear).
-        resize_mode: "squash" resizes both sides instead, whatever the aspect ratio (SigLIP).
+        interpolation: interpolation of the resize (MobileCLIP: bilinear).
+        resize_mode: "squash" resizes both sides instead and changes the aspect ratio (SigLIP).
         resize: size of the shorter side before the crop, pixels; by default ``size``.
     """
 
@@ -52,7 +51,7 @@ class CLIPEvalTransform(nn.Module):
 
 
 class ReplayTransform(nn.Module):
-    """A recorded augmentation at the student's resolution, normalised as the student wants it.
+    """Replay a recorded augmentation at the student's resolution and normalize.
 
     Args:
         size: side of the square result, pixels.
@@ -79,12 +78,12 @@ class ReplayTransform(nn.Module):
 
 
 def pair_eval_transform(size: int, expected: Mapping[str, Any]) -> nn.Module:
-    """The transform with which images of pairs are evaluated where none was given.
+    """Build the default evaluation transform of image-caption pairs.
 
     Args:
         size: side of the square result, pixels.
-        expected: what trained weights expect, in the words of :func:`preprocessing`; ALBEF's is taken where it does not
-            name a mean.
+        expected: preprocessing that trained weights expect, with the keys of :func:`preprocessing`; without a mean,
+            ALBEF's transform is built.
     """
     if "mean" not in expected:
         return ALBEFEvalTransform(size)
@@ -100,12 +99,12 @@ def pair_eval_transform(size: int, expected: Mapping[str, Any]) -> nn.Module:
 
 
 def pair_train_transform(size: int, expected: Mapping[str, Any], **options: Any) -> ALBEFTrainTransform:
-    """ALBEF's training transform, interpolated and normalised as trained weights expect it.
+    """Build ALBEF's training transform with the interpolation and normalization that trained weights expect.
 
     Args:
         size: side of the square result, pixels.
         expected: as in :func:`pair_eval_transform`.
-        options: other arguments of the transform.
+        **options: other arguments of the transform.
     """
     own = {name: expected[name] for name in ("mean", "std", "interpolation") if "mean" in expected}
     return ALBEFTrainTransform(size, **options, **own)

@@ -1,4 +1,4 @@
-"""The augmentation with which image encoders are probed and fine-tuned."""
+"""The training augmentation of linear probes and fine-tuning."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from PIL import Image
 from timm.data import create_transform
 from torch import nn
 
-from .classification import IMAGENET_MEAN, IMAGENET_STD
+from .normalize import IMAGENET_MEAN, IMAGENET_STD
 
 
 class ProbeTrainTransform(nn.Module):
-    """timm's training transform: random resized crop, mirror, RandAugment, normalise, random erasing.
+    """Apply timm's training transform: random resized crop, flip, RandAugment, normalization, random erasing.
 
-    Its draws are Python's, numpy's and torch's. Two operations of RandAugment are drawn, each is left out with
-    probability 1/2, and the level of each is drawn about the magnitude; those of colour go either way from none.
+    It draws from Python's, numpy's and torch's global generators. RandAugment draws two operations, skips each with
+    probability 1/2, and draws the level of each around the magnitude; color operations increase or decrease.
 
     Args:
         size: side of the result, pixels.
-        scale: share of the image that a crop covers (timm's default).
-        horizontal_flip: probability of mirroring.
-        rand_augment: timm's name of the variant: "m" the magnitude, "n" the operations drawn (2 by default), "mstd" the
-            standard deviation of the level, "inc1" for operations that all grow with it.
+        scale: share of the image's area in the crop (timm's default).
+        horizontal_flip: probability of a flip.
+        rand_augment: timm's configuration string: "m" is the magnitude, "n" the number of operations (2 by default),
+            "mstd" the standard deviation of the level; "inc1" makes the strength of each operation grow with its level.
         erase: probability of erasing a rectangle, whose pixels are drawn from the standard normal distribution.
         interpolation: interpolation of the crop and of RandAugment.
         mean: mean of each channel, on the 0-1 scale.

@@ -1,8 +1,8 @@
-"""Augmentations that were recorded when a data set was reinforced: drawn, written down, and carried out again.
+"""Recorded augmentations of a reinforced dataset: draw, record and replay them.
 
-DataCompDR's form: a crop as a box in pixels of the image that the teacher's crop was taken from, then two operations
-of RandAugment, each a number in :data:`OPERATIONS` and a magnitude with its sign. (Reinforcement: arXiv 2303.08983;
-MobileCLIP: arXiv 2311.17049.)
+The format is DataCompDR's: a crop as a box in pixels of the image that the teacher's crop was taken from, then two
+operations of RandAugment, each an index into :data:`OPERATIONS` and a signed magnitude. (Reinforcement: arXiv
+2303.08983; MobileCLIP: arXiv 2311.17049.)
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
+
+from ...common.errors import UserError
 
 Interpolation = Literal["bilinear", "bicubic"]
 OPERATIONS = (
@@ -34,7 +36,7 @@ OPERATIONS = (
     "AutoContrast",
     "Equalize",
 )
-"""RandAugment's pool by number: torchvision's list in its order."""
+"""RandAugment's pool by index: torchvision's list in its order."""
 _SIGNED = OPERATIONS[1:10]
 
 
@@ -47,7 +49,7 @@ class Box(NamedTuple):
     width: int
 
     def fits(self, height: int, width: int) -> bool:
-        """Whether it lies inside an image of that size."""
+        """Return whether the box lies inside an image of a size."""
         return (
             self.top >= 0
             and self.left >= 0
@@ -58,10 +60,10 @@ class Box(NamedTuple):
         )
 
     def rescaled(self, recorded: tuple[int, int], actual: tuple[int, int]) -> Box:
-        """The same part of a copy of the image that has another size.
+        """Return the box that covers the same part of a copy of the image with another size.
 
         Args:
-            recorded: height and width that the box was measured on.
+            recorded: height and width of the image in which the box is measured.
             actual: height and width of the copy.
         """
         down, across = (new / old for new, old in zip(actual, recorded, strict=True))
@@ -71,35 +73,35 @@ class Box(NamedTuple):
 
 
 class Augmentation(NamedTuple):
-    """A crop, and the operations after it; None stands for one that is left out."""
+    """A crop and the operations after it; None stands for a skipped operation."""
 
     box: Box
     operations: tuple[tuple[int, float] | None, ...]
 
     def as_json(self) -> list[Any]:
-        """The entry of ``param_aug``."""
+        """Return the entry of ``param_aug``."""
         return [list(self.box), [None if operation is None else list(operation) for operation in self.operations]]
 
 
 def augmentation_entries(value: Any) -> list[Any]:
-    """The augmentations of the entry ``param_aug``, not parsed: a list, or a string that holds the list as JSON.
+    """Return the unparsed augmentations of the entry ``param_aug``: a list, or a string with the list as JSON.
 
-    (The vendor's shards hold a list; the hub's viewer and its loader make strings of it.)
+    (The published shards hold a list; the hub's viewer and loader convert it to strings.)
 
     Raises:
-        ValueError: it is of another form.
+        ValueError: the entry has another form.
     """
     entries = json.loads(value) if isinstance(value, str) else value
     if not isinstance(entries, list) or not entries:
-        raise ValueError(f"found {type(entries).__name__} as param_aug, expected a list of augmentations")
+        raise ValueError(f"Expected a list of augmentations as param_aug, got {type(entries).__name__}.")
     return entries
 
 
 def parse_augmentation(entry: Any) -> Augmentation:
-    """One augmentation of ``param_aug``.
+    """Parse one augmentation of ``param_aug``.
 
     Raises:
-        ValueError: it is of another form.
+        ValueError: the entry has another form.
     """
     try:
         box, operations = entry
@@ -107,34 +109,34 @@ def parse_augmentation(entry: Any) -> Augmentation:
         return Augmentation(Box(*(int(_finite(side)) for side in box)), parsed)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
-            f"found {str(entry)[:80]!r} in param_aug, expected [[top, left, height, width], [[operation, magnitude], "
-            "...]]"
+            "Expected [[top, left, height, width], [[operation, magnitude], ...]] in param_aug, got "
+            f"{str(entry)[:80]!r}."
         ) from error
 
 
 def _operation(number: Any, magnitude: Any) -> tuple[int, float]:
     if not 0 <= _finite(number) < len(OPERATIONS) or number != int(number):
-        raise ValueError(f"found operation {number}, expected 0 to {len(OPERATIONS) - 1}")
+        raise ValueError(f"Expected an operation from 0 to {len(OPERATIONS) - 1}, got {number}.")
     if OPERATIONS[int(number)] == "Posterize" and not 1 <= _finite(magnitude) <= 8:
-        raise ValueError(f"found {magnitude} bits to posterize to, expected 1 to 8")
+        raise ValueError(f"Expected 1 to 8 bits for Posterize, got {magnitude}.")
     return int(number), float(_finite(magnitude))
 
 
 def _finite(number: Any) -> int | float:
     if type(number) not in (int, float) or not math.isfinite(number):
-        raise ValueError(f"found {str(number)[:80]}, expected a finite number")
+        raise ValueError(f"Expected a finite number, got {str(number)[:80]}.")
     return number
 
 
 def replay(image: Image.Image, augmentation: Augmentation, size: int, interpolation: Interpolation) -> Image.Image:
-    """Carry an augmentation out.
+    """Replay an augmentation.
 
     Args:
-        image: 8-bit RGB.
-        augmentation: its box lies inside the image.
-        size: side of the result, pixels. Magnitudes in pixels (shifts) are taken as they are.
-        interpolation: interpolation of the crop; the operations take the nearest pixel, and black from outside, as
-            recorded ones do.
+        image: 8-bit RGB image.
+        augmentation: the augmentation; its box lies inside the image.
+        size: side of the result, pixels. Magnitudes in pixels (translations) are not rescaled.
+        interpolation: interpolation of the crop; the operations use the nearest pixel and fill with black, as in the
+            recording.
     """
     image = F.resized_crop(image, *augmentation.box, [size, size], InterpolationMode(interpolation))
     for operation in augmentation.operations:
@@ -144,7 +146,7 @@ def replay(image: Image.Image, augmentation: Augmentation, size: int, interpolat
 
 
 def operate(image: Image.Image, name: str, magnitude: float) -> Image.Image:
-    """Carry one operation of RandAugment out, pixel for pixel as torchvision does."""
+    """Apply one operation of RandAugment, with the same pixels as torchvision's."""
     match name:
         case "Identity":
             return image
@@ -172,7 +174,7 @@ def operate(image: Image.Image, name: str, magnitude: float) -> Image.Image:
             return F.autocontrast(image)
         case "Equalize":
             return F.equalize(image)
-    raise ValueError(f"found the operation {name!r}, expected one of {', '.join(OPERATIONS)}")
+    raise ValueError(f"Expected an operation among {', '.join(OPERATIONS)}, got {name!r}.")
 
 
 def _affine(
@@ -185,16 +187,16 @@ def _affine(
 
 
 class AugmentationDraw:
-    """Draws augmentations as the released configuration does: a random resized crop, then RandAugment.
+    """Draw augmentations as the released configuration does: a random resized crop, then RandAugment.
 
-    Defaults are the released data sets' (bin 9 of 31, two operations, torchvision's crop).
+    Defaults are those of the released datasets (bin 9 of 31, two operations, torchvision's crop).
 
     Args:
-        size: side of the crops that the teachers see, pixels; shifts are shares of it.
+        size: side of the teachers' crops, pixels; translations are shares of it.
         scale: smallest and largest share of the image's area in the crop.
         ratio: smallest and largest aspect ratio of the crop.
-        num_ops: operations after the crop.
-        magnitude: level of the operations, out of ``bins - 1``.
+        num_ops: number of operations after the crop.
+        magnitude: level of the operations, at most ``bins - 1``.
         bins: number of levels.
         operations: the pool.
     """
@@ -211,7 +213,7 @@ class AugmentationDraw:
     ) -> None:
         unknown = sorted(set(operations) - set(OPERATIONS))
         if unknown:
-            raise ValueError(f"found operations {unknown}, expected some of {', '.join(OPERATIONS)}: correct the names")
+            raise UserError(f"Expected operations among {', '.join(OPERATIONS)}, got {unknown}: correct the names.")
         self.crop = v2.RandomResizedCrop(size, scale, ratio)
         self.num_ops = num_ops
         self.operations = [OPERATIONS.index(name) for name in operations]
@@ -227,7 +229,7 @@ class AugmentationDraw:
         self.magnitudes[OPERATIONS.index("Solarize")] = 255 * (1 - level)
 
     def __call__(self, height: int, width: int) -> Augmentation:
-        """Draw one for an image of that size, from torch's CPU generator."""
+        """Draw an augmentation for an image of a size, from torch's CPU generator."""
         box = self.crop.make_params([torch.empty(3, height, width, device="meta")])
         operations = tuple(self._draw_operation() for _ in range(self.num_ops))
         return Augmentation(Box(box["top"], box["left"], box["height"], box["width"]), operations)

@@ -28,8 +28,9 @@ from ...callbacks import (
 from ..base.method import Bound, Method
 from ..base.settings import settings
 from ..base.trainers import trainer_of
+from ..evaluation.protocol import Batch
 from ..evaluation.reranking import RerankSettings
-from ..evaluation.retrieval import Batch, RetrievalEvaluation
+from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
 from ..optim.schedules import Schedule

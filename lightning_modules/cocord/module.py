@@ -23,6 +23,7 @@ from ..base.data_sizes import DataSizes
 from ..base.frozen import Frozen
 from ..base.method import Method
 from ..base.settings import settings
+from ..base.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.cifar import Classifier
 from ..networks.classifier_files import load_classifier_file
@@ -195,14 +196,13 @@ class CoCoRDModule(Method):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that the method needs and the user did not give."""
-        needed: list[Callback] = [StepSeedCallback(), ClassPredictionWriter()]
-        needed += [EMACallback()] * bool(self.momentum_pairs()) + [QueueCallback()] * bool(self.queues())
-        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
+        needed: list[Callback] = [EMACallback()] * bool(self.momentum_pairs()) + [QueueCallback()] * bool(self.queues())
+        return missing_callbacks(callbacks_of(self), StepSeedCallback(), ClassPredictionWriter(), *needed)
 
     def sharded_networks(self) -> list[Classifier]:
         """Return student, slow student and teacher."""
-        networks = (self.student, self.slow_student, self.teacher and self.teacher.network)
-        return [network for network in networks if network is not None]
+        teacher = None if self.teacher is None else self.teacher.network
+        return [network for network in (self.student, self.slow_student, teacher) if network is not None]
 
     def data_sizes(self) -> DataSizes:
         """Return the image size that one of the networks requires, if any does."""

@@ -68,9 +68,10 @@ class CaptioningModule(Method):
         super().__init__(optimizer, lr_scheduler)
         self.save_settings()
         self.embed_dim, self.language_model_name = embed_dim, language_model
-        self.prefix, self.generation = settings(MapperSettings, mapper), settings(GenerationSettings, generation)
+        self.mapper_settings = settings(MapperSettings, mapper)
+        self.generation = settings(GenerationSettings, generation)
         self.optim = settings(CaptioningOptimSettings, optim)
-        self.mapper = CaptionMapper(embed_dim, self.prefix)
+        self.mapper = CaptionMapper(embed_dim, self.mapper_settings)
         self.language_model: Frozen[Any] = Frozen(role="language model", argument="model.language_model")
         self.tower: dict[str, str] | None = None  # origin of the embeddings that the mapper was trained on
         self.evaluation = CaptionEvaluation()
@@ -185,7 +186,7 @@ class CaptioningModule(Method):
         if self.language_model.loaded:
             return
         name = self.language_model_name
-        network, self.tokenizer = load_language_model(name, self.prefix, self.generation)
+        network, self.tokenizer = load_language_model(name, self.mapper_settings, self.generation)
         self.language_model.network = network.to(self.device)
         self.language_model.record(type(network).__name__, name)
 

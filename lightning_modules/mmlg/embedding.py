@@ -18,8 +18,8 @@ from .towers import load_image_tower
 class ImageEmbeddingModule(LightningModule):
     """Embeds images in `predict`; captioning trains on the file that `ImageEmbeddingWriter` writes.
 
-    Embeddings are the tower's projected features, not normalized. Images are prepared as the tower expects them,
-    whatever transform the datamodule has.
+    Embeddings are the tower's projected features, not normalized. Images are prepared as the tower expects them; the
+    datamodule's transform is replaced.
 
     Args:
         weights: weights of the tower: a checkpoint of `MMLGModule`; or a tag of open_clip's, a folder or a file, as in

@@ -10,9 +10,11 @@ from lightning.pytorch.callbacks import Callback
 from PIL import Image
 from torch import Tensor
 
-from ...callbacks import LeftOut, Reinforced, ReinforcementWriter, missing_callbacks
+from ...callbacks.modules import missing_callbacks
+from ...callbacks.writers.reinforcement import LeftOut, Reinforced, ReinforcementWriter
 from ...common.errors import UserError
 from ..base.method import Method
+from ..evaluation.protocol import Batch, Stage
 from .captioner import Captioner
 from .ensemble import Teacher, TeacherEnsemble, View
 
@@ -111,12 +113,12 @@ class ReinforcementModule(Method):
 
 
 class Reinforcement:
-    """The prediction of a `ReinforcementModule`: captions and embeddings of pairs."""
+    """The prediction of a `ReinforcementModule`, as a component."""
 
     def start(self) -> None:
         """Do nothing: batches are independent."""
 
-    def step(self, module: Any, batch: dict[str, Any], stage: str) -> None:
+    def step(self, module: Any, batch: Batch, stage: Stage) -> None:
         """Refuse to evaluate.
 
         Raises:
@@ -124,41 +126,47 @@ class Reinforcement:
         """
         raise UserError("Expected vlightning predict with a ReinforcementModule, got another subcommand: use predict.")
 
-    def finish(self, module: Any, stage: str) -> None:
+    def predict(self, module: Any, batch: Batch) -> Any:
+        """Return the batch's samples as :class:`Reinforced`."""
+        return reinforce(module, batch)
+
+    def finish(self, module: Any, stage: Stage) -> None:
         """Do nothing: batches are independent."""
 
-    def predict(self, module: ReinforcementModule, batch: dict[str, Any]) -> Reinforced:  # type: ignore[override]
-        """Caption and embed the pairs of a batch.
 
-        Args:
-            module: captioner and teachers.
-            batch: a batch of :class:`ReinforcementCollate`.
+def reinforce(module: ReinforcementModule, batch: Batch) -> Reinforced:
+    """Caption and embed the pairs of a batch.
 
-        Returns:
-            The samples by their rows, and the rows without one.
-        """
-        originals = batch["originals"]
-        left_out = [LeftOut(row, *fault) for row, fault in originals.faults]
-        if not originals.pairs:
-            return Reinforced({}, left_out)
-        synthetic = _synthetic_captions(module.captioner, batch)
-        image = module.ensemble.embed_images(batch["views"])
-        texts = [text for pair, made in zip(originals.pairs, synthetic, strict=True) for text in (pair.caption, *made)]
-        text = module.ensemble.embed_texts(texts, module.device).split([1 + len(made) for made in synthetic])
-        records, faults = {}, []
-        for pair, made, images, captions in zip(originals.pairs, synthetic, image, text, strict=True):
-            if not made:
-                faults.append(LeftOut(pair.row, NO_SYNTHETIC, pair.name))
-            elif not bool(images.isfinite().all() and captions.isfinite().all()):
-                faults.append(LeftOut(pair.row, NOT_FINITE, pair.name))
-            else:
-                records[pair.row] = pair.reinforced(made, images, captions[:1], captions[1:])
-        if hasattr(module.datamodule, "account"):  # ends the run if too many samples are unusable
-            module.datamodule.account("predict").update(0, [(fault.cause, fault.name) for fault in faults])
-        return Reinforced(records, left_out + faults)
+    Args:
+        module: captioner and teachers.
+        batch: a batch of :class:`ReinforcementCollate`.
+
+    Returns:
+        The samples by their rows, and the rows without one.
+    """
+    originals = batch["originals"]
+    left_out = [LeftOut(row, *fault) for row, fault in originals.faults]
+    if not originals.pairs:
+        return Reinforced({}, left_out)
+    synthetic = _synthetic_captions(module.captioner, batch)
+    image = module.ensemble.embed_images(batch["views"])
+    texts = [text for pair, made in zip(originals.pairs, synthetic, strict=True) for text in (pair.caption, *made)]
+    text = module.ensemble.embed_texts(texts, module.device).split([1 + len(made) for made in synthetic])
+    records, faults = {}, []
+    for pair, made, images, captions in zip(originals.pairs, synthetic, image, text, strict=True):
+        if not made:
+            faults.append(LeftOut(pair.row, NO_SYNTHETIC, pair.name))
+        elif not bool(images.isfinite().all() and captions.isfinite().all()):
+            faults.append(LeftOut(pair.row, NOT_FINITE, pair.name))
+        else:
+            records[pair.row] = pair.reinforced(made, images, captions[:1], captions[1:])
+    account: Any = getattr(module.datamodule, "account", None)
+    if account is not None:  # it ends the run if too many samples are unusable
+        account("predict").update(0, [(fault.cause, fault.name) for fault in faults])
+    return Reinforced(records, left_out + faults)
 
 
-def _synthetic_captions(captioner: Captioner | None, batch: dict[str, Any]) -> list[list[str]]:
+def _synthetic_captions(captioner: Captioner | None, batch: Batch) -> list[list[str]]:
     """Return the synthetic captions of the data, else those of the captioner that are not blank."""
     pairs = batch["originals"].pairs
     if all(pair.synthetic for pair in pairs):

@@ -75,7 +75,7 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
             file of open_clip or of a registered reader, such as the vendor's or a checkpoint of a training here.
 
     Raises:
-        UserError: if there is no such file, folder, model or tag, or the weights are of another model or cannot be loaded.
+        UserError: if there is no such file, folder, model or tag, or the weights cannot be loaded into the model.
     """
     path = Path(weights).expanduser()
     if path.is_dir() and not (path / METADATA).is_file():  # else a sharded checkpoint

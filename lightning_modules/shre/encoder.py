@@ -67,8 +67,8 @@ def load_encoder(encoder: nn.Module, source: str, vision: ViTSettings | None = N
         own = getattr(vision, name)
         if saved.get(name, own) != own:
             raise UserError(
-                f"Expected an image encoder with {name} {own} in {source!r}, got {saved[name]}: set model.vision.{name} "
-                "to that."
+                f"Expected an image encoder with {name} {own} in {source!r}, got {saved[name]}: set "
+                f"model.vision.{name} to that."
             )
     load_fitting(encoder, _encoder_state(content.get("state_dict", {}), source), f"the image encoder from {source!r}")
 

@@ -20,7 +20,7 @@ from vlightning.lightning_modules.base.sharding import shard
 
 
 class Classifier(LightningModule):
-    """Anybody's; with a rate of 0 it stays where it starts."""
+    """A module from elsewhere; with a rate of 0 its weights stay as initialized."""
 
     def __init__(self, network, rate=0.0):
         super().__init__()
@@ -92,7 +92,7 @@ def test_a_module_of_this_package_and_its_average_start_from_it(file, tmp_path):
     }
     (tmp_path / "descendant-of-the-tests.json").write_text(json.dumps(config))
     open_clip.add_model_config(tmp_path / "descendant-of-the-tests.json")
-    module = MobileCLIPModule("descendant-of-the-tests", max_tokens=LENGTH, distillation_weight=0.0)
+    module = MobileCLIPModule("descendant-of-the-tests", max_tokens=LENGTH, teacher={"distillation_weight": 0.0})
     callback = LearngeneExpansionCallback(file, ["student", "average"])
     callback.setup(trainer(), module, "fit")
     expected = expanded(clip(8, custom=True))

@@ -43,17 +43,17 @@ def test_the_learngene_is_written_at_the_end(tmp_path, named):
     assert torch.equal(read.tensors[name], written.tensors[name].half().float())
 
 
-def test_a_fit_that_cannot_end_with_a_file_does_not_start(tmp_path):
+def test_an_existing_file_or_another_module_is_refused_before_training(tmp_path):
     (tmp_path / "a").touch()
     with pytest.raises((FileExistsError, UserError), match="expected a new name"):
         fit(LearngeneWriter(str(tmp_path / "a")))
-    (tmp_path / "learngene.safetensors").touch()  # of an earlier run, in the folder that this one goes on in
+    (tmp_path / "learngene.safetensors").touch()  # of an earlier run in the same folder
     with pytest.raises((FileExistsError, UserError), match="expected a new name"):
         fit(LearngeneWriter(), default_root_dir=tmp_path)
     with pytest.raises(UserError, match=r"expected a module with a method learngene\(\), got BoringModel"):
         fit(LearngeneWriter(str(tmp_path / "b")), BoringModel())
 
 
-def test_a_trial_run_writes_nothing(tmp_path):
+def test_fast_dev_run_writes_nothing(tmp_path):
     fit(LearngeneWriter(str(tmp_path / "a")), fast_dev_run=True)
     assert not list(tmp_path.iterdir())

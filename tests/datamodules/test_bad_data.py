@@ -14,7 +14,8 @@ from torch import nn
 from torchvision.transforms.functional import pil_to_tensor
 
 from support.images import draw_image, encoded
-from vlightning.datamodules.core.decode import BadDataError, BadSample, decode_image
+from vlightning.datamodules.core.decode import decode_image
+from vlightning.datamodules.core.faults import BadDataError, BadSample
 from vlightning.datamodules.core.sampling import block_order, epoch_order, shard_order, substitute
 
 SHARDS, ROWS = 4, 600  # rows of each

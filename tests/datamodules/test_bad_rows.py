@@ -17,13 +17,14 @@ from support.processes import by_another_process
 from support.reinforced import augmentations, pth_gz, sample, write_tar
 from vlightning.common.files import unfinished_beside
 from vlightning.datamodules import ImageClassificationDataModule, ReinforcedImageTextDataModule
-from vlightning.datamodules.core.decode import BadSample, decode_image, read_regular
+from vlightning.datamodules.core.decode import decode_image, read_regular
+from vlightning.datamodules.core.faults import BadSample
 from vlightning.datamodules.embedded_captions import CaptionReader, CaptionRows, EmbeddedEvaluationSet, EmbeddedImages
 from vlightning.datamodules.sources.embeddings import Embeddings
 from vlightning.datamodules.sources.open import Opening
-from vlightning.datamodules.sources.reinforced_rows import Embeddings as TeacherEmbeddings
 from vlightning.datamodules.sources.reinforced_writer import ShardFile
-from vlightning.datamodules.sources.tar import BesideShards, Shards
+from vlightning.datamodules.sources.sample_embeddings import Embeddings as TeacherEmbeddings
+from vlightning.datamodules.sources.shards import BesideShards, Shards
 
 COUNT = 8
 CLIP = {"tokenizer": "clip", "vocab_size": 50_000}  # needs no training captions

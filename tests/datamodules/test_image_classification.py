@@ -12,7 +12,7 @@ from PIL import Image
 
 from support.images import draw_image, encoded
 from vlightning.datamodules import ImageClassificationDataModule, ShapeClassesDataModule
-from vlightning.datamodules.core.decode import BadDataError
+from vlightning.datamodules.core.faults import BadDataError
 from vlightning.datamodules.shape_classes import CLASSES, ShapeClassTable
 from vlightning.datamodules.transforms.classification import (
     CIFAR100_MEAN,
@@ -136,8 +136,7 @@ def _only_first_view(tmp_path, source):
 
 def test_views_are_asked_of_the_module(tmp_path):
     class Asking(torch.nn.Module):
-        def views(self):
-            return ["image", "other"]
+        views = ("image", "other")
 
     data = module(tmp_path, parquet(tmp_path, [0, 1, 0, 1]))
     assert data.views == ["image"]

@@ -16,7 +16,7 @@ from PIL import Image
 from support.distributed import run_distributed
 from support.images import draw_image, encoded
 from vlightning.datamodules import ALBEFEvalTransform, ImageTextDataModule, ShapesDataModule, Source
-from vlightning.datamodules.core.decode import BadDataError
+from vlightning.datamodules.core.faults import BadDataError
 
 SIDE = 16
 

@@ -18,9 +18,9 @@ from support import reinforced as made
 from support.distributed import run_distributed
 from support.images import draw_image, encoded
 from vlightning.datamodules import ReinforcedImageTextDataModule
-from vlightning.datamodules.core.decode import BadDataError, BadSample
-from vlightning.datamodules.sources.reinforced_rows import Embeddings
+from vlightning.datamodules.core.faults import BadDataError, BadSample
 from vlightning.datamodules.sources.reinforced_writer import ReinforcedRecord, write_shard
+from vlightning.datamodules.sources.sample_embeddings import Embeddings
 from vlightning.datamodules.text.clip import CLIPTextEncoder
 from vlightning.datamodules.transforms.replay import parse_augmentation
 

@@ -6,7 +6,8 @@ import torch
 
 from vlightning.datamodules import ShapesDataModule
 from vlightning.datamodules.core.sampling import generator
-from vlightning.datamodules.shapes import COLOURS, PAIRS, RELATIONS, SHAPES, SIZES, THINGS, Scene, ShapesTable, draw
+from vlightning.datamodules.shapes import SIZES
+from vlightning.datamodules.sources.shapes import COLORS, PAIRS, RELATIONS, SHAPES, THINGS, Scene, ShapesTable, draw
 
 
 def table(split, **options):
@@ -84,7 +85,7 @@ def read(image):
         size = "large" if side > 0.265 * width else "small"
         core = pixels[ys, xs]
         strong = core[np.abs(core - background).sum(-1) >= np.quantile(np.abs(core - background).sum(-1), 0.5)].mean(0)
-        colour = min(COLOURS, key=lambda name: np.abs(strong - np.array(COLOURS[name])).sum())
+        colour = min(COLORS, key=lambda name: np.abs(strong - np.array(COLORS[name])).sum())
         middle = labels[round(ys.min() + np.ptp(ys) / 2), round(xs.min() + np.ptp(xs) / 2)] == number
         share = len(ys) / ((np.ptp(xs) + 1) * (np.ptp(ys) + 1))
         top = (labels[ys.min() + 1] == number).sum() / side
@@ -164,7 +165,7 @@ def test_the_datamodule_trains_a_tiny_tokenizer_and_gives_batches_of_the_contrac
 def test_every_word_is_one_token_with_the_default_vocabulary():
     module = ShapesDataModule(length=4)
     module.setup("fit")
-    words = [*SIZES, *COLOURS, *SHAPES, "a", *["to", "the", "left", "of", "right", "above", "below"]]
+    words = [*SIZES, *COLORS, *SHAPES, "a", *["to", "the", "left", "of", "right", "above", "below"]]
     assert [module.tokenizer.tokenize(word) for word in words] == [[word] for word in words]
 
 

@@ -15,7 +15,8 @@ from support.images import draw_image, encoded
 from vlightning.datamodules.core.sampling import block_order, shard_order
 from vlightning.datamodules.sources import records
 from vlightning.datamodules.sources.open import Opening
-from vlightning.datamodules.sources.stream import Stream, StreamedTrainingSet
+from vlightning.datamodules.sources.stream import Stream
+from vlightning.datamodules.sources.stream_sets import StreamedTrainingSet
 from vlightning.datamodules.sources.streamed import ParquetSource, TarSource
 
 BLOCK, BATCH, SEED, EPOCH = 5, 3, 7, 2

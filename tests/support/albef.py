@@ -3,6 +3,7 @@
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from support.groups import merged
 from vlightning.lightning_modules import ALBEFModule
 
 SIZES = {
@@ -20,15 +21,6 @@ SIZES = {
     "optim": {"warmup_steps": 4, "learning_rate": 1e-3},
 }
 IMAGE_SIZE, MAX_TOKENS = 16, 16
-
-
-def merged(*changes):
-    """Arguments with groups of settings, later ones over earlier ones."""
-    found = {}
-    for each in changes:
-        for name, value in each.items():
-            found[name] = found.get(name, {}) | value if isinstance(value, dict) else value
-    return found
 
 
 def tiny_albef(seed=0, changes=None, kind=ALBEFModule, **more):

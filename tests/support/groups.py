@@ -25,3 +25,21 @@ def in_groups(module, options):
             (owner,) = [group for group, default in groups.items() if name in vars(default)]
             found.setdefault(owner, {})[name] = value
     return found
+
+
+def merged(*parts):
+    """Constructor arguments of which later ones win; groups are merged too."""
+    found = {}
+    for part in parts:
+        for name, value in part.items():
+            found[name] = merged(found[name], value) if isinstance(value, dict) and name in found else value
+    return found
+
+
+def command_line(module, options, section="model"):
+    """The same options as words of a command line, such as `--model.optim.learning_rate 0.1`."""
+    words = []
+    for name, value in in_groups(module, options).items():
+        for field, part in value.items() if isinstance(value, dict) else [(None, value)]:
+            words += [f"--{section}.{name}.{field}" if field else f"--{section}.{name}", str(part)]
+    return words

@@ -1,4 +1,4 @@
-"""A learngene small enough for float64, and networks for it to be expanded into."""
+"""A learngene small enough for float64, and networks that it is expanded into."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ SIZES = LearngeneSizes(
 
 
 def auxiliary(seed=0, sizes=SIZES, kind=LearngeneCLIP):
-    """All parameters random, so that none can be left out unseen."""
+    """All parameters random, so that a missing one is noticed."""
     network = kind(sizes)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

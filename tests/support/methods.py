@@ -41,8 +41,8 @@ def albef_fine_tuning(outside, seed, **data):
 def cocord(teacher, seed, **data):
     shapes = ShapeClassesDataModule(**ROWS | {"image_size": 16} | data)
     torch.manual_seed(seed)
-    taught = {"teacher": "resnet20", "teacher_weights": teacher}
-    module = CoCoRDModule("resnet14", shapes.num_classes, **taught, queue_size=24, kd_weight=1.0, **HEADS)
+    taught = {"teacher": {"name": "resnet20", "weights": teacher}, "kd": {"weight": 1.0}}
+    module = CoCoRDModule("resnet14", shapes.num_classes, **taught, contrast={"queue_size": 24}, **HEADS)
     return module, shapes
 
 
@@ -66,8 +66,9 @@ def mobileclip(shards, seed, model="MobileCLIP-tiny", image_size=32, **data):
 
 
 def shre(teacher, seed, **data):
-    taught = {"teacher": "resnet8", "teacher_weights": teacher, "kl_weight": 1.0}
-    module = tiny_shre(None, seed, vocab_size=320, micro_batch_size=3, dropout=0.1, **taught)
+    taught = {"teacher": {"name": "resnet8", "weights": teacher}, "kl": {"weight": 1.0}}
+    words = {"vocab_size": 320, "dropout": 0.1}
+    module = tiny_shre(None, seed, text=words, memory={"micro_batch_size": 3}, **taught)
     return module, ShapesDataModule(**ROWS | {"image_size": 16, "max_tokens": 8} | data)
 
 
@@ -84,7 +85,7 @@ def captioning(folder, seed, **data):
 
 
 def _captions(folder):
-    arguments = write_data(folder / "captions", lessons=20)
+    arguments = write_data(folder / "captions", steps=20)
     (folder / "captions" / "captions.json").write_text(json.dumps(arguments))
     return str(folder / "captions")
 

@@ -10,9 +10,7 @@ BUILT = {
     "cocord": lambda folder, changes: cocord.tiny_cocord(folder, **changes),
     "mmlg": lambda folder, changes: mmlg.tiny_extraction(mmlg.write_teacher(folder / "teacher.safetensors"), **changes),
     "mobileclip": lambda folder, changes: clip.tiny_module(**changes),
-    "shre": lambda folder, changes: shre.tiny_shre(
-        folder, **{"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)} | changes
-    ),
+    "shre": lambda folder, changes: shre.tiny_shre(folder, **changes),
 }
 NAMES = tuple(BUILT)
 BATCHES = {

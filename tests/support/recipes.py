@@ -28,20 +28,25 @@ ROWS = 4  # of a process's batch
 WIDTHS = {"width": 16, "heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "ALBEFModule": {
-        "patch_size": 8,
-        "vision_width": 16,
-        "vision_depth": 1,
-        "vision_heads": 2,
-        "text_width": 16,
-        "text_heads": 2,
-        "text_ffn_width": 64,
-        "text_layers": 1,
-        "fusion_layers": 1,
-        "embed_dim": 8,
-        "queue_size": 16,
-        "rerank_k": 10,
+        "vision.patch_size": 8,
+        "vision.width": 16,
+        "vision.depth": 1,
+        "vision.heads": 2,
+        "text.width": 16,
+        "text.heads": 2,
+        "text.ffn_width": 64,
+        "text.depth": 1,
+        "text.fusion_depth": 1,
+        "contrast.embed_dim": 8,
+        "contrast.queue_size": 16,
+        "rerank.k": 10,
     },
-    "CoCoRDModule": {"queue_size": 16, "embed_dim": 16, "head_hidden": 12, "predictor_hidden": 8},
+    "CoCoRDModule": {
+        "contrast.queue_size": 16,
+        "heads.embed_dim": 16,
+        "heads.hidden": 12,
+        "heads.predictor_hidden": 8,
+    },
     "LinearProbeModule": {},
     "MMLGModule": {"towers.width": 16, "towers.heads": 2, "towers.embed_dim": 12, "vision.patch_size": 8},
     "VisionClassifierModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8},
@@ -57,10 +62,16 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "MobileCLIPModule": {},
     "ReinforcementModule": {},
-    "SHReModule": {**WIDTHS, "patch_size": 8, "image_layers": 2, "text_layers": 2},
-    "ImageProbeModule": {**WIDTHS, "patch_size": 8, "layers": 2},
+    "SHReModule": {
+        "vision.width": 16,
+        "vision.heads": 2,
+        "vision.patch_size": 8,
+        "vision.depth": 2,
+        "text.depth": 2,
+    },
+    "ImageProbeModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8, "vision.depth": 2},
 }
-"""Sizes of networks, by module."""
+"""Sizes of networks, by module; a group's setting has a dotted name."""
 SWAPPED = {
     "ViT-B-16": "tiny-clip-of-the-tests",
     "MobileCLIP-S0": "MobileCLIP-tiny",
@@ -239,7 +250,7 @@ def _swap(section: Any) -> None:
         if isinstance(value, str) and value in SWAPPED:
             other = SWAPPED[value]
             if "{teacher}" in other:
-                teacher = section[name.removesuffix("_weights")]
+                teacher = section[f"{name.removesuffix('weights')}name"]
                 other = other.format(teacher=teacher.rpartition("/")[2])
             section[name] = other
         elif hasattr(value, "items") or isinstance(value, list):

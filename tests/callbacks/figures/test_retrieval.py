@@ -337,7 +337,7 @@ def test_a_module_without_word_maps_warns_and_the_other_figure_is_drawn(tmp_path
 
 def test_a_model_without_maps_of_words_warns(tmp_path):
     trainer = _trainer(tmp_path, [WordMapFigures()])
-    with pytest.warns(UserWarning, match="WordMapFigures draws nothing: With one fusion layer"):
+    with pytest.warns(UserWarning, match="WordMapFigures draws nothing: Expected two or more fusion layers"):
         trainer.validate(_albef(text={"fusion_depth": 1}), Shapes(), verbose=False)
     assert _steps(tmp_path, "val/words") == []
 

@@ -27,8 +27,8 @@ def features():
 @pytest.mark.parametrize("custom", [False, True])
 def test_the_descendant_of_full_depth_is_the_auxiliary(custom):
     descendant = clip(custom=custom)
-    said = expand_learngene(learngene(), descendant)
-    assert said == "12 vision layers and 12 text layers start from the learngene of MM-LG."
+    sentence = expand_learngene(learngene(), descendant)
+    assert sentence == "12 vision layers and 12 text layers start from the learngene of MM-LG."
     image, text = features()
     with torch.no_grad():
         torch.testing.assert_close(

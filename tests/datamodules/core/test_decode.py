@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from support.images import draw_image, encoded
-from vlightning.datamodules.core.decode import Account, BadDataError, BadSample, Fault, decode_image
+from vlightning.datamodules.core.decode import decode_image
+from vlightning.datamodules.core.faults import Account, BadDataError, BadSample, Fault
 
 
 def decode(data, **options):

@@ -10,12 +10,15 @@ import pytest
 from PIL import Image
 
 from support.images import draw_image, encoded
-from vlightning.datamodules.core.decode import BadSample
+from vlightning.datamodules.core.faults import BadSample
 from vlightning.datamodules.sources.hub import hub_answers
-from vlightning.datamodules.sources.open import Opening, Source
-from vlightning.datamodules.sources.records import FAULT, read_list
-from vlightning.datamodules.sources.table import PairTable, identity_number
-from vlightning.datamodules.text.tokenizers import open_tokenizer, text_id
+from vlightning.datamodules.sources.layout import FAULT, identity_number
+from vlightning.datamodules.sources.open import Opening
+from vlightning.datamodules.sources.records import read_list
+from vlightning.datamodules.sources.resolve import Source
+from vlightning.datamodules.sources.table import PairTable
+from vlightning.datamodules.text.captions import text_id
+from vlightning.datamodules.text.tokenizers import open_tokenizer
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import torch
 
 from support.images import draw_image, encoded
 from vlightning.datamodules.sources.open import Opening
-from vlightning.datamodules.sources.stream import Stream, StreamedEvaluationSet, StreamedTrainingSet
+from vlightning.datamodules.sources.stream import Stream
+from vlightning.datamodules.sources.stream_sets import StreamedEvaluationSet, StreamedTrainingSet
 
 
 class Encoder:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from support.reinforced import write_tar
-from vlightning.datamodules.core.decode import BadSample
+from vlightning.datamodules.core.faults import BadSample
 from vlightning.datamodules.sources import tar as shards
-from vlightning.datamodules.sources.tar import Shards, find_shards, tar_index
+from vlightning.datamodules.sources.shards import Shards, find_shards
+from vlightning.datamodules.sources.tar_index import tar_index
 
 
 def content(number):

@@ -8,15 +8,13 @@ import sys
 import pytest
 import torch
 
+from vlightning.datamodules.text.captions import clean_caption, text_id, usable_caption
 from vlightning.datamodules.text.tokenizers import (
     TextEncoder,
-    clean_caption,
     open_tokenizer,
     set_ending,
-    text_id,
     tokenizer_from_json,
     train_wordpiece,
-    usable_caption,
 )
 
 CAPTIONS = ["A red circle above a blue square", "a small Green cross, left of it", "naïve café: the square's edge"] * 3

@@ -10,12 +10,11 @@ from PIL import Image
 from vlightning.datamodules.core.sampling import seeded
 from vlightning.datamodules.transforms.albef import (
     ALBEF_OPERATIONS,
-    CLIP_MEAN,
-    CLIP_STD,
     ALBEFEvalTransform,
     ALBEFRandAugment,
     ALBEFTrainTransform,
 )
+from vlightning.datamodules.transforms.normalize import CLIP_MEAN, CLIP_STD
 
 FILL = 128.0
 

@@ -122,7 +122,7 @@ def _share(score):
     original = module.student.encode_image
     module.student.encode_image = lambda x: original(x.double())
     collected = module.evaluation
-    collected.reset()
+    collected.start()
     rows = range(5) if rank() == 0 else range(5, PICTURES)
     if world_size() == 1:
         rows = range(PICTURES)
@@ -159,13 +159,13 @@ def test_tokens_are_kept_in_the_precision_that_reads_them():
             accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, precision=precision
         )
         seen = []
-        reset = module.evaluation.reset
+        reset = module.evaluation.start
 
         def spy(reset=reset, tokens=module.evaluation, seen=seen):
             seen.extend(tokens._tokens[row].dtype for row in range(len(tokens._tokens)))
             reset()
 
-        module.evaluation.reset = spy
+        module.evaluation.start = spy
         trainer.test(module, _loader(range(12), 4), verbose=False)
         kept[precision] = set(seen)
     assert kept == {"32-true": {torch.float32}, "bf16-mixed": {torch.bfloat16}}

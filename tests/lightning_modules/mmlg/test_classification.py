@@ -17,7 +17,7 @@ from open_clip.model import resize_pos_embed
 from support.classifier import CLASSES, TOWER, descendant, random_batch, shape_classes, tiny_classifier
 from support.command_line import run
 from support.distributed import run_ddp_fit, run_distributed, run_sharded_fit, whole_state
-from support.groups import in_groups
+from support.groups import command_line, in_groups
 from support.images import draw_image, encoded
 from support.learngene import SIZE, auxiliary, learngene, random_images
 from support.mmlg import tiny_extraction
@@ -120,7 +120,7 @@ def rows():
     return torch.utils.data.DataLoader([row | {"label": row["label"] % 7} for row in listed], batch_size=8)
 
 
-def test_positions_of_another_size_of_images_are_resampled_as_open_clip_does_and_said(tmp_path, caplog):
+def test_positions_of_another_image_size_are_resampled_as_in_open_clip_and_logged(tmp_path, caplog):
     network = descendant(tmp_path / "a.ckpt")
     module = tiny_classifier(image_size=2 * SIZE, weights=str(tmp_path / "a.ckpt"))
     expected = {"visual.positional_embedding": network.visual.positional_embedding.detach().clone()}
@@ -137,7 +137,7 @@ def write(path, **content):
     torch.save(content, path)
 
 
-def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
+def test_weights_that_do_not_fit_are_refused(tmp_path):
     def load(name="a.ckpt", **options):
         tiny_classifier(weights=str(tmp_path / name), **options).load_initial_weights()
 
@@ -221,7 +221,7 @@ def test_the_schedule_is_linear_then_a_cosine_to_zero(warmup, used):
     assert schedule.rate(total, total) == 0
 
 
-def test_a_warm_up_longer_than_the_run_is_cut_and_said():
+def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning():
     with pytest.warns(UserWarning, match="warmup_steps is 5000, but the run has 4 optimizer steps: it warms up for 0"):
         fit(tiny_classifier(warmup_steps=5000))
 
@@ -244,13 +244,6 @@ def test_half_precision_trains():
 SMALL = {name: value for name, value in TOWER.items() if name != "image_size"}
 
 
-def grouped(model):
-    """Options under the names of the command line."""
-    for name, value in in_groups(VisionClassifierModule, model).items():
-        for field, part in value.items() if isinstance(value, dict) else [(None, value)]:
-            yield (f"{name}.{field}" if field else name), part
-
-
 def words(section, **options):
     return [word for name, value in options.items() for word in (f"--{section}.{name}", str(value))]
 
@@ -262,7 +255,7 @@ def test_it_learns_the_built_in_images_on_the_command_line(tmp_path, monkeypatch
     rates = ["--trainer.max_epochs", "60", "--trainer.accelerator", "cpu", "--trainer.check_val_every_n_epoch", "60"]
     ran = run(
         "fit",
-        *("--model", "VisionClassifierModule", *words("model", **dict(grouped(model)))),
+        *("--model", "VisionClassifierModule", *command_line(VisionClassifierModule, model)),
         *("--data", "ShapeClassesDataModule", *words("data", **data), *rates, "--trainer.logger", "CSVLogger"),
         *("--trainer.logger.save_dir", "runs", "--trainer.logger.name", "x"),
     )

@@ -1,13 +1,13 @@
-"""`python -m vlightning.export` of MM-LG's checkpoints: open_clip's folder, and the learngene's file."""
+"""`vlightning export` of MM-LG's checkpoints: open_clip's folder, and the learngene's file."""
 
 import open_clip
 import pytest
 import torch
 
 from support.clip import LENGTH, reinforced_batch
+from support.command_line import export as main
 from support.mmlg import trained_checkpoint
 from vlightning.callbacks.learngene.file import load_learngene
-from vlightning.export import main
 from vlightning.lightning_modules.networks.published_clip import load_published
 
 

@@ -147,7 +147,7 @@ def quiet_trainer(folder, *callbacks, **options):
     )  # fmt: skip
 
 
-def test_a_warm_up_longer_than_the_run_is_cut_and_said(tmp_path):
+def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="warmup_steps is 10000, but the run has 4 optimizer steps: it warms up for 0"):
         quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0).fit(
             tiny_extraction(None, warmup_steps=10_000), shapes()
@@ -257,7 +257,7 @@ def test_a_captioner_that_takes_other_texts_is_one_sentence():
         ({"loss_rows": 0}, "Expected loss_rows of at least 1, .* got 0"),
     ],
 )
-def test_arguments_that_make_no_sense_are_one_sentence(options, message):
+def test_invalid_arguments_are_one_sentence(options, message):
     with pytest.raises(UserError, match=message):
         tiny_extraction(None, **options)
 
@@ -310,7 +310,7 @@ def test_a_student_starts_from_an_earlier_one_and_a_resumed_run_from_its_checkpo
     assert all(torch.equal(notes.state[name], tensor) for name, tensor in second.items())
 
 
-def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
+def test_weights_that_do_not_fit_are_refused(tmp_path):
     file, _ = checkpoint(tmp_path, student="plain", depth=3)
     torch.save({"state_dict": {"other.weight": torch.ones(1)}}, tmp_path / "other.ckpt")
     for weights, options, message in (

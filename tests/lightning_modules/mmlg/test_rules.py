@@ -1,4 +1,4 @@
-"""The rules by which stored blocks make layers, against the paper's tables written out."""
+"""The rules that make layers of stored blocks, against the paper's tables."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ PARTS = [f"{part}.{end}" for part in ("qkv", "proj", "fc1", "fc2", "norm1", "nor
 
 @pytest.mark.parametrize("tower", ["vision", "text"])
 @pytest.mark.parametrize("depth", [1, 6, 12])
-def test_layers_of_tleg_lie_on_a_line_whatever_the_depth(tower, depth):
+def test_layers_of_tleg_are_linear_in_their_number_at_any_depth(tower, depth):
     names = [
         f"blocks.{kind}.{term}.{part}" for kind in ("vision", "text") for term in ("base", "slope") for part in PARTS
     ]

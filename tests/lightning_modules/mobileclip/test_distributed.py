@@ -27,7 +27,7 @@ def on_rank(options):
 @pytest.mark.parametrize(
     "options", [{}, {"memory": {"micro_batch_size": 3, "loss_rows": 3}}], ids=["whole", "in slices"]
 )
-def test_mean_of_two_halves_is_the_whole(options):
+def test_mean_over_two_processes_equals_the_whole_batch(options):
     loss, gradients = losses_and_gradients(0, 1, {})
     halves = run_distributed(on_rank, options)
     torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss, rtol=1e-10, atol=0)
@@ -58,7 +58,7 @@ def fits(folder, model, size):
     [(None, 16, 1e-4), pytest.param("MobileCLIP-tiny", 32, None, marks=pytest.mark.slow)],
     ids=["ViT", "MCi"],
 )
-def test_sharded_training_is_that_of_ddp(tmp_path, model, size, tolerance):
+def test_sharded_training_equals_ddp(tmp_path, model, size, tolerance):
     arguments = (str(tmp_path), model, size)
     fits(*arguments)[1].prepare_data()
     (whole, _), (sharded, _) = (

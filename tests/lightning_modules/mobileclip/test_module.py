@@ -1,4 +1,4 @@
-"""The training step against plain formulas; slices, schedule, groups, average, and what is refused."""
+"""The training step against plain formulas; slices, schedule, parameter groups, moving average, errors."""
 
 import math
 
@@ -20,7 +20,7 @@ BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 def plain_loss(module, batch, share, synthetic=True):
-    """Section 3.1, one teacher, row and direction at a time."""
+    """Section 3, for one teacher, row and direction at a time."""
     student, scale = module.student, module.student.logit_scale.exp()
     image = normalize(student.encode_image(batch["image"]), dim=-1)
     total, logged = 0, {}
@@ -52,7 +52,7 @@ def gradients(module, loss):
 
 @pytest.mark.parametrize("synthetic", [True, False])
 @pytest.mark.parametrize("share", [0.0, 0.75, 1.0])
-def test_a_step_is_the_papers(share, synthetic):
+def test_training_step_equals_plain_formulas(share, synthetic):
     module = tiny_module(distillation_weight=share).double()
     logged = {}
     module.log = lambda name, value, **_: logged.update({name: value})
@@ -70,7 +70,7 @@ def test_a_step_is_the_papers(share, synthetic):
             torch.testing.assert_close(logged[name], value.detach(), rtol=1e-10, atol=0)
 
 
-def test_one_kind_of_captions_is_one_half_of_the_loss():
+def test_losses_of_both_kinds_of_captions_add_up():
     batch = reinforced_batch(ROWS)
     losses = {
         kind: tiny_module(distillation_weight=0.75, captions=kind).double().training_step(batch, 0)
@@ -80,11 +80,11 @@ def test_one_kind_of_captions_is_one_half_of_the_loss():
     torch.testing.assert_close(losses["real"], expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(losses["real"] + losses["synthetic"], losses["both"], rtol=1e-12, atol=0)
     plain = {name: column for name, column in batch.items() if "synthetic" not in name}
-    with pytest.raises(UserError, match="Expected synthetic_input_ids .*: train on reinforced data"):
+    with pytest.raises(UserError, match=r"Expected synthetic_input_ids .*: train on reinforced data"):
         tiny_module(captions="synthetic").double().training_step(plain, 0)
 
 
-def test_teachers_and_the_average_get_no_gradient_and_stay_as_they_are():
+def test_teachers_and_average_have_no_gradient():
     module = tiny_module().double()
     batch = reinforced_batch(ROWS)
     batch["teacher_text"].requires_grad_(True)
@@ -94,7 +94,7 @@ def test_teachers_and_the_average_get_no_gradient_and_stay_as_they_are():
 
 
 @pytest.mark.parametrize(("size", "rows"), [(2, None), (4, None), (None, 1), (None, 4), (4, 4)])
-def test_slices_give_the_loss_and_the_gradients_of_the_whole(size, rows):
+def test_slices_have_the_loss_and_gradients_of_the_whole_batch(size, rows):
     batch = reinforced_batch(ROWS)
     whole = tiny_module(distillation_weight=0.7).double()
     sliced = tiny_module(distillation_weight=0.7, memory={"micro_batch_size": size, "loss_rows": rows}).double()
@@ -140,7 +140,7 @@ def test_running_statistics_move_once_a_step_towards_the_mean_over_the_slices():
             torch.testing.assert_close(getattr(norm, statistic), mean, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_slices_as_large_as_the_batch_are_the_whole_with_batch_norm_too():
+def test_one_slice_equals_the_whole_batch_with_batch_norm():
     batch = mci_batch(4)
     whole, sliced = mci(), mci(memory={"micro_batch_size": 4})
     for module in (whole, sliced):
@@ -152,8 +152,8 @@ def test_slices_as_large_as_the_batch_are_the_whole_with_batch_norm_too():
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-7, msg=name)
 
 
-def test_convolutions_have_their_channels_last_but_for_those_of_the_images():
-    """With theirs last too the backward pass writes beyond its memory, and the process dies sooner or later."""
+def test_convolutions_are_channels_last_except_those_of_images():
+    """Channels-last convolutions of images make the backward pass write out of bounds."""
     module = mci()
     module.configure_model()
     plain, last = [], []
@@ -195,7 +195,7 @@ def test_weight_decay_spares_norms_biases_and_scales(decays):
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 4])
-def test_the_schedule_is_open_clips_with_a_floor(warmup):
+def test_schedule_equals_open_clips_with_a_floor(warmup):
     module = tiny_module(optim={"learning_rate": 2.0, "min_learning_rate": 0.0, "warmup_steps": warmup})
     schedule = module.paper_schedule()
     for step in range(20):
@@ -208,7 +208,7 @@ def test_the_schedule_is_open_clips_with_a_floor(warmup):
     assert module.paper_schedule().rate(20, 20) == pytest.approx(0.5)
 
 
-def test_a_warm_up_longer_than_the_run_is_cut_and_said():
+def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning():
     module = tiny_module(optim={"learning_rate": 2.0, "min_learning_rate": 0.5, "warmup_steps": 2000})
     module._trainer = type("Trainer", (), {"estimated_stepping_batches": 20, "lr_scheduler_configs": []})()
     module.configure_optimizers()
@@ -241,7 +241,7 @@ def student_of_shapes(**options):
 
 
 class Watch(pl.Callback):
-    """Averages the student by itself, and raises the scale above its limit."""
+    """Compute the moving average independently, and raise the scale above its bound."""
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if batch_idx == 0:
@@ -256,7 +256,7 @@ class Watch(pl.Callback):
             self.expected[name] = old + 0.25 * (value - old) if value.is_floating_point() else value.clone()
 
 
-def test_the_average_follows_with_its_statistics_and_is_what_is_evaluated(tmp_path, shapes):
+def test_average_with_its_statistics_is_evaluated(tmp_path, shapes):
     options = {"momentum": {"momentum": 0.75, "warmup": "never"}, "optim": {"learning_rate": 1e-2}}
     module, watch = student_of_shapes(max_logit_scale=50.0, **options), Watch()
     quiet_trainer(tmp_path, max_steps=3, callbacks=[EMACallback(log=False), watch], limit_val_batches=0).fit(
@@ -275,8 +275,8 @@ def test_the_average_follows_with_its_statistics_and_is_what_is_evaluated(tmp_pa
     torch.testing.assert_close(alone.encode_images(image)[0], normalize(alone.student.encode_image(image), dim=-1))
 
 
-def test_a_student_learns_how_the_teachers_relate_images_and_texts():
-    """The student reproduces a teacher's affinities on a few pairs: the KL divergence falls to almost nothing."""
+def test_distillation_reaches_the_teachers_similarities():
+    """The student overfits a few pairs: the KL divergence falls to almost zero."""
     torch.manual_seed(0)
     module = tiny_module(teacher={"dims": [5], "scales": [5.0]}, momentum={"momentum": None})
     batch = reinforced_batch(8, dtype=torch.float32)
@@ -296,11 +296,11 @@ def test_a_student_learns_how_the_teachers_relate_images_and_texts():
     assert logged["train/distillation_synthetic"] < first / 100
 
 
-def test_plain_pairs_train_without_reinforcements(tmp_path):
+def test_training_on_plain_pairs(tmp_path):
     data = ShapesDataModule(
         batch_size=8, length=32, eval_length=8, image_size=32, tokenizer="clip", vocab_size=49408, max_tokens=16
     )
-    module = student_of_shapes(distillation_weight=0.0)
+    module = student_of_shapes(teacher={"distillation_weight": 0.0})
     trainer = quiet_trainer(tmp_path, max_steps=2)
     trainer.fit(module, data)
     assert trainer.global_step == 2
@@ -319,16 +319,16 @@ def test_plain_pairs_train_without_reinforcements(tmp_path):
         ({"max_tokens": 20}, {}, "captions of 20 tokens, got 16"),
     ],
 )
-def test_data_that_do_not_fit_are_one_sentence(tmp_path, shapes, options, data, message):
+def test_misfitting_data_raise_one_sentence(tmp_path, shapes, options, data, message):
     with pytest.raises(UserError, match=message):
         quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(student_of_shapes(**options), shapes(**data))
 
 
-def test_plain_pairs_are_refused_where_teachers_are_wanted(tmp_path):
+def test_distillation_refuses_plain_pairs(tmp_path):
     data = ShapesDataModule(
         batch_size=8, length=32, eval_length=8, image_size=32, tokenizer="clip", vocab_size=49408, max_tokens=16
     )
-    with pytest.raises(UserError, match="Expected teacher_image, teacher_text in .*: train on reinforced data"):
+    with pytest.raises(UserError, match=r"Expected teacher_image, teacher_text in .*: train on reinforced data"):
         quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(student_of_shapes(), data)
 
 
@@ -342,12 +342,12 @@ def test_plain_pairs_are_refused_where_teachers_are_wanted(tmp_path):
         ({"memory": {"loss_rows": 0}}, "loss_rows of at least 1, got 0"),
     ],
 )
-def test_arguments_that_do_not_fit_are_one_sentence(options, message):
+def test_misfitting_arguments_raise_one_sentence(options, message):
     with pytest.raises(UserError, match=message):
         tiny_module(**options)
 
 
-def test_models_with_more_than_two_towers_are_refused():
+def test_captioners_are_refused():
     with pytest.raises(UserError, match="Expected a pair of towers, got the captioner coca_ViT-B-32"):
         MobileCLIPModule("coca_ViT-B-32")
 
@@ -364,7 +364,7 @@ def test_any_model_of_open_clip_is_a_student_and_starts_from_trained_weights(tmp
             assert torch.equal(network.state_dict()[name], value), name
 
 
-def test_the_trained_model_is_exported_fused_when_the_run_ends(tmp_path, shapes):
+def test_final_export_is_reparameterized(tmp_path, shapes):
     module = student_of_shapes(momentum={"momentum": 0.5})
     target = tmp_path / "out"
     trainer = quiet_trainer(tmp_path, max_steps=2, limit_val_batches=0, callbacks=[FinalExport(str(target))])
@@ -380,8 +380,8 @@ def test_the_trained_model_is_exported_fused_when_the_run_ends(tmp_path, shapes)
         quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport(str(target))]).fit(student_of_shapes(), shapes())
 
 
-def test_an_export_is_refused_before_training_where_its_default_folder_is_taken(tmp_path):
-    """As when a run goes on, or is made again, in the folder where it has been exported."""
+def test_export_to_a_taken_folder_is_refused_before_training(tmp_path):
+    """As for a run that is continued or repeated in the folder of its export."""
     (tmp_path / "export").mkdir()
     trainer = quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport()])
     trainer.fit(Exported())  # an empty folder is no hindrance
@@ -404,7 +404,7 @@ def test_an_export_is_refused_before_training_where_the_module_has_none(tmp_path
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="SyncBatchNorm needs CUDA")
-def test_statistics_can_be_those_of_all_processes(tmp_path, shapes):
+def test_synchronized_batch_norm(tmp_path, shapes):
     module = student_of_shapes()
     trainer = pl.Trainer(
         accelerator="gpu", devices=1, strategy="ddp", sync_batchnorm=True, max_steps=2, default_root_dir=tmp_path

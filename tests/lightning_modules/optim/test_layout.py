@@ -11,11 +11,11 @@ import torch
 from lightning import Callback
 
 from support.clip import DIMS, LENGTH, SCALES, WORDS, reinforced_batch
+from support.command_line import convert
 from support.distributed import rank_trainer, run_distributed, whole_state
 from support.random_batches import Rows
 from support.tiny_modules import trainer
 from vlightning.callbacks import AtomicCheckpointIO
-from vlightning.convert import main as convert
 from vlightning.lightning_modules import MobileCLIPModule
 
 SIZE = 32

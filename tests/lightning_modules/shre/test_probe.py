@@ -1,4 +1,4 @@
-"""The listing's probe and fine-tuning: what trains and how fast, mixed batches, beginnings, and runs."""
+"""The listing's probe and fine-tuning: what trains and how fast, mixed batches, initial weights, and runs."""
 
 import copy
 import logging
@@ -17,10 +17,12 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from support.command_line import run
 from support.distributed import run_ddp_fit, run_sharded_fit, whole_state
+from support.groups import merged
 from support.images import draw_image, encoded
 from support.probe import CLASSES, ENCODER, PLAIN, SIZE, WIDTH, random_batch, shape_classes, shre_checkpoint, tiny_probe
 from support.tiny_modules import trainer
 from vlightning.callbacks import ClassPredictionWriter, StepSeedCallback
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ImageProbeModule
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,13 +77,13 @@ def test_probing_trains_the_head_alone_and_leaves_every_encoder_tensor_bit_ident
     (optimizer,) = fitted.optimizers
     assert sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"]) == HEAD
     assert (True, {False}) in watch.modes
-    assert {mode for _, modes in watch.modes for mode in modes} == {False}  # whatever Lightning called
+    assert {mode for _, modes in watch.modes for mode in modes} == {False}
     assert all(parameter.grad is None for parameter in module.encoder.parameters())
 
 
 def test_a_probe_keeps_nothing_of_the_encoder_for_a_backward_pass():
     module, batch = tiny_probe(), random_batch(dtype=torch.float32)
-    module.encoder.requires_grad_(True)  # as somebody else's callback might
+    module.encoder.requires_grad_(True)  # as another callback might
     module(batch["image"]).sum().backward()
     assert all(parameter.grad is None for parameter in module.encoder.parameters())
     assert all(parameter.grad.any() for parameter in module.probe.parameters() if parameter.dim() == 1)
@@ -106,7 +108,7 @@ def rates(module):
 @pytest.mark.parametrize("decay", [0.81, 0.75, 1.0])
 @pytest.mark.parametrize("post_norm", [True, False])
 def test_learning_rates_fall_from_the_head_to_the_embeddings(decay, post_norm):
-    module = tiny_probe(linear_probe=False, layer_decay=decay, post_norm=post_norm)
+    module = tiny_probe(linear_probe=False, optim={"layer_decay": decay}, vision={"post_norm": post_norm})
     found, _ = rates(module)
     assert found.keys() == {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for name, rate in found.items():
@@ -128,7 +130,7 @@ def test_a_probe_has_one_rate_and_vectors_and_tokens_do_not_decay():
     found, optimizer = rates(tiny_probe())
     assert set(found.values()) == {1e-3}
     assert (optimizer.defaults["betas"], optimizer.defaults["eps"]) == ((0.9, 0.999), 1e-8)
-    module = tiny_probe(linear_probe=False, post_norm=False)
+    module = tiny_probe(linear_probe=False, vision={"post_norm": False})
     _, optimizer = rates(module)
     decays = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in module.named_parameters():
@@ -160,7 +162,7 @@ def test_the_schedule_is_a_linear_rise_of_a_tenth_then_a_cosine_to_zero():
 
 def test_training_images_are_mixed_the_same_way_at_each_step_and_those_of_validation_never():
     seen = []
-    for seed, options in ((0, {}), (0, {}), (1, {}), (0, {**PLAIN, "mix_probability": 1.0})):
+    for seed, options in ((0, {}), (0, {}), (1, {}), (0, merged(PLAIN, {"mix": {"probability": 1.0}}))):
         watch = Watch()
         torch.manual_seed(seed + 7)  # draws before training do not matter
         fit(tiny_probe(**options), watch, StepSeedCallback(seed), max_epochs=2, limit_val_batches=1.0)
@@ -196,7 +198,7 @@ def mixed_batches(count=2000, **options):
     image = torch.arange(1.0, 6.0)[:, None, None, None].expand(5, 3, SIZE, SIZE)
     label = torch.tensor([3, 1, 4, 1, 5])
     torch.manual_seed(1)
-    return [(image, label, *module.mix(image, label)) for _ in range(count)]
+    return [(image, label, *module.mix_batch(image, label)) for _ in range(count)]
 
 
 def kind(image, mixed):
@@ -233,11 +235,11 @@ def test_nine_batches_in_ten_are_mixed_half_of_them_by_cutmix_with_the_shares_as
 @pytest.mark.parametrize(
     ("options", "kinds"),
     [
-        ({"mixup": 0.0}, {"plain", "cut"}),
-        ({"cutmix": 0.0}, {"plain", "mixed"}),
-        ({"mix_probability": 0.0}, {"plain"}),
-        ({"switch_probability": 1.0, "mix_probability": 1.0}, {"cut"}),
-        ({"switch_probability": 0.0, "mix_probability": 1.0}, {"mixed"}),
+        ({"mix": {"mixup": 0.0}}, {"plain", "cut"}),
+        ({"mix": {"cutmix": 0.0}}, {"plain", "mixed"}),
+        ({"mix": {"probability": 0.0}}, {"plain"}),
+        ({"mix": {"switch_probability": 1.0, "probability": 1.0}}, {"cut"}),
+        ({"mix": {"switch_probability": 0.0, "probability": 1.0}}, {"mixed"}),
         (PLAIN, {"plain"}),
     ],
 )
@@ -247,10 +249,10 @@ def test_either_or_both_can_be_left_out(options, kinds):
 
 @pytest.mark.parametrize("probability", [0.0, 1.0])
 def test_a_step_is_the_cross_entropy_with_smoothed_labels(probability):
-    module, batch = tiny_probe(mix_probability=probability).double(), random_batch()
+    module, batch = tiny_probe(mix={"probability": probability}).double(), random_batch()
     module.log = lambda *_, **__: None
     torch.manual_seed(4)
-    image, target = module.mix(batch["image"], batch["label"])
+    image, target = module.mix_batch(batch["image"], batch["label"])
     torch.manual_seed(4)
     loss = module.training_step(batch, 0)
     shares = target.double() if probability else F.one_hot(target, CLASSES).double()
@@ -259,7 +261,7 @@ def test_a_step_is_the_cross_entropy_with_smoothed_labels(probability):
     torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
 
 
-# Beginnings.
+# Initial weights.
 
 
 def loaded(**options):
@@ -295,10 +297,10 @@ def test_an_encoder_starts_from_a_training_of_shre_or_from_an_earlier_run(tmp_pa
         assert torch.equal(start.start[name], tensor), name
 
 
-TIMM = {"encoder": "vit_tiny_patch16_224", "image_size": 32}
+TIMM = {"encoder": "vit_tiny_patch16_224", "vision": {"image_size": 32}}
 
 
-def test_an_encoder_of_timms_is_taken_as_it_is_and_its_weights_too(monkeypatch, tmp_path):
+def test_an_encoder_of_timm_and_its_weights_are_used_unchanged(monkeypatch, tmp_path):
     module = ImageProbeModule(3, **TIMM)
     assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
     assert (len(module.encoder.blocks), module.probe.norm.weight.shape) == (12, (192,))
@@ -322,25 +324,25 @@ def test_an_encoder_of_timms_is_taken_as_it_is_and_its_weights_too(monkeypatch, 
     other = ImageProbeModule(3, weights=str(tmp_path / "a.ckpt"), **TIMM)
     other.load_initial_weights()
     assert_encoder(other, pretrained)
-    with pytest.raises(ValueError, match="Found weights 'pretrained' without an encoder of timm's"):
+    with pytest.raises(UserError, match="got 'pretrained' without an encoder of timm"):
         tiny_probe(weights="pretrained")
 
 
-def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
+def test_weights_that_do_not_fit_are_refused(tmp_path):
     path = str(tmp_path / "a.ckpt")
-    with pytest.raises(FileNotFoundError, match=r"Found no checkpoint '.*gone' to start from: correct model.weights"):
+    with pytest.raises(UserError, match=r"Expected a checkpoint in '.*gone', got no file: correct model.weights"):
         loaded(weights=str(tmp_path / "gone"))
-    shre_checkpoint(path, layers=5)
+    shre_checkpoint(path, depth=5)
     with pytest.raises(ValueError, match=r"Cannot initialise the image encoder from '.*': missing blocks.5.attn.proj"):
         loaded(weights=path)
     shre_checkpoint(path, heads=4)
-    with pytest.raises(ValueError, match=r"Found an image encoder with heads=4 in '.*a.ckpt', expected 2: set model.h"):
+    with pytest.raises(UserError, match=r"with heads 2 in '.*a.ckpt', got 4: set model.vision.heads"):
         loaded(weights=path)
     shre_checkpoint(path, post_norm=False)
-    with pytest.raises(ValueError, match=r"with post_norm=False in '.*a.ckpt', expected True: set model.post_norm"):
+    with pytest.raises(UserError, match=r"with post_norm True in '.*a.ckpt', got False: set model.vision.post_norm"):
         loaded(weights=path)
     torch.save({"state_dict": {"student.text_encoder.weight": torch.zeros(1)}}, path)
-    with pytest.raises(ValueError, match=r"Found no image encoder in '.*a.ckpt', expected a checkpoint of a training"):
+    with pytest.raises(UserError, match=r"Expected a checkpoint of SHReModule or .* got one without an image encoder"):
         loaded(weights=path)
     Path(path).write_text("no checkpoint")
     with pytest.raises(RuntimeError, match="cannot be read"):
@@ -350,30 +352,33 @@ def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": 3}, "A width of 16 does not divide into 3 heads"),
-        ({"image_size": 20}, "Images of 20 pixels do not divide into patches of 8"),
-        ({"mix_probability": 1.1}, r"Found mix_probability=1.1, expected a number from 0 to 1"),
-        ({"warmup_share": -0.1}, r"Found warmup_share=-0.1, expected a number from 0 to 1"),
-        ({"mixup": -1.0}, r"Found mixup=-1.0 and cutmix=1.0, expected 0 or more"),
-        ({"encoder": "nothing"}, r"timm cannot make the encoder 'nothing' .*\(Unknown model"),
-        ({"encoder": "resnet18"}, r"timm cannot make the encoder 'resnet18' for images of 16 pixels"),
-        ({"encoder": "vit_small_patch14_reg4_dinov2", "image_size": 28}, "has 5 tokens before those of the patches"),
+        ({"vision": {"heads": 3}}, "Expected a width that 3 heads divide, got 16"),
+        ({"vision": {"image_size": 20}}, "Expected an image size that patches of 8 pixels divide, got 20"),
+        ({"mix": {"probability": 1.1}}, "a number from 0 to 1, got probability 1.1"),
+        ({"optim": {"warmup_share": -0.1}}, "a number from 0 to 1, got warmup_share -0.1"),
+        ({"mix": {"mixup": -1.0}}, "a number of at least 0, got mixup -1.0"),
+        ({"encoder": "nothing"}, r"Expected a vision transformer of timm .* got 'nothing' \(Unknown model"),
+        ({"encoder": "resnet18"}, "transformer of timm for images of 16 pixels, got 'resnet18'"),
+        (
+            {"encoder": "vit_small_patch14_reg4_dinov2", "vision": {"image_size": 28}},
+            "dinov2' with 5: set model.encoder",
+        ),
     ],
 )
-def test_arguments_that_do_not_fit_together_are_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
-        ImageProbeModule(**{**ENCODER, **options})
+def test_invalid_settings_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        ImageProbeModule(**merged({"vision": ENCODER}, options))
 
 
-def test_other_classes_are_one_sentence():
-    with pytest.raises(ValueError, match=r"The data has 40 classes, the model 7: set model\.num_classes"):
+def test_another_number_of_classes_is_refused():
+    with pytest.raises(UserError, match=r"as in the model, 7, got 40: set model\.num_classes"):
         fit(tiny_probe(num_classes=7))
 
 
 # Runs.
 
 
-def test_it_brings_its_callbacks_and_trains_in_half_precision():
+def test_required_callbacks_are_added_and_half_precision_trains():
     fitted = fit(tiny_probe(linear_probe=False), precision="bf16-mixed")
     assert fitted.callback_metrics["train/loss"].isfinite()
     found = [type(callback) for callback in fitted.callbacks]
@@ -436,7 +441,12 @@ def test_two_processes_train_as_one(tmp_path, run_fit, linear_probe):
 
 
 def test_fine_tuning_learns_the_built_in_images():
-    module = tiny_probe(linear_probe=False, width=48, learning_rate=3e-3, label_smoothing=0.0, **PLAIN)
+    module = tiny_probe(
+        linear_probe=False,
+        vision={"width": 48},
+        optim={"learning_rate": 3e-3},
+        **merged(PLAIN, {"mix": {"label_smoothing": 0.0}}),
+    )
     fitted = fit(module, max_epochs=60, data=shape_classes(augment=False))
     assert fitted.callback_metrics["train/loss"] < 0.3 < math.log(CLASSES)
 
@@ -461,7 +471,9 @@ def test_shipped_configs_fit_test_and_predict_on_the_command_line(tmp_path, monk
     files = {"train": train, "validation": other, "test": other, "predict": other, "cache_dir": "cache"}
     size = {"init_args": {"size": SIZE}}
     small = {
-        "model": {"init_args": {**{n: v for n, v in ENCODER.items() if n != "image_size"}, "weights": "a.ckpt"}},
+        "model": {
+            "init_args": {"vision": {n: v for n, v in ENCODER.items() if n != "image_size"}, "weights": "a.ckpt"}
+        },
         "data": {
             "init_args": {**files, "image_size": SIZE, "batch_size": 8, "num_workers": 0}
             | {"train_transform": size, "eval_transform": size}
@@ -499,24 +511,9 @@ def test_shipped_configs_are_the_thesis_recipe():
         assert ran.status == 0, ran.err
         return yaml.safe_load(ran.out)
 
-    table = {
-        "learning_rate": 1e-3,
-        "warmup_share": 0.1,
-        "weight_decay": 0.01,
-        "betas": [0.9, 0.999],
-        "eps": 1e-8,
-        "mixup": 0.8,
-        "cutmix": 1.0,
-        "mix_probability": 0.9,
-        "switch_probability": 0.5,
-        "label_smoothing": 0.1,
-        "image_size": 224,
-        "patch_size": 16,
-        "width": 768,
-        "layers": 6,
-        "heads": 12,
-        "post_norm": True,
-    }
+    optim = {"learning_rate": 1e-3, "warmup_share": 0.1, "weight_decay": 0.01, "betas": [0.9, 0.999], "eps": 1e-8}
+    mix = {"mixup": 0.8, "cutmix": 1.0, "probability": 0.9, "switch_probability": 0.5, "label_smoothing": 0.1}
+    vision = {"image_size": 224, "patch_size": 16, "width": 768, "depth": 6, "heads": 12, "post_norm": True}
     for names, probe, decay, classes in (
         (("probe",), True, 0.81, 1000),
         (("probe", "finetune"), False, 0.81, 1000),
@@ -526,8 +523,9 @@ def test_shipped_configs_are_the_thesis_recipe():
     ):
         config = composed(*names)
         model, data = config["model"]["init_args"], config["data"]["init_args"]
-        assert {name: model[name] for name in table} == table
-        assert (model["linear_probe"], model["layer_decay"], data["num_classes"]) == (probe, decay, classes)
+        assert (model["vision"], model["mix"]) == (vision, mix)
+        assert model["optim"] == optim | {"layer_decay": decay}
+        assert (model["linear_probe"], data["num_classes"]) == (probe, classes)
         assert (config["trainer"]["max_epochs"], config["trainer"]["devices"], data["batch_size"]) == (15, 1, 256)
         sizes = {data[name]["init_args"]["size"] for name in ("train_transform", "eval_transform")}
         assert sizes == {224}

@@ -1,0 +1,156 @@
+"""Unusable samples: why a sample cannot be used, and how many such samples a split has."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ...common.errors import UserError
+
+log = logging.getLogger(__name__)
+
+EMPTY_CAPTION = "empty caption"
+NAMED_PER_CAUSE = 5
+CHECK_FROM = 200
+"""Number of samples from which on the share of unusable samples is checked within an epoch."""
+
+
+class Fault(NamedTuple):
+    """Why a sample cannot be used, and its name in messages."""
+
+    cause: str
+    name: str
+
+
+class BadSample(Exception):
+    """A sample cannot be used; carries the :class:`Fault`."""
+
+    def __init__(self, cause: str, name: str) -> None:
+        super().__init__(cause, name)
+        self.fault = Fault(cause, name)
+
+
+class BadDataError(UserError):
+    """Too large a share of the samples is unusable."""
+
+
+ROW_ERRORS = (
+    ValueError,  # also of Unicode, of JSON and of Arrow
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,  # JSON that is nested too deeply
+    MemoryError,
+    OSError,
+    EOFError,
+    struct.error,
+    zlib.error,
+)
+"""Errors that the content of a row can raise in the code that reads it. Programming errors (NameError, AttributeError,
+AssertionError) are not included: they end the run with a traceback, as do errors of transforms, which are applied
+outside of :func:`reading`.
+"""
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn any error that the content of one row raises into a bad sample, whose name holds the error's text.
+
+    Args:
+        name: name of the row in messages.
+
+    Raises:
+        BadSample: with the cause "unreadable" and the type of the error, such as "unreadable (RecursionError)".
+    """
+    try:
+        yield
+    except ROW_ERRORS as error:
+        raise BadSample(*unreadable(error, name)) from None
+
+
+def unreadable(error: BaseException, name: str) -> Fault:
+    """Return the fault of a row whose content raised an error."""
+    return Fault(f"unreadable ({type(error).__name__})", f"{name} ({str(error)[:200]})")
+
+
+class Account:
+    """Count the unusable samples of one split by cause, log the first few, and end the run above a share.
+
+    It is updated in the main process; loader workers send the faults along with each batch.
+
+    Args:
+        split: name of the split, for messages.
+        max_bad_share: largest share of unusable samples with which the run continues.
+        action: what is done with an unusable sample, for messages.
+    """
+
+    def __init__(self, split: str, max_bad_share: float, action: str = "replaced") -> None:
+        self.split = split
+        self.max_bad_share = max_bad_share
+        self.action = action
+        self.seen = 0
+        self.causes: Counter[str] = Counter()
+        self.remarks: Counter[str] = Counter()
+        self._logged = 0
+
+    def update(self, seen: int, faults: list[Fault]) -> None:
+        """Add the counts of one batch.
+
+        Raises:
+            BadDataError: the share is above the limit.
+        """
+        self.seen += seen
+        for cause, name in faults:
+            self.causes[cause] += 1
+            if self.causes[cause] <= NAMED_PER_CAUSE:
+                log.warning("%s sample %s is unusable (%s): %s", self.split, name, cause, self.action)
+            if self.causes[cause] == NAMED_PER_CAUSE:
+                log.warning("further %s samples with the cause '%s' are counted, not logged", self.split, cause)
+        if self.seen >= CHECK_FROM:
+            self.check()
+
+    def remark(self, notes: Iterable[Fault]) -> None:
+        """Count notes about usable samples, and log the first of each kind."""
+        for kind, name in notes:
+            self.remarks[kind] += 1
+            if self.remarks[kind] == 1:
+                log.warning("%s sample %s: %s; further ones are counted, not logged", self.split, name, kind)
+
+    def check(self) -> None:
+        """Check the share of unusable samples.
+
+        Raises:
+            BadDataError: it is above the limit.
+        """
+        if self.causes.total() > self.max_bad_share * self.seen:
+            self.fail()
+
+    def end_of_pass(self) -> None:
+        """Log the number of unusable samples where it has changed, and check their share."""
+        if self.causes.total() > self._logged:
+            self._logged = self.causes.total()
+            log.warning("unusable %s samples so far: %s", self.split, self.summary())
+        for kind, count in self.remarks.items():
+            log.info("%s samples with '%s' so far: %d of %d", self.split, kind, count, self.seen)
+        self.check()
+
+    def fail(self) -> None:
+        """End the run.
+
+        Raises:
+            BadDataError: always.
+        """
+        raise BadDataError(
+            f"Expected at most {self.max_bad_share:.2%} unusable {self.split} samples (data.max_bad_share), got "
+            f"{self.summary()}: correct the data, or increase the limit."
+        )
+
+    def summary(self) -> str:
+        """Return the counts, as in ``3 of 200 (truncated: 2, missing file: 1)``."""
+        causes = ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
+        return f"{self.causes.total()} of {self.seen} ({causes})"

@@ -1,0 +1,63 @@
+"""The constructor arguments that a datamodule records in checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import warnings
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import lightning.pytorch as pl
+from jsonargparse import ArgumentParser, Namespace
+
+from .private_api import replace_hyperparameters
+
+_NOT_PLAIN = object()
+
+
+def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | None) -> None:
+    """Record the constructor's arguments, those of the base classes included, as far as they are plain data.
+
+    A checkpoint with a module or a dataclass in it could not be loaded under ``weights_only=True``. Under the command
+    line Lightning records the configuration instead of the arguments, so that transforms are recorded by name.
+
+    Args:
+        module: the datamodule.
+        frame: of the constructor of the base class.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`")
+        module.save_hyperparameters(logger=False, frame=frame)
+    values = dict(module.hparams)
+    if "_instantiator" not in values:
+        # Frames hold values, too, that a subclass passes to its base and does not take itself.
+        values = {name: value for name, value in values.items() if name in argument_names(type(module))}
+    plain = {name: _plain(value) for name, value in values.items()}
+    replace_hyperparameters(module, {name: value for name, value in plain.items() if value is not _NOT_PLAIN})
+
+
+@functools.cache
+def argument_names(cls: type) -> frozenset[str]:
+    """Return the names of a class's constructor arguments; those behind ``**kwargs`` included."""
+    return frozenset(ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, Namespace):
+        value = value.as_dict()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        entries = {key: _plain(part) for key, part in value.items()}
+        return _NOT_PLAIN if any(part is _NOT_PLAIN for part in entries.values()) else entries
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(part) for part in value]
+        return _NOT_PLAIN if any(part is _NOT_PLAIN for part in parts) else parts
+    return _NOT_PLAIN

@@ -1,0 +1,109 @@
+"""Labelled images: samples and batches of image classification."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from PIL import Image
+
+from .faults import BadSample
+from .samples import Collated, Outcome, Rows, SeededSet, Transform, account, stacked
+from .sampling import sample_words, seeded, view_seed
+
+
+class LabelledRows(Rows, Protocol):
+    """Rows of images with one class each."""
+
+    def label(self, row: int) -> int | None:
+        """Return the class index, or None where the split has no labels; raises :class:`BadSample`."""
+
+
+class LabelledSample(NamedTuple):
+    """The views of one usable image, and its class index."""
+
+    images: tuple[torch.Tensor, ...]
+    label: int | None
+    sample_index: int
+
+
+@dataclass
+class LabelReader:
+    """Read a row as views of its image, augmented independently, and its class index.
+
+    Args:
+        rows: the rows.
+        transform: image to float [3, H, W].
+        views: number of views; with 0 views the image is not decoded.
+    """
+
+    rows: LabelledRows
+    transform: Transform
+    views: int
+
+    def __call__(self, row: int, words: tuple[int, int]) -> LabelledSample:
+        """Read a row with the random words of :func:`sample_words`; raises :class:`BadSample`."""
+        images = []
+        image = self.rows.image(row) if self.views else None
+        for view in range(self.views):
+            with seeded(view_seed(words[0], view)):
+                images.append(self.transform(_copied(image)))
+        return LabelledSample(tuple(images), self.rows.label(row), row)
+
+
+def _copied(image: Image.Image | None) -> Image.Image:
+    # A transform may modify the image in place.
+    assert image is not None
+    return image.copy()
+
+
+class LabelledEvaluationSet(SeededSet):
+    """Images of an evaluation split; unusable ones are skipped, never replaced.
+
+    Args:
+        rows: the rows.
+        transform: image to float [3, H, W], without randomness.
+        seed: the run's seed (a transform that draws nevertheless has the same draws in each evaluation).
+    """
+
+    def __init__(self, rows: LabelledRows, transform: Transform, seed: int) -> None:
+        self.rows = rows
+        self.read = LabelReader(rows, transform, views=1)
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Outcome:
+        try:
+            return Outcome(self.read(row, sample_words(self.seed, 0, row)), 1, [])
+        except BadSample as bad:
+            return Outcome(None, 1, [bad.fault])
+
+
+@dataclass
+class LabelCollate:
+    """Build batches of ``sample_index``, of ``label`` where there are labels, and of the views by name.
+
+    Args:
+        views: names of the views.
+        transform: gives the size of an empty batch; None in training, where a missing sample ends the run.
+    """
+
+    views: Sequence[str]
+    transform: Transform | None = None
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the views."""
+        samples, seen, faults = account(outcomes)
+        if self.transform is None and len(samples) < len(outcomes):
+            return Collated(None, seen, faults)  # a sample without a usable substitute: the loader ends the run
+        batch = {name: stacked([s.images[view] for s in samples]) for view, name in enumerate(self.views) if samples}
+        if self.transform is not None and not samples:
+            batch = {name: self.transform(Image.new("RGB", (32, 32)))[None][:0] for name in self.views}
+        if all(sample.label is not None for sample in samples):
+            batch["label"] = torch.tensor([sample.label for sample in samples], dtype=torch.long)
+        batch["sample_index"] = torch.tensor([sample.sample_index for sample in samples], dtype=torch.long)
+        return Collated(batch, seen, faults)

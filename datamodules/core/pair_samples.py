@@ -1,0 +1,246 @@
+"""Image-caption pairs: samples and batches of training and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from PIL import Image
+
+from ..text.captions import text_id
+from .faults import EMPTY_CAPTION, BadSample, Fault
+from .samples import Collated, Outcome, Rows, SeededSet, Transform, account, stacked
+from .sampling import sample_words, seeded
+
+if TYPE_CHECKING:
+    from ..text.tokenizers import Encoder
+
+
+class PairRows(Rows, Protocol):
+    """Rows of images and captions."""
+
+    def captions(self, row: int) -> list[str]:
+        """Return the raw captions; raises :class:`BadSample`."""
+
+    def image_id(self, row: int) -> int:
+        """Return a number that is equal for rows of the same image; raises :class:`BadSample`."""
+
+    def images(self) -> list[list[int]]:
+        """Return the rows of each image, for evaluation."""
+
+    def texts(self) -> Iterator[str]:
+        """Yield all captions, to train a tokenizer on."""
+
+
+class Sample(NamedTuple):
+    """One usable image with its captions."""
+
+    image: torch.Tensor
+    captions: list[str]
+    image_id: int
+    sample_index: int
+
+
+def training_sample(
+    load: Callable[[], Image.Image],
+    captions: Sequence[str],
+    encoder: Encoder,
+    transform: Transform,
+    words: tuple[int, int],
+    name: str,
+) -> tuple[torch.Tensor, str]:
+    """Decode and augment the image of a row, and draw one of its captions.
+
+    Args:
+        load: decodes the image.
+        captions: captions of the row.
+        encoder: decides which captions are usable.
+        transform: the training transform.
+        words: random words of the row, from :func:`sample_words`.
+        name: name of the row in messages.
+
+    Raises:
+        BadSample: there is no usable caption or image.
+    """
+    usable = [caption for caption in captions if encoder.usable(caption)]
+    if not usable:
+        raise BadSample(EMPTY_CAPTION, name)
+    raw = load()
+    with seeded(words[0]):
+        image = transform(raw)
+    return image, usable[words[1] % len(usable)]
+
+
+@dataclass
+class PairReader:
+    """Read a row as one augmented image with one of its captions; arguments as in :func:`training_sample`."""
+
+    rows: PairRows
+    transform: Transform
+    encoder: Encoder
+
+    def __call__(self, row: int, words: tuple[int, int]) -> Sample:
+        """Read a row."""
+        image, caption = training_sample(
+            lambda: self.rows.image(row),
+            self.rows.captions(row),
+            self.encoder,
+            self.transform,
+            words,
+            self.rows.name(row),
+        )
+        return Sample(image, [caption], self.rows.image_id(row), row)
+
+
+class EvaluationSet(SeededSet):
+    """Images of an evaluation split, each with all of its captions; unusable ones are skipped, never replaced.
+
+    Args:
+        table: the rows.
+        images: the rows of each image.
+        transform: image to float [3, H, W], without randomness.
+        encoder: decides which captions are usable.
+        seed: the run's seed (a transform that draws nevertheless has the same draws in each evaluation).
+        need_captions: whether an image without captions counts as unusable.
+    """
+
+    def __init__(
+        self,
+        table: PairRows,
+        images: Sequence[Sequence[int]],
+        transform: Transform,
+        encoder: Encoder,
+        seed: int,
+        need_captions: bool = True,
+    ) -> None:
+        self.table = table
+        self.images = images
+        self.transform = transform
+        self.encoder = encoder
+        self.seed = seed
+        self.need_captions = need_captions
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, image: int) -> Outcome:
+        rows = self.images[image]
+        captions, faults = captions_of(self.table, rows)
+        if len(faults) == len(rows):
+            return Outcome(None, len(faults), faults)
+        try:
+            image_id = self.table.image_id(rows[0])
+        except BadSample as bad:
+            return Outcome(None, max(1, len(captions)) + len(faults), [*faults, bad.fault])
+        outcome = evaluation_outcome(
+            lambda: self.table.image(rows[0]), captions, self.table.name(rows[0]), image_id, rows[0], self
+        )
+        return Outcome(outcome.sample, outcome.seen + len(faults), [*faults, *outcome.faults])
+
+
+def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[Fault]]:
+    """Return the raw captions of the rows of one image, and the faults of rows whose captions cannot be read."""
+    captions, faults = list[str](), list[Fault]()
+    for row in rows:
+        try:
+            captions += table.captions(row)
+        except BadSample as bad:
+            faults.append(bad.fault)
+    return captions, faults
+
+
+class EvaluationParts(Protocol):
+    """What :func:`evaluation_outcome` reads of an evaluation dataset."""
+
+    transform: Transform
+    encoder: Encoder
+    seed: int
+    need_captions: bool
+
+
+def evaluation_outcome(
+    load: Callable[[], Image.Image], captions: list[str], name: str, image_id: int, index: int, parts: EvaluationParts
+) -> Outcome:
+    """Decode one image for evaluation and keep its usable captions; empty captions are counted one by one."""
+    usable = [caption for caption in captions if parts.encoder.usable(caption)]
+    faults = [Fault(EMPTY_CAPTION, name)] * (len(captions) - len(usable))
+    if not captions and parts.need_captions:
+        faults = [Fault(EMPTY_CAPTION, name)]
+    seen = max(1, len(captions))
+    if not usable and parts.need_captions:
+        return Outcome(None, seen, faults)
+    try:
+        raw = load()
+    except BadSample as bad:
+        return Outcome(None, seen, [*faults, bad.fault])
+    with seeded(sample_words(parts.seed, 0, index)[0]):
+        image = parts.transform(raw)
+    return Outcome(Sample(image, usable, image_id, index), seen, faults)
+
+
+@dataclass
+class TrainingCollate:
+    """Build training batches: ``image``, ``input_ids``, ``attention_mask``, ``image_id`` and ``sample_index``."""
+
+    encoder: Encoder
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the images and encode the captions."""
+        samples, seen, faults = account(outcomes)
+        if len(samples) < len(outcomes):  # a sample without a usable substitute: the loader ends the run
+            return Collated(None, seen, faults)
+        batch: dict[str, Any] = {
+            "image": stacked([sample.image for sample in samples]),
+            **self.encoder([sample.captions[0] for sample in samples]),
+            "image_id": torch.tensor([sample.image_id for sample in samples]),
+            "sample_index": torch.tensor([sample.sample_index for sample in samples]),
+        }
+        return Collated(batch, seen, faults)
+
+
+@dataclass
+class EvaluationCollate:
+    """Build evaluation batches: the images, and all of their captions one after another.
+
+    ``text_image_id`` [T] is the image id of each caption's image, ``text_id`` [T] is equal for equal texts.
+    """
+
+    encoder: Encoder
+    transform: Transform
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the images and encode all of their captions."""
+        samples, seen, faults = account(outcomes)
+        captions = [caption for sample in samples for caption in sample.captions]
+        owners = [sample.image_id for sample in samples for _ in sample.captions]
+        batch: dict[str, Any] = {
+            "image": stacked([sample.image for sample in samples]) if samples else empty_images(self.transform),
+            "image_id": torch.tensor([sample.image_id for sample in samples], dtype=torch.long),
+            "sample_index": torch.tensor([sample.sample_index for sample in samples], dtype=torch.long),
+            **self.encoder(captions),
+            "text_image_id": torch.tensor(owners, dtype=torch.long),
+            "text_id": torch.tensor([text_id(caption) for caption in captions], dtype=torch.long),
+        }
+        return Collated(batch, seen, faults)
+
+
+def empty_images(transform: Transform) -> torch.Tensor:
+    """Return a batch [0, 3, H, W] with the size of the transform's result."""
+    return transform(Image.new("RGB", (32, 32)))[None][:0]
+
+
+@dataclass
+class TextCollate:
+    """Build batches of texts: ``input_ids``, ``attention_mask``, and ``text_index`` [T], the index of each text."""
+
+    encoder: Encoder
+
+    def __call__(self, texts: Sequence[tuple[int, str]]) -> Collated:
+        """Encode pairs of an index and a text."""
+        batch = {
+            **self.encoder([text for _, text in texts]),
+            "text_index": torch.tensor([index for index, _ in texts]),
+        }
+        return Collated(batch, len(texts), [])

@@ -1,0 +1,361 @@
+"""Rows of splits in batches: loaders, seed, state."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from ...common.checked_loading import CheckedLoading
+from ...common.errors import UserError
+from .contract import asked
+from .faults import Account, BadSample
+from .hyperparameters import record_hyperparameters
+from .loaders import BatchLoader, PredictionLoader, inner_loader
+from .samples import Collated, Outcome, Reader, TrainingSet
+from .sampling import TrainingBatchSampler, TrainingPosition, evaluation_batches
+
+Split = Literal["train", "validation", "test", "predict"]
+_SPLITS: dict[str | None, tuple[Split, ...]] = {
+    "fit": ("train", "validation"),
+    "validate": ("validation",),
+    "test": ("test",),
+    "predict": ("predict",),
+    None: ("train", "validation", "test", "predict"),
+}
+Asked = TypeVar("Asked")
+
+
+def splits_of(stage: str | None) -> tuple[Split, ...]:
+    """Return the splits that a stage reads; None reads all."""
+    return _SPLITS[stage]
+
+
+def check_least(**values: tuple[int, int]) -> None:
+    """Check options that have a smallest value.
+
+    Args:
+        **values: the value of each option, and its smallest one.
+
+    Raises:
+        UserError: a value is smaller.
+    """
+    for name, (value, least) in values.items():
+        if value < least:
+            raise UserError(f"Expected data.{name} of at least {least}, got {value}: increase it.")
+
+
+class SampledDataModule(CheckedLoading, pl.LightningDataModule):
+    """Rows in batches of the project's contract (dicts of tensors); the base of all datamodules.
+
+    The order of samples is a function of (seed, epoch), and every random draw for a sample of (seed, epoch, row): a
+    resumed run reads what an uninterrupted run reads, with any number of loader workers. Evaluation reads each item
+    exactly once over all processes, without padding.
+
+    A subclass defines the rows, and how they become samples and batches, in the methods of the first section. It passes
+    the arguments below on as ``**options``, and declares one of them only to change its default.
+
+    Args:
+        batch_size: training rows per process and batch.
+        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
+        num_workers: loader workers per process; 0 loads in the process itself.
+        persistent_workers: whether the training workers live on between epochs.
+        pin_memory: whether to copy batches to page-locked memory; by default if the trainer uses CUDA.
+        seed: seed of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without
+            one. When a run is resumed, the seed of the checkpoint is used.
+        max_bad_share: largest share of unusable samples, of those read so far, with which the run continues.
+    """
+
+    asks: ClassVar[tuple[type, ...]] = ()
+    """What the datamodule may ask of its module (:mod:`.contract`)."""
+
+    def __init__(
+        self,
+        *,
+        batch_size: int = 64,
+        eval_batch_size: int | None = None,
+        num_workers: int = 2,
+        persistent_workers: bool = True,
+        pin_memory: bool | None = None,
+        seed: int | None = None,
+        max_bad_share: float = 0.05,
+    ) -> None:
+        super().__init__()
+        record_hyperparameters(self, inspect.currentframe())
+        check_least(
+            batch_size=(batch_size, 1),
+            eval_batch_size=(batch_size if eval_batch_size is None else eval_batch_size, 1),
+            num_workers=(num_workers, 0),
+            seed=(seed or 0, 0),
+        )
+        if (seed or 0) >= 2**32:
+            raise UserError(f"Expected data.seed below 2**32, got {seed}: decrease it.")
+        if not 0 <= max_bad_share <= 1:
+            raise UserError(f"Expected data.max_bad_share from 0 to 1, got {max_bad_share}: correct it.")
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size or batch_size
+        self.num_workers = num_workers
+        self.persistent_workers = persistent_workers
+        self.pin_memory = pin_memory
+        self.max_bad_share = max_bad_share
+        self._seed = seed
+        self._rows: dict[Split, Any] = {}
+        self._accounts: dict[Split, Account] = {}
+        self._loaders: weakref.WeakSet[BatchLoader] = weakref.WeakSet()
+
+    # What a subclass defines
+
+    def open_split(self, split: Split) -> Any:
+        """Open the rows of a split; return None if it has no source."""
+        raise NotImplementedError
+
+    def training_reader(self, rows: Any) -> Reader:
+        """Return the reader of training samples."""
+        raise NotImplementedError
+
+    def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
+        """Return the function that turns samples into a training batch."""
+        raise NotImplementedError
+
+    def evaluation_items(self, rows: Any) -> Sequence[Any]:
+        """Return the items that an evaluation reads: rows, or groups of rows."""
+        return range(len(rows))
+
+    def evaluation_set(self, rows: Any, items: Any, split: Split) -> Dataset[Outcome]:
+        """Return the dataset of evaluation samples, one per item."""
+        raise NotImplementedError
+
+    def evaluation_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
+        """Return the function that turns samples into an evaluation batch."""
+        raise NotImplementedError
+
+    # Lightning's hooks
+
+    def setup(self, stage: str | None = None) -> None:
+        """Check the contract with the module, and open the splits of a stage.
+
+        Raises:
+            UserError: a split cannot be used, or the module breaks the contract.
+        """
+        for protocol in self.asks:
+            self.module_as(protocol)
+        for split in splits_of(stage):
+            if split not in self._rows and (rows := self.open_split(split)) is not None:
+                self._rows[split] = rows
+        needed = splits_of(stage)[0]
+        instead, others = self._can_predict() if needed == "predict" else (False, "")
+        if stage is not None and needed not in self._rows and not instead:
+            command = TrainerFn(stage).value  # the member itself prints as TrainerFn.TESTING
+            raise UserError(f"Expected a {needed} source for {command!r}, got none: set data.{needed}{others}.")
+
+    def train_dataloader(self) -> BatchLoader:
+        """Return the training batches of this process from the trainer's position on."""
+        rows = self._opened("train")
+        total = self._epoch_rows()
+        replicas, _ = self.replicas()
+        length = total // (self.batch_size * replicas)
+        if not length:
+            raise UserError(
+                f"Expected at least one global batch of {self.batch_size * replicas} training rows per epoch "
+                f"({replicas} process(es) with data.batch_size {self.batch_size}), got {total}: decrease the batch "
+                "size or use more data."
+            )
+        position = TrainingPosition(self.trainer, length)
+
+        # Created at the first batch: some strategies restore seed and tokenizer after the loader is requested.
+        def make() -> DataLoader[Any]:
+            return self._training_loader(rows, length, position)
+
+        keep = self._keeps_workers(rows)
+        loader = BatchLoader(make, length, self.account("train"), keep=keep, started=lambda: position.done)
+        return self._remember(loader)
+
+    def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
+        """Return each validation image once; an empty list without a validation split."""
+        return self._evaluation_loader("validation") if "validation" in self._rows else []
+
+    def test_dataloader(self) -> BatchLoader:
+        """Return each test image once."""
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> BatchLoader | list[BatchLoader]:
+        """Return each image of the ``predict`` source once."""
+        return self._evaluation_loader("predict")
+
+    def teardown(self, stage: str | None = None) -> None:
+        """Stop the loader workers."""
+        for loader in list(self._loaders):
+            loader.close()
+        self._loaders.clear()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Stop the loader workers of a failed run, which would otherwise live as long as the traceback."""
+        self.teardown()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run's seed, and the sizes that its batch counter depends on."""
+        return {
+            "seed": self.run_seed,
+            "global_batch_size": self.batch_size * self.replicas()[0],
+            "rows": self._epoch_rows() if "train" in self._rows else None,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a checkpoint's seed."""
+        seed = state_dict["seed"]
+        if seed != self.run_seed:
+            rank_zero_warn(
+                f"The data seed {self.run_seed} is replaced by the checkpoint's, {seed}, to continue the run."
+            )
+        self._seed = seed
+        self._warn_of_change(state_dict)
+
+    def _warn_of_change(self, state: dict[str, Any]) -> None:
+        if "train" not in self._rows:
+            return
+        now = self.batch_size * self.replicas()[0], self._epoch_rows()
+        then = state.get("global_batch_size"), state.get("rows")
+        if now != then:
+            rank_zero_warn(
+                f"The checkpoint's run had a global batch of {then[0]} from {then[1]} training rows, this one has "
+                f"{now[0]} from {now[1]}: the order of samples does not continue exactly."
+            )
+
+    # What callbacks ask for
+
+    def image(self, split: Split, sample_index: int) -> Image.Image:
+        """Return an image as evaluation reads it before the transform: decoded, RGB, upright.
+
+        Args:
+            split: a split that is set up.
+            sample_index: index of the image in the batches.
+
+        Raises:
+            UserError: the split is not set up or is streamed, or the image cannot be used.
+        """
+        rows = self._opened(split)
+        if not hasattr(rows, "image"):
+            raise UserError(
+                f"Expected a {split} split with images in random access, got a streamed one: set data.streaming to "
+                "false."
+            )
+        try:
+            image: Image.Image = rows.image(sample_index)
+            return image
+        except BadSample as bad:
+            raise UserError(
+                f"Expected a usable image, got {bad.fault.name} ({bad.fault.cause}): correct the file."
+            ) from None
+
+    def picture_name(self, split: Split, sample_index: int) -> str:
+        """Return the path of an image where it is a file, else its source and row.
+
+        Args:
+            split: a split that is set up.
+            sample_index: index of the image in the batches.
+
+        Raises:
+            UserError: the split is not set up.
+        """
+        name: str = self._opened(split).picture_name(sample_index)
+        return name
+
+    # Parts that subclasses share
+
+    def module_as(self, protocol: type[Asked]) -> Asked | None:
+        """Return the trainer's module if it has the members of a protocol of :mod:`.contract`, else None."""
+        module = self.trainer.lightning_module if self.trainer is not None else None
+        return None if module is None else asked(module, protocol)
+
+    @property
+    def run_seed(self) -> int:
+        """The seed of sample order, augmentation and caption choice."""
+        if self._seed is None:
+            self._seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        return self._seed
+
+    def account(self, split: Split) -> Account:
+        """Return the counts of unusable samples of a split."""
+        if split not in self._accounts:
+            action = "replaced" if split == "train" else "skipped"
+            self._accounts[split] = Account(split, self.max_bad_share, action)
+        return self._accounts[split]
+
+    def replicas(self) -> tuple[int, int]:
+        """Return the number of processes that read different data, and the index of this one among them.
+
+        (This is not always the world size: with tensor parallelism, several processes read the same data.)
+        """
+        if self.trainer is not None:
+            known = self.trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
+            return known["num_replicas"], known["rank"]
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_world_size(), torch.distributed.get_rank()
+        return 1, 0
+
+    def splits_to_prepare(self) -> tuple[Split, ...]:
+        """Return the splits that the trainer is going to read, all without a trainer.
+
+        A checkpoint's data settings may name training files that are not where a prediction runs.
+        """
+        return splits_of(self.trainer.state.fn if self.trainer is not None else None)
+
+    def _opened(self, split: Split) -> Any:
+        if split not in self._rows:
+            raise UserError(f"Expected an open {split} split, got none: set data.{split}, and call setup() first.")
+        return self._rows[split]
+
+    def _epoch_rows(self) -> int:
+        return len(self._opened("train"))
+
+    def _can_predict(self) -> tuple[bool, str]:
+        """Return whether there is something other than images to predict, and how messages name its option."""
+        return False, ""
+
+    def _keeps_workers(self, rows: Any) -> bool:
+        """Return whether one inner loader serves all passes over the training rows."""
+        return True
+
+    def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
+        replicas, rank = self.replicas()
+        sampler = TrainingBatchSampler(len(rows), self.batch_size, self.run_seed, rank, replicas, position)
+        dataset = TrainingSet(len(rows), self.training_reader(rows), self.run_seed)
+        persistent = self.persistent_workers and self.num_workers > 0
+        return self._inner(dataset, self.training_collate(), batch_sampler=sampler, persistent_workers=persistent)
+
+    def _evaluation_loader(self, split: Split) -> BatchLoader:
+        rows = self._opened(split)
+        items = self.evaluation_items(rows)
+        replicas, rank = self.replicas()
+        batches = evaluation_batches(len(items), self.eval_batch_size, rank, replicas)
+
+        def make(batch_sampler: Any = batches) -> DataLoader[Any]:
+            dataset = self.evaluation_set(rows, items, split)
+            return self._inner(dataset, self.evaluation_collate(), batch_sampler=batch_sampler)
+
+        account, alone = self.account(split), replicas == 1
+        if split == "predict":
+            return self._remember(PredictionLoader(batches, make, account, skip_empty=alone))
+        return self._remember(BatchLoader(make, len(batches), account, keep=False, skip_empty=alone))
+
+    def _inner(self, dataset: Any, collate: Any, workers: int | None = None, **options: Any) -> DataLoader[Any]:
+        workers = self.num_workers if workers is None else workers
+        return inner_loader(dataset, collate, workers, pin_memory=self._pins(), **options)
+
+    def _remember(self, loader: BatchLoader) -> BatchLoader:
+        self._loaders.add(loader)
+        return loader
+
+    def _pins(self) -> bool:
+        if self.pin_memory is not None:
+            return self.pin_memory
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

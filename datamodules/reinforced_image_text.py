@@ -1,0 +1,112 @@
+"""The datamodule of reinforced shards in the layout of DataCompDR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .core.decode import MAX_PIXELS
+from .core.sampled import Split
+from .reinforced import ReinforcedDataModule
+from .sources.open import Opening
+from .sources.records import IMAGE_SUFFIXES
+from .sources.reinforced_table import OtherSizes, ReinforcedTable
+from .sources.shards import BesideShards, Shards, find_shards, teachers_of
+from .sources.splits import PairSources, Sources, by_split
+from .sources.stream import Stream
+from .sources.table import PairTable
+from .sources.tar_index import index_cache
+
+
+class ReinforcedImageTextDataModule(ReinforcedDataModule):
+    """Reinforced pairs in the layout of DataCompDR, versions 1 and 2; evaluation on pairs in any other form.
+
+    A sample of a shard has the members ``syn.json``, ``paug.json`` and ``npz`` or ``pth.gz``; its image and its caption
+    (``txt``) are in the shard, too, or beside it. An epoch reads each sample once: one of its recorded augmentations,
+    replayed at ``image_size``, its caption, one of its synthetic captions, and the teachers' embeddings of these three.
+    The choice is a function of (seed, epoch, sample).
+
+    An image may have another size than the one in which its boxes are measured. The entries ``original_height`` and
+    ``original_width`` record that size: of ``paug.json``, else of the ``json`` that downloaders write. Boxes are then
+    rescaled, and their number is logged.
+
+    Args:
+        train: shards: a tar file, glob pattern or folder, or a list of these.
+        images: folder of the images if they are not in the shards: tar files with the names of the shards, or files
+            ``<key>.jpg`` or ``<shard>/<key>.jpg``. Captions are read from there, too.
+        validation: pairs for validation; see :class:`ImageTextDataModule` for the forms.
+        test: pairs for testing, in the same forms.
+        predict: images for prediction; captions are optional.
+        image_root: folder that relative image paths of evaluation pairs start from.
+        image_column: column of the images of evaluation pairs.
+        caption_column: column of the captions of evaluation pairs.
+        image_id_column: column whose equal values identify the same image.
+        synthetic_keys: regular expression that the keys of ``syn.json`` to draw from match entirely; version 2 may hold
+            captions of several captioners.
+        other_sizes: "rescale" adapts boxes to images of another size than the recorded one, "refuse" counts such
+            samples as unusable, "ignore" takes boxes as pixels of the images at hand: for data that was reinforced
+            after the download.
+        max_pixels: images with more pixels are refused before they are decoded.
+        cache_dir: folder of the cached indexes of shards, and of the copies of evaluation pairs; by default
+            ``~/.cache/vlightning``, and the ``datasets`` library's own folder.
+        **options: see :class:`ReinforcedDataModule`.
+    """
+
+    def __init__(
+        self,
+        train: str | list[str] | None = None,
+        images: str | None = None,
+        validation: Sources = None,
+        test: Sources = None,
+        predict: Sources = None,
+        image_root: str | None = None,
+        image_column: str = "image",
+        caption_column: str = "caption",
+        image_id_column: str | None = None,
+        synthetic_keys: str = "syn_text.*",
+        other_sizes: OtherSizes = "rescale",
+        max_pixels: int = MAX_PIXELS,
+        cache_dir: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.shards = [train] if isinstance(train, str) else list(train or ())
+        self.images = images
+        self.synthetic_keys = synthetic_keys
+        self.other_sizes: OtherSizes = other_sizes
+        self.max_pixels = max_pixels
+        self.cache = index_cache(cache_dir)
+        self.pairs = PairSources(
+            by_split(None, validation, test, predict),
+            Opening(image_root, image_column, caption_column, image_id_column, cache_dir),
+            max_pixels,
+        )
+
+    def prepare_data(self) -> None:
+        """Index the shards, and convert evaluation pairs, once per node."""
+        for split in self.splits_to_prepare():
+            if split == "train" and self.shards:
+                self._open_shards()
+            else:
+                self.pairs.open(split)
+
+    def open_split(self, split: Split) -> ReinforcedTable | PairTable | Stream | None:
+        """Open and check the rows of a split."""
+        if split != "train":
+            return self.pairs.rows(split, self.clean_captions, self.max_words)
+        if not self.shards:
+            return None
+        shards, beside = self._open_shards()
+        return self.check_training(
+            ReinforcedTable(shards, beside, self.synthetic_keys, self.other_sizes, self.max_pixels)
+        )
+
+    @property
+    def teachers(self) -> dict[str, Any] | None:
+        """The teachers in the manifests beside the shards; None without manifests, as with DataCompDR."""
+        return teachers_of(find_shards(self.shards)) if self.shards else None
+
+    def _open_shards(self) -> tuple[Shards, BesideShards | None]:
+        shards = Shards(find_shards(self.shards), self.cache)
+        if self.images is None:
+            return shards, None
+        return shards, BesideShards(self.images, shards, self.cache, IMAGE_SUFFIXES)

@@ -1,0 +1,189 @@
+"""How to read a row of a source: image, captions, identity."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ..core.faults import BadSample, Fault, reading
+from ..text.captions import text_id
+
+PROBED_ROWS = 64
+"""Number of rows that are tried when a split is opened."""
+NO_ID = "no image id"
+FAULT = "vlightning_fault"
+"""The column of records with the cause for which a row cannot be used, None for usable rows."""
+
+
+class Row(NamedTuple):
+    """One row, not decoded; its fault if it is known to be unusable."""
+
+    data: bytes | None
+    path: str | None
+    captions: list[str]
+    image_id: int | str | None
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How to read a row of one source.
+
+    Args:
+        origin: the source as given by the user, for messages.
+        image: image column.
+        caption: column of the captions, or of the labels, None if there is none.
+        image_id: column of the image ids, None if there is none.
+        root: folder that relative paths start from.
+        classes: names of the labels 0, 1, ..., if the source lists them.
+        fault: column with the cause for which a row cannot be used, None if there is none.
+        confined: whether no path may leave the root.
+        needs_id: whether a row without an id is unusable, because the user named the column of ids; otherwise the path
+            identifies the image.
+    """
+
+    origin: str
+    image: str
+    caption: str | None
+    image_id: str | None
+    root: str
+    classes: tuple[str, ...] | None = None
+    fault: str | None = None
+    confined: bool = False
+    needs_id: bool = False
+
+    def encoded_image(self, values: dict[str, Any]) -> tuple[bytes | None, str | None]:
+        """Return the encoded image, or its absolute path."""
+        image = values[self.image]
+        data, path = None, None
+        if isinstance(image, str):
+            path = image
+        elif isinstance(image, (bytes, bytearray)):
+            data = bytes(image)
+        elif isinstance(image, dict):
+            data, path = image.get("bytes"), image.get("path")
+        if data is None and path is not None:
+            path = os.path.join(self.root, path)
+        return data, path
+
+    def texts(self, values: dict[str, Any]) -> list[str]:
+        """Return the captions."""
+        caption = values[self.caption] if self.caption is not None else None
+        if caption is None:
+            return []
+        return [caption] if isinstance(caption, str) else [text for text in caption if text is not None]
+
+    def row(self, values: dict[str, Any], name: str) -> Row:
+        """Return a row, with its fault if it has one.
+
+        Args:
+            values: values by column, with :data:`FAULT` if the row could not be read.
+            name: name of the row in messages.
+        """
+        try:
+            if (cause := values.get(FAULT)) is not None:
+                raise BadSample(cause, name)
+            with reading(name):
+                identity = values[self.image_id] if self.image_id is not None else None
+                known = known_identity(identity, name)
+                if known is None and self.needs_id:
+                    raise BadSample(NO_ID, name)
+                return Row(*self.encoded_image(values), self.texts(values), known)
+        except BadSample as bad:
+            return Row(None, None, [], None, bad.fault)
+
+    def check_inside(self, path: str | None) -> None:
+        """Check that a path does not leave a confining root, by `..` or because it is absolute.
+
+        Raises:
+            BadSample: it does; the cause is "outside image_root".
+        """
+        if self.confined and path is not None and not _is_inside(path, self.root):
+            raise BadSample("outside image_root", path)
+
+
+def _is_inside(path: str, root: str) -> bool:
+    return os.path.normpath(path).startswith(os.path.join(root, ""))
+
+
+def known_identity(value: Any, name: str) -> int | str | None:
+    """Return :func:`image_identity`; raises :class:`BadSample` with the row's name."""
+    try:
+        return image_identity(value)
+    except BadSample as bad:
+        raise BadSample(bad.fault.cause, name) from None
+
+
+def identity_number(identity: int | str, source: int | None) -> int:
+    """Return an image's id as an integer: the id itself if it is a 64-bit integer, else a 63-bit hash.
+
+    Args:
+        identity: the id in the data.
+        source: index of the source if several are read together, whose ids are unrelated.
+    """
+    if source is not None:
+        return text_id(f"{source}\0{_digits(identity)}")
+    if not isinstance(identity, str):
+        return int(identity) if -(2**63) <= identity < 2**63 else text_id(_digits(identity))
+    number = whole_number(identity)
+    return text_id(identity) if number is None or str(number) != identity else number
+
+
+def _digits(identity: int | str) -> str:
+    # Python refuses to convert integers of thousands of digits to decimals.
+    return hex(identity) if isinstance(identity, int) and identity.bit_length() > 64 else str(identity)
+
+
+def image_identity(value: Any) -> int | str | None:
+    """Return an image's id in the form in which ids are compared, None if there is none.
+
+    An integer is equal in any notation (5, 5.0, "5"). All other values are compared as text, so 1.2 and 1.7 are two
+    images. An empty text is no id.
+
+    Raises:
+        BadSample: the id is NaN or infinite.
+    """
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise BadSample("image id not finite", "")
+        return int(value) if value.is_integer() else repr(value)
+    if isinstance(value, (int, str)):
+        return value if not isinstance(value, str) or value.strip() else None
+    return None if value is None else str(value)
+
+
+def whole_number(text: str) -> int | None:
+    """Return the integer that a text of at most 18 digits is, else None."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+
+
+class Ids(NamedTuple):
+    """The image ids of a source: integers, the causes of unusable rows, and the usable rows without an id."""
+
+    values: np.ndarray  # int64 [N]
+    faults: dict[int, str]
+    absent: set[int]
+
+
+def read_ids(column: pa.ChunkedArray, source: int | None, needed: bool) -> Ids:
+    """Read a column of ids; arguments as in :func:`identity_number`, and whether a row without an id is unusable."""
+    values, faults, absent = np.zeros(len(column), np.int64), dict[int, str](), set[int]()
+    for row, value in enumerate(column):
+        try:
+            with reading(""):
+                known = known_identity(value.as_py(), "")
+                if known is not None:
+                    values[row] = identity_number(known, source)
+                elif needed:
+                    raise BadSample(NO_ID, "")
+                else:
+                    absent.add(row)
+        except BadSample as bad:
+            faults[row] = bad.fault.cause
+    return Ids(values, faults, absent)

@@ -1,0 +1,165 @@
+"""Reader of reinforced samples: one recorded augmentation, two captions, and the teachers' embeddings of the three."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+
+from ..core.faults import EMPTY_CAPTION, BadSample, Fault, reading
+from ..text.captions import is_text, usable_caption
+from ..transforms.clip import ReplayTransform
+from ..transforms.replay import Augmentation, Box, augmentation_entries, parse_augmentation
+from .reinforced_table import ReinforcedTable, caption_of
+from .sample_embeddings import Embeddings
+from .tar_index import json_of
+
+REINFORCEMENTS = ("paug.json", "syn.json")
+RESCALED = "box rescaled"
+
+
+class ReinforcedSample(NamedTuple):
+    """An augmented image with a real and a synthetic caption, and the teachers' embeddings [D] of the three."""
+
+    image: torch.Tensor
+    caption: str
+    synthetic: str
+    teacher_image: torch.Tensor
+    teacher_text: torch.Tensor
+    teacher_synthetic: torch.Tensor
+    sample_index: int
+    notes: list[Fault]
+
+
+@dataclass
+class ReinforcedReader:
+    """Read a row as one of its augmentations, with its caption and one of its synthetic captions."""
+
+    rows: ReinforcedTable
+    transform: ReplayTransform
+
+    def __call__(self, row: int, words: tuple[int, int]) -> ReinforcedSample:
+        """Read a row with the random words of `sample_words`; raises :class:`BadSample`."""
+        name = self.rows.name(row)
+        with reading(name):  # with the transform, which replays what the row contains
+            return self._read(row, words, name)
+
+    def _read(self, row: int, words: tuple[int, int], name: str) -> ReinforcedSample:
+        members = self.rows.members(row)
+        captions = [caption for caption in caption_of(members) if usable_caption(caption, False, 0)]
+        if not captions:
+            raise BadSample(EMPTY_CAPTION, name)
+        for kind in REINFORCEMENTS:
+            if kind not in members:
+                raise BadSample(f"no member {kind}", name)
+        embeddings = Embeddings(members, name)
+        record = json_of(members, "paug.json")
+        entries = self._entries(record, embeddings, name)
+        synthetic = self._synthetic(members, embeddings, name)
+        number = (words[0] >> 32) % len(entries)
+        group = synthetic[(words[0] & 0xFFFFFFFF) % len(synthetic)]
+        place = words[1] % len(group.captions)
+        teacher_image = embeddings.row("image_emb", number)
+        teacher_text = embeddings.row("text_emb", 0)
+        teacher_synthetic = embeddings.row(group.array, group.first + place)
+        if not is_text(group.captions[place]):
+            raise BadSample("lone surrogate in the caption", name)
+        self._check_rows([teacher_image, teacher_text, teacher_synthetic], name)
+        image = self.rows.decoded(members, row)
+        augmentation, notes = self._fitted(entries, number, record, image, members, name)
+        return ReinforcedSample(
+            self.transform(image, augmentation),
+            captions[0],
+            group.captions[place],
+            teacher_image,
+            teacher_text,
+            teacher_synthetic,
+            row,
+            notes,
+        )
+
+    def _entries(self, record: dict[str, object], embeddings: Embeddings, name: str) -> list[Any]:
+        try:
+            entries = augmentation_entries(record.get("param_aug"))
+        except (ValueError, RecursionError):
+            raise BadSample("unreadable paug.json", name) from None
+        if len(entries) != embeddings.rows("image_emb"):
+            raise BadSample("param_aug and image_emb differ in number", name)
+        return entries
+
+    def _synthetic(self, members: dict[str, bytes], embeddings: Embeddings, name: str) -> list[_Synthetic]:
+        groups = []
+        kinds = json_of(members, "syn.json")
+        if sum(f"{key}_emb" not in embeddings for key in kinds) > 1:
+            raise BadSample("no embeddings for each kind of synthetic caption", name)
+        for key, value in kinds.items():
+            if not self.rows.synthetic_keys.fullmatch(key) or not isinstance(value, list):
+                continue
+            captions = [text for text in value if isinstance(text, str)]
+            own = f"{key}_emb"  # version 2
+            array, first = (own, 0) if own in embeddings else ("text_emb", embeddings.rows("text_emb") - len(captions))
+            if len(captions) != len(value) or embeddings.rows(array) < len(captions) or (array != own and first < 1):
+                raise BadSample("no embedding for each synthetic caption", name)
+            groups.append(_Synthetic(captions, array, first))
+        groups = [group for group in groups if group.captions]
+        if not groups:
+            raise BadSample("no synthetic caption", name)
+        return groups
+
+    def _check_rows(self, rows: list[torch.Tensor], name: str) -> None:
+        width = self.rows.teacher_width or len(rows[0])
+        for row in rows:
+            if len(row) != width:
+                raise BadSample(f"embedding of dimension {len(row)} instead of {width}", name)
+            if not row.isfinite().all():
+                raise BadSample("non-finite embedding", name)
+
+    def _fitted(
+        self,
+        entries: list[Any],
+        number: int,
+        record: dict[str, object],
+        image: Image.Image,
+        members: dict[str, bytes],
+        name: str,
+    ) -> tuple[Augmentation, list[Fault]]:
+        """Return the augmentation with its box in pixels of this copy of the image."""
+        actual = (image.height, image.width)
+        try:
+            chosen = parse_augmentation(entries[number])
+            boxes = [Box(*box) for box, _ in entries]
+            fit = all(box.fits(*actual) for box in boxes)
+        except (TypeError, ValueError, RecursionError):
+            raise BadSample("unreadable paug.json", name) from None
+        recorded = None
+        if self.rows.other_sizes != "ignore":
+            # Otherwise the downloader may have recorded the size of the image before it was resized.
+            records = (record, json_of(members, "image.json"), json_of(members, "json"))
+            recorded = next((size for size in map(_size_in, records) if size is not None), None)
+        if recorded is not None and min(recorded) < 1:
+            raise BadSample("original size not positive", name)
+        if recorded is None or recorded == actual:
+            if not fit:
+                raise BadSample("box outside the image", name)
+            return chosen, []
+        if self.rows.other_sizes == "refuse":
+            raise BadSample("image size differs from recorded", name)
+        return chosen._replace(box=chosen.box.rescaled(recorded, actual)), [Fault(RESCALED, name)]
+
+
+class _Synthetic(NamedTuple):
+    """Synthetic captions of one kind, and the place of their embeddings."""
+
+    captions: list[str]
+    array: str
+    first: int
+
+
+def _size_in(record: dict[str, object]) -> tuple[int, int] | None:
+    """Return the original height and width of the image in a record."""
+    height, width = record.get("original_height"), record.get("original_width")
+    return (
+        (height, width) if type(height) is int and type(width) is int else None
+    )  # not bool, which is a subclass of int

@@ -1,0 +1,118 @@
+"""Rows of reinforced shards: an image and its captions, with the teachers' embeddings.
+
+The layout is that of DataCompDR: the members ``txt`` (the caption), ``syn.json`` (synthetic captions), ``paug.json``
+(augmentations) and ``npz`` or ``pth.gz`` (embeddings), in version 1 with one ``text_emb`` for real and synthetic
+captions, in version 2 with one array for each kind of synthetic caption.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from PIL import Image
+
+from ...common.errors import UserError
+from ..core.decode import decode_image
+from ..core.faults import BadSample
+from .layout import PROBED_ROWS
+from .records import IMAGE_SUFFIXES, TEXT_KEYS
+from .tar_index import uid_of
+
+if TYPE_CHECKING:
+    from .reinforced_reader import ReinforcedReader
+    from .shards import BesideShards, Shards
+
+OtherSizes = Literal["rescale", "refuse", "ignore"]
+
+
+class ReinforcedTable:
+    """The samples of reinforced shards.
+
+    Args:
+        shards: the tar files.
+        beside: the images, if they are not in the shards.
+        synthetic_keys: regular expression that the keys of the synthetic captions to use match entirely.
+        other_sizes: how to treat images whose size differs from the recorded one.
+        max_pixels: images with more pixels are refused.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        beside: BesideShards | None,
+        synthetic_keys: str,
+        other_sizes: OtherSizes,
+        max_pixels: int,
+    ) -> None:
+        self.shards = shards
+        self.beside = beside
+        self.synthetic_keys = re.compile(synthetic_keys)
+        self.other_sizes: OtherSizes = other_sizes
+        self.max_pixels = max_pixels
+        self.teacher_width = 0
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def name(self, row: int) -> str:
+        """Return shard and key of a row."""
+        return self.shards.name(row)
+
+    def picture_name(self, row: int) -> str:
+        """Return the name of the row, since images are in shards."""
+        return self.name(row)
+
+    def members(self, row: int) -> dict[str, bytes]:
+        """Return the members of a row and those beside it, the ``json`` of the latter as ``image.json``."""
+        members = self.shards.members(row)
+        if self.beside is not None:
+            found = self.beside.members(row, self.shards.key(row).rpartition("/")[2], uid_of(members))
+            members |= {("image.json" if kind == "json" else kind): content for kind, content in found.items()}
+        return members
+
+    def image(self, row: int) -> Image.Image:
+        """Return the decoded image."""
+        return self.decoded(self.members(row), row)
+
+    def decoded(self, members: dict[str, bytes], row: int) -> Image.Image:
+        """Decode the image in a row's members, without EXIF orientation, as the boxes are measured.
+
+        Raises:
+            BadSample: there is none, or it cannot be used.
+        """
+        data = next((content for kind, content in members.items() if f".{kind}" in IMAGE_SUFFIXES), None)
+        return decode_image(data, None, self.name(row), self.max_pixels, upright=False)
+
+    def check(self, split: str, read: ReinforcedReader) -> None:
+        """Check that a sample can be used, and find the dimension of the teachers' embeddings.
+
+        Raises:
+            UserError: there are no samples, or none of some can be used.
+        """
+        origins = f"{len(self.shards.files)} shard(s), {self.shards.files[0]!r} the first"
+        if not len(self):
+            raise UserError(f"Expected samples in the {split} split ({origins}), got none: check the path.")
+        causes: dict[str, int] = {}
+        example = ""
+        for row in np.unique(np.linspace(0, len(self) - 1, PROBED_ROWS).astype(int)).tolist():
+            try:
+                self.teacher_width = len(read(row, (0, 0)).teacher_image)
+            except BadSample as bad:
+                causes[bad.fault.cause] = causes.get(bad.fault.cause, 0) + 1
+                example = example or bad.fault.name
+                continue
+            return
+        what = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
+        hint = "" if self.beside is not None else ", or set data.images if the images are not in the shards"
+        raise UserError(
+            f"Expected images with captions and reinforcements in the {split} split ({origins}), got no usable sample "
+            f"among {sum(causes.values())} of {len(self)} ({what}; for example {example}): check the shards{hint}."
+        )
+
+
+def caption_of(members: dict[str, bytes]) -> list[str]:
+    """Return the real caption in a list, which is empty if there is none."""
+    data = next((members[kind] for kind in TEXT_KEYS if kind in members), None)
+    return [] if data is None else [data.decode("utf-8", errors="replace")]

@@ -1,0 +1,147 @@
+"""Sources: the format and the files of a path, glob pattern, folder or hub name."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import Namespace
+
+from ...common.errors import UserError
+from ...common.names import nearest
+from .records import IMAGE_SUFFIXES, METADATA
+
+Format = Literal["auto", "parquet", "json", "imagefolder", "webdataset", "hub", "disk"]
+_ENDINGS: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "json",
+    ".tar": "webdataset",
+    **{ending: "imagefolder" for ending in IMAGE_SUFFIXES},
+}
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass
+class Source:
+    """A source of rows with options that a path alone cannot express.
+
+    Args:
+        path: file, glob pattern, folder, or hub name.
+        format: format of the files; by default detected from the suffix or the content of the folder.
+        split: split of a hub dataset; by default the datamodule's own split ("test" for prediction). Also for a file
+            with Karpathy's splits, where "train+restval" reads both, which is the default for training.
+        name: configuration of a hub dataset.
+        image_root: folder that relative image paths start from, and that no path may leave; by default the
+            datamodule's, else the file's own folder, which paths may leave.
+        image_column: column of the images, if it differs from the datamodule's.
+        caption_column: column of the captions, if it differs from the datamodule's.
+        image_id_column: column of the image ids, if it differs from the datamodule's.
+    """
+
+    path: str
+    format: Format = "auto"
+    split: str | None = None
+    name: str | None = None
+    image_root: str | None = None
+    image_column: str | None = None
+    caption_column: str | None = None
+    image_id_column: str | None = None
+
+
+def as_source(source: Any) -> Source:
+    """Return a source given in any form.
+
+    A checkpoint stores a dict; jsonargparse passes a namespace for a source in a list that also has paths.
+    """
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, Namespace):
+        source = source.as_dict()
+    if isinstance(source, dict):
+        return Source(**source.get("init_args", source))
+    return Source(os.fspath(source))
+
+
+def resolve(spec: Source) -> tuple[Format, list[str], str]:
+    """Return format, files, and the folder that relative image paths start from.
+
+    Raises:
+        UserError: there is no such source.
+    """
+    path = os.path.expanduser(spec.path)
+    if os.path.isdir(path):
+        return _resolve_folder(spec, path)
+    if os.path.isfile(path):
+        files = [path]
+    elif glob.has_magic(path):
+        files = sorted(glob.glob(path, recursive=True))
+        if not files:
+            raise UserError(f"Expected files that match {spec.path!r}, got none: correct the pattern.")
+    elif spec.format == "hub" or (spec.format == "auto" and not _looks_local(path)):
+        return "hub", [], "."
+    else:
+        hub = ", or give `format: hub`" if spec.format == "auto" and _HUB_NAME.fullmatch(path) else ""
+        raise UserError(
+            f"Expected a file or a folder, got {spec.path!r}, which does not exist: correct the path"
+            f"{nearest_path(spec.path)}{hub}."
+        )
+    kind = spec.format
+    if kind == "auto":
+        kinds = {_ENDINGS.get(Path(file).suffix.lower()) for file in files}
+        if len(kinds) > 1 or None in kinds:
+            endings = sorted({Path(file).suffix for file in files})
+            raise UserError(
+                f"Expected one suffix among {', '.join(_ENDINGS)} in {spec.path!r}, got {endings}: convert the data, "
+                "or give `format`."
+            )
+        kind = kinds.pop()  # type: ignore[assignment]
+    return kind, [os.path.abspath(file) for file in files], os.path.dirname(os.path.abspath(files[0]))
+
+
+def _resolve_folder(spec: Source, path: str) -> tuple[Format, list[str], str]:
+    folder = Path(os.path.abspath(path))
+    if spec.format == "disk" or (spec.format == "auto" and (folder / "state.json").exists()):
+        return "disk", [], str(folder)
+    if spec.format == "auto" and (folder / "dataset_dict.json").exists():
+        return "disk", [], str(folder)
+    if spec.format in ("auto", "imagefolder"):
+        for name in METADATA:
+            if (folder / name).exists():
+                return "imagefolder", [str(folder / name)], str(folder)
+    for kind, endings in (
+        ("parquet", (".parquet",)),
+        ("webdataset", (".tar",)),
+        ("json", (".json", ".jsonl")),
+        ("imagefolder", IMAGE_SUFFIXES),
+    ):
+        if spec.format in ("auto", kind):
+            files = sorted(str(file) for file in folder.rglob("*") if file.suffix.lower() in endings)
+            if files:
+                return kind, files, str(folder)  # type: ignore[return-value]
+    raise UserError(
+        f"Expected Parquet, tar or JSON files, images or {METADATA[0]} in the folder {spec.path!r}, got "
+        f"{len(list(folder.iterdir()))} other entries: give another folder."
+    )
+
+
+def _looks_local(path: str) -> bool:
+    """Return whether a name must be a local path: by its form, or because its folder exists."""
+    if path.startswith((".", "/", "~")) or (not _HUB_NAME.fullmatch(path) and "/" in path):
+        return True
+    return Path(path).suffix.lower() in _ENDINGS or ("/" in path and Path(path).parent.is_dir())
+
+
+def nearest_path(path: str) -> str:
+    """Return the nearest path in the folder of a path that does not exist, for messages; empty if nothing is near."""
+    folder = Path(os.path.expanduser(path)).parent
+    if not folder.is_dir():
+        return ""
+    near = nearest(Path(path).name, [entry.name for entry in folder.iterdir()], 1)
+    return f" (there is {str(folder / near[0])!r})" if near else ""

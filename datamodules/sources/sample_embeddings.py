@@ -1,0 +1,122 @@
+"""The teachers' embeddings of one reinforced sample, row by row."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import zipfile
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.faults import BadSample
+
+EMBEDDINGS = ("npz", "pth.gz")
+MAX_EMBEDDING_BYTES = 2**26
+"""Largest embeddings of a sample; those of 30 augmentations, 1536-dimensional in float32, take 0.2 MB."""
+
+
+class Embeddings:
+    """The arrays of one sample, read row by row.
+
+    Args:
+        members: members of the sample.
+        name: name of the sample in messages.
+
+    Raises:
+        BadSample: there are none, they have another form, or more than :data:`MAX_EMBEDDING_BYTES` decompressed.
+    """
+
+    def __init__(self, members: dict[str, bytes], name: str) -> None:
+        kind = next((kind for kind in EMBEDDINGS if kind in members), None)
+        if kind is None:
+            raise BadSample(f"no member {' or '.join(EMBEDDINGS)}", name)
+        self.name = name
+        try:
+            self._arrays: dict[str, _NpyRows | torch.Tensor] = (
+                _npz_arrays(members[kind]) if kind == "npz" else _torch_arrays(members[kind])
+            )
+        except Exception:  # zipfile, gzip, numpy and torch each raise several errors for damaged or foreign content
+            raise BadSample(f"unreadable {kind}", name) from None
+        for array in ("image_emb", "text_emb"):
+            if array not in self._arrays:
+                raise BadSample(f"no {array} in {kind}", name)
+
+    def __contains__(self, array: str) -> bool:
+        return array in self._arrays
+
+    def rows(self, array: str) -> int:
+        """Return the number of rows of an array."""
+        return int(self._arrays[array].shape[0])
+
+    def row(self, array: str, number: int) -> torch.Tensor:
+        """Return one row, in the stored type."""
+        try:
+            return self._arrays[array][number]
+        except Exception:
+            raise BadSample(f"unreadable {array}", self.name) from None
+
+
+class _NpyRows:
+    """An array in an ``npz`` file; a row is read without those after it."""
+
+    def __init__(self, archive: zipfile.ZipFile, member: str) -> None:
+        self.file = archive.open(member)
+        start = self.file.read(10)
+        length = int.from_bytes(start[8:], "little")
+        self.shape, self.dtype = _npy_header(start + self.file.read(length))
+        self.offset = 10 + length
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        bytes_in_row = self.shape[1] * self.dtype.itemsize
+        self.file.seek(self.offset + range(self.shape[0])[number] * bytes_in_row)
+        row = np.frombuffer(self.file.read(bytes_in_row), self.dtype, count=self.shape[1])
+        return torch.from_numpy(row.astype(self.dtype.newbyteorder("=")))
+
+
+@functools.lru_cache(maxsize=64)  # samples of one dataset have the same few headers
+def _npy_header(header: bytes) -> tuple[tuple[int, int], np.dtype[Any]]:
+    file = io.BytesIO(header)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("a header of another version")
+    shape, columns_first, dtype = np.lib.format.read_array_header_1_0(file)
+    if len(shape) != 2 or columns_first or dtype.kind != "f":
+        raise ValueError("not rows of floats")
+    return shape, dtype
+
+
+def _npz_arrays(data: bytes) -> dict[str, Any]:
+    archive = _bounded_zip(data)
+    return {name.removesuffix(".npy"): _NpyRows(archive, name) for name in archive.namelist() if name.endswith(".npy")}
+
+
+def _torch_arrays(data: bytes) -> dict[str, Any]:
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+        content = packed.read(MAX_EMBEDDING_BYTES + 1)
+    if len(content) > MAX_EMBEDDING_BYTES:
+        raise ValueError("too large")
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        _bounded_zip(content)  # torch's own format is a zip file, too
+    arrays = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if not all(map(_has_rows, arrays.values())):
+        raise ValueError("not rows of floats")
+    return {name: array.detach() for name, array in arrays.items()}
+
+
+def _has_rows(array: object) -> bool:
+    return (
+        isinstance(array, torch.Tensor)
+        and array.dim() == 2
+        and array.is_floating_point()
+        and array.layout == torch.strided
+        and array.device.type == "cpu"
+    )
+
+
+def _bounded_zip(data: bytes) -> zipfile.ZipFile:
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    if sum(member.file_size for member in archive.infolist()) > MAX_EMBEDDING_BYTES:
+        raise ValueError("too large")
+    return archive

@@ -1,0 +1,159 @@
+"""Indexes of tar shards: the place of each sample, kept beside the shard or in a cache.
+
+A tar file has no table of contents, so its headers are read once. With an index, a sample is one read, in any order:
+without a copy of the data, and without a stream whose position would have to be restored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ...common.files import replacing
+from ..core.faults import BadSample
+from .tar import BLOCK, key_in, read_members, sample_spans
+
+log = logging.getLogger(__name__)
+_INDEX_VERSION = 1
+_LONGEST_UID = 1024  # the uids are kept in an array of fixed width
+
+Arrays = dict[str, np.ndarray]
+
+
+class TarIndex(NamedTuple):
+    """The places of the samples of a shard, in their order."""
+
+    start: np.ndarray  # int64 [N], byte of the first header
+    stop: np.ndarray  # int64 [N], byte after the last member
+    keys: np.ndarray  # bytes [N]
+
+
+def tar_index(file: str, cache: Path) -> TarIndex:
+    """Return the index of a shard: the one beside it, else the cached one of the unchanged file, else a new one.
+
+    An index beside a shard may be copied with it, so it is not judged by times but by its content: some of its samples
+    are looked up here, and :func:`read_members` checks each sample that is read.
+
+    Args:
+        file: absolute path.
+        cache: folder of cached indexes.
+
+    Raises:
+        UserError: the file is not a tar file, is truncated, or is damaged.
+    """
+    beside = _index_beside(file)
+    return beside or TarIndex(**cached_arrays(file, cache, "index", lambda: _read_index(file)._asdict()))
+
+
+def _read_index(file: str) -> TarIndex:
+    spans = list(sample_spans(file))
+    keys, starts, stops = zip(*spans, strict=True) if spans else ((), (), ())
+    return TarIndex(np.array(starts, np.int64), np.array(stops, np.int64), np.array(keys, np.bytes_))
+
+
+def index_cache(cache_dir: str | None) -> Path:
+    """Return the folder of cached indexes."""
+    if cache_dir is not None:
+        return Path(os.path.expanduser(cache_dir)).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vlightning"
+
+
+def index_beside(path: Path) -> Path:
+    """Return the path of the index that the writer of a shard writes beside it."""
+    return path.with_name(f"{path.stem}.index.json")
+
+
+def _index_beside(file: str) -> TarIndex | None:
+    """Return the index beside a shard; None if there is none, or it is of another file."""
+    try:
+        kept = json.loads(index_beside(Path(file)).read_bytes())
+        size = os.path.getsize(file)
+        if kept["bytes"] != size:
+            return None
+        start, stop = (np.array(kept[name], np.int64) for name in ("start", "stop"))
+        index = TarIndex(start, stop, np.array([os.fsencode(key) for key in kept["keys"]], np.bytes_))
+        return index if _matches(index, file, size) else None
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _matches(index: TarIndex, file: str, size: int) -> bool:
+    """Return whether an index fits a shard: its places are inside, and some of them hold the key in the index."""
+    start, stop, keys = index
+    if not start.shape == stop.shape == keys.shape == (len(keys),):
+        return False
+    if not len(keys):
+        return True
+    if (start < 0).any() or (stop <= start).any() or (start[1:] < stop[:-1]).any() or stop[-1] > size:
+        return False
+    with open(file, "rb") as content:
+        for place in {0, len(keys) // 2, len(keys) - 1}:
+            content.seek(int(start[place]))
+            if key_in(content.read(BLOCK)) != keys[place]:
+                return False
+    return True
+
+
+def tar_uids(file: str, index: TarIndex, cache: Path) -> np.ndarray:
+    """Return the entry ``uid`` of each sample's ``json``, bytes [N], empty if there is none; cached like the index."""
+
+    def read() -> Arrays:
+        spans = zip(index.start.tolist(), index.stop.tolist(), index.keys.tolist(), strict=True)
+        return {"uids": np.array([uid(*span) for span in spans], np.bytes_)}
+
+    def uid(start: int, stop: int, key: bytes) -> bytes:
+        try:
+            return uid_of(read_members(file, start, stop, file, key)).encode(errors="surrogatepass")
+        except BadSample:
+            return b""  # it is counted when it is read
+
+    return cached_arrays(file, cache, "uids", read)["uids"]
+
+
+def cached_arrays(file: str, cache: Path, what: str, make: Callable[[], Arrays]) -> Arrays:
+    """Return arrays computed from a file, cached while the file does not change.
+
+    Args:
+        file: absolute path.
+        cache: folder of the cached arrays.
+        what: distinguishes the arrays of a file, also in messages.
+        make: computes the arrays.
+    """
+    state = os.stat(file)
+    stamp = hashlib.sha1(f"{_INDEX_VERSION}\0{file}\0{state.st_mtime_ns}\0{state.st_size}\0{what}".encode()).hexdigest()
+    kept = cache / f"{stamp}.npz"
+    try:
+        with np.load(kept, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        pass
+    made = make()
+    try:
+        with replacing(kept) as staged, open(staged, "wb") as content:
+            np.savez(content, **made)  # type: ignore[arg-type]
+    except OSError as error:  # the next run computes them again
+        log.warning("the %s of %s is not cached (%s)", what, file, error)
+    return made
+
+
+def uid_of(members: dict[str, bytes]) -> str:
+    """Return the entry ``uid`` of a sample's ``json``, empty if there is no usable one."""
+    uid = json_of(members, "json").get("uid")
+    return str(uid) if isinstance(uid, (str, int)) and len(str(uid)) <= _LONGEST_UID else ""
+
+
+def json_of(members: dict[str, bytes], kind: str) -> dict[str, object]:
+    """Return the JSON object in a member, empty if there is none."""
+    try:
+        value = json.loads(members.get(kind, b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

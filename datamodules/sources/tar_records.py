@@ -1,0 +1,111 @@
+"""Records of WebDataset shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from typing import Any
+
+from ..core.decode import MAX_BYTES
+from ..core.faults import BadSample
+from .records import IMAGE_SUFFIXES, TEXT_KEYS, Record, captions_in, identity_in, record
+from .tar import readable, sample_of
+from .text_files import whole
+
+
+def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
+    """Yield the records of WebDataset shards: neighboring members with the same key are a sample.
+
+    The image is the member with the suffix of an image; the captions are the member ``caption`` or ``txt``, or the
+    entry ``caption`` of the member ``json``. Other members, such as pickled ones, are not read.
+
+    Args:
+        files: tar files.
+        caption: key of the caption.
+        image_id: key of the image's id in the member ``json``; None: "image_id" if it exists.
+        stamp: lets the library's cache detect changed files; not used.
+
+    Raises:
+        UserError: a file is not a tar file or is truncated.
+    """
+    for file in files:
+        yield from tar_records(file, caption, image_id)
+
+
+def tar_records(file: str, caption: str, image_id: str | None, start: int = 0) -> Iterator[Record]:
+    """Yield the records of one shard as :func:`read_tars` does, from the first byte of one of them on."""
+    identity = "image_id" if image_id is None else image_id
+    with readable(file), open(file, "rb") as content:
+        content.seek(start)
+        with tarfile.open(fileobj=content) as tar:
+            sample: dict[str, Any] = {}
+            for first, kind, member in _record_members(tar, caption):
+                if first and sample:
+                    yield _record(sample, caption, identity)
+                    sample = {}
+                if member.size > MAX_BYTES:  # a sparse member can declare any size
+                    sample["too large"] = b""
+                    continue
+                # Before the next header: a compressed file seeks backwards only by starting again.
+                held = tar.extractfile(member)
+                sample[kind] = held.read() if held else b""
+                if kind == "image":
+                    # The name need not be UTF-8, and is for messages only.
+                    sample["path"] = os.fsencode(member.name).decode("utf-8", errors="replace")
+            if sample:
+                yield _record(sample, caption, identity)
+
+
+def tar_starts(file: str, caption: str) -> list[int]:
+    """Return the first byte of each record of a shard; only headers are read.
+
+    Raises:
+        tarfile.TarError: the shard is compressed or damaged.
+    """
+    with tarfile.open(file, "r:") as tar:
+        return [member.offset for first, _, member in _record_members(tar, caption) if first]
+
+
+def _record_members(tar: tarfile.TarFile, caption: str) -> Iterator[tuple[bool, str, tarfile.TarInfo]]:
+    """Yield the members that records are made of: whether a member starts a record, its kind, and its header."""
+    wanted = {*TEXT_KEYS, caption, "json"}
+    current, begun = "", False
+    for member in tar:
+        names = sample_of(member)
+        if names is None:
+            continue
+        key, kind = names
+        if key != current:
+            current, begun = key, False
+        image = f".{kind.rpartition('.')[2]}" in IMAGE_SUFFIXES
+        if image or kind in wanted:
+            yield not begun, "image" if image else kind, member
+            begun = True
+
+
+def _record(sample: dict[str, Any], caption: str, image_id: str) -> Record:
+    return record(lambda: _of_members(sample, caption, image_id))
+
+
+def _of_members(sample: dict[str, Any], caption: str, image_id: str) -> Record:
+    if "too large" in sample:
+        raise BadSample("too large", "")
+    fields: Any = {}
+    if "json" in sample:
+        try:
+            fields = json.loads(sample["json"], parse_int=whole)
+        except (ValueError, RecursionError):  # such a sample has no caption, and is counted for that
+            fields = {}
+    fields = fields if isinstance(fields, dict) else {}
+    captions = captions_in(fields.get(caption))
+    for key in (caption, *TEXT_KEYS):
+        if key in sample and key != "image":
+            captions = [sample[key].decode("utf-8", errors="replace")]
+            break
+    return {
+        "image": {"bytes": sample.get("image"), "path": sample.get("path")},
+        "caption": captions,
+        "image_id": identity_in(fields.get(image_id)),
+    }

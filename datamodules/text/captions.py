@@ -1,0 +1,44 @@
+"""Captions as strings: cleaning, usability, identity."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+_DELETED = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
+_SPACES = re.compile(r"\s{2,}")
+
+
+def clean_caption(caption: str, max_words: int = 30) -> str:
+    """Apply ALBEF's caption cleaning (``pre_caption`` of the authors' code), step by step in their order.
+
+    Args:
+        caption: raw text.
+        max_words: number of space-separated words kept (authors' value: 30).
+    """
+    text = caption.lower().translate(_DELETED).replace("<person>", "person")
+    text = _SPACES.sub(" ", text).rstrip("\n").strip(" ")
+    return " ".join(text.split(" ")[:max_words])
+
+
+def is_text(text: str) -> bool:
+    """Return whether a string has no lone surrogates, which JSON can express but UTF-8 cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def usable_caption(caption: object, clean: bool, max_words: int) -> bool:
+    """Return whether a caption is text that is not empty, after the cleaning if ``clean``."""
+    if not isinstance(caption, str) or not is_text(caption):
+        return False
+    return bool(clean_caption(caption, max_words) if clean else caption.strip())
+
+
+def text_id(caption: str) -> int:
+    """Return a 63-bit hash of a text, the same in every process and run."""
+    return int.from_bytes(hashlib.blake2b(caption.encode(), digest_size=8).digest(), "big") >> 1
