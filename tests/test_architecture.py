@@ -24,7 +24,7 @@ ALLOWED = {
 
 # What is still wrong; to be empty.
 IMPORTS_TO_DO: set[str] = set()
-TWICE_TO_DO = {"_NormBase", "_generate_state_key", "_should_accumulate"}
+TWICE_TO_DO: set[str] = set()
 
 DOCUMENTED = {"_replace", "_asdict", "_make", "_exit"}  # of named tuples and of `os`: public in spite of their names
 
