@@ -24,9 +24,9 @@ from vlightning.lightning_modules import ALBEFModule
 
 SIZES = {
     "_class_path": "vlightning.lightning_modules.ALBEFModule",
-    "vision_depth": 1,
-    "queue_size": 8,
-    "vocab_size": 200,
+    "vision": {"depth": 1},
+    "contrast": {"queue_size": 8},
+    "text": {"vocab_size": 200},
 }
 DATA = {"_class_path": "vlightning.datamodules.ShapesDataModule", "length": 8, "num_workers": 0}
 TOUCH = "touch ran"
