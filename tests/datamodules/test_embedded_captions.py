@@ -169,7 +169,7 @@ def test_other_files_are_refused(arguments, tmp_path):
 
 def test_a_language_model_without_a_tokenizer_is_refused(arguments, tmp_path):
     data = ready(arguments | {"language_model": str(tmp_path / "nothing")})
-    with pytest.raises(UserError, match="of a tokenizer, got|Expected a tokenizer folder"):
+    with pytest.raises(UserError, match=r"of a tokenizer, got|Expected a tokenizer folder"):
         next(iter(data.train_dataloader()))
-    with pytest.raises(UserError, match="data.max_tokens of at least 2, got 1"):
+    with pytest.raises(UserError, match=r"data.max_tokens of at least 2, got 1"):
         EmbeddedCaptionsDataModule("embeddings.parquet", max_tokens=1)

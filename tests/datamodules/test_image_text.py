@@ -366,7 +366,7 @@ def test_a_text_files_lines_keep_their_numbers_and_empty_ones_are_left_out_and_c
     assert data.predict_texts == ["image one", "", "  ", "number\u2028two", "?!", "thrée"]
     (batch,) = data.predict_dataloader()
     assert batch["text_index"].tolist() == [0, 3, 4, 5]
-    assert "2 of the 6 texts to predict are empty and left out" in caplog.text
+    assert "2 of the 6 texts to predict are empty and skipped" in caplog.text
     (batch,) = opened(module, "predict", clean_captions=True, **options).predict_dataloader()
     assert batch["text_index"].tolist() == [0, 3, 5]
 

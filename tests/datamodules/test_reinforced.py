@@ -215,8 +215,8 @@ def test_what_a_downloader_noted_can_be_ignored(tmp_path):
     [
         (None, {}, "box outside the image: 12"),
         ("own", {"other_sizes": "ignore"}, "box outside the image: 12"),
-        ("own", {"other_sizes": "refuse"}, "another size than recorded: 12"),
-        ("downloader", {"other_sizes": "refuse"}, "another size than recorded: 12"),
+        ("own", {"other_sizes": "refuse"}, "image size differs from recorded: 12"),
+        ("downloader", {"other_sizes": "refuse"}, "image size differs from recorded: 12"),
     ],
 )
 def test_images_of_another_size_can_be_refused(tmp_path, record, options, cause):
@@ -256,7 +256,7 @@ FAULTS = {
     "param_aug and image_emb differ in number": lambda members: members.update(
         {"paug.json": json.dumps({"param_aug": made.augmentations(0)[:3]}).encode()}
     ),
-    "embedding 7 wide instead of 12": lambda members: members.update(
+    "embedding of dimension 7 instead of 12": lambda members: members.update(
         npz=made.npz({"image_emb": torch.rand(4, 7), "text_emb": torch.rand(4, 7)})
     ),
     "truncated": lambda members: members.update(jpg=members["jpg"][:-100]),

@@ -176,7 +176,7 @@ def test_unusable_rows_come_with_their_cause(pairs, module, caplog):
     account = data.account("predict")
     assert account.seen == 8
     assert account.causes.total() == 5
-    assert dict(account.remarks) == {"further captions of a row left out": 1}
+    assert dict(account.remarks) == {"further captions of a row skipped": 1}
     assert next(pair.caption for batch in found for pair in batch["originals"].pairs if pair.row == 6) == "one"
 
 

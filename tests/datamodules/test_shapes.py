@@ -180,9 +180,9 @@ def test_every_word_is_one_token_with_the_default_vocabulary():
 
 
 def test_wrong_lengths_are_named():
-    with pytest.raises(UserError, match="data.eval_length from 1 to 1579, got 1580"):
+    with pytest.raises(UserError, match=r"data.eval_length from 1 to 1579, got 1580"):
         table("train", eval_length=1580)
-    with pytest.raises(UserError, match="data.length of at least 1, got 0"):
+    with pytest.raises(UserError, match=r"data.length of at least 1, got 0"):
         table("train", length=0)
 
 

@@ -265,15 +265,15 @@ def test_the_seed_defaults_to_lightnings(monkeypatch):
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(UserError, match="data.batch_size of at least 1, got 0"):
+    with pytest.raises(UserError, match=r"data.batch_size of at least 1, got 0"):
         data(batch_size=0)
-    with pytest.raises(UserError, match="data.max_bad_share from 0 to 1, got 2"):
+    with pytest.raises(UserError, match=r"data.max_bad_share from 0 to 1, got 2"):
         data(max_bad_share=2)
     with pytest.raises(UserError, match=r"data.seed below 2\*\*32, got 4294967296"):
         data(seed=2**32)
     module = data(batch_size=31)
     module.setup("fit")
-    with pytest.raises(UserError, match="at least one global batch of 31 training rows .* got 30"):
+    with pytest.raises(UserError, match=r"at least one global batch of 31 training rows .* got 30"):
         module.train_dataloader()
     module = data(vocab_size=150)
     module.setup("fit")

@@ -210,9 +210,7 @@ def test_columns_of_the_wrong_kind_are_named(files, table):
 
 def test_missing_files_are_named_with_a_near_one(files, table):
     files.parquet(1, "train.parquet")
-    with pytest.raises(
-        UserError, match=r"got '.*trian.parquet', which does not exist.* \(there is '.*train.parquet'\)"
-    ):
+    with pytest.raises(UserError, match=r"got '.*trian.parquet', which .* \(there is '.*train.parquet'\)"):
         table(str(files.folder / "trian.parquet"))
     with pytest.raises(UserError, match="Expected files that match"):
         table(str(files.folder / "*.tar"))

@@ -218,7 +218,7 @@ def test_a_streamed_run_resumes_exactly(files, module, tmp_path, kind):
 
 
 def test_streaming_without_samples_per_epoch_is_an_error(module):
-    with pytest.raises(UserError, match="Expected data.samples_per_epoch with data.streaming"):
+    with pytest.raises(UserError, match=r"Expected data.samples_per_epoch with data.streaming"):
         module(train="x.parquet", streaming=True)
 
 

@@ -105,7 +105,7 @@ def test_rare_letters_give_way_in_a_small_vocabulary():
 
 
 def test_a_vocabulary_without_room_is_an_error():
-    with pytest.raises(UserError, match="vocab_size of at least 108 .* got 104"):
+    with pytest.raises(UserError, match=r"vocab_size of at least 108 .* got 104"):
         train_wordpiece(CAPTIONS, 104)
 
 
