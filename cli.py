@@ -1,47 +1,45 @@
-"""Command line: `vlightning fit|validate|test|predict`, the same as `python cli.py ...`."""
+"""Command line: `vlightning fit|validate|test|predict|export|convert`, the same as `python cli.py ...`."""
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-# Imported so that YAML can name their classes without a module path.
-import vlightning.callbacks
-import vlightning.datamodules
-import vlightning.lightning_modules
-from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
+from vlightning import callbacks, datamodules, lightning_modules  # noqa: F401
+from vlightning.callbacks.checkpoints.best import BestCheckpoint
+from vlightning.callbacks.checkpoints.last import LastCheckpoint
+from vlightning.callbacks.checkpoints.run_config import SaveRunConfig
+from vlightning.callbacks.checkpoints.saved_run import read_saved_run
+from vlightning.callbacks.distributed.lost_processes import lost_processes_reported
+from vlightning.callbacks.optimizer_options import TypedOptimizerOptions
+from vlightning.cli_support import convert, export
 from vlightning.cli_support.command_line import UsageError, read_command_line
 from vlightning.cli_support.defaults import TRAINER_DEFAULTS, check_strategy, leave_out_hp_metric, with_defaults
+from vlightning.cli_support.errors import readable_errors, silence_noise, usage_errors
 from vlightning.cli_support.help import HelpfulParser
 from vlightning.cli_support.links import apply_links
-from vlightning.cli_support.lost import lost_processes_told
 from vlightning.cli_support.mistakes import check_help, check_sections, explain
-from vlightning.cli_support.optimizer_options import TypedOptimizerOptions
-from vlightning.cli_support.progress import results_table
-from vlightning.cli_support.report import quiet, readable_errors
-from vlightning.cli_support.results import say_results
-from vlightning.cli_support.resume import as_first_config, find_checkpoint, merge, read_checkpoint, report_overrides
-from vlightning.cli_support.rundir import (
+from vlightning.cli_support.results import print_checkpoints, results_table, warn_of_random_weights
+from vlightning.cli_support.resume import as_first_config, find_checkpoint, merge, report_overrides
+from vlightning.cli_support.run_folder import (
     checkpoint_of,
     claim_run_dir,
     find_named_run,
     name_run,
     run_dir_released,
     run_name,
+    shaping_settings,
 )
-from vlightning.cli_support.save_config import SaveRunConfig, reproducible, shaping_settings
-from vlightning.cli_support.untrained import tell_if_untrained
-
-vlightning.callbacks.load_all()
 
 DESCRIPTION = (
     "Train and evaluate vision-language models, as in `vlightning fit --config configs/albef/quickstart.yaml`. "
-    "Also: --version; --debug keeps the traceback of an error."
+    "Also: vlightning export and vlightning convert, for checkpoints (each has a --help); --version; --debug keeps the "
+    "traceback of an error."
 )
 
 
@@ -62,12 +60,13 @@ class VLightningCLI(LightningCLI):
         self.typed = typed = read_command_line(sys.argv[1:] if args is None else list(args))
         if typed.subcommand is not None:
             check_help(typed, self._subcommand_parsers[typed.subcommand])
-        path = find_named_run(typed) or find_checkpoint(typed)
-        if path is not None and (path / "checkpoints").is_dir():
-            path = checkpoint_of(path, best=typed.subcommand != "fit")
-        self.saved = read_checkpoint(path) if path else None
-        if self.saved is not None:
-            merge(self.saved, typed)
+        with usage_errors():
+            path = find_named_run(typed) or find_checkpoint(typed)
+            if path is not None and (path / "checkpoints").is_dir():
+                path = checkpoint_of(path, best=typed.subcommand != "fit")
+            self.saved = read_saved_run(path) if path else None
+            if self.saved is not None:
+                merge(self.saved, typed)
         with as_first_config(typed) as words:
             try:
                 self.config = parser.parse_args(words)
@@ -76,7 +75,7 @@ class VLightningCLI(LightningCLI):
                 raise UsageError(explain(error, typed, self._subcommand_parsers[str(typed.subcommand)])) from error
 
     def _parse_ckpt_path(self) -> None:
-        """Complete the parsed configuration with what the checkpoint, the config's name and the data decide."""
+        """Complete the parsed configuration from the checkpoint, the config's name and the data."""
         config = self.config[self.config.subcommand]
         self.replaced = report_overrides(self.saved, config, self.typed)
         if self.saved is not None:
@@ -85,7 +84,7 @@ class VLightningCLI(LightningCLI):
         leave_out_hp_metric(config, self.typed)
         check_strategy(config.trainer.strategy)
         linked = apply_links(config, self.typed, self.saved)
-        self.reproducible = reproducible(config, without=[f"model.init_args.{name}" for name in linked])
+        self.reproducible = _reproducible(config, without=[f"model.init_args.{name}" for name in linked])
 
     def before_instantiate_classes(self) -> None:
         """Claim the run's folder; the seed is known by now."""
@@ -93,7 +92,9 @@ class VLightningCLI(LightningCLI):
         self.reproducible.seed_everything = config.seed_everything
         claimed = claim_run_dir(config, self.typed, self.saved)
         run = {"trainer": shaping_settings(config), "name": run_name(config, self.typed, self.saved)}
-        self.save_config_kwargs = {"reproducible": self.reproducible, "run": run, "claimed": claimed}
+        self.save_config_kwargs = {"reproducible": self.reproducible, "run": run}
+        if claimed is not None:
+            self.save_config_kwargs["on_begin"] = claimed.begin
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         if self.replaced:
@@ -101,11 +102,11 @@ class VLightningCLI(LightningCLI):
         return super()._instantiate_trainer(*with_defaults(config, callbacks))
 
     def validate(self, verbose: bool = True, **kwargs: Any) -> None:
-        """Validate, and print the numbers in a table of our own."""
+        """Validate, and print the metrics in a table of our own."""
         self._evaluate(self.trainer.validate, verbose, kwargs)
 
     def test(self, verbose: bool = True, **kwargs: Any) -> None:
-        """Test, and print the numbers in a table of our own."""
+        """Test, and print the metrics in a table of our own."""
         self._evaluate(self.trainer.test, verbose, kwargs)
 
     def _evaluate(self, function: Callable[..., Any], verbose: bool, kwargs: dict[str, Any]) -> None:
@@ -115,13 +116,23 @@ class VLightningCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand != "fit" and self.config[subcommand].ckpt_path is None:
-            tell_if_untrained(subcommand, self.model)
+            warn_of_random_weights(subcommand, self.model)
         if self.saved is not None and hasattr(self.model, "expect_checkpoint"):
             self.model.expect_checkpoint()
-        with lost_processes_told(self.trainer):
+        with lost_processes_reported(self.trainer):
             super()._run_subcommand(subcommand)
         if subcommand == "fit":
-            say_results(self.trainer, self.model, self.datamodule)
+            print_checkpoints(self.trainer, self.model, self.datamodule)
+
+
+def _reproducible(config: Namespace, without: Sequence[str]) -> Namespace:
+    """Copy a configuration without the folder of this run, and without what follows from other values."""
+    copied = copy.deepcopy(config)
+    for key in without:
+        copied.pop(key, None)
+    if copied.get("trainer.logger.init_args.version") is not None:
+        copied["trainer.logger.init_args.version"] = None
+    return copied
 
 
 def main(args: list[str] | None = None) -> None:
@@ -131,14 +142,20 @@ def main(args: list[str] | None = None) -> None:
         args: The words after the program's name; None takes them from `sys.argv`.
 
     Raises:
-        SystemExit: With status 2 for what cannot be run as typed, 1 for a run that stopped with a known mistake.
+        SystemExit: With status 2 for a command line that cannot be run as typed, 1 for a run that stopped with a
+            mistake that has a sentence.
     """
     words = sys.argv[1:] if args is None else args
     if words == ["--version"]:
         sys.stdout.write(f"vlightning {version('vlightning')}\n")
         return
-    quiet()
+    silence_noise()
     with readable_errors(debug="--debug" in words), run_dir_released():
+        callbacks.load_all()  # and the two packages beside it, so that YAML can name classes without a module path
+        if words[:1] in (["export"], ["convert"]):
+            command = export.run if words[0] == "export" else convert.run
+            sys.stdout.write(f"{command([word for word in words[1:] if word != '--debug'])}\n")
+            return
         VLightningCLI(
             LightningModule,
             LightningDataModule,

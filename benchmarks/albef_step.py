@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from PIL import Image
@@ -34,10 +35,22 @@ from timing import PRECISIONS, autocast, medians, seconds
 from support.plain_albef import PlainALBEF
 from vlightning.callbacks import EMACallback
 from vlightning.datamodules import ImageTextDataModule
-from vlightning.lightning_modules import ALBEFModule, attention
-from vlightning.lightning_modules.albef import draws
-from vlightning.lightning_modules.albef.module import _Encoded
-from vlightning.lightning_modules.evaluation.retrieval import Batch
+from vlightning.lightning_modules import ALBEFModule
+from vlightning.lightning_modules.albef import module as albef_module
+from vlightning.lightning_modules.albef.encoding import Encoded, encode
+from vlightning.lightning_modules.albef.itc import gather_keys, image_text_contrast
+from vlightning.lightning_modules.albef.itm import (
+    Fused,
+    HardNegatives,
+    draw_negatives,
+    fuse_pairs,
+    image_text_matching,
+)
+from vlightning.lightning_modules.albef.mlm import MaskedTokens, draw_masked_tokens, masked_language_modelling
+from vlightning.lightning_modules.albef.network import ALBEFNetwork
+from vlightning.lightning_modules.albef.settings import ContrastSettings, MemorySettings, TextSettings, VisionSettings
+from vlightning.lightning_modules.evaluation.protocol import Batch
+from vlightning.lightning_modules.networks import attention
 
 ALPHA = 0.4
 
@@ -45,18 +58,13 @@ ALPHA = 0.4
 class Step:
     """A module with its optimizer and teacher update, stepped as the Trainer would."""
 
-    def __init__(self, options: argparse.Namespace, kind: type[ALBEFModule] = ALBEFModule, **changes: Any) -> None:
+    def __init__(self, options: argparse.Namespace, **memory: Any) -> None:
         torch.manual_seed(0)
-        self.module = kind(
-            image_size=options.size,
-            vision_width=384,
-            vision_heads=6,
-            text_width=384,
-            text_heads=6,
-            text_ffn_width=1536,
-            queue_size=options.queue,
-            dropout=0.0,
-            **changes,
+        self.module = ALBEFModule(
+            vision=VisionSettings(image_size=options.size, width=384, heads=6),
+            text=TextSettings(width=384, heads=6, ffn_width=1536, dropout=0.0),
+            contrast=ContrastSettings(queue_size=options.queue),
+            memory=MemorySettings(**memory),
         )
         self.module.current_alpha = lambda: ALPHA  # type: ignore[method-assign]
         self.losses: dict[str, float] = {}
@@ -194,15 +202,24 @@ def parts(options: argparse.Namespace) -> None:
 def _parts(step: Step, batch: Batch, precision: str, loader: Iterator[Batch]) -> dict[str, Callable[[], Any]]:
     module = step.module
     torch.manual_seed(1)
-    masked = module._draw_masked_tokens(batch["input_ids"])
+    masked, mask = draw_masked_tokens(batch["input_ids"], module.text), batch["attention_mask"]
+
+    def encoded(network: ALBEFNetwork) -> Encoded:
+        return encode(network, batch, masked.input_ids, None)
+
+    def contrasted(student: Encoded) -> Any:
+        keys = gather_keys(teacher, batch["image_id"], "global")
+        return image_text_contrast(student, teacher, keys, module.queues(), module.temperature, ALPHA, "image_id", None)
+
+    def words(fused: Tensor) -> Tensor:
+        return masked_language_modelling(module.student, module.teacher, fused, teacher, mask, masked, ALPHA, None)
+
     with autocast(precision), torch.no_grad():
-        teacher = module._encode(module.teacher, batch, masked)
-        student = module._encode(module.student, batch, masked)
-        _, *logits = module._contrast(batch, student, teacher, ALPHA)
-        negatives = module._draw_negatives(batch, *logits)
-        matching, fused = module._fuse(batch, student, *negatives)
+        teacher, student = encoded(module.teacher), encoded(module.student)
+        contrast = contrasted(student)
+        negatives = draw_negatives(contrast, batch, "image_id")
+        fused = _as_leaves(fuse_pairs(module.student, student, mask, negatives, None))
     leaves = _as_leaves(student)
-    fused_leaf, matching_leaf = fused.detach().requires_grad_(), matching.detach().requires_grad_()
     outputs = {
         "keys": {"image": teacher.image_features, "text": teacher.text_features},
         "key_ids": {"image": batch["image_id"], "text": batch["image_id"]},
@@ -228,13 +245,13 @@ def _parts(step: Step, batch: Batch, precision: str, loader: Iterator[Batch]) ->
     optimizer()
     return {
         "whole step": lambda: step(batch, precision),
-        "student towers, forward, backward": run(lambda: module._encode(module.student, batch, masked)),
-        "teacher towers, forward": run(lambda: module._encode(module.teacher, batch, masked), backward=False),
-        "contrast, forward, backward": run(lambda: module._contrast(batch, leaves, teacher, ALPHA)[0]),
-        "negatives": run(lambda: module._draw_negatives(batch, *logits), backward=False),
-        "fusion, forward, backward": run(lambda: module._fuse(batch, leaves, *negatives)),
-        "matching head": run(lambda: module._match(matching_leaf, *negatives)),
-        "MLM with the teacher's fusion": run(lambda: module._predict_words(batch, teacher, masked, fused_leaf, ALPHA)),
+        "student towers, forward, backward": run(lambda: encoded(module.student)),
+        "teacher towers, forward": run(lambda: encoded(module.teacher), backward=False),
+        "contrast, forward, backward": run(lambda: contrasted(leaves).loss),
+        "negatives": run(lambda: draw_negatives(contrast, batch, "image_id"), backward=False),
+        "fusion, forward, backward": run(lambda: fuse_pairs(module.student, leaves, mask, negatives, None)),
+        "matching head": run(lambda: image_text_matching(module.itm_head, fused.cls, negatives)),
+        "MLM with the teacher's fusion": run(lambda: words(fused.masked)),
         "EMA": lambda: step.ema.update(module),
         "queues": lambda: step.enqueue(outputs),
         "optimizer": optimizer,
@@ -242,11 +259,8 @@ def _parts(step: Step, batch: Batch, precision: str, loader: Iterator[Batch]) ->
     }
 
 
-def _as_leaves(encoded: Any) -> Any:
-    def leaf(tensor: Tensor) -> Tensor:
-        return tensor.detach().requires_grad_()
-
-    return type(encoded)(*(tuple(map(leaf, part)) if isinstance(part, tuple) else leaf(part) for part in encoded))
+def _as_leaves(record: Any) -> Any:
+    return type(record)(*(tensor.detach().requires_grad_() for tensor in record))
 
 
 def _flat(result: Any) -> list[Tensor]:
@@ -281,54 +295,61 @@ def images(options: argparse.Namespace) -> Iterator[Iterator[Batch]]:
         yield forever()
 
 
-class SeparatePasses(ALBEFModule):
-    """Every group of rows through the networks by itself."""
+class Replaced(Step):
+    """A step with a function of `albef/module.py` replaced."""
 
-    def _fuse(self, batch: Batch, student: Any, negative_image: Any, negative_text: Any) -> tuple[Tensor, ...]:
-        wrong_image, wrong_text = negative_image.row, negative_text.row
-        mask, text, tokens = batch["attention_mask"], student.text_states, student.image_tokens
-        fuse = self.student.fuse
-        pairs, wrong = fuse(text, mask, tokens)[:, 0], fuse(text, mask, tokens[wrong_image])[:, 0]
-        with_wrong_text = fuse(text[wrong_text], mask[wrong_text], tokens)[:, 0]
-        masked = fuse(student.masked_states[0], mask, tokens)
-        return torch.stack([pairs, wrong, with_wrong_text], 1), masked
+    def __init__(self, options: argparse.Namespace, name: str, function: Callable[..., Any]) -> None:
+        super().__init__(options)
+        self.name, self.function = name, function
+
+    def __call__(self, batch: Batch, precision: str) -> dict[str, float]:
+        """The step with the other function."""
+        with patch.object(albef_module, self.name, self.function):
+            return super().__call__(batch, precision)
 
 
-class CopiedKeys(ALBEFModule):
+def fuse_separately(
+    network: ALBEFNetwork, encoded: Encoded, mask: Tensor, negatives: HardNegatives, slice_rows: int | None
+) -> Fused:
+    """Every group of rows through the fusion encoder by itself."""
+    wrong_image, wrong_text = negatives.image.row, negatives.text.row
+    text, tokens, masked, fuse = encoded.text_states, encoded.image_tokens, encoded.masked_states, network.fuse
+    assert masked is not None
+    pairs, wrong = fuse(text, mask, tokens)[:, 0], fuse(text, mask, tokens[wrong_image])[:, 0]
+    with_wrong_text = fuse(text[wrong_text], mask[wrong_text], tokens)[:, 0]
+    return Fused(torch.stack([pairs, wrong, with_wrong_text], 1), fuse(masked, mask, tokens))
+
+
+def fuse_with_copied_keys(
+    network: ALBEFNetwork, encoded: Encoded, mask: Tensor, negatives: HardNegatives, slice_rows: int | None
+) -> Fused:
     """One fusion pass, with the image tokens copied for every row and projected again."""
-
-    def _fuse(self, batch: Batch, student: Any, negative_image: Any, negative_text: Any) -> tuple[Tensor, ...]:
-        wrong_image, wrong_text = negative_image.row, negative_text.row
-        mask, text, tokens = batch["attention_mask"], student.text_states, student.image_tokens
-        states = torch.cat([text, text, text[wrong_text], student.masked_states[0]])
-        fused = self.student.fuse(
-            states,
-            torch.cat([mask, mask, mask[wrong_text], mask]),
-            torch.cat([tokens, tokens[wrong_image], tokens, tokens]),
-        )
-        pairs, wrong, with_wrong_text, masked = fused.chunk(4)
-        return torch.stack([pairs[:, 0], wrong[:, 0], with_wrong_text[:, 0]], 1), masked
+    wrong_image, wrong_text = negatives.image.row, negatives.text.row
+    text, tokens, masked = encoded.text_states, encoded.image_tokens, encoded.masked_states
+    assert masked is not None
+    fused = network.fuse(
+        torch.cat([text, text, text[wrong_text], masked]),
+        torch.cat([mask, mask, mask[wrong_text], mask]),
+        torch.cat([tokens, tokens[wrong_image], tokens, tokens]),
+    )
+    pairs, wrong, with_wrong_text, words = fused.chunk(4)
+    return Fused(torch.stack([pairs[:, 0], wrong[:, 0], with_wrong_text[:, 0]], 1), words)
 
 
-class SeparateTexts(ALBEFModule):
+def encode_texts_separately(network: ALBEFNetwork, batch: Batch, masked_ids: Tensor, slice_rows: int | None) -> Encoded:
     """Captions and masked captions through the text layers one after the other."""
-
-    def _encode(self, network: Any, batch: Batch, masked: Any) -> Any:
-        mask = batch["attention_mask"]
-        tokens = network.encode_image(batch["image"])
-        text, words = network.encode_text(batch["input_ids"], mask), network.encode_text(masked.input_ids, mask)
-        features = network.project_image(tokens), network.project_text(text)
-        return _Encoded(tokens, text, (words,), *features)
+    mask = batch["attention_mask"]
+    tokens = network.encode_image(batch["image"])
+    text, words = network.encode_text(batch["input_ids"], mask), network.encode_text(masked_ids, mask)
+    return Encoded(tokens, text, words, network.project_image(tokens), network.project_text(text))
 
 
-class EveryPosition(ALBEFModule):
+def mask_at_every_position(input_ids: Tensor, text: TextSettings) -> MaskedTokens:
     """The language-model head on all positions."""
-
-    def _draw_masked_tokens(self, input_ids: Tensor) -> draws.MaskedTokens:
-        masked = super()._draw_masked_tokens(input_ids)
-        labels = torch.full_like(input_ids, -100).flatten()
-        labels[masked.positions] = masked.labels
-        return draws.MaskedTokens(masked.input_ids, torch.arange(labels.numel()), labels)
+    masked = draw_masked_tokens(input_ids, text)
+    labels = torch.full_like(input_ids, -100).flatten()
+    labels[masked.positions] = masked.labels
+    return MaskedTokens(masked.input_ids, torch.arange(labels.numel()), labels)
 
 
 class OtherAttention(Step):
@@ -348,10 +369,10 @@ def ways(options: argparse.Namespace) -> None:
     """What each way of saving time brings: a step with that one undone, over the step with all."""
     batch = make_batch(options)
     without: dict[str, Callable[[], Step]] = {
-        "masked rows only": lambda: Step(options, EveryPosition),
-        "one fusion pass for all rows": lambda: Step(options, SeparatePasses),
-        "keys and values projected once": lambda: Step(options, CopiedKeys),
-        "both texts in one pass": lambda: Step(options, SeparateTexts),
+        "masked rows only": lambda: Replaced(options, "draw_masked_tokens", mask_at_every_position),
+        "one fusion pass for all rows": lambda: Replaced(options, "fuse_pairs", fuse_separately),
+        "keys and values projected once": lambda: Replaced(options, "fuse_pairs", fuse_with_copied_keys),
+        "both texts in one pass": lambda: Replaced(options, "encode", encode_texts_separately),
         "attention by the faster formulation": lambda: OtherAttention(options),
     }
     step = Step(options)

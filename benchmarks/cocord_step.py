@@ -3,15 +3,14 @@
     python benchmarks/cocord_step.py
     python benchmarks/cocord_step.py --teacher resnet56 --student resnet20
 
-The floor is what no implementation can leave out: two forward and backward passes of the student, two forward passes of
-the slow student, one of the teacher, each in train or eval mode as the method wants it. What a step takes beyond it are
-heads, predictor, dictionary, losses, optimizer, averages and the queue. Times are medians of interleaved calls.
+The floor is what any implementation needs: two forward and backward passes of the student, two forward passes of the
+slow student and one of the teacher, each in the mode of the method. The rest of a step are heads, predictor,
+dictionary, losses, optimizer, averages and the queue. Times are medians of interleaved calls.
 
-The two views of the student go through it one after the other, and so do those of the slow student: BatchNorm in train
-mode takes its statistics from the batch it sees, and both views in one batch would be another function than the
-authors'. Linear layers of heads and predictor do take both views in one pass, and so does the teacher, in eval mode,
-with all that it is asked. `--joined` shows what one pass of both views through the student, and through the slow
-student, would save.
+Student and slow student process their two views one after the other, since BatchNorm's statistics in train mode are
+those of a batch; both views in one batch would be another function than the authors'. Linear layers of heads and
+predictor process both views in one pass, and so does the teacher, in eval mode. `--joined` also measures one pass of
+both views through the student, and through the slow student.
 """
 
 import argparse
@@ -24,6 +23,7 @@ from timing import PRECISIONS, autocast, medians
 
 from vlightning.callbacks import EMACallback
 from vlightning.lightning_modules import CoCoRDModule
+from vlightning.lightning_modules.cocord.losses import dictionary_loss, same_class_share
 
 Batch = dict[str, torch.Tensor]
 
@@ -33,7 +33,12 @@ class Step:
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
-        self.module = CoCoRDModule(options.student, options.classes, teacher=options.teacher, queue_start="random")
+        self.module = CoCoRDModule(
+            options.student,
+            options.classes,
+            teacher={"name": options.teacher},
+            contrast={"queue_start": "random"},
+        )
         self.module.to(memory_format=torch.channels_last)  # as `configure_model` does
         self.module.log = lambda *_, **__: None  # type: ignore[method-assign]
         self.module.log_dict = lambda *_, **__: None  # type: ignore[method-assign]
@@ -92,6 +97,7 @@ def extras(step: Step, batch: Batch, precision: str) -> dict[str, Callable[[], N
     assert module.student_head is not None
     assert module.predictor is not None
     head, predictor, dictionary = module.student_head, module.predictor, module.dictionary
+    temperature = module.contrast.temperature
     features = torch.randn(len(batch["label"]), module.student.feature_dim)
     key = torch.randn(len(batch["label"]), 2048)
 
@@ -102,7 +108,8 @@ def extras(step: Step, batch: Batch, precision: str) -> dict[str, Callable[[], N
     def contrast() -> None:
         query = key.clone().requires_grad_()
         assert dictionary is not None
-        module._contrast(query, key, dictionary, batch["label"]).backward()
+        same_class_share(batch["label"], dictionary)
+        dictionary_loss(query, key, dictionary, temperature).backward()
 
     outputs = {"keys": {"dictionary": F.normalize(key)}, "key_ids": {"dictionary": batch["label"]}}
     return {

@@ -3,9 +3,9 @@ r"""A table of plain training, KD, CoCoRD and CoCoRD+KD: rows x seeds, with mean
     python benchmarks/cocord_table.py runs/table --teacher resnet20 --student resnet8 --epochs 20 -- \
         --data ImageClassificationDataModule --data.train train.parquet --data.validation test.parquet
 
-What stands after `--` goes to every run of `vlightning fit`, the teacher's too; it says at least where the images
-are. The teacher is trained first, on the same images, unless one is given. All runs have equal epochs, and a learning
-rate that falls after 62.5, 75 and 87.5 percent of them, as in the CRD benchmark.
+Arguments after `--` go to every run of `vlightning fit`, also the teacher's; at least those of the data are needed. The
+teacher is trained first, on the same images, unless one is given. All runs have equal epochs, and a learning rate that
+falls after 62.5, 75 and 87.5 percent of them, as in the CRD benchmark.
 
 Every run writes its results as they come, under the folder that is named; called again, the command continues runs that
 were stopped, and only prints those that are done. Accuracy is that of the validation split, at the last epoch and at
@@ -32,7 +32,7 @@ ROWS = {
 def train(folder: Path, words: list[str], options: argparse.Namespace) -> Curve:
     """Train a run of the table unless that is done."""
     milestones = [round(options.epochs * share) for share in (0.625, 0.75, 0.875)]
-    command = ["--model", "CoCoRDModule", *words, f"--model.lr_milestones={milestones}", *options.words]
+    command = ["--model", "CoCoRDModule", *words, f"--model.optim.lr_milestones={milestones}", *options.words]
     return fit(folder, command, options.epochs, "val/top1", options.threads)
 
 
@@ -65,7 +65,7 @@ def main() -> None:
         words = [word for name in ROWS[row] for word in ("--config", str(CONFIGS / name))]
         words += ["--model.student", options.student, f"--seed_everything={seed}"]
         if row != "vanilla":
-            words += ["--model.teacher", options.teacher, "--model.teacher_weights", weights]
+            words += ["--model.teacher.name", options.teacher, "--model.teacher.weights", weights]
         return train(options.folder / f"{row}_seed{seed}", words, options)
 
     jobs = [(seed, row) for seed in options.seeds for row in options.rows]

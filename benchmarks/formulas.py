@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
-from vlightning.lightning_modules.base.frozen import FrozenTeacher
+from vlightning.lightning_modules.base.frozen import Frozen
 
 FLOAT, LONG = 4, 8
 
@@ -232,7 +232,7 @@ def _networks(module: Any) -> dict[str, Any]:
         fate = "trained" if parameter.requires_grad else "averaged" if id(parameter) in following else "frozen"
         found[fate] += parameter.nbytes
     queues = module.queues().values() if hasattr(module, "queues") else []
-    taught = [part for part in module.modules() if isinstance(part, FrozenTeacher)]
+    taught = [part for part in module.modules() if isinstance(part, Frozen)]
     alike = {id(buffer) for part in (*queues, *taught) for buffer in part.buffers()}
     found["queue"] = sum(buffer.nbytes for queue in queues for buffer in queue.buffers())
     found["asked"] = found["averaged"] + found["frozen"]
@@ -241,41 +241,39 @@ def _networks(module: Any) -> dict[str, Any]:
 
 
 def _albef(module: Any, networks: dict[str, Any]) -> Method:
-    hparams = module.hparams
-    keys = 2 * hparams["embed_dim"] * FLOAT
+    keys = 2 * module.contrast.embed_dim * FLOAT
     return Method(
         moments=2,
         features=0,
         keys=keys,
         ids=LONG,
-        counts=1 + hparams["mlm"],
+        counts=1 + module.mlm,
         # In both directions: the cosine (for the temperature), its log-probability and its target.
-        tables=Tables(hparams["queue_size"], True, kept=24, most=36, slice=32),
+        tables=Tables(module.contrast.queue_size, True, kept=24, most=36, slice=32),
         slices_loss=True,
         **networks,
     )
 
 
 def _cocord(module: Any, networks: dict[str, Any]) -> Method:
-    hparams = module.hparams
     return Method(
         moments=1,
         features=0,
-        keys=hparams["embed_dim"] * FLOAT,
+        keys=module.heads.embed_dim * FLOAT,
         ids=LONG,
         counts=0,
         # The log-probability; the key of the row itself is one more column.
-        tables=Tables(hparams["queue_size"] + 1, False, kept=4, most=12, slice=12),
+        tables=Tables(module.contrast.queue_size + 1, False, kept=4, most=12, slice=12),
         **networks,
     )
 
 
 def _mmlg(module: Any, networks: dict[str, Any]) -> Method:
     hparams = module.hparams
-    taught = bool(hparams["distillation_weight"])
+    taught = bool(hparams["teacher"]["distillation_weight"])
     return Method(
         moments=2,
-        features=2 * hparams["embed_dim"] * FLOAT,
+        features=2 * hparams["towers"]["embed_dim"] * FLOAT,
         keys=2 * _width(module.teacher.network) * FLOAT if taught else 0,
         ids=0,
         counts=0,
@@ -287,11 +285,11 @@ def _mmlg(module: Any, networks: dict[str, Any]) -> Method:
 def _mobileclip(module: Any, networks: dict[str, Any]) -> Method:
     hparams = module.hparams
     kinds = 2 if hparams["captions"] == "both" else 1
-    width, teachers = _width(module.student), len(module.teacher_dims) if hparams["distillation_weight"] else 0
+    width, teachers = _width(module.student), len(module.teachers.dims) if module.teacher.distillation_weight else 0
     return Method(
         moments=2,
         features=(1 + kinds) * width * FLOAT,
-        keys=(1 + kinds) * sum(module.teacher_dims) * FLOAT if teachers else 0,
+        keys=(1 + kinds) * sum(module.teachers.dims) * FLOAT if teachers else 0,
         ids=0,
         counts=0,
         tables=clip_tables(2 * kinds, teachers),
@@ -301,7 +299,7 @@ def _mobileclip(module: Any, networks: dict[str, Any]) -> Method:
 
 def _shre(module: Any, networks: dict[str, Any]) -> Method:
     widths = [module.student.widths[name] for name in module.scales]
-    masks = bool(module.hparams["mask_same_image"])
+    masks = module.contrast.mask_same_image
     return Method(
         moments=2,
         features=2 * sum(widths) * FLOAT,

@@ -11,6 +11,7 @@ found stands below.
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,17 +24,20 @@ from torch import Tensor
 from traffic import on_the_wire
 
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
-from vlightning.lightning_modules.albef import module as albef_code
-from vlightning.lightning_modules.mmlg import module as mmlg_code
+from vlightning.lightning_modules.albef import encoding, itc, itm, mlm
+from vlightning.lightning_modules.albef.settings import ContrastSettings
 from vlightning.lightning_modules.mmlg import network as mmlg_network
-from vlightning.lightning_modules.mobileclip import module as mobileclip_code
+from vlightning.lightning_modules.mmlg import teacher as mmlg_teacher
+from vlightning.lightning_modules.mobileclip import pairs as mobileclip_code
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 from vlightning.lightning_modules.shre import module as shre_code
+from vlightning.lightning_modules.shre import network as shre_network
 
 PAIRS, PROCESSES = 65536, (8, 16, 32, 64, 128, 256)
 MICRO, LOSS_ROWS = 64, 64
 GIB, MIB = 2**30, 2**20
-SLICED = (albef_code, mmlg_code, mmlg_network, mobileclip_code, shre_code)  # who calls `in_slices`
+# The modules that call `in_slices`.
+SLICED = (encoding, itc, itm, mlm, mmlg_teacher, mmlg_network, mobileclip_code, shre_code, shre_network)
 # By `--measure`, torch 2.15.
 ACTIVATIONS = {
     "ALBEF": Activations(all=224786332, slice=136514992, between=3205648, batch=786920),
@@ -46,7 +50,7 @@ ACTIVATIONS = {
 
 def albef(queue_size: int = 65536) -> LightningModule:
     """The paper's."""
-    return ALBEFModule(queue_size=queue_size)
+    return ALBEFModule(contrast=ContrastSettings(queue_size=queue_size))
 
 
 def mobileclip(queue_size: int = 0) -> LightningModule:
@@ -65,14 +69,20 @@ def mmlg(queue_size: int = 0) -> LightningModule:
 def shre(queue_size: int = 0) -> LightningModule:
     """The origin's, from a ResNet-50."""
     half = (0.5, 0.5, 0.5)
-    module = SHReModule(image_mean=half, image_std=half)
+    module = SHReModule(teacher={"image_mean": half, "image_std": half})
     module.teacher.network = build_classifier("timm/resnet50", 1000).requires_grad_(False)
     return module
 
 
 def cocord(queue_size: int = 65536) -> LightningModule:
     """The paper's on ImageNet, of one direction."""
-    return CoCoRDModule("resnet18", 1000, teacher="resnet34", queue_size=queue_size, symmetric_prediction=False)
+    return CoCoRDModule(
+        "resnet18",
+        1000,
+        teacher={"name": "resnet34"},
+        contrast={"queue_size": queue_size},
+        prediction={"symmetric": False},
+    )
 
 
 METHODS: dict[str, Callable[..., Any]] = {
@@ -140,11 +150,23 @@ def watched_slices(there: list[Tensor]) -> Iterator[tuple[list[int], list[Tensor
             each.stop()
 
 
+@contextmanager
+def in_micro_batches(module: Any) -> Iterator[None]:
+    """Lets a module that can take slices take them."""
+    memory = getattr(module, "memory", None)
+    if memory is None:
+        with patch.dict(module.hparams, {"micro_batch_size": 1}):
+            yield
+    else:
+        with patch.object(module, "memory", replace(memory, micro_batch_size=1)):
+            yield
+
+
 def counted(module: Any, rows: dict[str, Tensor]) -> tuple[int, list[int], int]:
     """Bytes that a training step keeps, that each sliced function does, and that are between the slices."""
     there = [*module.parameters(), *module.buffers(), *rows.values()]
     everything = saved_bytes(lambda: module.training_step(rows, 0), without=there)
-    with watched_slices(there) as (kept, ends), patch.dict(module.hparams, {"micro_batch_size": 1}):
+    with watched_slices(there) as (kept, ends), in_micro_batches(module):
         module.training_step(rows, 0)
     return everything, kept, storage_bytes(ends, there)
 

@@ -1,14 +1,14 @@
-"""How long the towers of an image-text model take: milliseconds for a batch of images and for one of texts.
+"""Latency of the towers of an image-text model: milliseconds for a batch of images and for a batch of texts.
 
     python benchmarks/latency.py
     python benchmarks/latency.py --model MobileCLIP-S2 --model ViT-B-32 --batch 1 32 --channels-last --compile
     python benchmarks/latency.py --fuse
 
 Weights are random and of the precision that a row names; no autocast. All rows are interleaved, so that a machine whose
-speed drifts favours none; p50 and p95 are of each row's calls. A call ends when its features are there, on a GPU too.
+speed drifts favors none; p50 and p95 are of each row's calls. A call ends when its features are computed, on a GPU too.
 
-`--fuse` times the image tower in three forms: as trained; with its branches fused, as the vendor's code leaves it; and
-with the norms and scales folded in that remain there.
+`--fuse` times the image tower in three forms: as trained; with fused branches, as by the vendor's code; and with the
+remaining norms and scales folded too.
 """
 
 import argparse
@@ -41,7 +41,7 @@ Call = Callable[[], Any]
 
 
 class Row(NamedTuple):
-    """What is timed."""
+    """A configuration that is timed."""
 
     model: str
     runtime: str
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 def inputs(model: Any, row: Row, options: argparse.Namespace) -> Inputs:
-    """Images in the row's layout, and token ids."""
+    """Return images in the row's layout, and token ids."""
     size = side(row.model, options)
     images = torch.rand(row.batch, 3, size, size, device=options.device)
     ids = torch.randint(model.vocab_size, (row.batch, model.context_length), device=options.device)
@@ -64,12 +64,12 @@ def inputs(model: Any, row: Row, options: argparse.Namespace) -> Inputs:
 
 
 def side(name: str, options: argparse.Namespace) -> int:
-    """Of a model's images, pixels."""
+    """Return the side of a model's images in pixels."""
     return options.image_size or preprocessing_of(name).image_size
 
 
 def torch_calls(model: Any, row: Row, options: argparse.Namespace) -> dict[str, Call]:
-    """A call of each tower, by torch."""
+    """Return a call of each tower with torch."""
     calls: dict[str, Call] = {}
     pair = towers(model, row.fused, dtype=DTYPES[row.dtype])
     for name, tower, given in zip(("image", "text"), pair, inputs(model, row, options), strict=True):
@@ -81,7 +81,7 @@ def torch_calls(model: Any, row: Row, options: argparse.Namespace) -> dict[str, 
 
 
 def onnx_calls(model: Any, row: Row, options: argparse.Namespace) -> dict[str, Call]:
-    """A call of each tower, by onnxruntime on the CPU."""
+    """Return a call of each tower with onnxruntime on the CPU."""
     import onnxruntime  # type: ignore[import-untyped]
 
     settings = onnxruntime.SessionOptions()
@@ -99,12 +99,12 @@ def onnx_calls(model: Any, row: Row, options: argparse.Namespace) -> dict[str, C
 
 
 def laid_out(tower: nn.Module, channels_last: bool) -> nn.Module:
-    """Convolutions in one of two layouts."""
+    """Lay out convolutions with channels last or first."""
     return tower.to(memory_format=torch.channels_last) if channels_last else tower
 
 
 def ending(tower: Callable[[Tensor], Tensor], given: Tensor) -> Call:
-    """A call that returns when the device is done."""
+    """Return a call that waits for the device."""
 
     def call() -> None:
         tower(given)
@@ -115,7 +115,7 @@ def ending(tower: Callable[[Tensor], Tensor], given: Tensor) -> Call:
 
 
 def rows(options: argparse.Namespace) -> list[Row]:
-    """All that is asked for."""
+    """Measure and print."""
     layouts = [False, True] if options.channels_last else [False]
     runtimes = ["torch", *(["compile"] if options.compile else [])]
     found = [
@@ -151,7 +151,7 @@ def latencies(options: argparse.Namespace) -> None:
 
 
 def fusions(options: argparse.Namespace) -> None:
-    """Time the forms of each image tower and print what is left in each."""
+    """Time the forms of each image tower and print their sizes."""
     print(f"{'model':18} {'dtype':9} {'batch':>5} {'form':9}", end="")
     print("".join(f"{title:>10}" for title in ("modules", "norms", "ops", "p50, ms", "speed-up")))
     for name in options.model:
@@ -178,20 +178,20 @@ def fusions(options: argparse.Namespace) -> None:
 
 
 def parts(tower: nn.Module) -> int:
-    """Modules that compute something."""
+    """Count modules that compute something."""
     idle = (nn.Identity, nn.Dropout)
     return sum(not isinstance(module, idle) and not list(module.children()) for module in tower.modules())
 
 
 def operations(tower: nn.Module, images: Tensor) -> int:
-    """Calls of torch's operators, without those that change nothing."""
+    """Count calls of torch's operators, without views and no-ops."""
     graph = torch.export.export(tower, (images,), strict=False).graph
     names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
     return sum(name.startswith("aten.") and "dropout" not in name for name in names)
 
 
 def device_name(device: torch.device) -> str:
-    """As the maker calls it, or what kind of processor it is."""
+    """Return the processor's name, else its architecture."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.processor() or platform.machine()} CPU ({torch.backends.cpu.get_cpu_capability()})"

@@ -27,7 +27,9 @@ import torch
 from timing import PRECISIONS, autocast, medians, seconds
 from torch import Tensor, nn
 
-from vlightning.callbacks import Learngene, LearngeneSizes, expand_learngene, load_learngene, save_learngene
+from vlightning.callbacks.learngene.expansion import expand_learngene
+from vlightning.callbacks.learngene.file import Learngene, load_learngene, save_learngene
+from vlightning.callbacks.learngene.sizes import LearngeneSizes
 from vlightning.lightning_modules import MMLGModule
 from vlightning.lightning_modules.mmlg.descendant import PlainCLIP
 from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
@@ -130,7 +132,7 @@ def expansion(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "learngene.safetensors"
         state = {name: tensor.detach() for name, tensor in auxiliary.state_dict().items()}
-        save_learngene(Learngene(state, sizes), file)
+        save_learngene(Learngene(state, sizes, "MM-LG"), file)
         for depth, count in plain.items():
 
             def expand(depth: int = depth) -> None:

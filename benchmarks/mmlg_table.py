@@ -23,7 +23,7 @@ from typing import Any
 from mobileclip_ladder import PROGRAM, SIZE, TOKENS, prepare, train_teacher
 from tables import Curve, evaluate, fit, last_checkpoint, spread
 
-SIZES = {"width": 128, "heads": 4, "embed_dim": 128, "patch_size": 16}
+SIZES = {"towers.width": 128, "towers.heads": 4, "towers.embed_dim": 128, "vision.patch_size": 16}
 STUDENTS = {"MM-LG": "MM-LG", "TLEG": "TLEG", "He-LG": "plain"}
 """What each method's learngene is extracted from."""
 ROWS: dict[str, tuple[str | None, str, tuple[int, ...]]] = {
@@ -57,9 +57,13 @@ def words(options: argparse.Namespace, student: str, layers: int, data: str, see
     """Words of every training."""
     crop = {"size": SIZE, "scale": [0.9, 1.0], "rand_augment": False, "horizontal_flip": 0.0}
     transform = {"class_path": "ALBEFTrainTransform", "init_args": crop}
-    found = ["--model=MMLGModule", f"--model.student={student}", f"--model.layers={layers}"]
+    found = ["--model=MMLGModule", f"--model.student={student}", f"--model.towers.depth={layers}"]
     found += [f"--model.{name}={value}" for name, value in SIZES.items()]
-    found += [f"--model.learning_rate={rate}", "--model.match_equal_texts=true", f"--seed_everything={seed}"]
+    found += [
+        f"--model.optim.learning_rate={rate}",
+        "--model.evaluation.match_equal_texts=true",
+        f"--seed_everything={seed}",
+    ]
     found += ["--data=ImageTextDataModule", f"--data.train={options.folder / data}.parquet", "--data.batch_size=128"]
     found += [f"--data.validation={options.folder / 'validation.parquet'}", f"--data.image_size={SIZE}"]
     found += ["--data.tokenizer=clip", "--data.vocab_size=49408", f"--data.max_tokens={TOKENS}", "--data.num_workers=0"]
@@ -67,9 +71,9 @@ def words(options: argparse.Namespace, student: str, layers: int, data: str, see
     return [*found, "--trainer.enable_model_summary=false"]
 
 
-def taught(options: argparse.Namespace) -> list[str]:
+def with_teacher(options: argparse.Namespace) -> list[str]:
     """Words of a training with the teacher."""
-    return [f"--model.teacher_weights={options.folder / 'teachers' / TEACHER}", "--data.caption_column=captions"]
+    return [f"--model.teacher.weights={options.folder / 'teachers' / TEACHER}", "--data.caption_column=captions"]
 
 
 def extract(method: str, seed: int, options: argparse.Namespace) -> tuple[Path, Curve]:
@@ -77,8 +81,8 @@ def extract(method: str, seed: int, options: argparse.Namespace) -> tuple[Path, 
     place = options.folder / "runs" / f"extract_{method}_seed{seed}"
     file = place / "learngene.safetensors"
     writer = [{"class_path": "LearngeneWriter", "init_args": {"file": str(file)}}]
-    own = [*words(options, STUDENTS[method], 12, "extract", seed, 1e-3), *taught(options)]
-    own += ["--model.warmup_steps=100", f"--trainer.callbacks={json.dumps(writer)}"]
+    own = [*words(options, STUDENTS[method], 12, "extract", seed, 1e-3), *with_teacher(options)]
+    own += ["--model.optim.warmup_steps=100", f"--trainer.callbacks={json.dumps(writer)}"]
     epochs = options.extraction_epochs
     return file, fit(place, own, epochs, MEASURED, options.threads, PROGRAM, every=epochs // 4)
 
@@ -86,16 +90,20 @@ def extract(method: str, seed: int, options: argparse.Namespace) -> tuple[Path, 
 def descend(row: str, layers: int, seed: int, file: Path | None, options: argparse.Namespace) -> dict[str, float]:
     """Expand, activate, fine-tune and test a descendant, unless that is done; the test's results."""
     place = options.folder / "runs" / f"{row.replace(' ', '_').replace('/', '')}_{layers}_seed{seed}"
-    activation = [*words(options, "plain", layers, "activate", seed, 5e-4), *taught(options), "--data.batch_size=64"]
-    activation.append("--model.warmup_steps=1")
+    activation = [
+        *words(options, "plain", layers, "activate", seed, 5e-4),
+        *with_teacher(options),
+        "--data.batch_size=64",
+    ]
+    activation.append("--model.optim.warmup_steps=1")
     if file is not None:
         start = {"file": str(file), "target": "student", "components": ROWS[row][1]}
         expansion = [{"class_path": "LearngeneExpansionCallback", "init_args": start}]
         activation.append(f"--trainer.callbacks={json.dumps(expansion)}")
     fit(place / "activation", activation, 1, MEASURED, options.threads, PROGRAM)
     tuning = words(options, "plain", layers, "tune", seed, options.learning_rate)
-    tuning += ["--model.distillation_weight=0", f"--model.weights={last_checkpoint(place / 'activation')}"]
-    fit(place, [*tuning, "--model.warmup_steps=15"], options.epochs, MEASURED, options.threads, PROGRAM, every=5)
+    tuning += ["--model.teacher.distillation_weight=0", f"--model.weights={last_checkpoint(place / 'activation')}"]
+    fit(place, [*tuning, "--model.optim.warmup_steps=15"], options.epochs, MEASURED, options.threads, PROGRAM, every=5)
     return evaluate(place, [f"--data.test={options.folder / 'test.parquet'}"], options.threads, PROGRAM)
 
 

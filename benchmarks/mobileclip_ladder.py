@@ -1,4 +1,4 @@
-r"""What each part of dataset reinforcement is worth, with one student and equal samples seen, over seeds.
+r"""The gain of each part of dataset reinforcement, for one student and equally many seen samples, over seeds.
 
 The ladder: plain CLIP, + synthetic captions, + distillation from one teacher, + strong augmentation, + an ensemble.
 
@@ -11,8 +11,8 @@ thing, colour and for whom; no captioner is trained. Some of the training pairs,
 in the paper, teachers have seen more than students will. `vlightning predict` reinforces these three times (weak crops
 with one teacher; strong augmentation with one, and with two), and the student trains on them.
 
-Every run writes its results as they come, under the folder that is named; called again, the command continues what was
-stopped, and only prints what is done. Recall and zero-shot accuracy are those of the test split at the last epoch. The
+Every run writes its results to the given folder; the same command continues interrupted runs, and only prints finished
+ones. Recall and zero-shot accuracy are those of the test split at the last epoch. The
 curve by which samples are counted is that of the validation split.
 """
 
@@ -42,8 +42,8 @@ WEAK = ["--data.crop_scale=[0.9,1.0]", "--data.num_ops=0"]
 STRONG = ["--data.crop_scale=[0.4,1.0]"]
 SETS = {"weak": (WEAK, ["large"]), "strong": (STRONG, ["large"]), "ensemble": (STRONG, ["small", "large"])}
 RUNGS = {
-    "plain CLIP": ("weak", ["--model.captions=real", "--model.distillation_weight=0"]),
-    "+ synthetic captions": ("weak", ["--model.distillation_weight=0"]),
+    "plain CLIP": ("weak", ["--model.captions=real", "--model.teacher.distillation_weight=0"]),
+    "+ synthetic captions": ("weak", ["--model.teacher.distillation_weight=0"]),
     "+ distillation": ("weak", []),
     "+ augmentation": ("strong", []),
     "+ ensemble": ("ensemble", []),
@@ -54,7 +54,7 @@ PROGRAM = [str(HERE), "--run"]  # this file as the command line, to which the te
 
 
 def teacher_config(name: str) -> dict[str, Any]:
-    """What open_clip makes a teacher of."""
+    """Return open_clip's configuration of a teacher."""
     tower, size, width, layers = TEACHERS[name]
     vision = {"image_size": size, "timm_model_name": tower, "timm_model_pretrained": False}
     vision |= {"timm_pool": "avg", "timm_proj": "linear", "timm_drop": 0.0, "timm_drop_path": None}
@@ -63,7 +63,7 @@ def teacher_config(name: str) -> dict[str, Any]:
 
 
 def command_line(words: list[str]) -> None:
-    """The command line, or the export, in a process to which open_clip's list has the teachers added."""
+    """Run the command line, or the export, with the teachers added to open_clip's list."""
     import runpy
     import tempfile
 
@@ -74,13 +74,12 @@ def command_line(words: list[str]) -> None:
             path = Path(folder) / f"ladder-{name}.json"
             path.write_text(json.dumps(teacher_config(name)))
             open_clip.add_model_config(path)
-    module = "vlightning.export" if words[0] == "export" else "vlightning.cli"
-    sys.argv = [module, *(words[1:] if words[0] == "export" else words)]
-    runpy.run_module(module, run_name="__main__")
+    sys.argv = ["vlightning", *words]
+    runpy.run_module("vlightning.cli", run_name="__main__")
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Copies of the splits with two more columns: made captions, and those beside the title."""
+    """Copy the splits with two more columns: generated captions, and these with the title."""
     import datasets
 
     colour, label, whom = options.attributes
@@ -110,9 +109,9 @@ def train_teacher(name: str, options: argparse.Namespace) -> None:
     if folder.is_dir():
         return
     place = options.folder / "runs" / f"teacher_{name}"
-    words = ["--model=MobileCLIPModule", f"--model.model=ladder-{name}", "--model.distillation_weight=0"]
-    words += ["--model.average_momentum=0.995", "--model.warmup_steps=100", "--model.weight_decay=0.1"]
-    words += ["--model.learning_rate=1e-3", "--model.min_learning_rate=0"]
+    words = ["--model=MobileCLIPModule", f"--model.model=ladder-{name}", "--model.teacher.distillation_weight=0"]
+    words += ["--model.momentum.momentum=0.995", "--model.optim.warmup_steps=100", "--model.optim.weight_decay=0.1"]
+    words += ["--model.optim.learning_rate=1e-3", "--model.optim.min_learning_rate=0"]
     words += ["--data=ImageTextDataModule", "--data.caption_column=captions", "--data.tokenizer=clip"]
     words += ["--data.vocab_size=49408", f"--data.image_size={TEACHERS[name][1]}", *shared(options)]
     words += ["--data.train", str(options.folder / "train.parquet")]
@@ -122,7 +121,7 @@ def train_teacher(name: str, options: argparse.Namespace) -> None:
 
 
 def reinforce(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Reinforce the student's pairs unless that is done; the manifest."""
+    """Reinforce the student's pairs unless that is done, and return the manifest."""
     folder = options.folder / "reinforced" / name
     augmentation, teachers = SETS[name]
     manifest = folder / "manifest.json"
@@ -139,20 +138,25 @@ def reinforce(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def shared(options: argparse.Namespace) -> list[str]:
-    """Words of every training."""
+    """Return the arguments of every training."""
     words = [f"--data.validation={options.folder / 'validation.parquet'}", f"--data.max_tokens={TOKENS}"]
     words += ["--data.batch_size=128", "--data.num_workers=0", "--model.match_equal_texts=true"]
     return [*words, "--trainer.precision=bf16-mixed", "--trainer.enable_model_summary=false"]
 
 
 def climb(rung: str, seed: int, manifest: dict[str, Any], options: argparse.Namespace) -> tuple[Curve, dict[str, Any]]:
-    """Train and test the student on a rung unless that is done; the curve, and the test's results."""
+    """Train and test the student on a rung unless that is done; return the curve and the test's results."""
     reinforced, settings = RUNGS[rung]
     place = options.folder / "runs" / f"{rung.strip('+ ').replace(' ', '_')}_seed{seed}"
     teachers = manifest["teachers"]
-    words = ["--model=MobileCLIPModule", "--model.model=MobileCLIP-tiny", "--model.average_momentum=null"]
+    words = ["--model=MobileCLIPModule", "--model.model=MobileCLIP-tiny", "--model.momentum.momentum=null"]
     words += [f"--model.{key}={[teacher[part] for teacher in teachers]}" for key, part in _TEACHER_WORDS.items()]
-    words += ["--model.learning_rate=2e-3", "--model.warmup_steps=60", *settings, f"--seed_everything={seed}"]
+    words += [
+        "--model.optim.learning_rate=2e-3",
+        "--model.optim.warmup_steps=60",
+        *settings,
+        f"--seed_everything={seed}",
+    ]
     words += ["--data=ReinforcedImageTextDataModule", f"--data.train={options.folder / 'reinforced' / reinforced}"]
     words += [f"--data.image_size={SIZE}", *shared(options)]
     curve = fit(place, words, options.epochs, REACHED, options.threads, PROGRAM, every=2)
@@ -164,18 +168,18 @@ def climb(rung: str, seed: int, manifest: dict[str, Any], options: argparse.Name
     return curve, found
 
 
-_TEACHER_WORDS = {"teacher_dims": "width", "teacher_scales": "scale"}
+_TEACHER_WORDS = {"teacher.dims": "width", "teacher.scales": "scale"}
 
 
 def reached(curve: Curve, level: float, each: int) -> float:
-    """Samples seen when the curve first reaches a level, infinity where it never does."""
+    """Return the samples seen when the curve first reaches a level; infinity if it never does."""
     return next(
         (float((epoch + 1) * each) for epoch, values in curve.items() if values[REACHED] >= level), float("inf")
     )
 
 
 def main() -> None:
-    """Do what is missing, and print."""
+    """Run what is missing, and print."""
     if sys.argv[1:2] == ["--run"]:
         command_line(sys.argv[2:])
         return
@@ -207,7 +211,7 @@ def main() -> None:
 
 
 def table(found: dict[tuple[str, int], tuple[Curve, dict[str, Any]]], options: Any, samples: int) -> list[str]:
-    """The lines to print."""
+    """Return the lines to print."""
     columns: dict[str, Callable[[dict[str, float]], float]] = {
         "t2i R@1": lambda test: test["test/text_to_image_r1"],
         "t2i R@5": lambda test: test["test/text_to_image_r5"],

@@ -12,9 +12,8 @@ augments either by a random resized crop alone, as CLIP does, or by that and Ran
 that a reinforced sample replays. Embeddings come in three forms: `npz` as the project writes it, `npz` with compression
 as the vendor's writer does, and `pth.gz`.
 
-**step**: forward, backward, optimizer and moving average on a batch that is there already. A reinforced step encodes
-two captions for each image, a plain one one; the time of the second pass through the text tower is measured alone and
-counted out.
+**step**: forward, backward, optimizer and moving average on a batch in memory. A reinforced step encodes two captions
+for each image, a plain step one; the second pass through the text tower is timed separately and subtracted.
 
 Times are medians of interleaved calls.
 """
@@ -45,7 +44,7 @@ FORMS = ("npz", "npz, compressed", "pth.gz")
 
 
 def write_shards(folder: Path, count: int) -> dict[str, str]:
-    """Shards of the same samples with embeddings in each form; returns their folders."""
+    """Write shards of the same samples with embeddings in each form, and return their folders."""
     files, _ = draw_images(folder, count)
     draw = AugmentationDraw()
     records = []
@@ -121,11 +120,15 @@ def reader(options: argparse.Namespace) -> None:
 
 
 class Step:
-    """A module with its optimizer and average, stepped as the Trainer would."""
+    """A module with its optimizer and average, stepped as by the Trainer."""
 
     def __init__(self, options: argparse.Namespace, reinforced: bool) -> None:
         torch.manual_seed(0)
-        self.module = MobileCLIPModule(options.model, options.size, distillation_weight=float(reinforced))
+        self.module = MobileCLIPModule(
+            options.model,
+            vision={"image_size": options.size},
+            teacher={"distillation_weight": float(reinforced)},
+        )
         channels_last(self.module)  # as `configure_model` does
         self.module.log = lambda *_, **__: None  # type: ignore[method-assign]
         self.ema = EMACallback(self.module.momentum_pairs(), log=False)

@@ -3,9 +3,9 @@ r"""Dataset reinforcement by stage, and the share of the teachers' own forward p
     python benchmarks/reinforce.py --samples 32 --augmentations 5
 
 The whole runs as `vlightning predict` does: images are decoded and augmented in workers, embedded by the teachers,
-encoded and written in a thread. The floor is what the same teachers take for the same numbers of images and texts
-that are ready in memory. Networks have random weights, images are made up (500 x 375, JPEG); captions stand in a
-column, so that the captioner's rate is a line of its own.
+encoded and written in a thread. The baseline is the time of the same teachers for as many images and texts in memory.
+Networks have random weights, images are synthetic (500 x 375, JPEG); captions are in a column, and the captioner is
+timed separately.
 """
 
 import argparse
@@ -42,7 +42,7 @@ COLUMNS = Features(
 
 
 def write_pairs(path: Path, samples: int, captions: int) -> None:
-    """Images with some detail in each, and captions."""
+    """Write images with some detail, and captions."""
     rows = []
     for number in range(samples):
         draws = np.random.default_rng(number)
@@ -56,7 +56,7 @@ def write_pairs(path: Path, samples: int, captions: int) -> None:
 
 
 def write_model(name: str, folder: Path, seed: int) -> None:
-    """A folder that open_clip loads, with random weights."""
+    """Write a folder that open_clip loads, with random weights."""
     torch.manual_seed(seed)
     folder.mkdir()
     network = open_clip.create_model(name)
@@ -140,7 +140,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     module = ReinforcementModule(teachers)
     module.load()
     dtype = torch.bfloat16 if options.precision == "bf16-true" else torch.float32
-    module.networks.to(dtype)
+    module.ensemble.networks.to(dtype)
     source = data("none")
     source.prepare_data()
     source.setup("predict")
@@ -151,25 +151,24 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 
     pairs = [pair for batch in batches for pair in batch["originals"].pairs]
     texts = [text for pair in pairs for text in (pair.caption, *pair.synthetic)]
-    size = module.loaded[0].preprocessing.image_size
+    size = module.ensemble.loaded[0].preprocessing.image_size
     ready = torch.randn(options.batch_size * options.augmentations, 3, size, size, dtype=dtype)
-    tokens = [
-        outside.tokenizer(texts[: len(texts) * options.batch_size // options.samples]) for outside in module.loaded
-    ]
+    some = texts[: len(texts) * options.batch_size // options.samples]
+    tokens = [teacher.tokenizer(some) for teacher in module.ensemble.loaded]
 
     @torch.inference_mode()
     def floor() -> None:
         with autocast(options.precision):
-            for outside, ids in zip(module.loaded, tokens, strict=True):
-                for part in ready.split(module.forward_batch):
-                    outside.network.encode_image(part)
-                outside.network.encode_text(ids)
+            for teacher, ids in zip(module.ensemble.loaded, tokens, strict=True):
+                for part in ready.split(module.ensemble.forward_batch):
+                    teacher.network.encode_image(part)
+                teacher.network.encode_text(ids)
 
     each = options.samples / options.batch_size
     wall: list[float] = []
     floors: list[float] = []
     reinforce("warm-up")
-    for repeat in range(options.repeats):  # taking turns
+    for repeat in range(options.repeats):  # interleaved
         floors.append(seconds(floor) * each)
         wall.append(reinforce(f"run{repeat}"))
     whole, least = float(np.median(wall)), float(np.median(floors))

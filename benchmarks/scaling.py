@@ -43,6 +43,8 @@ from traffic import TrafficOfSteps, on_the_wire, totals
 
 from vlightning.callbacks import EMACallback, QueueCallback, SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
+from vlightning.lightning_modules.albef import settings as albef_settings
+from vlightning.lightning_modules.mmlg.settings import TeacherSettings, TextSettings, TowerSettings, VisionSettings
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 
 Batch = dict[str, Tensor]
@@ -68,59 +70,41 @@ WARM_UP = 3
 
 def albef(folder: Path) -> LightningModule:
     """Three fused layers over a ViT of six."""
-    sizes: dict[str, Any] = {
-        "vision_width": 192,
-        "vision_depth": 6,
-        "vision_heads": 3,
-        "text_width": 192,
-        "text_heads": 3,
-    }
-    layers: dict[str, Any] = {"text_ffn_width": 768, "text_layers": 3, "fusion_layers": 3, "embed_dim": 128}
-    return ALBEFModule(image_size=SIZE, patch_size=8, vocab_size=WORDS, queue_size=4096, **sizes, **layers)
+    return ALBEFModule(
+        vision=albef_settings.VisionSettings(image_size=SIZE, patch_size=8, width=192, depth=6, heads=3),
+        text=albef_settings.TextSettings(vocab_size=WORDS, width=192, heads=3, ffn_width=768, depth=3, fusion_depth=3),
+        contrast=albef_settings.ContrastSettings(embed_dim=128, queue_size=4096),
+    )
 
 
 def cocord(folder: Path) -> LightningModule:
     """resnet32x4 to resnet8x4, the size of CIFAR's images."""
-    return CoCoRDModule("resnet8x4", CLASSES, teacher="resnet32x4", teacher_weights=str(classifier_file(folder)))
+    return CoCoRDModule("resnet8x4", CLASSES, teacher={"name": "resnet32x4", "weights": str(classifier_file(folder))})
 
 
 def mmlg(folder: Path) -> LightningModule:
     """Twelve layers out of a few blocks, and a CLIP of four as the teacher."""
     add_clip(folder)
     return MMLGModule(
-        width=128,
-        heads=2,
-        embed_dim=128,
-        patch_size=8,
-        image_size=SIZE,
-        max_tokens=TOKENS,
-        vocab_size=WORDS,
-        teacher=TEACHER_CLIP,
-        teacher_weights=str(folder / "clip.safetensors"),
+        towers=TowerSettings(width=128, heads=2, embed_dim=128),
+        vision=VisionSettings(image_size=SIZE, patch_size=8),
+        text=TextSettings(max_tokens=TOKENS, vocab_size=WORDS),
+        teacher=TeacherSettings(TEACHER_CLIP, str(folder / "clip.safetensors")),
     )
 
 
 def mobileclip(folder: Path) -> LightningModule:
     """The smallest student that is there, with the teachers' real widths."""
-    return MobileCLIPModule("MobileCLIP-tiny", image_size=SIZE, max_tokens=TOKENS)
+    return MobileCLIPModule("MobileCLIP-tiny", max_tokens=TOKENS, vision={"image_size": SIZE})
 
 
 def shre(folder: Path) -> LightningModule:
     """Four layers each, and a classifier of CIFAR's size."""
     return SHReModule(
         CLASSES,
-        "resnet32x4",
-        str(classifier_file(folder)),
-        image_size=SIZE,
-        image_mean=(0.5, 0.5, 0.5),
-        image_std=(0.5, 0.5, 0.5),
-        max_tokens=TOKENS,
-        vocab_size=WORDS,
-        patch_size=8,
-        width=192,
-        heads=3,
-        image_layers=4,
-        text_layers=4,
+        teacher={"name": "resnet32x4", "weights": str(classifier_file(folder))},
+        vision={"image_size": SIZE, "patch_size": 8, "width": 192, "heads": 3, "depth": 4},
+        text={"max_tokens": TOKENS, "vocab_size": WORDS, "depth": 4},
     )
 
 

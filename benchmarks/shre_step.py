@@ -2,7 +2,7 @@
 
     python benchmarks/shre_step.py
 
-The origin's sizes, random weights, a batch that is there already. "parts" are the teacher's forward pass, and forward
+The thesis' sizes, random weights, a batch in memory. "parts" are the teacher's forward pass, and forward
 and backward of the image encoder, of the text encoder and of the shared encoder (each with a plain sum for a loss), and
 the optimizer's step, one after another; "step" is `SHReModule`'s. Medians of interleaved calls.
 """
@@ -26,7 +26,9 @@ class Steps:
 
     def __init__(self, shared: Shared, rows: int, tokens: int) -> None:
         torch.manual_seed(0)
-        self.module = SHReModule(shared=shared, image_mean=(0.485, 0.456, 0.406), image_std=(0.229, 0.224, 0.225))
+        self.module = SHReModule(
+            shared=shared, teacher={"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+        )
         self.module.teacher.network = build_classifier("timm/resnet50", 1000).requires_grad_(False).eval()
         channels_last(self.module.teacher)
         self.module.log = self.module.log_dict = lambda *_, **__: None  # type: ignore[method-assign]
@@ -40,7 +42,7 @@ class Steps:
             "image_id": torch.arange(rows),
         }
         # What the shared encoder reads: one token of each, or all of them.
-        width, whole = self.module.hparams["width"], shared == "transformer"
+        width, whole = self.module.vision.width, shared == "transformer"
         self.tokens = [torch.randn(rows, count if whole else 1, width) for count in (197, tokens)]
 
     def step(self, precision: str) -> None:

@@ -3,7 +3,7 @@ r"""SHRe's parts: retrieval, classes of images and of titles, and a linear probe
     python benchmarks/shre_table.py runs/shre --train train.parquet --validation validation.parquet --test test.parquet
 
 The data has a title and a label for each image. A ResNet-20 is trained on the labels first, and teaches. Rows: SHRe
-as its origin has it; without the teacher; contrast of one result alone; other temperatures of the posteriors; the
+as in the thesis; without the teacher; contrast of one result; other temperatures of the posteriors; the
 shared Transformer layer. Retrieval is that of the test split in both spaces. Images and titles of the test split are
 classified by the model's own logits: the labels trained the teacher, so that is a supervised teacher's work. The probe
 is a linear layer on the image encoder's tokens, trained on the training labels.
@@ -24,14 +24,16 @@ from tables import evaluate, fit, last_checkpoint, run, spread
 SIZE, TOKENS, CLASSES = 64, 24, 66
 ROWS: dict[str, list[str]] = {
     "SHRe": [],
-    "KL off": ["--model.kl_weight=0"],
-    "ITC on h2": ['--model.itc_layers=["h2"]'],
-    "ITC on h1": ['--model.itc_layers=["h1"]'],
-    "ITC on h3": ['--model.itc_layers=["h3"]'],
-    "T = 0.5": ["--model.kl_temperature=0.5"],
-    "T = 2": ["--model.kl_temperature=2"],
+    "KL off": ["--model.kl.weight=0"],
+    "ITC on h2": ['--model.contrast.layers=["h2"]'],
+    "ITC on h1": ['--model.contrast.layers=["h1"]'],
+    "ITC on h3": ['--model.contrast.layers=["h3"]'],
+    "T = 0.5": ["--model.kl.temperature=0.5"],
+    "T = 2": ["--model.kl.temperature=2"],
     "Transformer": ["--model.shared=transformer"],
 }
+ENCODER = ["--model.vision.patch_size=16", "--model.vision.width=128", "--model.vision.heads=4"]
+ENCODER += ["--model.vision.depth=4", "--model.vision.post_norm=false"]
 MEASURED = "val/h2/recall_mean"
 HERE = str(Path(__file__).resolve())
 
@@ -60,8 +62,8 @@ def train_teacher(options: argparse.Namespace) -> Path:
     """Train the classifier unless that is done; its folder."""
     place = options.folder / "teacher"
     epochs = options.teacher_epochs
-    words = ["--model=CoCoRDModule", "--model.student=resnet20", "--model.contrast_weight=0", "--seed_everything=0"]
-    words += ["--model.prediction_weight=0", f"--model.lr_milestones=[{epochs * 6 // 10},{epochs * 8 // 10}]"]
+    words = ["--model=CoCoRDModule", "--model.student=resnet20", "--model.contrast.weight=0", "--seed_everything=0"]
+    words += ["--model.prediction.weight=0", f"--model.optim.lr_milestones=[{epochs * 6 // 10},{epochs * 8 // 10}]"]
     fit(place, [*words, *labelled(options)], epochs, "val/top1", options.threads, every=epochs // 5)
     evaluate(place, splits(options, "test"), options.threads)
     return place
@@ -70,10 +72,10 @@ def train_teacher(options: argparse.Namespace) -> Path:
 def distil(row: str, seed: int, teacher: Path, options: argparse.Namespace) -> dict[str, float]:
     """Train, test and probe unless that is done; the results."""
     place = options.folder / "runs" / f"{row.replace(' ', '_').replace('=', '')}_seed{seed}"
-    words = ["--model=SHReModule", "--model.teacher=resnet20", f"--model.teacher_weights={teacher}"]
-    words += [f"--model.num_classes={CLASSES}", "--model.patch_size=16", "--model.width=128", "--model.heads=4"]
-    words += ["--model.image_layers=4", "--model.text_layers=3", "--model.post_norm=false", "--model.dropout=0.1"]
-    words += ["--model.learning_rate=1e-3", "--model.match_equal_texts=true", f"--seed_everything={seed}", *ROWS[row]]
+    words = ["--model=SHReModule", "--model.teacher.name=resnet20", f"--model.teacher.weights={teacher}"]
+    words += [f"--model.num_classes={CLASSES}", *ENCODER, "--model.text.depth=3", "--model.text.dropout=0.1"]
+    words += ["--model.optim.learning_rate=1e-3", "--model.evaluation.match_equal_texts=true"]
+    words += [f"--seed_everything={seed}", *ROWS[row]]
     words += ["--data=ImageTextDataModule", f"--data.max_tokens={TOKENS}", "--data.vocab_size=4000", *transforms()]
     words += ["--data.batch_size=128", *splits(options, "train", "validation"), "--trainer.precision=bf16-mixed"]
     fit(place, words, options.epochs, MEASURED, options.threads, every=options.epochs // 4)
@@ -116,9 +118,8 @@ def classify_titles(checkpoint: str, test: str, label: str, results: str) -> Non
 
 def probe(place: Path, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """Linear probe of the image encoder unless that is done."""
-    words = ["--model=ImageProbeModule", "--model.patch_size=16", "--model.width=128", "--model.heads=4"]
-    words += ["--model.layers=4", "--model.post_norm=false", f"--model.weights={last_checkpoint(place)}"]
-    words += ["--model.learning_rate=3e-3", "--model.mix_probability=0", "--model.label_smoothing=0"]
+    words = ["--model=ImageProbeModule", *ENCODER, f"--model.weights={last_checkpoint(place)}"]
+    words += ["--model.optim.learning_rate=3e-3", "--model.mix.probability=0", "--model.mix.label_smoothing=0"]
     own = place / "probe"
     fit(own, [*words, f"--seed_everything={seed}", *labelled(options)], 10, "val/top1", options.threads, every=5)
     return {f"probe/{name}": value for name, value in evaluate(own, splits(options, "test"), options.threads).items()}

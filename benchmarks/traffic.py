@@ -22,7 +22,7 @@ SENDERS = {
     "_GatherRows.forward": "features",
     "_GatherRows.backward": "gradients of features",
     "gather": "keys",  # teachers' features, and keys of a queue
-    "ALBEFModule._mean_count": "counts",
+    "mean_count": "counts",
     "SkipNonFiniteSteps._judge": "flag: finite",
     "StopOnSignal._stop_if_asked": "flag: signal",
     "_TrainingEpochLoop._broadcast_sigterm_tensor": "flag: Lightning's",

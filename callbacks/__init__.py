@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from .distributed.collectives import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
     from .distributed.strategy import ShardedStrategy
     from .ema import EMACallback, EMAPair, ema_momentum
-    from .figures.learngene import LearngeneFigures, LearngeneTerms
+    from .figures.learngene import LearngeneFigures
     from .figures.retrieval import RetrievalFigures
     from .figures.word_maps import WordMapFigures
     from .final_export import FinalExport
-    from .learngene.expansion import expand_learngene
-    from .learngene.file import Learngene, LearngeneSizes, load_learngene, save_learngene
-    from .learngene_expansion import LearngeneExpansionCallback, LearngeneWriter
+    from .learngene_expansion import LearngeneExpansionCallback
+    from .learngene_writer import LearngeneWriter
     from .modules import missing_callbacks
     from .non_finite import SkipNonFiniteSteps
     from .online_probe import OnlineProbe
@@ -43,13 +42,12 @@ _NAMES = {
     "distributed.collectives": ("all_reduce_sum", "gather", "gather_texts", "gather_uneven", "rank", "world_size"),
     "distributed.strategy": ("ShardedStrategy",),
     "ema": ("EMACallback", "EMAPair", "ema_momentum"),
-    "figures.learngene": ("LearngeneFigures", "LearngeneTerms"),
+    "figures.learngene": ("LearngeneFigures",),
     "figures.retrieval": ("RetrievalFigures",),
     "figures.word_maps": ("WordMapFigures",),
     "final_export": ("FinalExport",),
-    "learngene.expansion": ("expand_learngene",),
-    "learngene.file": ("Learngene", "LearngeneSizes", "load_learngene", "save_learngene"),
-    "learngene_expansion": ("LearngeneExpansionCallback", "LearngeneWriter"),
+    "learngene_expansion": ("LearngeneExpansionCallback",),
+    "learngene_writer": ("LearngeneWriter",),
     "modules": ("missing_callbacks",),
     "non_finite": ("SkipNonFiniteSteps",),
     "online_probe": ("OnlineProbe",),
@@ -76,11 +74,8 @@ __all__ = [
     "FeatureQueue",
     "FinalExport",
     "ImageEmbeddingWriter",
-    "Learngene",
     "LearngeneExpansionCallback",
     "LearngeneFigures",
-    "LearngeneSizes",
-    "LearngeneTerms",
     "LearngeneWriter",
     "LeftOut",
     "OnlineProbe",
@@ -102,15 +97,12 @@ __all__ = [
     "consolidate_checkpoint",
     "divide_checkpoint_file",
     "ema_momentum",
-    "expand_learngene",
     "gather",
     "gather_texts",
     "gather_uneven",
     "load_all",
-    "load_learngene",
     "missing_callbacks",
     "rank",
-    "save_learngene",
     "world_size",
 ]
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from typing_extensions import override
 
+from ..common.errors import UserError
 from ..common.names import did_you_mean
 from .modules import find_module
 from .optimizer_step import OptimizerStepCallback
@@ -31,22 +32,22 @@ class EMAPair:
     """An online module and its averaged copy: `target = m * target + (1 - m) * source` after each optimizer step.
 
     Attributes:
-        source: Attribute path, from the LightningModule, of the module that the optimizer trains.
+        source: Attribute path, from the LightningModule, of the trained module.
         target: Attribute path of the averaged copy (made with `copy.deepcopy`, frozen with `requires_grad_(False)`).
-        momentum: The factor m at the first update, in [0, 1].
-        final_momentum: The factor at the end of the schedule; only with a schedule other than `constant`.
-        schedule: How m goes from `momentum` to `final_momentum`: `linear`, or half a `cosine` wave as in BYOL.
-        schedule_steps: Optimizer steps until `final_momentum` is reached; None: the length of the run, as the Trainer
-            estimates it when training starts.
-        buffers: `copy` takes every buffer over from the source as it is, whatever its type; `keep` leaves the target's
-            own; `average` averages those of floats like parameters, which keeps the statistics of BatchNorm with the
-            weights that they belong to, and takes the others over.
-        warmup: Whether m is at most (1 + n) / (10 + n) after n updates, as TensorFlow's `ExponentialMovingAverage` has
-            it (`num_updates`), so that the average forgets the weights that it started from. `short` does so in runs
-            that would not: of fewer than 10 / (1 - m) optimizer steps, or of a length that is not known.
+        momentum: Factor m at the first update, in [0, 1].
+        final_momentum: Factor at the end of the schedule; only with a schedule other than `constant`.
+        schedule: Schedule of m from `momentum` to `final_momentum`: `linear`, or half a `cosine` wave as in BYOL.
+        schedule_steps: Optimizer steps until `final_momentum`; None: the length of the run, as the Trainer estimates it
+            when training starts.
+        buffers: `copy` copies every buffer of the source, of any type; `keep` leaves the target's buffers; `average`
+            averages floating-point buffers like parameters, so that statistics of BatchNorm belong to the averaged
+            weights, and copies the others.
+        warmup: Whether m is at most (1 + n) / (10 + n) after n updates, as in TensorFlow's `ExponentialMovingAverage`
+            (`num_updates`), so that the average forgets its initial weights. `short` does so only in runs of fewer
+            than 10 / (1 - m) optimizer steps, or of unknown length.
 
     Raises:
-        ValueError: If a value is outside its range or a combination would be ignored.
+        ValueError: If a value is outside its range, or would be ignored in this combination.
     """
 
     source: str
@@ -82,12 +83,12 @@ class EMAPair:
 def ema_momentum(
     update: int, momentum: float, final_momentum: float | None, schedule: Schedule, schedule_steps: int | None
 ) -> float:
-    """Returns the momentum of one update.
+    """Return the momentum of one update.
 
     Args:
-        update: How many updates came before it, from 0.
+        update: Number of updates before this one.
         momentum: Value at update 0.
-        final_momentum: Value at update `schedule_steps` and after; not used by `constant`.
+        final_momentum: Value from update `schedule_steps` on; not used by `constant`.
         schedule: `constant`, `linear` or `cosine`.
         schedule_steps: Number of updates from the first value to the last; not used by `constant`.
 
@@ -103,16 +104,16 @@ def ema_momentum(
 
 
 class EMACallback(OptimizerStepCallback):
-    """Keeps averaged copies of modules up to date, once per optimizer step that changed the weights.
+    """Keep averaged copies of modules up to date, once per optimizer step that changed the weights.
 
-    The average lives in the LightningModule, as a submodule of its own: it is in every checkpoint, has its own forward
-    pass and is never swapped with the online weights. The callback only holds how often each pair was updated, which
-    decides where its schedule stands. So a resumed run has the average of the checkpoint, exactly. To end as the run
-    that was never stopped it needs the batches that come next, too, and the draws of its steps: see `StopOnSignal`.
+    The average is a submodule of the LightningModule: it is in every checkpoint, has its own forward pass and is never
+    swapped with the online weights. The callback's state is the number of updates of each pair, which decides the
+    momentum of its schedule. So a resumed run has exactly the average of the checkpoint. To end like the uninterrupted
+    run it also needs the same batches and the same random draws: see `StopOnSignal`.
 
     Parameters are matched by name and updated in place with the fused multi-tensor kernel that torch's own averaging
-    uses; sharded parameters (DTensor) are updated shard by shard. In 16-bit weights an average with a momentum near 1
-    does not move, since the step is below the resolution: keep the target in float32 (the types may differ).
+    uses; sharded parameters (DTensor) are updated shard by shard. An average in 16 bits with a momentum near 1 does not
+    move, since the update is below its resolution: keep the target in float32 (the types may differ).
 
     Args:
         pairs: Pairs by name; None asks the module's `momentum_pairs()`.
@@ -134,7 +135,7 @@ class EMACallback(OptimizerStepCallback):
     @property
     @override
     def state_key(self) -> str:
-        """Names the pairs, so that several instances keep their states apart."""
+        """Contain the pairs' names, so that several instances have separate states."""
         return self._generate_state_key(pairs=None if self.pairs is None else sorted(self.pairs))
 
     @override
@@ -147,12 +148,12 @@ class EMACallback(OptimizerStepCallback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Checks every pair before the first batch, so that a wrong name does not wait for the first update."""
+        """Check every pair before the first batch."""
         pairs = self.pairs_of(pl_module)
         if self.updates and set(self.updates) != set(pairs):
             rank_zero_warn(
                 f"The checkpoint counted EMA updates for {sorted(self.updates)}, this run has the pairs "
-                f"{sorted(pairs)}: pairs without a count start their schedule anew."
+                f"{sorted(pairs)}: pairs without a count restart their schedule."
             )
         self.updates = {name: self.updates.get(name, 0) for name in pairs}
         for name, pair in pairs.items():
@@ -162,7 +163,7 @@ class EMACallback(OptimizerStepCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        # Not earlier: asking for the estimate before the loaders exist makes Lightning drop their restored state
+        # Not earlier: the estimate, if it is asked for before the loaders exist, makes Lightning drop their state
         # (Lightning-AI/pytorch-lightning#20550).
         pairs = self.pairs_of(pl_module)
         waiting = [name for name, pair in pairs.items() if pair.schedule != "constant" and pair.schedule_steps is None]
@@ -177,8 +178,8 @@ class EMACallback(OptimizerStepCallback):
         self._short = {name for name, pair in pairs.items() if pair.warmup == "short" and _is_short(trainer, pair)}
         for name in sorted(self._short):
             rank_zero_info(
-                f"The average {name!r} of momentum {pairs[name].momentum} warms up, because the run is too short for "
-                "it to forget the weights that it starts from."
+                f"The average {name!r} of momentum {pairs[name].momentum} warms up, since the run is too short for it "
+                "to forget its initial weights."
             )
 
     @override
@@ -189,16 +190,16 @@ class EMACallback(OptimizerStepCallback):
 
     @torch.no_grad()
     def update(self, pl_module: LightningModule) -> dict[str, float]:
-        """Moves every target towards its source once.
+        """Move every target towards its source once.
 
         Args:
-            pl_module: The module that holds sources and targets.
+            pl_module: Module with the sources and targets.
 
         Returns:
-            The momentum that was used, by name of the pair.
+            Momentum of the update by name of the pair.
 
         Raises:
-            AttributeError: If a path leads nowhere.
+            UserError: If a path does not exist.
             ValueError: If source and target do not match, or the target is trainable.
         """
         used = {}
@@ -221,17 +222,17 @@ class EMACallback(OptimizerStepCallback):
         return used
 
     def pairs_of(self, pl_module: LightningModule) -> dict[str, EMAPair]:
-        """Returns the pairs of the constructor, else those of the module's `momentum_pairs()`.
+        """Return the pairs of the constructor, else those of the module's `momentum_pairs()`.
 
         Raises:
-            AttributeError: If there are neither.
+            UserError: If there are no pairs.
         """
         if self.pairs is not None:
             return self.pairs
         ask = getattr(pl_module, "momentum_pairs", None)
         pairs: dict[str, EMAPair] = ask() if callable(ask) else {}
         if not pairs:
-            raise AttributeError(
+            raise UserError(
                 f"EMACallback has no pairs: none were given to it, and {type(pl_module).__name__} has no "
                 "momentum_pairs() that returns some; pass pairs={'teacher': EMAPair(source, target)} or add the method."
             )
@@ -261,7 +262,7 @@ def _is_short(trainer: Trainer, pair: EMAPair) -> bool:
 def _matched(
     name: str, pair: EMAPair, pl_module: nn.Module
 ) -> tuple[list[Tensor], list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """Returns the target's parameters, the source's in the same order, and (target, source) pairs of buffers."""
+    """Return the target's parameters, the source's in the same order, and (target, source) pairs of buffers."""
     source = find_module(pl_module, pair.source, nn.Module, f"source of the EMA pair {name!r}")
     target = find_module(pl_module, pair.target, nn.Module, f"target of the EMA pair {name!r}")
     for module in (source, target):
@@ -269,7 +270,7 @@ def _matched(
 
     averages: dict[int, Tensor] = {}
     weights: dict[int, Tensor] = {}
-    # Every name is visited, also the second one of a tied parameter, whose tensor is updated only once.
+    # Every name is checked, also the second name of a tied parameter, whose tensor is updated only once.
     for label, average, weight in _by_name(
         f"EMA pair {name!r}, parameter",
         target.named_parameters(remove_duplicate=False),
@@ -297,7 +298,7 @@ def _matched(
 def _by_name(
     what: str, target: Iterable[tuple[str, Tensor]], source: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yields (name, tensor of the target, tensor of the source), or raises naming the first that differ."""
+    """Yield (name, tensor of the target, tensor of the source), or raise for the first that differ."""
     mine, theirs = _unwrapped(target), _unwrapped(source)
     for label in [*mine, *theirs]:
         if label not in mine or label not in theirs:
@@ -326,10 +327,10 @@ def _unwrapped(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _lerp(averages: list[Tensor], weights: list[Tensor], momentum: float) -> None:
-    """Sets each average to `momentum * average + (1 - momentum) * weight`, in place, one kernel per kind of tensor.
+    """Set each average to `momentum * average + (1 - momentum) * weight`, in place, one kernel per kind of tensor.
 
-    The public face of torch's fused `_foreach_lerp_`: it reads and writes every tensor once and allocates nothing,
-    where a multiply and an add would go over the averages twice.
+    This is the public interface of torch's fused `_foreach_lerp_`, which reads and writes every tensor once and
+    allocates nothing; a multiply and an add would read and write the averages twice.
     """
     groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
     for average, weight in zip(averages, weights, strict=True):
@@ -343,7 +344,7 @@ def _lerp(averages: list[Tensor], weights: list[Tensor], momentum: float) -> Non
 
 
 def _local(average: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what this process holds of a sharded pair; plain tensors come back as they are."""
+    """Return this process's part of a sharded pair; plain tensors are returned unchanged."""
     if not isinstance(average, DTensor) and not isinstance(weight, DTensor):
         return average, weight
     if (
@@ -359,8 +360,7 @@ def _local(average: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reshard(module: nn.Module) -> None:
-    # FSDP2 leaves a module that ran without gradient gathered, its parameters plain tensors while the source's are
-    # shards.
+    # FSDP2 leaves a module gathered after a forward pass without gradient: its parameters are plain tensors then.
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

@@ -1,4 +1,4 @@
-"""The trained model written out for use elsewhere, when a run ends."""
+"""Export of the trained model when a run ends."""
 
 from pathlib import Path
 from typing import Any
@@ -7,17 +7,18 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
+from ..common.errors import UserError
 from .checkpoints.checkpoint_io import check_free_among
 
 
 class FinalExport(Callback):
-    """Calls the module's `export(folder, **options)` when a fit is done.
+    """Call the module's `export(folder, **options)` when a fit is complete.
 
-    Not after one that was stopped: its checkpoint goes on, and is what to export by hand if that is all there will be.
+    A fit that was stopped is not exported: it can be resumed, or its checkpoint exported with `vlightning export`.
 
     Args:
-        folder: Where to; by default `export` in the run's folder. There must be nothing yet.
-        options: More arguments of the module's method.
+        folder: New folder of the export; by default `export` in the run's folder.
+        options: Further arguments of the module's method.
     """
 
     def __init__(self, folder: str | None = None, options: dict[str, Any] | None = None) -> None:
@@ -27,16 +28,16 @@ class FinalExport(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Checks before training that there is something to call, and nothing in the way.
+        """Check before training that the module has the method and the folder is free.
 
         Raises:
-            AttributeError: If the module has no such method.
-            FileExistsError: If the folder is there already and holds something.
+            UserError: If the module has no method `export`.
+            FileExistsError: If the folder exists and is not empty.
         """
         if stage != "fit":
             return
         if not callable(getattr(pl_module, "export", None)):
-            raise AttributeError(
+            raise UserError(
                 f"FinalExport found no method export(folder) in {type(pl_module).__name__}: add it, or leave the "
                 "callback out."
             )
@@ -52,6 +53,6 @@ class FinalExport(Callback):
         rank_zero_info(f"The trained model was exported to {folder}.")
 
     def _target(self, trainer: Trainer) -> Path:
-        """The folder; every process must ask for it."""
+        """Return the folder; every process must call this."""
         home = trainer.log_dir or trainer.default_root_dir
         return Path(self.folder).expanduser() if self.folder is not None else Path(home) / "export"

@@ -1,4 +1,4 @@
-"""Training steps whose loss or gradient is infinite or not a number: left out, counted, and named."""
+"""Training steps whose loss or gradient is non-finite: skipped, counted, and reported with their samples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +12,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from ..common.errors import UserError
+from ..metrics.finite import some_of
 from .distributed.collectives import all_reduce_max, gather_uneven
 from .stopping import act_last, save_resumable
 
@@ -19,28 +21,26 @@ _NAMED = 64  # samples in a message
 
 
 class SkipNonFiniteSteps(Callback):
-    """Skips an optimizer step when the loss or a gradient of any process is infinite or not a number.
+    """Skip an optimizer step when the loss or a gradient of any process is non-finite.
 
-    All processes skip it together. Weights, moments of the optimizer, averages (`EMACallback`), queues
-    (`QueueCallback`) and the running statistics of BatchNorm stay as they were; the schedule of the learning rate and
-    `trainer.global_step` go on, because Lightning counts attempts. The samples of the batch are named in a warning, and
-    the number of skipped steps is logged as `train/skipped_steps`. With the gradient scaler of 16-bit training an
-    infinite gradient is part of how the scale is found: then only the loss is looked at, until the scale is at most 1,
-    where a gradient is not infinite because of it.
+    All processes skip the step together. Weights, optimizer moments, averages (`EMACallback`), queues
+    (`QueueCallback`) and running statistics of BatchNorm stay as they were; the learning-rate schedule and
+    `trainer.global_step` advance, because Lightning counts attempts. A warning names the samples of the batch, and
+    `train/skipped_steps` is logged. The gradient scaler of 16-bit training finds its scale by infinite gradients:
+    with it, only the loss is checked until the scale is at most 1.
 
-    Accumulated gradients are skipped as a whole, with all the batches that they are of, whichever of them is bad.
+    Accumulated gradients are skipped as a whole, with all their batches, whichever of these is bad.
 
-    It costs a pass over the gradients, and a number that goes around the processes and that the host waits for.
-
-    It moves itself to the end of the Trainer's callbacks, so that the others have done their part of a batch.
+    The callback costs one pass over the gradients and one all-reduce of a number that the host waits for. It moves
+    itself to the end of the Trainer's callbacks, so that the others have finished the batch.
 
     Args:
-        max_skipped: Steps that may be skipped in all; the next one ends the run, with a checkpoint that holds the
-            weights of before.
+        max_skipped: Number of steps that may be skipped; the next one ends the run, with a checkpoint of the last good
+            weights.
 
     Raises:
         ValueError: If `max_skipped` is negative.
-        RuntimeError: In training, when more steps were skipped.
+        UserError: In training, when more steps were skipped.
     """
 
     def __init__(self, max_skipped: int = 10) -> None:
@@ -50,7 +50,7 @@ class SkipNonFiniteSteps(Callback):
         self.max_skipped = max_skipped
         self.skipped_steps = 0
         self.batch_is_bad = False
-        """Whether the batch that is trained on, or that has just been, is left out: it, or one of its step, is bad."""
+        """Whether the current or the last training batch is skipped, since it, or another batch of its step, is bad."""
         self._step_is_bad = False
         self._loss_is_bad: Tensor | None = None
         self._samples: list[Tensor] = []  # of the batches of this step
@@ -77,9 +77,9 @@ class SkipNonFiniteSteps(Callback):
         self.batch_is_bad = self._step_is_bad
         if isinstance(batch, Mapping) and isinstance(batch.get("sample_index"), Tensor):
             self._samples.append(batch["sample_index"])
-        if self._statistics:  # of before the first batch of the step
+        if self._statistics:  # taken before the first batch of the step
             return
-        # A forward pass moves these, also one whose loss turns out to be bad.
+        # A forward pass updates these, also if its loss turns out to be bad.
         moved = [
             buffer
             for module in pl_module.modules()
@@ -106,7 +106,7 @@ class SkipNonFiniteSteps(Callback):
         if not self._step_is_bad:
             return
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            for weight in weights[:1]:  # such an optimizer unscales by itself, skips by itself, and wants gradients
+            for weight in weights[:1]:  # such an optimizer unscales and skips by itself, and needs gradients
                 weight.grad.fill_(torch.nan)
         else:
             for weight in weights:
@@ -127,9 +127,9 @@ class SkipNonFiniteSteps(Callback):
             pl_module.log("train/skipped_steps", float(self.skipped_steps), on_step=True, on_epoch=False)
         if bad and self.skipped_steps > self.max_skipped:
             path = save_resumable(trainer)
-            raise RuntimeError(
-                f"Found {self.skipped_steps} steps with an infinite or undefined loss or gradient, expected at most "
-                f"max_skipped={self.max_skipped}: none of them changed the weights, which are in {path}; look at the "
+            raise UserError(
+                f"Found {self.skipped_steps} steps with a non-finite loss or gradient, expected at most "
+                f"max_skipped={self.max_skipped}: none of them changed the weights, which are in {path}; check the "
                 "samples that were named, lower the learning rate, or clip gradients."
             )
 
@@ -139,11 +139,11 @@ class SkipNonFiniteSteps(Callback):
         self._statistics = []
 
     def _judge(self, gradients: list[Tensor], scale: Tensor | None = None) -> None:
-        """Agree with the other processes on whether this step is bad, and undo what its forward passes moved.
+        """Agree with the other processes whether this step is bad, and undo the updates of its forward passes.
 
         Args:
-            gradients: Of the whole step, none if it is not complete.
-            scale: What the loss was multiplied by; above 1 gradients may be infinite because of it.
+            gradients: Gradients of the whole step; none if the step is not complete.
+            scale: Factor of the loss; a factor above 1 may be what makes gradients infinite.
         """
         flags = [] if self._loss_is_bad is None else [self._loss_is_bad.flatten()]
         local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
@@ -166,22 +166,21 @@ class SkipNonFiniteSteps(Callback):
 
     def _tell(self, trainer: Trainer) -> None:
         samples = gather_uneven(torch.cat(self._samples)) if self._samples else torch.zeros(0)
-        named = ", ".join(str(number) for number in samples[:_NAMED].tolist())
-        named += f" and {len(samples) - _NAMED} more" if len(samples) > _NAMED else ""
+        named = some_of(samples, _NAMED) if len(samples) else "without sample_index"
         rank_zero_warn(
             f"Step {trainer.global_step} was skipped ({self.skipped_steps} of at most {self.max_skipped}): its loss or "
-            f"a gradient is infinite or undefined. Its samples: {named or 'without sample_index'}."
+            f"a gradient is non-finite. Its samples: {named}."
         )
 
 
 def _extremes(gradients: list[Tensor]) -> Tensor:
-    """The largest values of each: undefined where one is, and they do not overflow as a sum of squares does."""
-    if gradients[0].device.type == "cpu":  # where the norm takes forty times as long
+    """Return the extreme values of each gradient: they are non-finite if any value is, and never overflow."""
+    if gradients[0].device.type == "cpu":  # the norm takes forty times as long there
         return torch.stack([end for gradient in gradients for end in torch.aminmax(gradient)])
     return torch.stack(torch._foreach_norm(gradients, torch.inf))
 
 
 def is_skipped(trainer: Trainer) -> bool:
-    """Whether a `SkipNonFiniteSteps` leaves out the batch that is trained on, or that has just been."""
+    """Return whether a `SkipNonFiniteSteps` skips the current, or the last, training batch."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return any(callback.batch_is_bad for callback in callbacks if isinstance(callback, SkipNonFiniteSteps))

@@ -1,4 +1,4 @@
-"""A linear probe that is trained beside a module, on its own batches."""
+"""A linear probe that is trained beside a module, on the module's batches."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,38 +21,37 @@ from .non_finite import is_skipped
 
 
 class OnlineProbe(Callback):
-    """Trains a linear classifier on what a module makes of images while the module trains, and logs how good it is.
+    """Train a linear classifier on a module's image features while the module trains, and log its accuracy.
 
     The classifier is a LayerNorm and a linear layer that starts at zero, in float32. After every training batch it
-    makes one step of AdamW on that batch's images, as the module encodes them then: without gradient, in eval mode
-    and in the trainer's precision. The module's training is bit for bit what it is without this callback.
+    takes one step of AdamW on that batch's images, which the module encodes without gradient, in eval mode and in the
+    trainer's precision. The module's training is bit for bit the same as without this callback.
 
     Logged are `train/<name>_loss`, the cross entropy before the step, and after validation, in percent over the
     labelled images of all processes, `val/<name>_top1`, and `val/<name>_top5` where there are more than five classes.
-    Before the first step there is nothing to measure.
+    Before the first step nothing is measured.
 
-    An image with a feature that is infinite or not a number is not right in validation, where their number is logged
-    as `val/<name>_non_finite` and a warning names them, and has no part in training.
+    An image with a non-finite feature takes no part in training and is not right in validation, where the number of
+    such images is logged as `val/<name>_non_finite` and a warning names them.
 
-    N processes with B images each make the steps that one with N*B makes. Classifier and optimizer are in the
+    N processes with B images each take the same steps as one process with N*B. Classifier and optimizer are in the
     checkpoint, under this callback's name.
 
     Args:
-        num_classes: how many classes there are; labels go from 0 to that minus one.
-        name: name of the metrics; several of these callbacks need one each.
-        method: name of the module's method that turns `batch[image]` into features [B, D] or tokens [B, T, D], or into
-            a tuple that starts with them. Of tokens the first, the class token, is left out, and the mean of the others
-            is taken.
-        image: key of the images in a batch.
-        label: key of the labels [B]. A validation batch without it is not counted.
-        learning_rate: learning rate of AdamW, constant.
-        weight_decay: weight decay of AdamW.
-        betas: beta1 and beta2 of AdamW.
-        eps: epsilon of AdamW.
+        num_classes: Number of classes; labels are 0 to `num_classes` - 1.
+        name: Name of the metrics; each of several such callbacks needs its own.
+        method: Name of the module's method that turns `batch[image]` into features [B, D] or tokens [B, T, D], or into
+            a tuple that starts with them. Tokens are averaged without the first one, the class token.
+        image: Key of the images in a batch.
+        label: Key of the labels [B]. A validation batch without it is not counted.
+        learning_rate: Learning rate of AdamW, constant.
+        weight_decay: Weight decay of AdamW.
+        betas: Beta1 and beta2 of AdamW.
+        eps: Epsilon of AdamW.
 
     Raises:
-        ValueError: for a module without that method, features of another shape, a training batch without images or
-            labels, or labels that are no class.
+        ValueError: If the module lacks that method, features have another shape, a training batch has no images or
+            labels, or a label is outside the classes.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class OnlineProbe(Callback):
         self.image = image
         self.label = label
         self._options: dict[str, Any] = {"lr": learning_rate, "weight_decay": weight_decay, "betas": betas, "eps": eps}
-        self._head: nn.Sequential | None = None  # its width is known from the first features
+        self._head: nn.Sequential | None = None  # built for the width of the first features
         self._optimizer: Optimizer | None = None
         self._restored: dict[str, Any] = {}
         self._no_class: Tensor | int = 0  # labels outside the classes, over all processes
@@ -84,7 +83,7 @@ class OnlineProbe(Callback):
     @property
     @override
     def state_key(self) -> str:
-        """Holds the name, so that several instances keep their states apart."""
+        """Hold the name, so that several instances keep their states apart."""
         return self._generate_state_key(name=self.name)
 
     @override
@@ -170,18 +169,18 @@ class OnlineProbe(Callback):
         metrics = accuracies(images, top1, top5, self.num_classes)
         if bad := self._count_non_finite(int(images)):
             metrics["non_finite"] = float(bad)
-        # Every process has the same numbers; the mean over them only keeps Lightning from warning.
+        # Every process has the same numbers; `sync_dist` only avoids a warning of Lightning.
         pl_module.log_dict({f"val/{self.name}_{key}": value for key, value in metrics.items()}, sync_dist=True)
 
     def _count_non_finite(self, images: int) -> int:
-        """How many images of all processes have a feature that is not finite, of so many; a warning names them."""
+        """Return the number of images, of all processes, with a non-finite feature; a warning names them."""
         rows = gather_uneven(torch.cat(self._non_finite))
         bad = rows[rows[:, 1] > 0, 0]
         if len(bad):
             rank_zero_warn(
-                f"{self} found infinite or undefined features for {len(bad)} of {images} images (sample_index "
-                f"{some_of(bad[bad >= 0])}), none of which counts as right: look at these samples, or, where they are "
-                "all, take an earlier checkpoint."
+                f"{self} found non-finite features for {len(bad)} of {images} images (sample_index "
+                f"{some_of(bad[bad >= 0])}), none of which counts as right: check these samples, or, if these are all "
+                "images, use an earlier checkpoint."
             )
         return len(bad)
 
@@ -189,7 +188,7 @@ class OnlineProbe(Callback):
         return f"OnlineProbe {self.name!r}"
 
     def _features(self, trainer: Trainer, pl_module: LightningModule, batch: Mapping[str, Tensor]) -> Tensor:
-        """Float32 [B, D], without a trace in the module, its modes, or the generators."""
+        """Return features, float32 [B, D]; the module, its modes and the random generators stay as they are."""
         with isolate_rng(), torch.no_grad(), evaluating(pl_module):
             features = features_of(trainer, getattr(pl_module, self.method), batch[self.image])
         if features.dim() == 3 and features.shape[1] > 1:
@@ -203,10 +202,10 @@ class OnlineProbe(Callback):
 
     @torch.inference_mode(False)
     def _probe(self, features: Tensor) -> tuple[nn.Sequential, Optimizer]:
-        """The head and its optimizer, made, or restored, for features [B, D] where they are not there yet."""
+        """Return the head and its optimizer; the first call builds or restores them for features [B, D]."""
         if self._head is None or self._optimizer is None:
             width = features.shape[1]
-            # skip_init, because the usual one draws.
+            # skip_init, since the usual initialization draws random numbers.
             linear = nn.utils.skip_init(nn.Linear, width, self.num_classes)
             self._head = nn.Sequential(nn.LayerNorm(width, eps=1e-6), linear).to(features.device)
             for parameter in linear.parameters():
@@ -218,16 +217,16 @@ class OnlineProbe(Callback):
         return self._head, self._optimizer
 
     def _step(self, features: Tensor, label: Tensor) -> Tensor:
-        """One step on features [B, D] and labels [B]; the mean loss [] over all processes before it."""
+        """Take a step on features [B, D] and labels [B]; return the mean loss [] over all processes before the step."""
         head, optimizer = self._probe(features)
         known, finite = self._known(label), features.isfinite().all(1)
-        # Without features that are no numbers, which would be all that the head knows from then on.
+        # Non-finite features would make the head non-finite for the rest of the run.
         features = features.where(finite[:, None], 0.0)
         loss = F.cross_entropy(head(features), label.where(known & finite, -100), reduction="sum")
         parameters = list(head.parameters())
         gradients = torch.autograd.grad(loss, parameters)
         sums = [*gradients, loss.detach(), (known & finite).sum(), (~known).sum()]
-        # At once: each process has a few labels less, perhaps, and the mean is that over all of them.
+        # One all-reduce of sums, since processes may have different numbers of labels.
         total = all_reduce_sum(torch.cat([part.flatten().float() for part in sums]))
         total, images, no_class = total[:-2], total[-2], total[-1]
         mean = total / images.clamp(min=1)
@@ -241,7 +240,7 @@ class OnlineProbe(Callback):
         return (label >= 0) & (label < self.num_classes)
 
     def _refuse_no_class(self) -> None:
-        # Not in the step, which would wait for the device.
+        # Not in the step, where the host would wait for the device.
         if self._no_class:
             raise ValueError(
                 f"{self} found {int(self._no_class)} labels outside 0 to {self.num_classes - 1}, expected each "

@@ -1,4 +1,4 @@
-"""A base for callbacks that act once per optimizer step that really changed the weights."""
+"""A base for callbacks that act once per optimizer step that changed the weights."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from typing_extensions import override
 
 
 class OptimizerStepCallback(Callback):
-    """Calls `on_optimizer_step` at the end of each batch in which an optimizer changed the weights.
+    """Call `on_optimizer_step` at the end of each batch in which an optimizer changed the weights.
 
-    `trainer.global_step` does not tell: it also advances when every gradient is None, when the fp16 gradient scaler
-    skips a step, and when a module's own `optimizer_step` decides not to step. So this callback listens to the
-    optimizers themselves. Micro-batches that only accumulate gradients do not count. With manual optimization and
-    several steps in one batch there is one call for the batch.
+    `trainer.global_step` also advances when every gradient is None, when the fp16 gradient scaler skips a step, and
+    when a module's own `optimizer_step` does not step. So this callback registers hooks with the optimizers.
+    Micro-batches that only accumulate gradients do not count. With manual optimization and several steps in one batch
+    there is one call for the batch.
 
-    There is no state: whether the weights changed is decided anew in each batch, so there is nothing to resume.
+    The callback has no state to resume: each batch checks whether the weights changed.
 
     A subclass that overrides one of the hooks below calls `super()` there.
     """
@@ -27,7 +27,7 @@ class OptimizerStepCallback(Callback):
         self._handles: list[RemovableHandle] = []
 
     def on_optimizer_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Acts after the weights have changed; called from `on_train_batch_end`."""
+        """Act after the weights have changed; called from `on_train_batch_end`."""
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -48,9 +48,8 @@ class OptimizerStepCallback(Callback):
         self._stop_listening()
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # A scaler that finds infinite gradients does not call the optimizer, which is then not heard here. Only an
-        # optimizer that unscales by itself (fused Adam) is called all the same; for the length of the call it carries
-        # `found_inf`.
+        # A scaler that finds infinite gradients does not call the optimizer, so this hook does not run. Only an
+        # optimizer that unscales by itself (fused Adam) is called; it has `found_inf` during the call.
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
             return

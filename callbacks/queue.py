@@ -1,4 +1,4 @@
-"""A ring buffer of features that later batches are compared with, and the callback that fills it."""
+"""A ring buffer of features, and the callback that fills it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,34 +10,35 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
+from ..common.errors import UserError
 from ..common.names import did_you_mean
 from .distributed.collectives import broadcast, gather, keep_from_ddp
 from .modules import find_module
 from .non_finite import is_skipped
 
-NO_ID = torch.iinfo(torch.long).min  # an id that no data has
-"""What stands in a slot of a `FeatureQueue` that holds no row of the data."""
+NO_ID = torch.iinfo(torch.long).min
+"""Id of a slot of a `FeatureQueue` without a row of the data; no data has this id."""
 
 
 class FeatureQueue(nn.Module):
     """The last `size` feature rows that were enqueued, oldest overwritten first.
 
-    Its content is part of the method's state, so all of it is persistent buffers: a resumed run goes on with the same
-    rows at the same place. Nothing in here makes the host wait for the device.
+    All content is in persistent buffers, since it is part of the method's state: a resumed run has the same rows in the
+    same slots. No operation makes the host wait for the device.
 
     Args:
-        size: Number of rows that the queue holds.
+        size: Number of rows.
         dim: Length of a row.
-        ids: Whether every row has an integer id beside it.
-        random_start: Start with random rows of unit length that count as filled, as MoCo and ALBEF do; otherwise with
-            zeros that `valid` masks until they are overwritten.
+        ids: Whether every row has an integer id.
+        random_start: Whether to start with random rows of unit length that count as filled, as MoCo and ALBEF do;
+            otherwise with zeros, which `valid` masks until they are overwritten.
 
     Attributes:
         features: float32 [size, dim].
-        ids: long [size], `NO_ID` where there is none (-1 in older checkpoints, which data may have, so a comparison
-            with them minds `valid` too); None without `ids`.
-        pointer: long, 0-D: the slot that the next row goes to.
-        filled: long, 0-D: number of slots that hold a feature.
+        ids: long [size], `NO_ID` in empty slots (-1 in older checkpoints, which data may have too, so compare `valid`
+            ids only); None without `ids`.
+        pointer: long, 0-D: slot of the next row.
+        filled: long, 0-D: number of filled slots.
     """
 
     features: Tensor
@@ -59,19 +60,19 @@ class FeatureQueue(nn.Module):
 
     @property
     def valid(self) -> Tensor:
-        """Which slots hold a feature, bool [size]."""
-        # The slots fill up from the first one, so a count says it all.
+        """Filled slots, bool [size]."""
+        # Slots are filled from the first one on, so their number is enough.
         return torch.arange(self.size, device=self.filled.device) < self.filled
 
     def next_slots(self, rows: int) -> tuple[Tensor, ...]:
-        """Returns what `enqueue` of so many rows would overwrite; `put_back` undoes it with that."""
+        """Return what `enqueue` of this number of rows would overwrite, for `put_back`."""
         slots = (self.pointer + torch.arange(min(rows, self.size), device=self.pointer.device)) % self.size
         held = [self.features[slots], *([] if self.ids is None else [self.ids[slots]])]
         return slots, self.pointer.clone(), self.filled.clone(), *held
 
     @torch.no_grad()
     def put_back(self, before: tuple[Tensor, ...]) -> None:
-        """Undoes the last `enqueue`, given what `next_slots` returned before it."""
+        """Undo the last `enqueue`, given what `next_slots` returned before it."""
         slots, pointer, filled, features, *ids = before
         self.features.index_copy_(0, slots, features)
         if self.ids is not None:
@@ -81,17 +82,17 @@ class FeatureQueue(nn.Module):
 
     @torch.no_grad()
     def enqueue(self, features: Tensor, ids: Tensor | None = None) -> None:
-        """Writes rows one after the other, as if each took the oldest slot in turn.
+        """Write rows one after the other, each to the oldest slot.
 
-        A row with an infinite or not-a-number value is left out, as if it were not in the batch: it would spoil the
-        loss of every later batch until it is overwritten.
+        A row with a non-finite value is skipped, since it would spoil the loss of every later batch until it is
+        overwritten.
 
         Args:
-            features: [B, dim], any B, also 0 and more than the queue holds.
+            features: [B, dim] with any B, also 0 and more than `size`.
             ids: long [B], for a queue with ids.
 
         Raises:
-            ValueError: If a shape is wrong, or ids are missing or not wanted.
+            ValueError: If a shape is wrong, or ids are missing or unexpected.
         """
         self._check(features, ids)
         batch = features.shape[0]
@@ -101,14 +102,14 @@ class FeatureQueue(nn.Module):
         features = features.to(device=self.features.device, dtype=self.features.dtype)
         finite = features.isfinite().all(dim=1)
         count = finite.sum()
-        # Finite rows first, in their order. Only the last `kept` of them survive, and the others are not written at
-        # all, so that the slots below are distinct; `kept` is known to the host, `count` is not.
+        # Finite rows first, in their order. Only the last `kept` of them survive, and the others are not written, so
+        # that the slots below are distinct; the host knows `kept`, but not `count`.
         order = torch.argsort(finite, descending=True, stable=True)
         kept = min(batch, self.size)
         turn = (count - kept).clamp(min=0) + torch.arange(kept, device=count.device)
         row = order[turn]
         slot = (self.pointer + turn) % self.size
-        real = turn < count  # the rest of the slots get back what they hold
+        real = turn < count  # the other slots keep their content
 
         kept_features = torch.where(real[:, None], features[row], self.features[slot])
         self.features.index_copy_(0, slot, kept_features)
@@ -131,7 +132,7 @@ class FeatureQueue(nn.Module):
             expected, found = ("ids", "none came") if ids is None else ("no ids", "some came")
             raise ValueError(
                 f"The queue was made with ids={self.ids is not None} and expects {expected} with the features, but "
-                f"{found}: give FeatureQueue and enqueue() the same."
+                f"{found}: call FeatureQueue and enqueue() consistently."
             )
         if ids is not None and ids.shape != features.shape[:1]:
             raise ValueError(f"Got ids of shape {list(ids.shape)} for {features.shape[0]} features, expected one each.")
@@ -148,30 +149,28 @@ class FeatureQueue(nn.Module):
 
 
 class QueueCallback(Callback):
-    """Enqueues the keys of every training batch, after its loss and backward pass.
+    """Enqueue the keys of every training batch, after its loss and backward pass.
 
-    A training step returns them beside the loss, `{"loss": ..., "keys": {name: [B, dim]}}`, with
-    `"key_ids": {name: long [B]}` for a queue with ids. They are detached and gathered over all processes, rank 0's rows
-    first, so that every process holds the same queue, although a checkpoint holds only rank 0's. A step that has
-    gathered them for its loss says so with `"keys_are_gathered": True`, and they are not sent again. The queue is sent
-    once, at the start; DDP's `broadcast_buffers`, which would send it before every forward pass (537 MB for 65536 rows
-    of 2048 values), is told to leave it out. All processes must bring equally many rows (`drop_last` in the training
-    loader).
+    A training step returns the keys beside the loss, `{"loss": ..., "keys": {name: [B, dim]}}`, with
+    `"key_ids": {name: long [B]}` for a queue with ids. Keys are detached and gathered over all processes, rank 0's rows
+    first, so that the queues of all processes are equal; a checkpoint holds rank 0's. A step that has gathered the keys
+    for its loss returns `"keys_are_gathered": True`, and they are not gathered again. The queue is broadcast once, at
+    the start, and excluded from DDP's `broadcast_buffers`, which would send it before every forward pass (537 MB for
+    65536 rows of 2048 values). All processes must have the same number of rows (`drop_last` in the training loader).
 
-    A resumed run has the queue of the checkpoint, exactly. To end as the run that was never stopped it needs the
-    batches that come next, too, and the draws of its steps: see `StopOnSignal`.
+    A resumed run has exactly the queue of the checkpoint. To end like the uninterrupted run it also needs the same
+    batches and the same random draws: see `StopOnSignal`.
 
-    Lightning's `WeightAveraging` (and `EMAWeightAveraging`) would blend the rows of the queue, its pointer and its ids
-    with older ones, so it is refused beside this callback unless it has `use_buffers=False`. The averaged module then
-    has the queue as it was when the average was last updated.
+    Lightning's `WeightAveraging` (and `EMAWeightAveraging`) would average the rows, the pointer and the ids of the
+    queue, so this callback raises beside one, unless it has `use_buffers=False`. The averaged module then has the
+    queue of the last update of the average.
 
-    Every batch counts, also those that only accumulate gradients. A step that returns None enqueues nothing, nor one
-    that `SkipNonFiniteSteps` leaves out: what the batches before it had enqueued whose gradients were accumulated is
-    taken out again.
+    Batches that only accumulate gradients are enqueued too. A step that returns None enqueues nothing. A step that
+    `SkipNonFiniteSteps` skips enqueues nothing either, and the rows of its earlier accumulated batches are removed.
 
     Args:
-        queues: Attribute path of the queue by the name its keys have; None asks the module's `queues()`, which returns
-            the queues themselves by name.
+        queues: Attribute path of the queue by name of its keys; None asks the module's `queues()`, which returns the
+            queues by name.
         log: Whether to log the filled share of each queue as `queue/<name>_filled`.
     """
 
@@ -186,15 +185,14 @@ class QueueCallback(Callback):
     @property
     @override
     def state_key(self) -> str:
-        """Names the queues, so that several instances are told apart."""
+        """Contain the queues' names, so that several instances have separate states."""
         return self._generate_state_key(queues=None if self.queues is None else sorted(self.queues))
 
     def queues_of(self, pl_module: LightningModule) -> dict[str, FeatureQueue]:
-        """Returns the queues by name: those of the constructor's paths, else the module's `queues()`.
+        """Return the queues by name: those of the constructor's paths, else the module's `queues()`.
 
         Raises:
-            AttributeError: If there are none, or a path leads nowhere.
-            TypeError: If something that was named is not a FeatureQueue.
+            UserError: If there are none, a path does not exist, or an object is not a FeatureQueue.
         """
         if self.queues is not None:
             return {
@@ -204,13 +202,13 @@ class QueueCallback(Callback):
         ask = getattr(pl_module, "queues", None)
         queues: dict[str, FeatureQueue] = ask() if callable(ask) else {}
         if not queues:
-            raise AttributeError(
+            raise UserError(
                 f"QueueCallback has no queues: none were given to it, and {type(pl_module).__name__} has no queues() "
                 "that returns some; pass queues={'name': 'attribute path'} or add the method."
             )
         for name, queue in queues.items():
             if not isinstance(queue, FeatureQueue):
-                raise TypeError(
+                raise UserError(
                     f"queues() of {type(pl_module).__name__} returns a {type(queue).__name__} as {name!r}, expected a "
                     "FeatureQueue."
                 )
@@ -218,19 +216,19 @@ class QueueCallback(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Keeps the queues out of what DDP sends; a callback has no later hook before it wraps the module."""
+        """Exclude the queues from DDP's broadcast; this is a callback's last hook before DDP wraps the module."""
         if stage != "fit":
             return
         _refuse_averaged_buffers(trainer)
         try:
             queues = list(self.queues_of(pl_module).values())
-        except (AttributeError, TypeError):  # `configure_model` may still bring them, else `on_fit_start` says it
+        except UserError:  # `configure_model` may still create them; otherwise `on_fit_start` raises
             return
         keep_from_ddp(pl_module, queues)
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Checks every name before the first batch, and gives every process rank 0's queues."""
+        """Check every name before the first batch, and broadcast rank 0's queues."""
         self._overwritten = []
         for queue in self.queues_of(pl_module).values():
             for buffer in queue.buffers():
@@ -240,7 +238,7 @@ class QueueCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if is_skipped(trainer):  # the loss or a gradient is no number
+        if is_skipped(trainer):  # the loss or a gradient is non-finite
             for queue, before in reversed(self._overwritten):
                 queue.put_back(before)
             self._overwritten = []
@@ -282,7 +280,7 @@ def _as_they_are(rows: Tensor) -> Tensor:
 
 
 def _keys_of(outputs: Any, queues: dict[str, FeatureQueue], module: str) -> Mapping[str, Tensor]:
-    """Returns the keys in what a training step returned, after checking that there is one for each queue."""
+    """Return the keys of a training step's output, after checking that each queue has one."""
     keys = outputs.get("keys") if isinstance(outputs, Mapping) else None
     if not isinstance(keys, Mapping):
         found = f"a dict with {sorted(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"

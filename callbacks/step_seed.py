@@ -1,4 +1,4 @@
-"""Random draws inside a training step as a function of (seed, batch, rank)."""
+"""Random draws in a training step as a function of (seed, batch, rank)."""
 
 import hashlib
 import os
@@ -14,21 +14,21 @@ from .stopping import validate_after_resume
 
 
 class StepSeedCallback(Callback):
-    """Seeds torch (CPU and accelerators) and Python's `random` before every training batch.
+    """Seed torch (CPU and accelerators) and Python's `random` before every training batch.
 
-    Lightning saves no generator state, so dropout, sampled negatives and masks of a resumed run differ from those of
-    the run that was never stopped. Here they depend on counters only: the run's seed, the number of training batches
-    since its very first one, and the rank. It does not matter what was drawn in between, for instance by validation.
+    Lightning saves no generator state, so dropout, sampled negatives and masks of a resumed run would differ from those
+    of the uninterrupted run. With this callback they depend on counters only: the run's seed, the number of training
+    batches since the first one of the run, and the rank; draws in between, as in a validation, do not matter.
 
-    Draws between batches (in epoch hooks, in initialisation) are not covered, nor are those of loader workers.
+    Draws between batches (in epoch hooks, in initialization) and in loader workers are not covered.
 
-    It also sees to it that a validation is not left out when a run goes on from a checkpoint that was written when the
-    batch before it ended, and warns where checkpoints would hold a part of a step: those of a validation between two
-    accumulated batches.
+    The callback also ensures that a validation is not skipped when a run resumes from a checkpoint that was written at
+    the end of the batch before the validation, and warns if a checkpoint would hold a part of a step: a checkpoint of a
+    validation between two accumulated batches.
 
     Args:
-        seed: Seed of the run; None takes the one of `seed_everything` (the environment variable PL_GLOBAL_SEED), else
-            0. A checkpoint's seed wins over both, with a warning, since a resumed run must repeat its draws.
+        seed: Seed of the run; None takes the seed of `seed_everything` (the environment variable PL_GLOBAL_SEED), or
+            0. A checkpoint's seed overrides both, with a warning, since a resumed run must repeat its draws.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -50,18 +50,18 @@ class StepSeedCallback(Callback):
         seed = int(state_dict["seed"])
         if seed != self.seed:
             rank_zero_warn(
-                f"The run in the checkpoint was started with seed {seed}, this one with {self.seed}: going on with "
-                f"{seed}, so that the resumed run repeats the draws of the run that was never stopped."
+                f"The run in the checkpoint was started with seed {seed}, this one with {self.seed}: using "
+                f"{seed}, so that the resumed run repeats the draws of the uninterrupted run."
             )
         self._seed = seed
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._seed = self.seed  # from here on, whatever happens to the environment
+        self._seed = self.seed  # fixed from here on, even if the environment changes
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        # `total` counts over epochs and resumes, and it was already raised for this batch.
+        # `total` counts over epochs and resumed runs, and already includes this batch.
         counted = trainer.fit_loop.epoch_loop.batch_progress.total.ready
         seed = step_seed(self.seed, counted - 1, trainer.global_rank)
         torch.manual_seed(seed)
@@ -75,8 +75,8 @@ class StepSeedCallback(Callback):
             batches = trainer.accumulate_grad_batches
             rank_zero_warn(
                 f"This validation is between two of the {batches} accumulated batches of a step, whose gradients are "
-                "in no checkpoint: a run that goes on from one that is written now is not exactly this one; give a "
-                f"trainer.val_check_interval that is a multiple of {batches} batches."
+                "in no checkpoint: a run that resumes from a checkpoint of now differs from this run; set "
+                f"trainer.val_check_interval to a multiple of {batches} batches."
             )
 
     @override
@@ -85,7 +85,7 @@ class StepSeedCallback(Callback):
 
 
 def step_seed(seed: int, batch: int, rank: int) -> int:
-    """Returns a generator seed for one batch on one process: a 63-bit hash, so that neighbours are unrelated.
+    """Return a generator seed for one batch on one process: a 63-bit hash, so that neighboring seeds are unrelated.
 
     Args:
         seed: The run's seed.

@@ -1,4 +1,4 @@
-"""Stopping a training in an orderly way when a signal asks for it: checkpoint first, then requeue or exit."""
+"""Stopping a training on a signal: write a checkpoint, then requeue or exit."""
 
 import os
 import re
@@ -22,33 +22,33 @@ REQUEUE = signal.SIGUSR1
 
 
 class StopOnSignal(Callback):
-    """Ends a training that is sent SIGUSR1, SIGTERM or SIGINT (Ctrl-C) with a checkpoint that it can go on from.
+    """End a training on SIGUSR1, SIGTERM or SIGINT (Ctrl-C), with a checkpoint to resume from.
 
-    A signal only sets a flag. After the next optimizer step, or validation batch, all processes agree on it, whichever
-    of them was sent the signal, write one checkpoint, and leave with the exit status 128 + the signal's number: 138
-    after SIGUSR1, 143 after SIGTERM, 130 after SIGINT. Where processes talk over GPUs it is one step or batch later,
-    since the host does not wait for their answers. Under SLURM, SIGUSR1 (`#SBATCH --signal=SIGUSR1@90`) puts the job
-    back into the queue first. The second signal ends the process at once, as if there were no handler; but not SIGTERM
-    under SLURM, which sends that twice and kills in any case.
+    A signal only sets a flag. After the next optimizer step or validation batch all processes agree on it, whichever of
+    them received the signal, write one checkpoint, and exit with the status 128 + the signal's number: 138 after
+    SIGUSR1, 143 after SIGTERM, 130 after SIGINT. If processes communicate over GPUs this is one step or batch later,
+    since the host does not wait for their answers. Under SLURM, SIGUSR1 (`#SBATCH --signal=SIGUSR1@90`) first requeues
+    the job. A second signal ends the process at once, as without a handler; except SIGTERM under SLURM, which sends
+    SIGTERM twice and kills in any case.
 
-    The run that goes on ends as one that was never stopped if three things are so, none of them this callback's work:
-    what the method changes is in the module's state, as with `EMACallback` and `QueueCallback`; its draws follow from
-    counters (`StepSeedCallback`); and its loader goes on with the next batch, as those of this package's datamodules
-    do. A plain `DataLoader` begins its epoch anew, in another order if it shuffles, so the run sees some samples twice.
+    The resumed run ends like the uninterrupted run under three conditions: the state of the method is in the module, as
+    with `EMACallback` and `QueueCallback`; random draws follow from counters (`StepSeedCallback`); and the loader
+    resumes at the next batch, as those of this package's datamodules do. A plain `DataLoader` restarts its epoch, in
+    another order if it shuffles, so the run sees some samples twice.
 
-    A checkpoint from the middle of a validation begins that validation anew when the run goes on, so that its numbers
-    are those of the whole. A validation between two accumulated batches is run to its end, and so is their step: no
-    checkpoint holds gradients.
+    A run that resumes from a checkpoint of the middle of a validation restarts that validation, so that its metrics are
+    those of the whole. A validation between two accumulated batches, and their step, are completed first: no checkpoint
+    holds gradients.
 
-    Lightning's own handlers are replaced for as long as the training runs. (2.6.6: the one of SIGUSR1 saves from
-    within the signal handler, wherever the program is, and trains on; that of SIGTERM saves nothing, and enters a
+    Lightning's own handlers are replaced while the training runs. (2.6.6: the handler of SIGUSR1 saves from within the
+    signal handler, wherever the program is, and continues training; the handler of SIGTERM saves nothing, and enters a
     collective operation from within the handler.)
 
-    It moves itself to the end of the Trainer's callbacks, so that the others have done their part of a batch.
+    The callback moves itself to the end of the Trainer's callbacks, so that the others have finished the batch.
 
     Args:
         dirpath: Folder of the checkpoint; by default as in `save_resumable`.
-        filename: The checkpoint's name without ".ckpt"; one that is there is replaced.
+        filename: Name of the checkpoint without ".ckpt"; an existing one is replaced.
         requeue: Whether SIGUSR1 requeues a SLURM job.
     """
 
@@ -78,7 +78,7 @@ class StopOnSignal(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Gradients that only wait for more are in no checkpoint.
+        # Accumulated gradients are in no checkpoint.
         if not trainer.fit_loop._should_accumulate() and not _validates_next(trainer):
             self._stop_if_asked(trainer)
 
@@ -87,7 +87,7 @@ class StopOnSignal(Callback):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             batches = torch.tensor([sum(trainer.num_val_batches), -sum(trainer.num_val_batches)])
             most, least = all_reduce_max(batches).tolist()
-            self._validation_is_even = most == -least  # else processes would wait for others that are done
+            self._validation_is_even = most == -least  # otherwise processes would wait for others that are done
 
     @override
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -124,7 +124,7 @@ class StopOnSignal(Callback):
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM and self._received is not None and SLURMEnvironment.detect():
-            return  # SLURM sends it twice, through slurmstepd and srun, and kills what does not end in KillWait seconds
+            return  # SLURM sends it twice, through slurmstepd and srun, and kills processes after KillWait seconds
         if self._received is not None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -136,12 +136,12 @@ class StopOnSignal(Callback):
         if not number:
             return
         if in_validation:
-            _begin_validation_anew(trainer)
+            _restart_validation(trainer)
         path = save_resumable(trainer, self.dirpath, self.filename)
         name = signal.Signals(number).name
-        rank_zero_info(f"{name}: wrote {path} after step {trainer.global_step}; the training goes on from there.")
+        rank_zero_info(f"{name}: wrote {path} after step {trainer.global_step}; the training resumes from there.")
         if number == REQUEUE and self.requeue and SLURMEnvironment.detect():
-            # SLURM answers with SIGTERM to all processes, loader workers too, which torch would take for a failure.
+            # SLURM then sends SIGTERM to all processes, also to loader workers, which torch would report as a failure.
             self._handlers = {}
             for each, handler in ((signal.SIGTERM, signal.SIG_IGN), (signal.SIGCHLD, signal.SIG_DFL)):
                 signal.signal(each, handler)
@@ -155,18 +155,18 @@ class StopOnSignal(Callback):
 def act_last(trainer: Trainer, callback: Callback) -> None:
     """Move a callback to the end of the Trainer's, also behind those that write checkpoints; call it in `setup`.
 
-    Lightning has a place at the end for its `Checkpoint` only, and whoever is one switches Lightning's default off.
+    Lightning keeps only a `Checkpoint` at the end, and a subclass of it switches Lightning's default checkpoint off.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    # Another list: Lightning is going through the old one.
+    # A new list, since Lightning is iterating over the old one.
     trainer.callbacks = [*(other for other in callbacks if other is not callback), callback]  # type: ignore[attr-defined]
 
 
 def save_resumable(trainer: Trainer, dirpath: str | None = None, filename: str = "last") -> Path:
-    """Write a checkpoint that a training goes on from; every process must call it.
+    """Write a checkpoint to resume from; every process must call this.
 
     Args:
-        trainer: Whose training it is.
+        trainer: Trainer of the run.
         dirpath: Folder; by default that of the Trainer's first checkpoint callback that has one, or `checkpoints` in
             its `default_root_dir`.
         filename: Name without ".ckpt".
@@ -183,10 +183,10 @@ def save_resumable(trainer: Trainer, dirpath: str | None = None, filename: str =
 
 
 def validate_after_resume(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Let a checkpoint that is written when a batch ends say that the validation after it has been begun.
+    """Mark in a checkpoint that is written at the end of a batch that the validation after the batch has begun.
 
-    Lightning (2.6.6) leaves out that validation when a run goes on from such a checkpoint, as `every_n_train_steps`
-    writes them. For `on_save_checkpoint` of a callback; calling it twice does no harm.
+    Lightning (2.6.6) skips that validation when a run resumes from such a checkpoint, as `every_n_train_steps` writes
+    them. For `on_save_checkpoint` of a callback; calling this twice is harmless.
     """
     if trainer.state.fn != "fit" or trainer.sanity_checking:
         return
@@ -203,21 +203,21 @@ def validate_after_resume(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 
 def _is_between_steps(trainer: Trainer) -> bool:
-    """Whether a validation of a training runs while no gradients wait for more, which are in no checkpoint."""
+    """Return whether a validation during training runs without accumulated gradients, which are in no checkpoint."""
     training = trainer.state.fn == "fit" and not trainer.sanity_checking
     return training and not trainer.fit_loop._should_accumulate()
 
 
 def _validates_next(trainer: Trainer) -> bool:
-    """Whether a validation follows the batch that ends now: the run then stops in its first batch."""
+    """Return whether a validation follows the batch that ends now; the run then stops in that validation."""
     fetcher: Any = trainer.fit_loop._data_fetcher
     return trainer.enable_validation and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
-def _begin_validation_anew(trainer: Trainer) -> None:
-    """Let the checkpoint say that the first batch of the validation has been begun, and none has ended.
+def _restart_validation(trainer: Trainer) -> None:
+    """Set the progress of the validation to its beginning: the first batch has begun and none has ended.
 
-    Lightning otherwise goes on with the next batch, and the metrics of the batches before it are lost.
+    Lightning would otherwise resume with the next batch, and the metrics of the batches before it would be lost.
     """
     progress: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress
     for counts, before in ((progress.current, 0), (progress.total, progress.total.ready - progress.current.ready)):
@@ -227,7 +227,7 @@ def _begin_validation_anew(trainer: Trainer) -> None:
 
 
 def _requeue() -> None:
-    """Puts the SLURM job, or this task of an array, back into the queue."""
+    """Requeue the SLURM job, or this task of a job array."""
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
     job = os.environ["SLURM_JOB_ID"] if task is None else f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
     if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job):
@@ -236,7 +236,7 @@ def _requeue() -> None:
     try:
         done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
         failure = " ".join(done.stderr.split()) or f"exit status {done.returncode}" if done.returncode else None
-    except OSError as error:  # a container without SLURM's programs
+    except OSError as error:  # SLURM's programs are not installed in a container
         failure = str(error)
     if failure is None:
         rank_zero_info(f"Requeued the SLURM job {job}.")

@@ -16,7 +16,6 @@ from ..common.errors import UserError
 from ..common.names import did_you_mean
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
-OTHERS = ("export", "convert")
 # Options that take no value in the next word.
 FLAGS = ("--help", "-h", "--version", "--print_config")
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +56,7 @@ class Typed:
         config_files: The `--config` files in order.
     """
 
-    args: list[str]
+    args: list[str] = field(default_factory=list)
     subcommand: str | None = None
     sources: list[Source] = field(default_factory=list)
     config_files: list[Path] = field(default_factory=list)
@@ -73,8 +72,7 @@ class Typed:
 
     def origin(self, key: str) -> str | None:
         """Return the last option or file, not checkpoint, that gave the key, or None."""
-        origins = [source.origin for source in self._giving(key) if source.kind != "checkpoint"]
-        return origins[-1] if origins else None
+        return next((each.origin for each in reversed(self._giving(key)) if each.kind != "checkpoint"), None)
 
     def class_path(self, key: str) -> str | None:
         """Return the class named for `model` or `data`, as it was written, or None."""
@@ -82,35 +80,32 @@ class Typed:
         names = [value.get("class_path") if isinstance(value, dict) else value for value in values]
         return next((name for name in reversed(names) if name and isinstance(name, str)), None)
 
-    def _giving(self, key: str) -> Iterator[Source]:
-        return (source for source in self.sources if any(True for _ in _values_at(source.tree, key.split("."))))
+    def _giving(self, key: str) -> list[Source]:
+        return [source for source in self.sources if any(True for _ in _values_at(source.tree, key.split(".")))]
 
 
 def read_command_line(args: Sequence[str]) -> Typed:
     """Split the command line and its YAML files into their keys.
 
-    Args:
-        args: The words after the program's name.
-
     Raises:
         UsageError: For an unknown subcommand, and for a config file that is missing or is not YAML.
     """
-    typed = Typed(args=[])
-    before_subcommand: list[tuple[str, dict[str, Any]]] = []  # with a section for each subcommand
-    of_subcommand: list[tuple[str, dict[str, Any]]] = []  # read as if it stood after the subcommand
+    typed = Typed()
+    before: list[tuple[str, dict[str, Any]]] = []  # files before the subcommand, which have a section for each
     words = [word for word in args if word != "--debug"]
+    # A plain file before the subcommand is read as if it stood after it.
+    moved: list[tuple[str, dict[str, Any]]] = []
     while words:
-        word = words.pop(0)
-        if not word.startswith("-"):
+        option, equals, value = words.pop(0).partition("=")
+        if not option.startswith("-"):
             if typed.subcommand is not None:
-                raise UsageError(f"{word!r} belongs to no option; options begin with two dashes, as in --{word}.")
-            if word not in SUBCOMMANDS:
-                raise UsageError(f"There is no subcommand {word!r}; {did_you_mean(word, [*SUBCOMMANDS, *OTHERS])}")
-            typed.subcommand = word
-            typed.args += [word, *(f"--config={name}" for name, _ in of_subcommand)]
-            typed.sources += [Source(name, tree, "file") for name, tree in of_subcommand]
+                raise UsageError(f"{option!r} belongs to no option; options begin with two dashes, as in --{option}.")
+            if option not in SUBCOMMANDS:
+                raise UsageError(f"There is no subcommand {option!r}; {did_you_mean(option, SUBCOMMANDS)}")
+            typed.subcommand = option
+            typed.args += [option, *(f"--config={name}" for name, _ in moved)]
+            typed.sources += [Source(name, tree, "file") for name, tree in moved]
             continue
-        option, equals, value = word.partition("=")
         if not equals and option not in FLAGS and words and not words[0].startswith("--"):
             value, equals = words.pop(0), "="
         if typed.subcommand is None and option not in (*FLAGS, "--config", "-c", "--print_shtab"):
@@ -126,29 +121,23 @@ def read_command_line(args: Sequence[str]) -> Typed:
         if path is not None:
             typed.config_files.append(path)
             tree, value = read_yaml(path), str(path)
-        if typed.subcommand is not None:
-            typed.sources.append(Source(value, tree, "file"))
-        elif path is not None and not any(name in tree for name in SUBCOMMANDS):
-            of_subcommand.append((value, tree))
+        if typed.subcommand is None and path is not None and not any(name in tree for name in SUBCOMMANDS):
+            moved.append((value, tree))
             continue
-        else:
-            before_subcommand.append((value, tree))
         typed.args.append(f"--config={value}")
+        if typed.subcommand is None:
+            before.append((value, tree))
+        else:
+            typed.sources.append(Source(value, tree, "file"))
     if typed.subcommand is not None:
-        typed.sources[:0] = [Source(name, tree.get(typed.subcommand) or {}, "file") for name, tree in before_subcommand]
+        typed.sources[:0] = [Source(name, tree.get(typed.subcommand) or {}, "file") for name, tree in before]
     elif not any(word.startswith(("-h", "--help", "--print")) for word in typed.args):
         raise UsageError(f"A subcommand is needed: one of {', '.join(SUBCOMMANDS)}; see vlightning --help.")
     return typed
 
 
 def find_config(name: str) -> Path | None:
-    """Find a config file: as named, or among those shipped with the package.
-
-    Args:
-        name: The word after `--config`; `configs/albef/quickstart.yaml` works from any folder.
-
-    Returns:
-        The file; None if `name` is YAML text or a URL.
+    """Find a config file, as named or among those shipped with the package; None for YAML text and for a URL.
 
     Raises:
         UsageError: If there is no such file; names the nearest one.
@@ -166,22 +155,14 @@ def find_config(name: str) -> Path | None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping; an empty file gives an empty one.
-
-    Args:
-        path: The file.
-
-    Raises:
-        UsageError: If it is not YAML, or not a mapping.
-    """
+    """Read a YAML mapping; an empty file gives an empty one. Anything else is a UsageError."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UsageError(f"{path}{where} is not valid YAML: {error.problem or error.context}.") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from error
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise UsageError(f"{path}{where} is not valid YAML: {problem}.") from error
     if not isinstance(tree, dict | None):
         raise UsageError(f"{path} holds a {type(tree).__name__} where `key: value` lines are expected.")
     return {str(key): value for key, value in (tree or {}).items()}
@@ -193,16 +174,14 @@ def _option_source(key: str, text: str | None) -> Source:
         value = None if text is None else yaml.safe_load(text)
     except yaml.YAMLError:
         value = text
-    origin, kind = f"--{key}", "option"
-    if isinstance(value, str) and value.endswith((".yaml", ".yml")) and key in ("model", "data", "trainer"):
-        if not Path(value).is_file():
-            there = [str(Path(value).with_name(p.name)) for p in Path(value).parent.glob("*.y*ml")]
-            raise UsageError(f"The config file {value!r} of {origin} does not exist; {did_you_mean(value, there)}")
-        origin, kind, value = value, "file", read_yaml(Path(value))
-    tree = value
+    file = key in ("model", "data", "trainer") and isinstance(value, str) and value.endswith((".yaml", ".yml"))
+    if file and not Path(value).is_file():
+        there = [str(Path(value).with_name(p.name)) for p in Path(value).parent.glob("*.y*ml")]
+        raise UsageError(f"The config file {value!r} of --{key} does not exist; {did_you_mean(value, there)}")
+    tree = read_yaml(Path(value)) if file else value
     for part in reversed(key.split(".")):
         tree = {part: tree}
-    return Source(origin, tree, "file" if kind == "file" else "option")
+    return Source(value, tree, "file") if file else Source(f"--{key}", tree)
 
 
 def _values_at(tree: Any, parts: list[str]) -> Iterator[Any]:

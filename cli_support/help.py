@@ -1,4 +1,4 @@
-"""What `--help` shows: every argument of this package, the Trainer's in one sentence each, no other package's classes.
+"""The parser of the command line, and its `--help`: every argument of this package, the Trainer's in a sentence each.
 
 jsonargparse shows each type's imported subclasses, of which `torch.nn.Module` has a thousand, and Lightning's
 docstrings in full length.
@@ -11,12 +11,20 @@ from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
-from ..common.class_arguments import class_bases
-from .checkpoints import LastCheckpoint
-from .mistakes import own_subclasses
-from .parser import VerbatimParser
+from ..callbacks.checkpoints.last import LastCheckpoint
+from ..common.class_arguments import class_bases, members, own_subclasses
+from ..common.private_api import (
+    groups_of_options,
+    has_subcommands,
+    option_type,
+    parser_actions,
+    shows_one_class,
+    sort_groups,
+    take_text_verbatim,
+)
 
 TITLES = {
     "model": "Model (its own arguments: --model.help NAME)",
@@ -26,9 +34,9 @@ TITLES = {
     "last_checkpoint": "The last checkpoint (and the other arguments of --checkpoint)",
     "ckpt_path": "Checkpoint to start from",
 }
-# The rest of `--<key>.help` says nothing that `--help` does not.
+# Every other `--<key>.help` repeats `--help`.
 HELPFUL = ("model.help", "data.help", "trainer.callbacks.help")
-# Where the classes are that an argument of a section can take, if it can take any `torch.nn.Module`.
+# The packages of the classes that a section can name, if its type is any `torch.nn.Module`.
 HOMES = {
     "model": "vlightning.lightning_modules.",
     "data": "vlightning.datamodules.",
@@ -37,83 +45,91 @@ HOMES = {
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Names of the known subclasses are those of this package and of the user's files."""
+    """Lists the subclasses of this package and of the user's files only."""
 
     def _get_help_string(self, action: Action) -> str:
         text = str(super()._get_help_string(action))
         listed = action.extra_help() if hasattr(action, "extra_help") else ""
-        if not listed:
-            return text
-        names = ", ".join(sorted(_choices(action)))
-        return text.replace(listed, f"; known: {names}" if names else "")
+        names = ", ".join(sorted(_choices(action))) if listed else ""
+        return text.replace(listed, f"; known: {names}" if names else "") if listed else text
 
 
-class HelpfulParser(VerbatimParser):
-    """The parser of the command line, with a help that is as long as what it has to say."""
+class HelpfulParser(LightningArgumentParser):
+    """A parser with a short help, which never reads a file where the file's name belongs.
+
+    jsonargparse takes text for the name of a config file wherever a type holds a class: `train: str | Source | ...`
+    then gets the pairs in `pairs.json` for a list of sources, and the content of `pairs.csv` for a name. Here that is
+    off for every argument that takes text itself, of classes within classes too, since jsonargparse makes their parsers
+    of this class. An argument that takes nothing but a class is still read from a file: `--model model.yaml`.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": HelpFormatter, **kwargs})
 
     @override
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
+        return self._with_verbatim_text(super().add_class_arguments(*args, **kwargs))
+
+    @override
+    def add_function_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
+        return self._with_verbatim_text(super().add_function_arguments(*args, **kwargs))
+
+    def _with_verbatim_text(self, added: list[str]) -> list[str]:
+        for action in parser_actions(self):
+            if str in members(option_type(action)):
+                take_text_verbatim(action)
+        return added
+
+    @override
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        if getattr(self, "_inner_parser", False):  # the help of one class
+        if shows_one_class(self):
             self.usage = SUPPRESS
-        elif self._subcommands_action is None:
+        elif not has_subcommands(self):
             self.usage = "%(prog)s [--config FILE.yaml ...] [--OPTION VALUE ...]"
             _shorten(self)
-        _hide_nested_help(self)
+        for action in parser_actions(self):
+            if action.dest.endswith(".help") and action.dest not in HELPFUL and not _choices(action):
+                action.help = SUPPRESS
         return _plain(str(super().format_help(*args, **kwargs)))
 
 
 def _choices(action: Any) -> list[str]:
-    """Names of the classes that an argument can take, other packages' left out."""
-    bases = class_bases(action._typehint)
-    section = action.dest.split(".")[0]
+    """Return the classes that an argument can take, without those of other packages."""
+    bases = class_bases(option_type(action))
+    home = HOMES.get(action.dest.split(".")[0], "")
     models = any(issubclass(base, LightningModule) for base in bases)
     return [
         name
         for name, cls in own_subclasses(bases).items()
         if (models or not issubclass(cls, LightningModule))
-        and (not cls.__module__.startswith("vlightning.") or cls.__module__.startswith(HOMES.get(section, "")))
+        and (not cls.__module__.startswith("vlightning.") or cls.__module__.startswith(home))
     ]
 
 
-def _shorten(parser: VerbatimParser) -> None:
-    """Give the sections of a subcommand titles, the own ones first, and Lightning's arguments one sentence."""
-    for action in parser._actions:
+def _shorten(parser: LightningArgumentParser) -> None:
+    """Give the sections of a subcommand titles, the own ones first, and Lightning's arguments one sentence each."""
+    for action in parser_actions(parser):
         section, _, name = action.dest.partition(".")
         if section == "last_checkpoint" and name and name not in inspect.signature(LastCheckpoint).parameters:
             action.help = SUPPRESS  # as for the best checkpoint
-    parser._action_groups.sort(key=_is_lightnings)
-    for group in parser._action_groups:
-        shown = [action for action in group._group_actions if action.help != SUPPRESS]
+    groups = groups_of_options(parser)
+    own = {id(group): {"help", "model", "data"} & {one.dest.split(".")[0] for one in found} for group, found in groups}
+    sort_groups(parser, lambda group: not own[id(group)])
+    for group, actions in groups:
+        shown = [action for action in actions if action.help != SUPPRESS]
         sections = {action.dest.split(".")[0] for action in shown}
-        title = next((TITLES[name] for name in TITLES if name in sections), None)
-        if title is not None:
+        if title := next((TITLES[name] for name in TITLES if name in sections), None):
             group.title = title
             for action in shown:
                 action.help = _first_sentence(action.help or "")
 
 
-def _is_lightnings(group: Any) -> bool:
-    """Whether a section of the help comes after those of the model and the data."""
-    sections = {action.dest.split(".")[0] for action in group._group_actions}
-    return not sections & {"help", "model", "data"}
-
-
-def _hide_nested_help(parser: VerbatimParser) -> None:
-    for action in parser._actions:
-        known = hasattr(action, "_typehint") and not _choices(action)
-        if action.dest.endswith(".help") and action.dest not in HELPFUL and known:
-            action.help = SUPPRESS
-
-
 def _first_sentence(text: str) -> str:
-    """Lightning's description without what follows its first sentence, and without reStructuredText."""
+    """Return Lightning's description up to the end of its first sentence, without reStructuredText."""
     text = re.sub(r"Default: .*|^Defaults to None. ", "", _plain(" ".join(text.split())))
     return re.split(r"(?<=[^.]{3}\.) (?=[A-Z])", text, maxsplit=1)[0].strip()
 
 
 def _plain(text: str) -> str:
-    """Without the marks of reStructuredText: ``name`` and :class:`Name`."""
+    """Return text without the marks of reStructuredText: ``name`` and :class:`Name`."""
     return re.sub(r":\w+:`([^`]*)`|``([^`]*)``", r"\1\2", text)

@@ -4,8 +4,9 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from ..callbacks.checkpoints.saved_run import SavedRun
 from .command_line import Typed, UsageError
-from .resume import Saved, at
+from .resume import at
 
 LINKED = (
     "vocab_size",
@@ -19,7 +20,7 @@ LINKED = (
 )
 
 
-def apply_links(config: Any, typed: Typed, saved: Saved | None) -> list[str]:
+def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
     """Set the module's value to the data's wherever both have the argument, the module perhaps in a group of settings.
 
     jsonargparse's own links cannot say which value was typed, and refuse a config file that names the target even

@@ -2,15 +2,21 @@
 
 import collections.abc
 import inspect
+import sys
+import sysconfig
 import types
 from dataclasses import is_dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
+from .names import did_you_mean
 from .private_api import constructor_parameters
 
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 # Types whose values are written as they are.
 PLAIN = (str, int, float, bool, bytes, list, tuple, dict, set, type(None), object)
+_IN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
 
 def parameters(cls: type) -> dict[str, Any]:
@@ -65,3 +71,79 @@ def subclasses(bases: tuple[type, ...]) -> dict[str, type]:
         if not cls.__name__.startswith("_") and cls not in found.values():
             found.setdefault(cls.__name__, cls)
     return found
+
+
+def subclass_names(bases: tuple[type, ...]) -> list[str]:
+    """Return the names that YAML can give for one of the bases, without those that Lightning ships for its tests."""
+    return [
+        name
+        for name, cls in subclasses(bases).items()
+        if cls not in bases and not cls.__module__.startswith("lightning.pytorch.demos") and not _is_internal(cls)
+    ]
+
+
+def own_subclasses(bases: tuple[type, ...]) -> dict[str, type]:
+    """Return the public subclasses that this package exports or that the user's own files define, by name.
+
+    Args:
+        bases: The base classes, which are not among the result.
+    """
+    return {
+        name: cls
+        for name, cls in subclasses(bases).items()
+        if cls not in bases and not _is_internal(cls) and (_is_ours(cls) or not _is_installed(cls))
+    }
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == __name__.split(".")[0]
+
+
+def _is_internal(cls: type) -> bool:
+    """Whether the class is one of this package that its folder does not export."""
+    return _is_ours(cls) and not hasattr(sys.modules[".".join(cls.__module__.split(".")[:2])], cls.__name__)
+
+
+def _is_installed(cls: type) -> bool:
+    """Whether the class comes from an installed package or from Python, and not from the user's own files."""
+    file = Path(getattr(sys.modules.get(cls.__module__), "__file__", None) or "<builtin>")
+    return "site-packages" in file.parts or not file.is_file() or file.is_relative_to(sysconfig.get_path("stdlib"))
+
+
+def find_class(name: str, bases: tuple[type, ...]) -> type | str:
+    """Return the class of that name, or the end of a sentence about the nearest one."""
+    if "." not in name:
+        return subclasses(bases).get(name) or did_you_mean(name, subclass_names(bases))
+    module, _, last = name.rpartition(".")
+    try:
+        found = getattr(import_module(module), last, None)
+    except ImportError:
+        return f"the module {module!r} cannot be imported."
+    if not isinstance(found, type):
+        return did_you_mean(last, subclass_names(bases))
+    return found if issubclass(found, bases) else f"it is no {' or '.join(base.__name__ for base in bases)}."
+
+
+def accepts(hint: Any, value: Any) -> bool:
+    """Whether the parser takes a value for an argument of this type."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    try:
+        parser.add_argument("--x", type=hint)
+        parser.parse_object({"x": value})
+    except Exception as error:
+        return "Unsupported type" in str(error)
+    return True
+
+
+def type_in_words(hint: Any) -> str:
+    """Return a type as users write its values: `a whole number or null`."""
+    if isinstance(hint, type) and get_origin(hint) is None:
+        return _IN_WORDS.get(hint, hint.__name__)
+    names = [type_in_words(member) for member in get_args(hint)]
+    if get_origin(hint) in (list, collections.abc.Iterable, collections.abc.Sequence) and names:
+        return f"a list of {names[0]}"
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(names)
+    return str(hint).replace("typing.", "")

@@ -1,13 +1,22 @@
-"""Every private name of jsonargparse, Lightning and torch that the command line and the loading of checkpoints use.
+"""Every private name of jsonargparse, Lightning and torch that the command line and its callbacks use, with the reason.
 
-Each stands here once, with the reason why no public name serves.
+Methods that are overridden in subclasses cannot stand here; `OVERRIDDEN` names them.
 """
 
+from importlib import import_module
 from typing import Any
 
-from jsonargparse import ArgumentParser
-from jsonargparse._parameter_resolvers import get_signature_parameters
-from lightning.fabric.utilities.cloud_io import _load
+OVERRIDDEN = {
+    "LightningCLI._parse_ckpt_path": "parses a checkpoint's hyper-parameters over what was typed; `cli.py` reads them "
+    "before, so that what was typed wins",
+    "LightningCLI._instantiate_trainer": "the only place where the Trainer's arguments are complete and its callbacks "
+    "can be added to",
+    "LightningCLI._run_subcommand": "the only place around the run itself",
+    "DefaultHelpFormatter._get_help_string": "lists every imported subclass of a type",
+    "RichProgressBar._init_progress": "creates the column of the metrics (`_metric_component`), for the "
+    "terminal in `_console`",
+    "_SubprocessScriptLauncher.launch": "starts the thread that kills this process without a sentence",
+}
 
 
 def constructor_parameters(cls: type) -> list[Any]:
@@ -15,10 +24,12 @@ def constructor_parameters(cls: type) -> list[Any]:
 
     `inspect.signature` shows `**kwargs` in place of the arguments of the base class that it passes on to.
     """
+    from jsonargparse._parameter_resolvers import get_signature_parameters
+
     return list(get_signature_parameters(cls, None, logger=False))
 
 
-def parser_actions(parser: ArgumentParser) -> list[Any]:
+def parser_actions(parser: Any) -> list[Any]:
     """Return the options of a parser; jsonargparse lists them nowhere else."""
     return list(parser._actions)
 
@@ -33,6 +44,74 @@ def take_text_verbatim(action: Any) -> None:
     action._enable_path = False
 
 
+def groups_of_options(parser: Any) -> list[tuple[Any, list[Any]]]:
+    """Return the groups of a parser's help, each with its options; `sort_groups` reorders the same groups."""
+    return [(group, group._group_actions) for group in parser._action_groups]
+
+
+def sort_groups(parser: Any, key: Any) -> None:
+    """Reorder the groups of a parser's help; argparse keeps the order in which they were added."""
+    parser._action_groups.sort(key=key)
+
+
+def shows_one_class(parser: Any) -> bool:
+    """Whether the parser shows the help of one class (`--model.help NAME`)."""
+    return bool(getattr(parser, "_inner_parser", False))
+
+
+def has_subcommands(parser: Any) -> bool:
+    """Whether the parser is that of the whole program."""
+    return parser._subcommands_action is not None
+
+
 def load_plain(path: Any) -> Any:
     """Load a checkpoint from a file, path or URL without weights and without running code; Lightning's own reader."""
+    from lightning.fabric.utilities.cloud_io import _load
+
     return _load(path, map_location="meta", weights_only=True)
+
+
+def default_store() -> Any:
+    """Return the key-value store of the process group, which works when the collectives do not any more."""
+    import torch.distributed as dist
+
+    return dist.distributed_c10d._get_default_store()
+
+
+def saves_in_this_epoch(callback: Any, trainer: Any) -> bool:
+    """Whether a `ModelCheckpoint` saves in the current epoch; its own tests of this have no public name."""
+    every = callback._every_n_epochs
+    return not (every > 1 and (trainer.current_epoch + 1) % every) and not callback._should_skip_saving_checkpoint(
+        trainer
+    )
+
+
+def has_validated(trainer: Any) -> bool:
+    """Whether a validation of this fit has ended."""
+    return bool(trainer.fit_loop.epoch_loop.val_loop._has_run)
+
+
+def never_wrap(column: Any, **options: Any) -> None:
+    """Keep a column of a rich progress bar on one line; `get_table_column` would have to be overridden for each."""
+    from rich.table import Column
+
+    column._table_column = Column(no_wrap=True, **options)
+
+
+def set_launcher(strategy: Any, launcher: Any) -> None:
+    """Replace the launcher of a strategy, which creates its own; there is no argument for it."""
+    strategy._launcher = launcher
+
+
+def set_number_of_threads(processes: int) -> None:
+    """Set the number of threads of each process, as Lightning's launchers do before a run."""
+    from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+
+    _set_num_threads_if_needed(num_processes=processes)
+
+
+def __getattr__(name: str) -> Any:
+    # The launcher behind `strategy: ddp`, to subclass; loaded on use, since this module is imported by all rooms.
+    if name == "SubprocessScriptLauncher":
+        return import_module("lightning.pytorch.strategies.launchers")._SubprocessScriptLauncher
+    raise AttributeError(name)

@@ -38,8 +38,8 @@ class LabelDataModule(ImageDataModule):
         image_size: side of the square images, pixels; by default the module's or its checkpoint's, else 32 for "cifar"
             and 224 for "imagenet".
         augment: whether training augments; false uses the evaluation transform in training too.
-        views: names of the augmented views of a training image; by default those that the module names (``views()``),
-            or "image" alone. With an empty list no training images are read.
+        views: names of the augmented views of a training image; by default those of the module's attribute
+            ``views``, or "image" alone. With an empty list no training images are read.
         train_transform: RGB image to float [3, H, W], for training; by default the preset's.
         eval_transform: RGB image to float [3, H, W], for evaluation and prediction; by default the preset's.
         **options: see :class:`SampledDataModule`.
@@ -97,9 +97,9 @@ class LabelDataModule(ImageDataModule):
         if self._views is not None:
             return self._views
         module = self.module_as(NamesViews)
-        names = ["image"] if module is None else list(module.views())
+        names = ["image"] if module is None else list(module.views)
         if len(set(names)) < len(names):
-            raise UserError(f"Expected different names of views from {type(module).__name__}.views(), got {names}.")
+            raise UserError(f"Expected different names of views from {type(module).__name__}.views, got {names}.")
         return names
 
     @property

@@ -1,6 +1,6 @@
-"""Image-text retrieval, shared by all methods: candidates, ranks, recall and median ranks from features alone.
+"""Image-text retrieval from features alone: candidates, ranks, recall and median ranks.
 
-Shapes: I images, T texts, E feature width, k candidates of a row.
+Shapes: I images, T texts, E embedding dimension, k candidates of a row.
 """
 
 from dataclasses import dataclass, replace
@@ -12,18 +12,18 @@ from torch import Tensor
 from .finite import non_finite_last
 
 RECALLS = (1, 5, 10)
-# Images whose similarities to all texts are held at a time: 1024 rows by 25,000 texts are 100 MB.
+# Number of images whose similarities to all texts are in memory at a time: 1024 by 25,000 texts are 100 MB.
 _CHUNK = 1024
 
 
 @dataclass(frozen=True)
 class Matches:
-    """Which texts belong to which images.
+    """Matching images and texts.
 
     Attributes:
         image_id: long [I].
-        text_image_id: long [T], id of the image that the text belongs to.
-        text_id: long [T], equal for equal texts. If given, an image also matches the texts that equal one of its own.
+        text_image_id: long [T], id of each text's image.
+        text_id: long [T], equal for equal texts. If given, an image also matches texts that equal one of its own.
     """
 
     image_id: Tensor
@@ -31,7 +31,7 @@ class Matches:
     text_id: Tensor | None = None
 
     def block(self, rows: slice) -> Tensor:
-        """Boolean [i, T] for some images and all texts."""
+        """Return the matches of some images and all texts, boolean [i, T]."""
         match = self.image_id[rows, None] == self.text_image_id
         if self._groups is None:
             return match
@@ -39,20 +39,20 @@ class Matches:
         return (own_groups.index_add_(1, self._groups, match.float()) > 0)[:, self._groups]
 
     def pairs(self, images: Tensor, texts: Tensor) -> Tensor:
-        """Boolean, for the pairs of image and text numbers in two long tensors of broadcastable shapes."""
+        """Return whether pairs match, boolean, for indices of images and texts of broadcastable shapes."""
         if self._groups is None:
             return self.image_id[images] == self.text_image_id[texts]
         return torch.isin(self._codes(self.image_id[images], texts), self._own_codes)
 
     def first_texts(self) -> Tensor:
-        """Numbers of the first text of each image, long; of an image without texts there is none."""
+        """Return the index of the first text of each image that has texts, long."""
         texts = len(self.text_image_id)
         ids, owner = self.text_image_id.unique(return_inverse=True)
         first = torch.full((len(ids),), texts).scatter_reduce(0, owner, torch.arange(texts), "amin")
         return first.sort().values
 
     def of_texts(self, texts: Tensor) -> "Matches":
-        """The same for some of the texts, long [t]."""
+        """Return the matches of some of the texts, given by index, long [t]."""
         return Matches(self.image_id, self.text_image_id[texts], None if self.text_id is None else self.text_id[texts])
 
     @cached_property
@@ -74,19 +74,18 @@ class Matches:
 
 
 def retrieval_ranks(image_features: Tensor, text_features: Tensor, matches: Matches) -> tuple[Tensor, Tensor]:
-    """Rank of the best match of every image among the texts, and of every text among the images.
+    """Return the rank of the best match of every image among the texts, and of every text among the images.
 
-    A candidate that is no match and scores as high as the best match ranks before it, so a model that gives
-    everything the same feature gets no recall. Nor does one whose features are infinite or not a number: what has such
-    a score is no better than what is not there.
+    A wrong candidate with the score of the best match ranks before the match, so that equal features for everything
+    have no recall. A match with a non-finite score ranks last.
 
     Args:
         image_features: [I, E].
         text_features: [T, E].
-        matches: which belong together.
+        matches: Matching images and texts.
 
     Returns:
-        long [I] and long [T], ranks from 0. A row without any match of a finite score gets the number of candidates.
+        long [I] and long [T], ranks from 0. A row without a match of finite score gets the number of candidates.
     """
     images, texts = len(image_features), len(text_features)
     starts = range(0, images, _CHUNK)
@@ -108,7 +107,7 @@ def _similarities(image_features: Tensor, text_features: Tensor) -> Tensor:
 
 
 def _rank_of_best_match(scores: Tensor, match: Tensor, last: int) -> Tensor:
-    """Of scores that have gone through `non_finite_last`; `last` where no match has a finite one."""
+    """Return ranks for scores of `non_finite_last`; `last` where no match has a finite score."""
     best = scores.masked_fill(~match, -torch.inf).amax(1, keepdim=True)
     return ((scores >= best) & ~match).sum(1).masked_fill(best[:, 0] == -torch.inf, last)
 
@@ -118,9 +117,9 @@ class Candidates:
     """The k nearest of every row in one direction, best first.
 
     Attributes:
-        index: long [R, k], numbers of the candidates.
-        similarity: [R, k], dot products of the features; minus infinity for one that is not finite.
-        match_score: [R, k], what a matching head says; None where none was asked.
+        index: long [R, k], indices of the candidates.
+        similarity: [R, k], dot products of the features; minus infinity for non-finite ones.
+        match_score: [R, k], scores of a matching head; None without one.
     """
 
     index: Tensor
@@ -128,18 +127,18 @@ class Candidates:
     match_score: Tensor | None = None
 
     def reordered(self, match_score: Tensor, order_by: Tensor) -> "Candidates":
-        """The same candidates with their matching scores, highest `order_by` [R, k] first."""
+        """Return the same candidates with their matching scores, highest `order_by` [R, k] first."""
         order = order_by.argsort(dim=1, descending=True, stable=True)
         return Candidates(self.index.gather(1, order), self.similarity.gather(1, order), match_score.gather(1, order))
 
 
 def nearest_candidates(image_features: Tensor, text_features: Tensor, k: int) -> tuple[Candidates, Candidates]:
-    """The k nearest texts of every image, and the k nearest images of every text (fewer where there are fewer).
+    """Return the k nearest texts of every image, and the k nearest images of every text (fewer where there are fewer).
 
     Args:
         image_features: [I, E].
         text_features: [T, E].
-        k: candidates for a row.
+        k: Number of candidates of a row.
     """
     images, texts = len(image_features), len(text_features)
     text_parts = [torch.zeros(0, texts).topk(min(k, texts), 1)]  # there may be no image at all
@@ -156,13 +155,13 @@ def nearest_candidates(image_features: Tensor, text_features: Tensor, k: int) ->
 
 
 def reranked_ranks(order_by: Tensor, match: Tensor, ranks: Tensor, last: int) -> Tensor:
-    """Rank of the best match after the candidates of each row were put into a new order.
+    """Return the rank of the best match after the candidates of each row are reordered.
 
     Args:
-        order_by: [R, k], the new scores of the candidates; minus infinity for one that is not finite.
-        match: boolean [R, k], which candidates are matches.
-        ranks: long [R], ranks before; they stay where no match is among the candidates.
-        last: number of all that could have been candidates, the rank where no match has a finite score.
+        order_by: New scores of the candidates [R, k]; minus infinity for non-finite ones.
+        match: Matching candidates, boolean [R, k].
+        ranks: Ranks before, long [R]; they stay for rows without a match among the candidates.
+        last: Rank if no match has a finite score: the size of the other side.
 
     Returns:
         long [R], from 0.
@@ -171,14 +170,19 @@ def reranked_ranks(order_by: Tensor, match: Tensor, ranks: Tensor, last: int) ->
 
 
 def recalls(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]:
-    """Recall at 1, 5 and 10 in both directions and the mean of the six, in percent; ranks as of `retrieval_ranks`."""
+    """Return recall at 1, 5 and 10 in both directions and the mean of the six, in percent.
+
+    Args:
+        image_ranks: Ranks of the images' best matches, as from `retrieval_ranks`.
+        text_ranks: Ranks of the texts' best matches.
+    """
     result = {}
     for direction, ranks, others in (
         ("text_to_image", text_ranks, image_ranks),
         ("image_to_text", image_ranks, text_ranks),
     ):
         for k in RECALLS:
-            # The number of candidates is the rank of what is not found, be they as few as they may.
+            # The number of candidates is the rank of a match that is not found, also if there are fewer than k.
             result[f"{direction}_r{k}"] = 100 * (ranks < min(k, len(others))).double().mean().item()
     result["recall_mean"] = sum(result.values()) / len(result)
     return result
@@ -187,25 +191,25 @@ def recalls(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]:
 def average_median_ranks(
     image_features: Tensor, text_features: Tensor, matches: Matches, fold: int = 1000
 ) -> dict[str, float]:
-    """Median rank of the right candidate in both directions, averaged over small one-to-one retrievals.
+    """Return the median rank of the right candidate in both directions, averaged over small one-to-one retrievals.
 
-    Images are cut into folds in their given order; a last incomplete fold counts only where there is no complete one.
-    In each fold every image stands with its first caption alone, then with its second one, and so on as far as all
-    images have captions. Ranks are from 1, and ties count against the model as in `retrieval_ranks`: a perfect model
-    has 1, one that knows nothing about half a fold, and one whose features are not finite comes after the last of the
-    fold. Images without a caption are left out.
+    Images are split into folds in their given order; the last incomplete fold is used only if no fold is complete. Each
+    fold is evaluated with the first caption of every image, then with the second one, and so on as long as all images
+    have captions. Ranks count from 1, and ties count against the model as in `retrieval_ranks`: a perfect model has 1,
+    an untrained one about half a fold, and one with non-finite features a rank after the last of the fold. Images
+    without a caption are skipped.
 
     Args:
         image_features: [I, E].
-        text_features: [T, E], captions of an image in their order, with those of others between them or not.
-        matches: which belong together.
-        fold: images of a fold.
+        text_features: [T, E], the captions of each image in their order.
+        matches: Matching images and texts.
+        fold: Number of images of a fold.
 
     Returns:
         `median_rank_text_to_image` and `median_rank_image_to_text`.
 
     Raises:
-        ValueError: if no image has a caption.
+        ValueError: If no image has a caption.
     """
     by_image = matches.text_image_id.argsort(stable=True)
     owners = matches.text_image_id[by_image]

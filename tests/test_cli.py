@@ -13,7 +13,7 @@ from lightning_utilities.core.imports import RequirementCache
 
 from support.albef import tiny_albef
 from support.command_line import run, tiny_config
-from vlightning.cli_support.untrained import tell_if_untrained
+from vlightning.cli_support.results import warn_of_random_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN_CLASSIFIER = ("--config", "configs/cocord/vanilla.yaml", "--data", "ShapeClassesDataModule")
@@ -174,9 +174,9 @@ def test_random_weights_are_evaluated_with_a_warning(subcommand: str):
 
 def test_weights_that_were_named_are_evaluated_without_a_warning(capsys: pytest.CaptureFixture):
     for module in (tiny_albef(weights="trained.ckpt"), LightningModule()):  # the second one is not for training
-        tell_if_untrained("test", module)
+        warn_of_random_weights("test", module)
     assert not capsys.readouterr().err
-    tell_if_untrained("test", tiny_albef())
+    warn_of_random_weights("test", tiny_albef())
     assert "ALBEFModule has the random weights" in capsys.readouterr().err
 
 
@@ -189,7 +189,7 @@ def test_an_error_in_every_process_is_printed_once(tmp_path: Path):
 
 
 def test_a_defect_in_a_constructor_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("vlightning.lightning_modules.cocord.module.Accuracy", lambda: int("x"))
+    monkeypatch.setattr("vlightning.lightning_modules.cocord.module.ClassificationEvaluation", lambda: int("x"))
     with pytest.raises(ValueError, match="invalid literal for int"):
         run("fit", *PLAIN_CLASSIFIER)
 

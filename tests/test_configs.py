@@ -16,8 +16,9 @@ from support.cocord import PAIRS
 from support.command_line import run
 from support.images import draw_image
 from support.reinforcement import write_pairs
-from vlightning.callbacks import load_learngene
+from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.datamodules import ImageTextDataModule
+from vlightning.lightning_modules.base.settings import flat
 from vlightning.lightning_modules.mobileclip.export import save_open_clip
 from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
@@ -62,18 +63,15 @@ def _says(found, given):
 def test_official_sets_every_switch_of_the_authors():
     model = _composed(ROOT / "configs/albef/base.yaml", ROOT / "configs/albef/official.yaml")["model"]["init_args"]
     expected = {
-        "teacher_dropout": True,
-        "positives": "diagonal",
-        "key_columns": "local",
-        "queue_start": "random",
-        "decay_temperature": True,
-        "lr_schedule": "official",
-        "warmup_steps": 2000,
+        "momentum": {"teacher_dropout": True},
+        "contrast": {"positives": "diagonal", "key_columns": "local", "queue_start": "random"},
+        "optim": {"decay_temperature": True, "lr_schedule": "official", "warmup_steps": 2000},
     }
     defaults = _composed(ROOT / "configs/albef/base.yaml")["model"]["init_args"]
-    for name, value in expected.items():
-        assert model[name] == value
-        assert defaults[name] != value
+    for group, values in expected.items():
+        for name, value in values.items():
+            assert model[group][name] == value
+            assert defaults[group][name] != value
 
 
 FLICKR = [ROOT / "configs/albef/retrieval_flickr30k.yaml"]
@@ -86,22 +84,22 @@ def test_fine_tuning_for_retrieval_is_that_of_the_authors_table(configs, epochs,
     model, data = composed["model"]["init_args"], composed["data"]["init_args"]
     table = {
         "mlm": False,
-        "learning_rate": 1e-5,
-        "min_learning_rate": 1e-6,
-        "warmup_learning_rate": 1e-5,
-        "weight_decay": 0.02,
-        "alpha": 0.4,
-        "alpha_warmup_epochs": 1,
-        "momentum": 0.995,
-        "queue_size": 65536,
-        "rerank_k": rerank_k,
-        "rerank_on": "always",
-        "rerank_score": "itm",
-        "positives": "image_id",
-        "vision_weights": None,
-        "text_weights": None,
+        "optim.learning_rate": 1e-5,
+        "optim.min_learning_rate": 1e-6,
+        "optim.warmup_learning_rate": 1e-5,
+        "optim.weight_decay": 0.02,
+        "momentum.alpha": 0.4,
+        "momentum.alpha_warmup_epochs": 1,
+        "momentum.momentum": 0.995,
+        "contrast.queue_size": 65536,
+        "contrast.positives": "image_id",
+        "rerank.k": rerank_k,
+        "rerank.on": "always",
+        "rerank.score": "itm",
+        "vision.weights": None,
+        "text.weights": None,
     }
-    assert {name: model[name] for name in table} == table
+    assert table.items() <= flat(model).items()
     assert model["weights"] is not None
     rows = {
         "image_size": 384,
@@ -169,14 +167,13 @@ def test_fine_tuning_cuts_long_captions_in_training_and_in_evaluation(append_sep
 def test_fine_tuning_runs_on_the_authors_lists_and_keeps_the_best_by_reranked_recall(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _retrieval_files(tmp_path)
-    sizes = {"vision_width": 16, "vision_depth": 1, "vision_heads": 2, "text_width": 16, "text_heads": 2}
-    sizes |= {"text_ffn_width": 32, "text_layers": 1, "fusion_layers": 1, "embed_dim": 8, "queue_size": 16}
+    text = {"width": 16, "heads": 2, "ffn_width": 32, "depth": 1, "fusion_depth": 1}
+    special = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "mask_token_id": 4}
+    sizes = {"vision": {"width": 16, "depth": 1, "heads": 2}, "text": text | special}
+    sizes["contrast"] = {"embed_dim": 8, "queue_size": 16}
     lists = {"train": "train.json", "validation": "val.json", "test": "val.json", "image_root": ".", "num_workers": 0}
     small = {
-        "model": {
-            "init_args": {"weights": None, **sizes}
-            | {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "mask_token_id": 4}
-        },
+        "model": {"init_args": {"weights": None, **sizes}},
         "data": {
             "init_args": {"tokenizer": "vocab.txt", "image_size": 32, "batch_size": 6, "cache_dir": "cache", **lists}
             | {"train_transform": {"init_args": {"size": 32}}}
@@ -211,13 +208,14 @@ def test_quickstart_runs_every_subcommand(method, tmp_path, monkeypatch):
 def test_cifar_pairs_are_the_papers_and_name_the_runs_of_their_teachers():
     files = [file for file in (ROOT / "configs/cocord/pairs").glob("*.yaml") if "imagenet" not in file.name]
     pairs = [yaml.safe_load(file.read_text())["model"]["init_args"] for file in files]
-    assert {(pair["teacher"], pair["student"]) for pair in pairs} == set(PAIRS)
+    assert {(pair["teacher"]["name"], pair["student"]) for pair in pairs} == set(PAIRS)
     assert len(files) == 13
     for pair in pairs:
-        teacher = yaml.safe_load((ROOT / f"configs/cocord/teacher_{pair['teacher'].lower()}.yaml").read_text())
-        assert teacher["model"]["init_args"]["student"] == pair["teacher"]
+        name = pair["teacher"]["name"]
+        teacher = yaml.safe_load((ROOT / f"configs/cocord/teacher_{name.lower()}.yaml").read_text())
+        assert teacher["model"]["init_args"]["student"] == name
         logger = teacher["trainer"]["logger"]["init_args"]
-        assert pair["teacher_weights"] == f"{logger['save_dir']}/{logger['name']}"
+        assert pair["teacher"]["weights"] == f"{logger['save_dir']}/{logger['name']}"
 
 
 def test_cifar_recipe_is_the_benchmarks():
@@ -226,31 +224,34 @@ def test_cifar_recipe_is_the_benchmarks():
     assert composed["trainer"]["max_epochs"] == 240
     assert (data["batch_size"], data["preset"], data["num_classes"], model["num_classes"]) == (64, "cifar", 100, 100)
     expected = {
-        "temperature": 0.1,
-        "queue_size": 2048,
-        "teacher_head_momentum": 0.999,
-        "slow_momentum": 0.9,
-        "contrast_weight": 1,
-        "prediction_weight": 4,
+        "contrast.temperature": 0.1,
+        "contrast.queue_size": 2048,
+        "contrast.weight": 1,
+        "prediction.weight": 4,
+        "prediction.symmetric": True,
         "class_weight": 1,
-        "kd_weight": 0,
-        "symmetric_prediction": True,
-        "lr_milestones": [150, 180, 210],
-        "lr_decay": 0.1,
-        "momentum": 0.9,
-        "weight_decay": 5e-4,
-        "learning_rate": None,  # by the student's family
+        "kd.weight": 0,
+        "momentum.teacher_head": 0.999,
+        "momentum.slow_student": 0.9,
+        "optim.lr_milestones": [150, 180, 210],
+        "optim.lr_decay": 0.1,
+        "optim.momentum": 0.9,
+        "optim.weight_decay": 5e-4,
+        "optim.learning_rate": None,  # by the student's family
     }
-    assert {name: model[name] for name in expected} == expected
+    found = flat(model)
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_extraction_and_activation_are_the_papers():
     configs = [ROOT / f"configs/mmlg/{name}.yaml" for name in ("extract", "activate")]
     extract, activate = _composed(configs[0]), _composed(*configs)
     model, data, trainer = extract["model"]["init_args"], extract["data"]["init_args"], extract["trainer"]
-    expected = {"student": "MM-LG", "learning_rate": 1e-3, "warmup_steps": 10_000, "weight_decay": 0.1, "layers": 12}
-    expected |= {"teacher": "ViT-B-16", "teacher_weights": "openai", "distillation_weight": 1.0, "width": 384}
-    assert {name: model[name] for name in expected} == expected
+    assert model["student"] == "MM-LG"
+    assert (model["towers"]["depth"], model["towers"]["width"]) == (12, 384)
+    assert model["teacher"] == {"model": "ViT-B-16", "weights": "openai", "distillation_weight": 1.0}
+    expected = {"learning_rate": 1e-3, "warmup_steps": 10_000, "weight_decay": 0.1}
+    assert {name: model["optim"][name] for name in expected} == expected
     assert (data["batch_size"] * trainer["devices"], trainer["max_epochs"]) == (512, 32)
     crop = {"scale": [0.9, 1.0], "rand_augment": False, "horizontal_flip": 0.0}
     assert {name: data["train_transform"]["init_args"][name] for name in crop} == crop
@@ -261,7 +262,7 @@ def test_extraction_and_activation_are_the_papers():
     place = trainer["logger"]["init_args"] if isinstance(trainer["logger"], dict) else trainer["logger"][0]["init_args"]
     assert expansion["init_args"]["file"] == f"{place['save_dir']}/{place['name']}/version_0/learngene.safetensors"
     assert (activate["model"]["init_args"]["student"], activate["trainer"]["max_epochs"]) == ("plain", 1)
-    assert activate["model"]["init_args"]["distillation_weight"] == 1.0
+    assert activate["model"]["init_args"]["teacher"]["distillation_weight"] == 1.0
     assert activate["data"]["init_args"]["samples_per_epoch"] * 10 == data["samples_per_epoch"]
 
 
@@ -269,19 +270,20 @@ def test_extraction_and_activation_are_the_papers():
 def test_retrieval_of_a_descendant_is_the_papers_recipe_with_a_warm_up_that_fits(names, images):
     composed = _composed(*[ROOT / f"configs/mmlg/retrieval_{name}.yaml" for name in names])
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
-    expected = {"student": "plain", "learning_rate": 5e-5, "weight_decay": 0.01, "distillation_weight": 0.0}
-    assert {name: model[name] for name in expected} == expected
+    assert (model["student"], model["teacher"]["distillation_weight"]) == ("plain", 0.0)
+    assert (model["optim"]["learning_rate"], model["optim"]["weight_decay"]) == (5e-5, 0.01)
     assert (data["batch_size"], trainer["max_epochs"]) == (256, 50)
-    assert model["warmup_steps"] == images // 256 * 50 // 10
-    assert model["protocols"] == ["karpathy5", "paper"]
+    assert model["optim"]["warmup_steps"] == images // 256 * 50 // 10
+    assert model["evaluation"]["protocols"] == ["karpathy5", "paper"]
     assert composed["checkpoint"]["monitor"] == "val/paper/recall_mean"
 
 
 def test_captioning_is_the_papers_recipe():
     composed = _composed(ROOT / "configs/mmlg/caption_coco.yaml")
     model = composed["model"]["init_args"]
-    expected = {"learning_rate": 2e-5, "warmup_steps": 5_000, "prefix_length": 10, "clip_length": 10, "num_beams": 5}
-    assert {name: model[name] for name in expected} == expected
+    assert (model["optim"]["learning_rate"], model["optim"]["warmup_steps"]) == (2e-5, 5_000)
+    assert (model["mapper"]["prefix_length"], model["mapper"]["clip_length"]) == (10, 10)
+    assert model["generation"]["num_beams"] == 5
     assert (composed["data"]["init_args"]["batch_size"], composed["trainer"]["max_epochs"]) == (256, 10)
 
 
@@ -292,7 +294,7 @@ def test_mmlg_quickstart_ends_in_a_learngene_and_a_descendant_of_it(tmp_path, mo
     small = ("--data.eval_length", "8", "--data.batch_size", "16", "--data.length", "32")
     ran = run("fit", *configs[0], *configs[1], *small)
     assert ran.status != 0
-    assert "Found no learngene file 'runs/mmlg_quickstart/version_0/learngene.safetensors'" in ran.err
+    assert "found none at 'runs/mmlg_quickstart/version_0/learngene.safetensors'" in ran.err
     ran = run("fit", *configs[0], *small, "--trainer.max_epochs", "1")
     assert ran.status == 0, ran.err
     learngene = load_learngene("runs/mmlg_quickstart/version_0/learngene.safetensors")
@@ -310,9 +312,10 @@ def test_classification_with_a_descendant_is_the_papers_recipe():
     composed = _composed(ROOT / "configs/mmlg/classify_cifar100.yaml")
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
     assert (data["batch_size"] * trainer["devices"], trainer["max_epochs"]) == (256, 500)
-    expected = {"learning_rate": 1e-4, "weight_decay": 0.01, "warmup_steps": 5000, "width": 384, "patch_size": 16}
-    assert {name: model[name] for name in expected} == expected
-    sizes = {model["image_size"], data["image_size"]}
+    expected = {"learning_rate": 1e-4, "weight_decay": 0.01, "warmup_steps": 5000}
+    assert {name: model["optim"][name] for name in expected} == expected
+    assert (model["vision"]["width"], model["vision"]["patch_size"]) == (384, 16)
+    sizes = {model["vision"]["image_size"], data["image_size"]}
     for transform in (data["train_transform"]["init_args"], data["eval_transform"]["init_args"]):
         assert (transform["mean"], transform["std"]) == (list(OPENAI_DATASET_MEAN), list(OPENAI_DATASET_STD))
         sizes.add(transform["size"])
@@ -323,14 +326,17 @@ def test_classification_with_a_descendant_is_the_papers_recipe():
 def test_shres_distillation_is_the_origins():
     composed = _composed(ROOT / "configs/shre/distill.yaml")
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
-    expected = {"teacher": "timm/resnet50", "teacher_weights": "a1_in1k", "num_classes": 1000, "shared": "mlp"}
-    expected |= {"image_layers": 6, "text_layers": 6, "width": 768, "heads": 12, "patch_size": 16, "post_norm": True}
-    expected |= {"image_weights": "base_imagenet.pt", "text_weights": "bert-base-uncased", "dropout": 0.1}
-    expected |= {"kl_weight": 1.0, "kl_image_share": 0.5, "kl_temperature": 1.0, "itc_weight": 1.0, "itc_layers": None}
-    expected |= {"temperature": 0.07, "max_logit_scale": 100.0, "mask_same_image": False}
-    expected |= {"learning_rate": 1e-4, "warmup_share": 0.1, "weight_decay": 0.01, "betas": [0.9, 0.98], "eps": 1e-6}
-    expected |= {"image_size": 224, "max_tokens": 64}
-    assert {name: model[name] for name in expected} == expected
+    assert (model["num_classes"], model["shared"]) == (1000, "mlp")
+    assert (model["teacher"]["name"], model["teacher"]["weights"]) == ("timm/resnet50", "a1_in1k")
+    vision = {"image_size": 224, "patch_size": 16, "width": 768, "depth": 6, "heads": 12, "post_norm": True}
+    assert model["vision"] == vision | {"weights": "base_imagenet.pt"}
+    text = {"vocab_size": 30522, "max_tokens": 64, "depth": 6, "dropout": 0.1, "weights": "bert-base-uncased"}
+    assert model["text"] == text
+    assert model["kl"] == {"weight": 1.0, "image_share": 0.5, "temperature": 1.0}
+    contrast = {"weight": 1.0, "layers": None, "temperature": 0.07, "max_logit_scale": 100.0, "mask_same_image": False}
+    assert model["contrast"] == contrast
+    optim = {"learning_rate": 1e-4, "warmup_share": 0.1, "weight_decay": 0.01, "betas": [0.9, 0.98], "eps": 1e-6}
+    assert model["optim"] == optim
     crop = {"size": 224, "scale": [0.9, 1.0], "horizontal_flip": 0.5, "rand_augment": False}
     assert {name: data["train_transform"]["init_args"][name] for name in crop} == crop
     statistics = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -444,7 +450,7 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
     assert manifest["self_check"]["least_cosine"] >= 0.999
     assert [teacher["scale"] for teacher in manifest["teachers"]] == [pytest.approx(1 / 0.07, rel=1e-5), 50.0]
     assert [teacher["model"] for teacher in manifest["teachers"]] == ["teacher0", "teacher1"]
-    student = ("--model", "MobileCLIPModule", "--model.model", "MobileCLIP-tiny", "--model.warmup_steps", "1")
+    student = ("--model", "MobileCLIPModule", "--model.model", "MobileCLIP-tiny", "--model.optim.warmup_steps", "1")
     dims = ("--trainer.max_epochs", "1")  # its teachers' widths and scales are in the manifest
     data = ("--data", "ReinforcedImageTextDataModule", "--data.train", "reinforced", "--data.batch_size", "10")
     more = (
@@ -457,9 +463,10 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
         "--data.max_tokens",
         "16",
     )
-    forgotten = ("--model.teacher_dims", "[8,8]", "--model.teacher_scales", "[100,100]")
+    forgotten = ("--model.teacher.dims", "[8,8]", "--model.teacher.scales", "[100,100]")
     ran = run("fit", *student, *dims, *forgotten, *data, *more, "--trainer.accelerator", "cpu")
-    assert "teacher_scales is [100.0, 100.0], but the data was reinforced with teachers of [14.28" in ran.sentence
+    assert "Expected a teacher.scales of [14.28" in ran.sentence
+    assert "got [100.0, 100.0]: leave model.teacher.scales out" in ran.sentence
     ran = run("fit", *student, *dims, *data, *more, "--trainer.accelerator", "cpu")
     assert ran.status == 0, ran.err
     ran = run("predict", *config, *where, *own, "--data.folder", "reinforced", "--data.augmentations", "3")
@@ -476,15 +483,16 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
         "paper": ("MobileCLIP-S0", 1e-6, 2000, 0.9995, False, 1e-8, 65536, 200_000, "bf16-mixed", None),
         "released_script": ("ViT-B-16", 0.0, 1000, None, True, 1e-6, 8192, 30_000, "16-mixed", 1.0),
     }
-    names = ("model", "min_learning_rate", "warmup_steps", "average_momentum", "decay_layer_scales", "eps")
     for recipe, config in composed.items():
         model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
         pairs = data["batch_size"] * trainer["devices"] * trainer["num_nodes"]
-        found = (*(model[name] for name in names), pairs, trainer["max_steps"], trainer["precision"])
+        optim, momentum = model["optim"], model["momentum"]["momentum"]
+        found = (model["model"], optim["min_learning_rate"], optim["warmup_steps"], momentum)
+        found += (optim["decay_layer_scales"], optim["eps"], pairs, trainer["max_steps"], trainer["precision"])
         assert (*found, trainer["gradient_clip_val"]) == expected[recipe]
-        common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95], "distillation_weight": 1.0}
-        assert {name: model[name] for name in common} == common
-        assert (model["teacher_dims"], model["teacher_scales"]) == (None, None)  # as DataCompDR's
+        common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95]}
+        assert {name: optim[name] for name in common} == common
+        assert model["teacher"] == {"distillation_weight": 1.0, "dims": None, "scales": None}  # as DataCompDR's
     clip = composed["released_script"]["data"]["init_args"]
     assert clip["image_mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-4)
     assert composed["paper"]["data"]["init_args"]["image_std"] is None  # MobileCLIP's own, 1

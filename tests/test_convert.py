@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from support.command_line import convert as main
 from vlightning.callbacks import AtomicCheckpointIO
-from vlightning.convert import main
 
 
 @pytest.fixture

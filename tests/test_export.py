@@ -1,4 +1,4 @@
-"""`python -m vlightning.export`, from a checkpoint that a training wrote."""
+"""`vlightning export`, from a checkpoint that a training wrote."""
 
 import json
 import subprocess
@@ -8,18 +8,19 @@ import pytest
 import torch
 from lightning import Trainer
 
-from support.albef import SIZES, random_batch
+from support.albef import SIZES, merged, random_batch, tiny_albef
+from support.command_line import export as main
 from support.command_line import run
 from vlightning.datamodules import ShapesDataModule
 from vlightning.datamodules.text.tokenizers import open_tokenizer
-from vlightning.export import main
 from vlightning.lightning_modules import ALBEFModule
-from vlightning.lightning_modules.albef.checkpoint import to_official
+from vlightning.lightning_modules.albef.official import to_official
 
+TEXT = {"text": {"vocab_size": 250, "max_positions": 32}}
 CONFIG = f"""\
 model:
   class_path: ALBEFModule
-  init_args: {json.dumps(SIZES | {"vocab_size": 250, "max_positions": 32})}
+  init_args: {json.dumps(merged(SIZES, TEXT))}
 data:
   class_path: ShapesDataModule
   init_args: {{image_size: 16, batch_size: 8, length: 16, eval_length: 8, vocab_size: 250, append_sep: false}}
@@ -83,7 +84,7 @@ def test_both_layouts_start_the_next_training(trained, tmp_path):
     batch = random_batch(4)
     features = []
     for source in ("out", "albef.pth"):
-        module = ALBEFModule(**SIZES | {"vocab_size": 250, "max_positions": 32, "weights": str(tmp_path / source)})
+        module = tiny_albef(changes=TEXT, weights=str(tmp_path / source))
         module.load_initial_weights()
         with torch.no_grad():
             features.append(module.eval()(batch)[1])
@@ -91,7 +92,7 @@ def test_both_layouts_start_the_next_training(trained, tmp_path):
 
 
 def test_bf16_checkpoint_without_data_stays_bf16(tmp_path, capsys):
-    module = ALBEFModule(**SIZES).bfloat16()
+    module = tiny_albef().bfloat16()
     trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False, default_root_dir=tmp_path)
     trainer.strategy.connect(module)
     trainer.save_checkpoint(tmp_path / "x.ckpt", weights_only=True)
@@ -136,7 +137,7 @@ def test_what_cannot_be_exported_costs_one_sentence(trained, tmp_path, capsys):
 
 
 def test_module_runs_as_a_command_and_describes_itself():
-    words = [sys.executable, "-m", "vlightning.export", "--help"]
+    words = [sys.executable, "-m", "vlightning.cli", "export", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     layouts = "vlightning,albef,student,torchvision,detectron2,open_clip,learngene,torch_export,onnx,vendor"

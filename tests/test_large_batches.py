@@ -16,7 +16,8 @@ from traffic import TrafficOfSteps, totals
 from support.albef import tiny_albef
 from support.distributed import rank_trainer, run_distributed
 from support.random_batches import NAMES, random_rows, rows_loader, small
-from vlightning.lightning_modules.albef.module import _Encoded, _Keys
+from vlightning.lightning_modules.albef.encoding import Encoded
+from vlightning.lightning_modules.albef.itc import gather_keys, image_text_contrast
 from vlightning.lightning_modules.cocord.losses import contrastive_loss
 from vlightning.lightning_modules.contrast import Side, contrast_terms
 
@@ -62,22 +63,23 @@ def test_logits_of_clips_losses(teachers, masks, slice_rows):
 
 @pytest.mark.parametrize("slice_rows", [None, 25])
 def test_logits_of_albef(slice_rows):
-    module = tiny_albef(queue_size=6000, micro_batch_size=slice_rows)
+    module = tiny_albef(contrast={"queue_size": 6000})
     run = Run(100, 1, slice_rows)
-    student = _Encoded(None, None, (), unit_rows(100, 8, True), unit_rows(100, 8, True))
-    teacher = _Encoded(None, None, (), unit_rows(100, 8), unit_rows(100, 8))
-    ids = torch.arange(100)
-    keys = _Keys(teacher.image_features, teacher.text_features, ids)
+    student = Encoded(None, None, None, unit_rows(100, 8, True), unit_rows(100, 8, True))
+    teacher = Encoded(None, None, None, unit_rows(100, 8), unit_rows(100, 8))
+    keys = gather_keys(teacher, torch.arange(100), "global")
 
     def loss():
-        return module._contrast({"image_id": ids}, student, teacher, keys, 0.4)[0]
+        return image_text_contrast(
+            student, teacher, keys, module.queues(), module.temperature, 0.4, "image_id", slice_rows
+        ).loss
 
     loss().backward()
     check_tables(describe(module).tables, run, slice_rows, loss)
 
 
 def test_logits_of_cocord(tmp_path):
-    module = small("cocord", tmp_path, queue_size=6000)
+    module = small("cocord", tmp_path, contrast={"queue_size": 6000})
     query, key, dictionary = unit_rows(100, 4, True), unit_rows(100, 4), unit_rows(6000, 4)
     valid = torch.ones(6000, dtype=torch.bool)
 
@@ -147,9 +149,12 @@ def test_sharded_processes_hold_the_model_together(name, processes, tmp_path):
     assert least["parameters"] <= gathers <= (2.5 if name == "mobileclip" else 7) * least["parameters"]
 
 
+QUEUES = {name: {"contrast": {"queue_size": 64}} for name in ("albef", "cocord")}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_keeps_what_was_counted_of_a_pair(name, tmp_path):
-    module = ready(small(name, tmp_path, **({"queue_size": 64} if name in ("albef", "cocord") else {})))
+    module = ready(small(name, tmp_path, **QUEUES.get(name, {})))
     module.setup("fit")
     found = activations(module, random_rows(name, 8), random_rows(name, 16))
     rows, run = random_rows(name, 32), Run(32, 1)
@@ -162,7 +167,7 @@ def test_a_step_keeps_what_was_counted_of_a_pair(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["albef", "shre"])
 def test_the_most_that_a_step_holds_in_slices(name, tmp_path):
-    module = ready(small(name, tmp_path, **({"width": 32} if name == "shre" else {})))
+    module = ready(small(name, tmp_path, **({"vision": {"width": 32}} if name == "shre" else {})))
     module.setup("fit")
     method, found = describe(module), activations(module, random_rows(name, 8), random_rows(name, 16))
     rows = random_rows(name, 64)
@@ -174,7 +179,11 @@ def test_the_most_that_a_step_holds_in_slices(name, tmp_path):
     step()
     most, formula = {}, {}
     for micro in (16, 32):
-        module.hparams.update({"micro_batch_size": micro} | ({"loss_rows": micro} if name == "shre" else {}))
+        slices = {"micro_batch_size": micro} | ({"loss_rows": micro} if name == "shre" else {})
+        if hasattr(module, "memory"):
+            module.change_settings("memory", **slices)
+        else:
+            module.hparams.update(slices)
         most[micro] = held_bytes(step).most
         kinds = batch_memory(method, found, Run(64, 1, micro, micro))
         formula[micro] = sum(kinds.values()) - kinds["images and tokens"]

@@ -150,7 +150,7 @@ from vlightning.lightning_modules import ALBEFModule
 
 EMACallback(pairs=3)
 ShapesDataModule(batch_size="many")
-ALBEFModule(queue_size="long")
+ALBEFModule(weights=3)
 main(args=3)
 """
 

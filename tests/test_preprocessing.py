@@ -15,9 +15,11 @@ from torch.nn.functional import normalize
 
 from support.albef import tiny_albef
 from support.clip import LENGTH, SIZE, add_tiny_clip, randomized
+from support.cocord import OFF
 from support.command_line import run
 from support.mmlg import tiny_extraction
-from vlightning.callbacks import load_learngene
+from vlightning.callbacks.learngene.file import load_learngene
+from vlightning.cli_support.export import export
 from vlightning.datamodules import (
     CLIPEvalTransform,
     ImageClassificationDataModule,
@@ -26,9 +28,8 @@ from vlightning.datamodules import (
     ReinforcedShapesDataModule,
     ShapesDataModule,
 )
-from vlightning.export import export
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
-from vlightning.lightning_modules.mmlg.towers import load_tower
+from vlightning.lightning_modules.mmlg.towers import load_image_tower
 from vlightning.lightning_modules.mobileclip.export import save_vendor
 from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
@@ -125,10 +126,11 @@ DATA = {
 }
 
 
-def mobileclip(name=None, **options):
+def mobileclip(name=None, distillation_weight=1.0, **options):
     torch.manual_seed(0)
-    stored = {"teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0], "max_tokens": LENGTH}
-    module = MobileCLIPModule(name or add_tiny_clip(), average_momentum=None, **stored | options)
+    teacher = {"dims": [64, 96], "scales": [30.0, 30.0], "distillation_weight": distillation_weight}
+    options = {"max_tokens": LENGTH, "momentum": {"momentum": None}, "teacher": teacher} | options
+    module = MobileCLIPModule(name or add_tiny_clip(), **options)
     if name is None:
         randomized(module.student)
     return module
@@ -164,7 +166,11 @@ def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_
     words = [f"--data.{split}={file}" for split in ("train", "validation", "test")]
     words += ["--data.tokenizer=clip", "--data.vocab_size=49408", f"--data.max_tokens={LENGTH}", "--data.num_workers=0"]
     words += ["--data.batch_size=6", f"--data.cache_dir={images / 'cache'}", "--trainer.accelerator=cpu"]
-    model = [f"--model.model={add_tiny_clip()}", "--model.distillation_weight=0", "--model.average_momentum=null"]
+    model = [
+        f"--model.model={add_tiny_clip()}",
+        "--model.teacher.distillation_weight=0",
+        "--model.momentum.momentum=null",
+    ]
     words += ["--trainer.max_steps=1", "--trainer.enable_progress_bar=false"]
     ran = run("fit", "--model=MobileCLIPModule", *model, "--data=ImageTextDataModule", *words)
     assert ran.status == 0, ran.err
@@ -191,7 +197,7 @@ def test_mmlg_gives_outside_the_features_of_its_test(data, images, tmp_path):
     checkpoint, features = trained(tiny_extraction(None), data, tmp_path)
     export(checkpoint, str(tmp_path / "made"), "open_clip")
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'made'}")
-    tower = load_tower(None, checkpoint)
+    tower = load_image_tower(None, checkpoint)
     originals = [data.image("test", number) for number in range(COUNT)]
     with torch.no_grad():
         found = [model.eval().encode_image(torch.stack([transform(image) for image in originals]))]
@@ -206,7 +212,7 @@ def test_mmlg_gives_outside_the_features_of_its_test(data, images, tmp_path):
 def test_an_albef_tells_how_its_images_were_prepared(images, tmp_path):
     prepare = CLIPEvalTransform(16, OWN["mean"], OWN["std"], "bilinear")
     data = pairs(images, eval_transform=prepare, tokenizer=None, vocab_size=200, max_tokens=16)
-    checkpoint, features = trained(tiny_albef(vocab_size=200), data, tmp_path)
+    checkpoint, features = trained(tiny_albef(text={"vocab_size": 200}), data, tmp_path)
     export(checkpoint, str(tmp_path / "made"))
     look = json.loads((tmp_path / "made" / "config.json").read_text())["preprocessing"]
     albef = ALBEFModule.from_pretrained(tmp_path / "made")
@@ -225,7 +231,7 @@ def test_a_classifier_tells_how_its_images_were_prepared(preset, resize, images,
     folder = str(images / "classes")
     sizes = {"image_size": 32, "batch_size": COUNT, "num_workers": 0, "cache_dir": str(images / "cache")}
     data = ImageClassificationDataModule(train=folder, test=folder, preset=preset, **sizes)
-    module = CoCoRDModule("resnet8", 2, contrast_weight=0, prediction_weight=0)
+    module = CoCoRDModule("resnet8", 2, **OFF)
     checkpoint, logits = trained(module, data, tmp_path)
     export(checkpoint, str(tmp_path / "student.safetensors"))
     with safe_open(tmp_path / "student.safetensors", "pt") as file:
@@ -233,7 +239,7 @@ def test_a_classifier_tells_how_its_images_were_prepared(preset, resize, images,
     assert look["resize"] == resize
     export(checkpoint, str(tmp_path / "student.pth"))
     assert torch.load(tmp_path / "student.pth", weights_only=True)["preprocessing"] == look
-    outside = CoCoRDModule("resnet8", 2, str(tmp_path / "student.pth"), contrast_weight=0, prediction_weight=0).eval()
+    outside = CoCoRDModule("resnet8", 2, str(tmp_path / "student.pth"), **OFF).eval()
     outside.load_initial_weights()
     unsaid = ImageClassificationDataModule(test=folder, num_workers=0, cache_dir=str(images / "cache"))
     torch.testing.assert_close(shown(module, unsaid, checkpoint), logits, rtol=0, atol=1e-6)

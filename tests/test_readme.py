@@ -128,7 +128,7 @@ def test_the_command_for_ones_own_reinforced_data_trains_on_it(tmp_path: Path, m
     step = MobileCLIPModule.training_step
 
     def listening(self: MobileCLIPModule, *batch: Any) -> Any:
-        heard.append((self.teacher_dims, self.teacher_scales))
+        heard.append(tuple(self.teachers))
         return step(self, *batch)
 
     monkeypatch.setattr(MobileCLIPModule, "training_step", listening)
@@ -136,9 +136,8 @@ def test_the_command_for_ones_own_reinforced_data_trains_on_it(tmp_path: Path, m
     assert ran.status == 0, ran.err
     assert heard == [([64, 96], [20.0, 50.0])] * 2
     assert list(Path("runs").rglob("best-step*.ckpt"))
-    refused = run(*words, *small, "--model.teacher_scales=[100,100]").sentence
-    assert refused.startswith(
-        "teacher_scales is [100.0, 100.0], but the data was reinforced with teachers of [20.0, 50.0]"
-    )
+    refused = run(*words, *small, "--model.teacher.scales=[100,100]").sentence
+    assert refused.startswith("Expected a teacher.scales of [20.0, 50.0]")
+    assert "got [100.0, 100.0]" in refused
     Path("reinforced/manifest.json").write_text("{}")
     assert "found no width and scale of teachers" in run(*words, *small).sentence

@@ -23,10 +23,18 @@ TRAINER = {
 }
 MODEL = {
     *("width", "heads", "patch_size", "layers", "image_layers", "text_layers", "fusion_layers", "embed_dim"),
-    *("vision_width", "vision_depth", "vision_heads", "text_width", "text_heads", "text_ffn_width"),
+    *(f"vision.{name}" for name in ("image_size", "patch_size", "width", "depth", "heads", "weights")),
+    *(f"text.{name}" for name in ("width", "heads", "ffn_width", "depth", "fusion_depth", "max_tokens")),
+    *("contrast.embed_dim", "contrast.queue_size", "rerank.k"),
     *("head_hidden", "predictor_hidden", "prefix_length", "clip_length", "mapper_layers", "mapper_heads"),
-    *("queue_size", "rerank_k", "max_new_tokens", "max_tokens", "image_size", "teacher_dims"),
+    *("queue_size", "rerank_k", "max_new_tokens", "max_tokens", "image_size", "teacher.dims", "vision.image_size"),
     *("model", "teacher", "teacher_weights", "vision_weights", "image_weights"),
+    *(f"towers.{name}" for name in ("width", "heads", "depth", "embed_dim")),
+    *(f"vision.{name}" for name in ("image_size", "patch_size", "width", "heads", "depth")),
+    *(f"mapper.{name}" for name in ("width", "prefix_length", "clip_length", "depth", "heads")),
+    *("text.max_tokens", "teacher.model", "teacher.weights", "generation.max_new_tokens"),
+    *(f"heads.{name}" for name in ("embed_dim", "hidden", "predictor_hidden")),
+    *("teacher.name", "text.weights"),
 }
 DATA = {
     *("batch_size", "eval_batch_size", "num_workers", "cache_dir", "samples_per_epoch", "augmentations"),
@@ -76,7 +84,7 @@ def _results(method, folder):
     found: dict[str, Ran] = {}
     waiting = commands(method)
     if method == "mmlg":  # whatever its depth, the classifier starts from a descendant
-        trained_checkpoint(Path(), student="plain", layers=8, width=16, heads=2, embed_dim=12, image_size=16)
+        trained_checkpoint(Path(), student="plain", depth=8, width=16, heads=2, embed_dim=12, image_size=16)
         Path("last.ckpt").rename("activated.ckpt")
     while waiting:
         together = [command for command in waiting if is_distributed(command)]

@@ -14,15 +14,15 @@ EPOCH, STEPS = 120, 130
 # Options of sbatch: the templates are for nodes of eight GPUs.
 SMALL_NODES = ("--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0", "--time=15")
 MODEL = {
-    "vision_width": 32,
-    "vision_depth": 1,
-    "vision_heads": 2,
-    "text_width": 32,
-    "text_heads": 2,
-    "text_ffn_width": 64,
-    "embed_dim": 16,
-    "queue_size": 64,
-    "warmup_steps": 5,
+    "vision.width": 32,
+    "vision.depth": 1,
+    "vision.heads": 2,
+    "text.width": 32,
+    "text.heads": 2,
+    "text.ffn_width": 64,
+    "contrast.embed_dim": 16,
+    "contrast.queue_size": 64,
+    "optim.warmup_steps": 5,
 }
 
 
@@ -58,7 +58,7 @@ def assert_goes_on(cluster, folder, job, whole, signal):
     assert leaves["/global_step"] == STEPS
     log = (folder / f"slurm-{job}.out").read_text()
     name = path.relative_to(folder)
-    stopped = re.search(f"{signal}: wrote {name} after step ([0-9]+); the training goes on from there", log)
+    stopped = re.search(f"{signal}: wrote {name} after step ([0-9]+); the training resumes from there", log)
     assert stopped, log
     assert 0 < int(stopped[1]) < EPOCH
     assert f"Restored all states from the checkpoint at {name}" in log

@@ -14,6 +14,7 @@ from support.random_batches import NAMES, rows_loader, small
 from vlightning.callbacks import FeatureQueue, SkipNonFiniteSteps, StopOnSignal, gather
 
 ROWS, STEPS, STEADY = 4, 4, 2  # DDP arranges its buckets anew in the second step
+QUEUES = {name: {"contrast": {"queue_size": 256}} for name in ("albef", "cocord")}
 
 
 def one_step(names, flags):
@@ -21,7 +22,7 @@ def one_step(names, flags):
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             # Queues larger than all that is broadcast.
-            module = small(name, Path(folder), **({"queue_size": 256} if name in ("albef", "cocord") else {}))
+            module = small(name, Path(folder), **QUEUES.get(name, {}))
             counted = TrafficOfSteps()
             callbacks = [counted, *([SkipNonFiniteSteps(), StopOnSignal()] if flags else [])]
             trainer = rank_trainer("ddp", max_steps=STEPS, callbacks=callbacks)

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there at all."""
+"""Checkpoints that are written atomically."""
 
 import os
 import pickle
@@ -16,34 +16,39 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import Strategy
 from typing_extensions import override
 
+from ...common.errors import UserError
 from ...common.files import REPLACED, check_free, original_path, replacing, writing
 from .sharded_checkpoint import METADATA, divide_checkpoint, read_checkpoint_folder, read_metadata, shard_file
 
 
+class CheckpointError(UserError, RuntimeError):
+    """A checkpoint cannot be read."""
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to a file beside its target and renames it into place.
+    """Write a checkpoint to a file beside its target and rename it into place.
 
-    Lightning stages its file in the system's temporary folder; where that is another file system than the target's,
-    the move is a copy onto the final name, and a full disk destroys the good checkpoint that was there. Here the old
-    file stays as it is until the new one is completely on disk. Remote paths go the way that Lightning goes.
+    Lightning stages its file in the system's temporary folder; if that is on another file system than the target, the
+    move is a copy onto the final name, and a full disk destroys the good checkpoint of that name. Here the old file
+    stays until the new one is completely on disk. Remote paths are written by Lightning.
 
-    Loading takes plain data only (`weights_only=True`) unless the Trainer is told otherwise, and takes the folders that
-    `ShardedStrategy` writes, too.
+    Loading takes plain data only (`weights_only=True`) unless the Trainer is told otherwise, and also takes the folders
+    that `ShardedStrategy` writes.
 
     Pass it to the Trainer: `Trainer(plugins=[AtomicCheckpointIO()])`.
     """
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Saves a checkpoint.
+        """Save a checkpoint.
 
         Args:
-            checkpoint: What to save.
+            checkpoint: Content of the checkpoint.
             path: Local path or fsspec URL.
             storage_options: Not supported, as in Lightning.
 
         Raises:
-            OSError: If the file cannot be written; the target is then what it was before.
+            WriteError: If the file cannot be written; the target then stays as it was.
         """
         filesystem, local_path = url_to_fs(str(path))
         if storage_options is not None or not isinstance(filesystem, LocalFileSystem):
@@ -60,16 +65,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Any = lambda storage, loc: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Loads a checkpoint: a file, or the folder of a sharded one.
+        """Load a checkpoint: a file, or the folder of a sharded one.
 
         Args:
             path: Local path or fsspec URL; a folder must be local.
-            map_location: Where the tensors go, as in `torch.load`; by default, and from a folder, to the CPU.
+            map_location: Device of the tensors, as in `torch.load`; by default, and from a folder, the CPU.
             weights_only: False loads arbitrary objects, for files that are trusted; None means True.
 
         Raises:
-            FileNotFoundError: If there is none.
-            RuntimeError: If it is not a whole checkpoint, or holds more than plain data.
+            FileNotFoundError: If the path does not exist.
+            CheckpointError: If it is not a complete checkpoint, or holds more than plain data.
         """
         safe = weights_only is not False
         with reading(path):
@@ -80,17 +85,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a file or folder; a folder that was removed in part is no checkpoint any more."""
+        """Remove a file or folder, its metadata first: a partly removed folder is no checkpoint."""
         if Path(path).is_dir() and not Path(path).is_symlink():
             (Path(path) / METADATA).unlink(missing_ok=True)
         super().remove_checkpoint(path)
 
 
 def damage(path: Path) -> str | None:
-    """Says what is wrong with a local checkpoint, a file or a folder, by the checksums in it; reads all of it.
+    """Return what is wrong with a local checkpoint, a file or a folder, by its checksums; reads all of it.
 
     Returns:
-        None for one that is whole.
+        None for an intact checkpoint.
     """
     if not path.is_dir():
         return _file_damage(path)
@@ -105,13 +110,13 @@ def damage(path: Path) -> str | None:
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
-    """Finds the checkpoint in a folder that was written last and can be read; changes nothing there.
+    """Find the newest intact checkpoint in a folder, without changing anything there.
 
     Returns:
-        The file or folder, None if there is none; and what is wrong with each of the newer ones.
+        The file or folder, None if there is none; and what is wrong with each newer one.
     """
     found_ones = [path for path in folder.glob("*.ckpt") if not path.name.startswith(REPLACED)]
-    # What a process left that was killed while it put a sharded checkpoint in the place of this one.
+    # Old checkpoints that a process was replacing when it was killed.
     found_ones += [path for path in folder.glob(f"{REPLACED}*") if not original_path(path).exists()]
     damaged: dict[Path, str] = {}
     for path in sorted(found_ones, key=lambda path: path.stat().st_mtime, reverse=True):
@@ -123,12 +128,12 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
 
 
 def consolidate_checkpoint(folder: str | Path, file: str | Path) -> None:
-    """Makes one file of a sharded checkpoint, as one process would have written it.
+    """Convert a sharded checkpoint to one file, as a single process would have written it.
 
-    For what reads files only, such as `load_from_checkpoint`. It needs main memory for the whole checkpoint.
+    Some functions only read files, such as `load_from_checkpoint`. Needs main memory for the whole checkpoint.
 
     Args:
-        folder: What `ShardedStrategy` has written.
+        folder: Checkpoint of `ShardedStrategy`.
         file: Path of the new file.
     """
     checkpoint_io = AtomicCheckpointIO()
@@ -136,18 +141,18 @@ def consolidate_checkpoint(folder: str | Path, file: str | Path) -> None:
 
 
 def divide_checkpoint_file(file: str | Path, folder: str | Path, processes: int) -> None:
-    """Makes a sharded checkpoint of a file, as so many processes under `ShardedStrategy` would have written it.
+    """Convert the file of a single process to a sharded checkpoint, as `ShardedStrategy` would have written it.
 
-    It is not needed for loading: any number of sharded processes can load the file. It needs main memory for twice the
+    Loading does not need this: any number of sharded processes can load the file. Needs main memory for twice the
     checkpoint.
 
     Args:
-        file: What one process has written.
+        file: Checkpoint of a single process.
         folder: Path of the new folder.
-        processes: How many files hold its weights.
+        processes: Number of files that hold the weights.
 
     Raises:
-        ValueError: If there is no process.
+        ValueError: If `processes` is below 1.
     """
     if processes < 1:
         raise ValueError(f"Found {processes} processes, expected at least 1.")
@@ -161,10 +166,10 @@ def divide_checkpoint_file(file: str | Path, folder: str | Path, processes: int)
 
 
 def check_free_among(strategy: Strategy, target: Path) -> None:
-    """Does the same where rank 0 is; every process must call it, and all raise.
+    """Check that a path is free on rank 0; every process must call this, and all raise.
 
     Raises:
-        FileExistsError: If something has that name.
+        FileExistsError: If the path is taken.
     """
     problem = None
     if strategy.is_global_zero:
@@ -177,7 +182,7 @@ def check_free_among(strategy: Strategy, target: Path) -> None:
 
 
 def write_file(content: Any, path: Path) -> None:
-    """Writes a new file and waits until it is on the disk."""
+    """Write a new file and wait until it is on the disk."""
     with path.open("xb") as file:
         torch.save(content, file)
         file.flush()
@@ -186,21 +191,21 @@ def write_file(content: Any, path: Path) -> None:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Gives the error of a failed load its sentence."""
+    """Name the path in the error of a failed load, and say what to do."""
     try:
         yield
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
         raise _read_error(path, error) from error
 
 
-def _read_error(path: str | Path, error: Exception) -> RuntimeError:
+def _read_error(path: str | Path, error: Exception) -> CheckpointError:
     foreign = re.search(r"GLOBAL (\S+)", str(error))
     if isinstance(error, pickle.UnpicklingError) and foreign:
-        return RuntimeError(
+        return CheckpointError(
             f"The checkpoint {path} holds more than tensors and plain data ({foreign[1]}): if you trust where "
             "it comes from, load it with weights_only=False."
         )
-    return RuntimeError(
+    return CheckpointError(
         f"The checkpoint {path} cannot be read ({_gist(error)}): it is truncated or not a checkpoint, take an "
         "earlier one."
     )
@@ -216,6 +221,6 @@ def _file_damage(path: Path) -> str | None:
 
 
 def _gist(error: Exception) -> str:
-    """Returns the first sentence of a message; torch's go on for paragraphs."""
+    """Return the first sentence of a message; torch's messages have several paragraphs."""
     lines = str(error).strip().splitlines()
     return lines[0].split(". ")[0] if lines else type(error).__name__

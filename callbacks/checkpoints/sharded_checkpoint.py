@@ -1,11 +1,11 @@
-"""Checkpoints in pieces: a folder with a file for each process, which any number of processes can read.
+"""Sharded checkpoints: a folder with a file for each process, which any number of processes can read.
 
     last.ckpt/
-        shard-00000.pt    what process 0 holds of the sharded tensors, by their place in the checkpoint
+        shard-00000.pt    process 0's pieces of the sharded tensors, by their place in the checkpoint
         shard-00001.pt
-        meta.pt           everything else, with a note in the place of each sharded tensor; written last
+        meta.pt           everything else, with a marker in the place of each sharded tensor; written last
 
-All of it is tensors and plain data. (torch's own format for this has a pickle for metadata, which may hold any code.)
+The files hold tensors and plain data only. (The metadata of torch's own format is a pickle, which may run any code.)
 """
 
 import copy
@@ -20,16 +20,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 METADATA = "meta.pt"
-"""Lightning's name for it."""
-# In the metadata: the number of files with pieces, and what stands for a sharded tensor.
+"""Lightning's name of the metadata file."""
+# In the metadata: the number of files with pieces, and the marker of a sharded tensor.
 _FILES, _NOTE = "files_with_pieces", "pieces_along_dimension"
 
 Place = Callable[[str, Any], Any]
-"""What becomes of a value, given where in the checkpoint it stands, such as `state_dict/weight`."""
+"""Maps a value, given its place in the checkpoint, such as `state_dict/weight`."""
 
 
 def split_checkpoint(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Separates the sharded tensors of a checkpoint from the rest.
+    """Separate the sharded tensors of a checkpoint from the rest.
 
     Args:
         checkpoint: Nested dicts and lists, with tensors that are sharded over all processes among the values.
@@ -57,11 +57,11 @@ def split_checkpoint(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def divide_checkpoint(checkpoint: dict[str, Any], files: int) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
-    """Cuts the weights of a whole checkpoint, and what the optimizers keep for them, as processes would write them.
+    """Cut weights and optimizer states of a whole checkpoint into pieces, as processes would write them.
 
     Args:
-        checkpoint: As one process has written it.
-        files: How many pieces of each tensor.
+        checkpoint: Checkpoint of a single process.
+        files: Number of pieces of each tensor.
 
     Returns:
         The metadata, and for each file its pieces by place.
@@ -86,11 +86,11 @@ def divide_checkpoint(checkpoint: dict[str, Any], files: int) -> tuple[dict[str,
 
 
 def whole_checkpoint(checkpoint: dict[str, Any], keep: bool) -> dict[str, Any]:
-    """Puts the sharded tensors of a checkpoint together. Every process must call it.
+    """Gather the sharded tensors of a checkpoint. Every process must call this.
 
     Args:
         checkpoint: Nested dicts and lists, with distributed tensors among the values.
-        keep: Whether this process wants them; else None takes their places.
+        keep: Whether this process keeps the tensors; otherwise None takes their places.
     """
     gathered: dict[int, Tensor | None] = {}  # tied tensors stay tied
 
@@ -107,13 +107,13 @@ def whole_checkpoint(checkpoint: dict[str, Any], keep: bool) -> dict[str, Any]:
 
 
 def read_checkpoint_folder(folder: Path, weights_only: bool = True, place: Place | None = None) -> dict[str, Any]:
-    """Reads a checkpoint in pieces as the whole that it is, whatever the number of processes that wrote it.
+    """Read a sharded checkpoint of any number of processes as one whole checkpoint.
 
     Args:
-        folder: What `ShardedStrategy` has written.
+        folder: Checkpoint of `ShardedStrategy`.
         weights_only: False loads arbitrary objects, for files that are trusted.
-        place: Applied to each value; a sharded tensor is put together just for it, so that a process that keeps a part
-            of each never holds more than one whole.
+        place: Applied to each value; a sharded tensor is joined only for this call, so that a process that keeps a
+            part of each tensor never holds more than one whole tensor.
 
     Raises:
         RuntimeError: If a file is missing.
@@ -140,7 +140,7 @@ def read_checkpoint_folder(folder: Path, weights_only: bool = True, place: Place
 
 
 def read_metadata(folder: Path, weights_only: bool = True) -> tuple[dict[str, Any], list[Path]]:
-    """Reads what is not sharded, and finds the files with the pieces of what is.
+    """Read the values that are not sharded, and find the files with the pieces of the others.
 
     Raises:
         RuntimeError: If a file is missing.
@@ -162,7 +162,7 @@ def read_metadata(folder: Path, weights_only: bool = True) -> tuple[dict[str, An
 
 
 def own_part(whole: Tensor, like: DTensor) -> DTensor:
-    """Returns a tensor distributed as another one of its shape is; the memory of `whole` is not kept."""
+    """Return a tensor distributed like another one of its shape; the memory of `whole` is not kept."""
     mesh, dimension = like.device_mesh, _dimension("tensor", like)
     part = whole
     if dimension is not None:
@@ -175,20 +175,20 @@ def own_part(whole: Tensor, like: DTensor) -> DTensor:
 
 
 def shard_file(number: int) -> str:
-    """Name of the file with the pieces of a process."""
+    """Return the name of the file with the pieces of a process."""
     return f"shard-{number:05d}.pt"
 
 
 def map_values(
     function: Place, tree: Any, place: str = "", is_value: Callable[[dict[Any, Any]], bool] = lambda _: False
 ) -> Any:
-    """Returns a copy of nested dicts, lists and tuples with `function(place, value)` for each value.
+    """Return a copy of nested dicts, lists and tuples with `function(place, value)` for each value.
 
     Args:
-        function: What becomes of a value.
-        tree: The nest.
-        place: Where it stands.
-        is_value: Which dicts to take as values themselves.
+        function: Maps a value, given its place.
+        tree: Nested dicts, lists and tuples.
+        place: Place of the tree.
+        is_value: Whether a dict is a value itself.
     """
     below = f"{place}/" if place else ""
     if isinstance(tree, dict) and not is_value(tree):
@@ -201,7 +201,7 @@ def map_values(
 
 
 def _dimension(place: str, tensor: DTensor) -> int | None:
-    """The dimension along which a tensor is cut into pieces; None if every process has all of it."""
+    """Return the dimension along which a tensor is cut into pieces; None if every process has all of it."""
     if tensor.device_mesh.size() == dist.get_world_size() and len(tensor.placements) == 1:
         (placement,) = tensor.placements
         if isinstance(placement, Shard):

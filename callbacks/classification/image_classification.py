@@ -1,4 +1,4 @@
-"""Classification of any labelled images during validation and test, in whatever way a subclass classifies them."""
+"""A base for callbacks that classify labelled images during validation and test."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
@@ -23,31 +23,32 @@ _LOADERS: dict[Split, str] = {"validation": "val_dataloader", "test": "test_data
 
 
 class ImageClassification(Callback):
-    """Classifies the labelled images of another datamodule, and logs how well it went.
+    """Classify the labelled images of another datamodule, and log accuracy and class recall.
 
-    After validation, in percent: "val/<name>_top1"; "val/<name>_top5" where there are more than five classes;
+    Logged after validation, in percent: "val/<name>_top1"; "val/<name>_top5" where there are more than five classes;
     "val/<name>_class_recall", the mean over the classes that occur of the share of their images that are right. After
-    test the same with "test/". An image whose class has an infinite or undefined score is not right; where there are
-    such scores, the number of images is logged as "val/<name>_non_finite", and a warning names them.
+    test the same with "test/". An image whose class has a non-finite score is not right; the number of images with
+    such scores, if any, is logged as "val/<name>_non_finite", and a warning names the images.
 
-    A subclass gives the scores of the classes. They are computed without gradient and in eval mode. A module's training
-    is bit for bit what it is without this callback.
+    A subclass computes the scores of the classes, without gradient and in eval mode. A module's training is bit for
+    bit the same as without this callback.
 
-    All images are read, whatever `limit_val_batches` says; only the sanity check and `fast_dev_run` take one batch,
-    to find mistakes early. Over several processes images are shared out as far as `data` shares them out. (A plain
-    `DataLoader` does not: every process then reads all, to the same percentages.)
+    All images are read, regardless of `limit_val_batches`; only the sanity check and `fast_dev_run` read one batch,
+    to find mistakes early. Processes share the images if `data` distributes them. (A plain `DataLoader` does not:
+    every process then reads all images, with the same result.)
 
     Args:
-        data: gives batches, dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its validation
-            split and test its test split, or the one that it has. It is set up here, and no part of the Trainer.
-        name: name of the metrics.
-        every_n_epochs: epochs of training between two measurements in validation.
+        data: Datamodule whose batches are dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its
+            validation split and test its test split, or the only one it has. This callback sets it up; it is not part
+            of the Trainer.
+        name: Name of the metrics.
+        every_n_epochs: Epochs of training between two measurements in validation.
         transform: "trainer" prepares the images by `eval_transform` of the trainer's datamodule, if it has one, since
             a model must see images as those that it was trained on; "own" leaves that to `data`.
 
     Raises:
-        ValueError: for arguments that cannot be used, a label without a class, data without images, or a module
-            that cannot classify.
+        ValueError: If an argument is invalid, a label has no class, the data has no images, or the module cannot
+            classify.
     """
 
     module_needs: tuple[str, ...]  # methods of the module
@@ -68,11 +69,11 @@ class ImageClassification(Callback):
         self._split: Split = "validation"
 
     def scorer(self, trainer: Trainer, pl_module: Any) -> Callable[[Tensor], Tensor]:
-        """What turns images [B, 3, H, W] into scores of the classes [B, C]. Made anew for every measurement."""
+        """Return a function of images [B, 3, H, W] to class scores [B, C]; called for every measurement."""
         raise NotImplementedError
 
     def expected_labels(self, classes: int) -> str:
-        """The end of the sentence about labels outside 0 to `classes` - 1: what was expected, and what to do."""
+        """Return the end of the error about labels outside 0 to `classes` - 1: what was expected, and what to do."""
         raise NotImplementedError
 
     @override
@@ -108,7 +109,7 @@ class ImageClassification(Callback):
         return f"{type(self).__name__} {self.name!r}"
 
     def check(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse what cannot work before anything is read."""
+        """Check the run before anything is read."""
         others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         if [other.name for other in others if isinstance(other, ImageClassification)].count(self.name) > 1:
             raise ValueError(f"{self} is there twice, and both would log the same metrics: give each its own name.")
@@ -127,7 +128,7 @@ class ImageClassification(Callback):
             )
 
     def _open(self, wanted: Split, trainer: Trainer) -> None:
-        """Prepare and set up a split of the data; the other one where there is no such."""
+        """Prepare and set up a split of the data, or the other one if the data has only that."""
         first = trainer.local_rank == 0 and (self.data.prepare_data_per_node or trainer.node_rank == 0)
         if first:
             self.data.prepare_data()
@@ -143,7 +144,7 @@ class ImageClassification(Callback):
         self.data.setup(_STAGES[self._split])
 
     def _has(self, split: Split) -> bool:
-        if hasattr(self.data, "open_split"):  # ours says so, and its setup() refuses what it has not
+        if hasattr(self.data, "open_split"):  # in this package setup() raises for a split without data
             return self.data.open_split(split) is not None
         return is_overridden(_LOADERS[split], self.data)
 
@@ -159,8 +160,8 @@ class ImageClassification(Callback):
         self.data.eval_transform = theirs.eval_transform
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, prefix: str) -> None:
-        # What `data` and its loaders draw must not be missing in training. (A DataLoader draws a seed for each pass.)
-        if self.transform == "trainer":  # once more: a checkpoint may have changed it after `setup`
+        # Draws of `data` and its loaders must not change the training. (A DataLoader draws a seed for each pass.)
+        if self.transform == "trainer":  # again, since a checkpoint may have changed it after `setup`
             self._take_transform(datamodule(trainer))
         with isolate_rng(), evaluating(pl_module):
             counts = self.count(trainer, self.scorer(trainer, pl_module))
@@ -169,17 +170,17 @@ class ImageClassification(Callback):
         metrics["class_recall"] = class_recall(images, top1)
         if bad := int(non_finite.sum()):
             metrics["non_finite"] = float(bad)
-        # Every process has the same numbers; the mean over them only keeps Lightning from warning.
+        # Every process has the same numbers; `sync_dist` only avoids a warning of Lightning.
         pl_module.log_dict({f"{prefix}/{self.name}_{key}": value for key, value in metrics.items()}, sync_dist=True)
 
     def count(self, trainer: Trainer, scores: Callable[[Tensor], Tensor]) -> Tensor:
-        """Images of all processes by class, long [4, C].
+        """Return four numbers of images by class, over all processes, long [4, C].
 
-        All, those with the right class first, those with it among five, and those with a score that is not finite.
+        All images, those that are right, those with the right class among five, those with a non-finite score.
         """
         classes = 0
         found = [torch.zeros(0, 5, dtype=torch.long)]
-        broken_classes = torch.tensor(False)  # [C] from the first batch on: of images that have other scores
+        broken_classes = torch.tensor(False)  # [C] from the first batch on: non-finite for some images only
         for image, label, sample_index in self._batches(trainer):
             image = image.to(trainer.strategy.root_device, non_blocking=True)
             of_classes = scores(image)
@@ -189,12 +190,12 @@ class ImageClassification(Callback):
             broken_classes = broken_classes | (broken & ~broken.all(1, keepdim=True)).any(0).cpu()
             kinds = torch.stack([right[:, 0], right.any(1), broken.any(1)], 1).cpu().long()
             found.append(torch.cat([label[:, None], kinds, sample_index[:, None]], 1))
-        # A process may have got no image, and then knows the number of classes from the others.
+        # A process without an image learns the number of classes from the others.
         classes = int(gather_uneven(torch.tensor([classes])).max())
         label, *flags, sample_index = torch.cat(found).unbind(1)
         known = (label >= 0) & (label < classes)
         of_kinds = [known, *(known & flag.bool() for flag in flags)]
-        # Only now, since a process that raised alone would leave the others waiting.
+        # Errors are raised after the collectives, since the other processes would wait for one that raised alone.
         counts = all_reduce_sum(torch.stack([label[kind].bincount(minlength=classes) for kind in of_kinds]))
         unknown = int(all_reduce_sum((~known).sum()[None]))
         if unknown:
@@ -211,15 +212,15 @@ class ImageClassification(Callback):
             named = gather_uneven(sample_index[of_kinds[3] & (sample_index >= 0)])
             of = all_reduce_max(broken_classes.long().expand(classes)).nonzero()[:, 0]
             rank_zero_warn(
-                f"{self} found infinite or undefined scores for {int(counts[3].sum())} of {int(counts[0].sum())} "
+                f"{self} found non-finite scores for {int(counts[3].sum())} of {int(counts[0].sum())} "
                 f"images (sample_index {some_of(named)}"
                 + (f"; of the classes {some_of(of)}" if len(of) else "")
-                + "), which rank last: look at these, or, where it is all images, take an earlier checkpoint."
+                + "), which rank last: check these images, or, if these are all images, use an earlier checkpoint."
             )
         return counts
 
     def _batches(self, trainer: Trainer) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Images [B, 3, H, W], labels, long [B] on the CPU, and positions in the data, alike, -1 if unknown."""
+        """Yield images [B, 3, H, W], labels, long [B] on the CPU, and `sample_index`, alike, -1 if unknown."""
         loaders = getattr(self.data, _LOADERS[self._split])()
         batches = chain.from_iterable(loaders if isinstance(loaders, (list, tuple)) else [loaders])
         for batch in islice(batches, 1 if only_tries(trainer) else None):
@@ -234,10 +235,10 @@ class ImageClassification(Callback):
 
 
 def datamodule(trainer: Trainer) -> Any:
-    """The trainer's, or None."""
+    """Return the trainer's datamodule, or None."""
     return getattr(trainer, "datamodule", None)
 
 
 def only_tries(trainer: Trainer) -> bool:
-    """Whether the run only looks for mistakes."""
+    """Return whether this is a sanity check or a `fast_dev_run`."""
     return bool(trainer.sanity_checking or trainer.fast_dev_run)  # type: ignore[attr-defined]

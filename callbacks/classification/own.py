@@ -1,4 +1,4 @@
-"""Classification by a module's own classes: how well it names images after what taught it the classes."""
+"""Classification by a module's own class logits."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -12,33 +12,33 @@ from .image_classification import ImageClassification
 
 
 class OwnClassification(ImageClassification):
-    """Classifies the labelled images of another datamodule by the module's own class logits, and logs how well.
+    """Classify the labelled images of another datamodule by the module's own class logits, and log accuracies.
 
     Measurement, metrics and data are as in `ZeroShotClassification`: after validation, in percent, "val/<name>_top1",
     "val/<name>_top5" where there are more than five classes, and "val/<name>_class_recall"; after test the same with
-    "test/". Texts have no part in it.
+    "test/". No texts are used.
 
     The module has `classify_images(image)`, which returns logits [B, C]; the number of a logit is the label that it
     stands for. It runs without gradient, in eval mode and in the trainer's precision.
 
-    This is not zero-shot classification. A module that has class logits without labels of its own has them from a
-    teacher, and where that was trained on the labels of `data` (an ImageNet classifier's student on ImageNet) the
-    numbers say how well the student follows it. The default name says so beside every number.
+    This is not zero-shot classification. A module without labels has its class logits from a teacher, and if that
+    teacher was trained on the labels of `data` (an ImageNet classifier's student on ImageNet), the metrics measure how
+    well the student follows the teacher. Hence the default name.
 
     Several of these need a `name` each. A `ModelCheckpoint` that monitors one takes the same `every_n_epochs`.
 
     Args:
-        data: gives batches, dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its validation
-            split and test its test split, or the one that it has. It is set up here, and no part of the Trainer. If it
-            names its classes (`class_names`), it has as many as there are logits.
-        name: name of the metrics.
-        every_n_epochs: epochs of training between two measurements in validation.
+        data: Datamodule whose batches are dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its
+            validation split and test its test split, or the only one it has. This callback sets it up; it is not part
+            of the Trainer. If it has `class_names`, there are as many as logits.
+        name: Name of the metrics.
+        every_n_epochs: Epochs of training between two measurements in validation.
         transform: "trainer" prepares the images by `eval_transform` of the trainer's datamodule, if it has one, since
             a model must see images as those that it was trained on; "own" leaves that to `data`.
 
     Raises:
-        ValueError: for arguments that cannot be used, labels or classes that are not those of the logits, data
-            without images, or a module without class logits.
+        ValueError: If an argument is invalid, labels or classes are not those of the logits, the data has no images,
+            or the module has no class logits.
     """
 
     module_needs = ("classify_images",)
@@ -68,7 +68,7 @@ class OwnClassification(ImageClassification):
     def count(self, trainer: Trainer, scores: Callable[[Tensor], Tensor]) -> Tensor:
         counts = super().count(trainer, scores)
         data: Any = self.data
-        # Data without names knows its classes from the labels that occur, which need not be all.
+        # Data without class names only knows the labels that occur, which need not be all classes.
         if names := getattr(data, "class_names", None):
             known = getattr(data, "num_classes", len(names))
             if known != counts.shape[1]:

@@ -1,4 +1,4 @@
-"""Zero-shot classification: how well a model that knows images and texts names the classes of any labelled data."""
+"""Zero-shot classification of labelled images by a model of images and texts."""
 
 from collections.abc import Callable
 from math import ceil
@@ -19,40 +19,41 @@ _PROMPTS = 256  # that are encoded at a time, unless there are more templates
 
 
 class ZeroShotClassification(ImageClassification):
-    """Classifies the labelled images of another datamodule by the names of their classes, and logs how well it went.
+    """Classify the labelled images of another datamodule by the names of their classes, and log accuracies.
 
-    Every name is put into every template. The class is embedded as the normalised mean of the normalised embeddings of
-    these prompts, and an image gets the class whose embedding has the largest cosine with its own. After validation,
-    in percent: "val/<name>_top1"; "val/<name>_top5" where there are more than five classes; "val/<name>_class_recall",
-    the mean over the classes that occur of the share of their images that are right. After test the same with
-    "test/".
+    Every name is put into every template. The class embedding is the normalized mean of the normalized embeddings of
+    these prompts, and an image gets the class whose embedding has the largest cosine with its own. Logged after
+    validation, in percent: "val/<name>_top1"; "val/<name>_top5" where there are more than five classes;
+    "val/<name>_class_recall", the mean over the classes that occur of the share of their images that are right. After
+    test the same with "test/".
 
     The module has `encode_images(image)`, which returns features [B, E] (or a tuple that starts with them), and
     `encode_texts(input_ids=..., attention_mask=...)`, which returns features [T, E]. The trainer's datamodule has
     `encoder()`, whose result turns a list of texts into a dict of what `encode_texts` takes. Both run without gradient,
-    in eval mode and in the trainer's precision. A module's training is bit for bit what it is without this callback.
+    in eval mode and in the trainer's precision. A module's training is bit for bit the same as without this callback.
 
-    All images are read, whatever `limit_val_batches` says; only the sanity check and `fast_dev_run` take one batch
-    and one template, to find mistakes early. Over several processes prompts are shared out, and images as far as
-    `data` shares them out. (A plain `DataLoader` does not: every process then reads all, to the same percentages.)
+    All images are read, regardless of `limit_val_batches`; only the sanity check and `fast_dev_run` use one batch and
+    one template, to find mistakes early. Processes share the prompts, and the images if `data` distributes them. (A
+    plain `DataLoader` does not: every process then reads all images, with the same result.)
 
     Several of these need a `name` each. A `ModelCheckpoint` that monitors one takes the same `every_n_epochs`.
 
     Args:
-        data: gives batches, dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its validation
-            split and test its test split, or the one that it has. It is set up here, and no part of the Trainer.
-        class_names: names of the labels 0, 1, ...: a list, a text file with one a line, or "imagenet" for the 1000 of
+        data: Datamodule whose batches are dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its
+            validation split and test its test split, or the only one it has. This callback sets it up; it is not part
+            of the Trainer.
+        class_names: Names of the labels 0, 1, ...: a list, a text file with one a line, or "imagenet" for the 1000 of
             open_clip. By default `data.class_names`.
-        templates: open_clip's 80 for ImageNet ("openai"), its short list of 7 ("simple"), or texts with one `{}` each,
-            where the name goes (quoted in YAML, to which braces mean something).
-        name: name of the metrics.
-        every_n_epochs: epochs of training between two measurements in validation.
+        templates: Open_clip's 80 for ImageNet ("openai"), its short list of 7 ("simple"), or texts with one `{}` each,
+            where the name goes (quoted in YAML, where braces have a meaning).
+        name: Name of the metrics.
+        every_n_epochs: Epochs of training between two measurements in validation.
         transform: "trainer" prepares the images by `eval_transform` of the trainer's datamodule, if it has one, since
             a model must see images as those that it was trained on; "own" leaves that to `data`.
 
     Raises:
-        ValueError: for names or templates that cannot be used, a label without a name, data without images, or a
-            run that cannot encode.
+        ValueError: If names or templates are invalid, a label has no name, the data has no images, or the run cannot
+            encode images or texts.
     """
 
     module_needs = ("encode_images", "encode_texts")
@@ -108,10 +109,10 @@ class ZeroShotClassification(ImageClassification):
         return list(getattr(self.data, "class_names", None) or ()) if names is None else names
 
     def _embed_classes(self, trainer: Trainer, pl_module: Any) -> Tensor:
-        """Unit-length embeddings [C, E] of the classes, the same in every process."""
+        """Return unit-length embeddings [C, E] of the classes, the same in every process."""
         names, encode = self._names(), datamodule(trainer).encoder()
         templates = self.templates[:1] if only_tries(trainer) else self.templates
-        # Every process embeds equally many, some twice over where they do not go round: sharded modules communicate.
+        # Every process embeds equally many classes, some twice: sharded modules communicate in every forward pass.
         share = ceil(len(names) / world_size())
         mine = [names[(rank() * share + number) % len(names)] for number in range(share)]
         at_once = max(1, _PROMPTS // len(templates))

@@ -1,6 +1,6 @@
-"""Tensors across processes: every function here is the identity where there is only one process.
+"""Tensors across processes; in a single process every function here is the identity.
 
-They talk to the default process group, whoever started it (Lightning, torchrun, a test).
+All functions use the default process group, whether Lightning, torchrun or a test started it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,32 +14,30 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def world_size() -> int:
-    """Returns the number of processes, 1 where there is no process group."""
+    """Return the number of processes, 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Returns the index of this process among all, 0 where there is no process group."""
+    """Return the index of this process, 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def gather(tensor: Tensor, gradient: bool = False) -> Tensor:
-    """Concatenates the rows of all processes, those of rank 0 first.
+    """Concatenate the rows of all processes, those of rank 0 first.
 
-    The gradient rule, when `gradient` is True: the backward pass sums over the processes what each of them wants of
-    the gathered rows, and every process takes the sum for its own rows. So if each process computes the *mean* loss of
-    its own rows (against everybody's gathered rows) and the gradients of the parameters are *averaged* over the
-    processes, as DDP and FSDP do, then N processes with B rows give the loss and the gradients of one process with
-    N*B rows. Nothing is to be multiplied or divided by N.
+    With `gradient`, the backward pass sums the gradients of the gathered rows over the processes, and every process
+    takes the sum for its own rows. So if each process computes the *mean* loss of its own rows (against the gathered
+    rows of all) and the gradients of the parameters are *averaged* over the processes, as DDP and FSDP do, then N
+    processes with B rows give the loss and the gradients of one process with N*B rows, without any factor of N.
 
     Args:
-        tensor: Rows of this process, [B, ...]. B is the same in every process; where it differs use `gather_uneven`.
-        gradient: Whether the gradient flows back to the processes that the rows came from. Must be the same in every
-            process, since the backward pass communicates.
+        tensor: Rows of this process, [B, ...]. B is the same in every process; if it differs, use `gather_uneven`.
+        gradient: Whether the gradient flows back to the processes of the rows. The same in every process, since the
+            backward pass communicates.
 
     Returns:
-        [N*B, ...] with N processes, without gradient unless asked for; the tensor itself (detached unless `gradient`)
-        in a single process.
+        [N*B, ...] with N processes; in a single process the tensor itself. Detached unless `gradient`.
 
     Raises:
         ValueError: If the tensor has no row dimension.
@@ -57,10 +55,10 @@ def gather(tensor: Tensor, gradient: bool = False) -> Tensor:
 
 
 def gather_uneven(tensor: Tensor) -> Tensor:
-    """Concatenates the rows of all processes, whose numbers may differ or be zero, those of rank 0 first.
+    """Concatenate the rows of all processes, whose numbers may differ or be zero, those of rank 0 first.
 
-    For evaluation: no gradient, and the host waits for the row counts. A CPU tensor travels through the GPU where the
-    process group is NCCL's, and comes back as a CPU tensor.
+    For evaluation: without gradient, and the host waits for the row counts. With NCCL a CPU tensor is sent through the
+    GPU and returned as a CPU tensor.
 
     Args:
         tensor: Rows of this process, [B_r, ...]; all other dimensions and the type are the same in every process.
@@ -89,7 +87,7 @@ def gather_uneven(tensor: Tensor) -> Tensor:
 
 
 def gather_texts(texts: Sequence[str]) -> list[str]:
-    """Concatenates the texts of all processes, whose numbers may differ or be zero, those of rank 0 first."""
+    """Concatenate the texts of all processes, whose numbers may differ or be zero, those of rank 0 first."""
     if world_size() == 1:
         return list(texts)
     encoded = [text.encode() for text in texts]
@@ -100,7 +98,7 @@ def gather_texts(texts: Sequence[str]) -> list[str]:
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """Returns the sum over all processes, without gradient; the argument stays as it is.
+    """Return the sum over all processes, without gradient; the argument is unchanged.
 
     For counts that differ by rank: `loss_sum * world_size() / all_reduce_sum(count)` on every rank, with averaged
     gradients, is the mean over all rows of all ranks.
@@ -109,26 +107,26 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 
 
 def all_reduce_max(tensor: Tensor) -> Tensor:
-    """Returns the largest value of all processes, element by element; the argument stays as it is."""
+    """Return the elementwise maximum over all processes; the argument is unchanged."""
     return _all_reduce(tensor, dist.ReduceOp.MAX)
 
 
 class LateMax:
-    """The largest of a number that each process has, asked for in every step and not waited for.
+    """The maximum over all processes of a number, exchanged in every step without waiting.
 
-    Where messages go through a GPU, the host would wait there for all work that is queued. So there `exchange` returns
-    what was asked for at its last call, which is done by now, and the answer is one call late in all processes alike.
+    If messages go through a GPU, the host would wait for all queued work. So `exchange` then returns the maximum of its
+    last call, which has arrived by now: the answer is one call late, in all processes alike.
     """
 
     def __init__(self) -> None:
         self._asked: tuple[Tensor, torch.cuda.Event] | None = None
 
     def exchange(self, number: int) -> int:
-        """Send this call's number, and return the largest of all: of this call, or of the last one (0 at the first)."""
+        """Send a number, and return the maximum of this call, or of the last call (0 at the first)."""
         if world_size() == 1:
             return number
         device = _device_for_communication(torch.empty(0))
-        largest = torch.full((1,), number, device=device)  # made there, and not sent there
+        largest = torch.full((1,), number, device=device)  # created on the device, without a copy from the host
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         if device.type == "cpu":
             return int(largest)
@@ -144,7 +142,7 @@ class LateMax:
 
 
 def broadcast(tensor: Tensor) -> None:
-    """Overwrites a tensor with rank 0's, which has the same shape and type in every process."""
+    """Overwrite a tensor of equal shape and type in every process with rank 0's."""
     if world_size() == 1:
         return
     content = tensor.detach().to(_device_for_communication(tensor))
@@ -153,7 +151,7 @@ def broadcast(tensor: Tensor) -> None:
 
 
 def broadcast_all(tensors: Iterable[Tensor]) -> None:
-    """Overwrites tensors with rank 0's, which have the same shapes and types in every process; one message a type."""
+    """Overwrite tensors of equal shapes and types in every process with rank 0's, in one message for each type."""
     if world_size() == 1:
         return
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
@@ -172,13 +170,13 @@ def broadcast_all(tensors: Iterable[Tensor]) -> None:
 
 
 def keep_from_ddp(module: nn.Module, parts: Iterable[nn.Module]) -> None:
-    """Keeps buffers out of what DDP sends before every forward pass, because all processes have the same anyway.
+    """Exclude buffers from DDP's broadcast before every forward pass, since they are equal in all processes.
 
-    Call it before the module is wrapped: in `setup`, of a callback or of the module.
+    Call this before DDP wraps the module: in `setup`, of a callback or of the module.
 
     Args:
-        module: What DDP will wrap.
-        parts: Submodules of it, whose buffers stay where they are.
+        module: Module that DDP will wrap.
+        parts: Submodules whose buffers are excluded.
     """
     kept = {id(buffer) for part in parts for buffer in part.buffers()}
     names = {name for name, buffer in module.named_buffers(remove_duplicate=False) if id(buffer) in kept}
@@ -187,7 +185,7 @@ def keep_from_ddp(module: nn.Module, parts: Iterable[nn.Module]) -> None:
 
 
 class _GatherRows(torch.autograd.Function):
-    """All-gather whose backward pass is the sum over the processes, of the own rows."""
+    """All-gather whose backward pass sums the gradients of this process's rows over the processes."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -198,12 +196,12 @@ class _GatherRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         total = gradients[0].contiguous()
         own = total.new_empty((ctx.rows, *total.shape[1:]))
-        dist.reduce_scatter_tensor(own, total)  # half of what an all-reduce sends
+        dist.reduce_scatter_tensor(own, total)  # sends half as much as an all-reduce
         return own
 
 
 def _all_gather_rows(tensor: Tensor) -> Tensor:
-    if tensor.dtype == torch.bool:  # gloo does not carry it
+    if tensor.dtype == torch.bool:  # gloo does not support it
         return _all_gather_rows(tensor.to(torch.uint8)).to(torch.bool)
     gathered = tensor.new_empty((world_size() * tensor.shape[0], *tensor.shape[1:]))
     dist.all_gather_into_tensor(gathered, tensor.contiguous())
@@ -220,7 +218,7 @@ def _all_reduce(tensor: Tensor, operation: Any) -> Tensor:
 
 
 def _device_for_communication(tensor: Tensor) -> torch.device:
-    """NCCL carries GPU tensors only; every other backend takes the tensor where it is."""
+    """Return the tensor's device, or the GPU for a CPU tensor with NCCL, which only sends GPU tensors."""
     if tensor.device.type == "cpu" and dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return tensor.device

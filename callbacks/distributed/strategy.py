@@ -1,4 +1,4 @@
-"""FSDP2 over all processes, with checkpoints that are whole or not there at all."""
+"""FSDP2 over all processes, with checkpoints that are written atomically."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +20,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from ...common.files import clear_leftovers, remove, swap_in, unfinished_beside, writing
+from ...common.errors import UserError
+from ...common.files import WriteError, clear_leftovers, remove, swap_in, unfinished_beside, writing
 from ..checkpoints.checkpoint_io import AtomicCheckpointIO, reading, write_file
 from ..checkpoints.sharded_checkpoint import (
     METADATA,
@@ -39,28 +40,27 @@ FloatType = Literal["float32", "bfloat16"]
 class ShardedStrategy(ModelParallelStrategy):
     """Lightning's `ModelParallelStrategy` for modules that shard themselves in `configure_model` with FSDP2.
 
-    What is different:
+    Differences:
 
     - All processes, on all nodes, form `device_mesh["data_parallel"]`. (Lightning's own default has the size of the
       number of nodes, so that on one node nothing is sharded.)
     - A checkpoint is written beside its target and swapped in when it is complete, so that a failure leaves the old one
-      as it is. It holds tensors and plain data only. Any number of processes can load it (one, or DDP's, through
-      `AtomicCheckpointIO`), and this strategy can load the file of one process.
+      unchanged. It holds tensors and plain data only. Any number of processes can load it (a single one, or DDP's,
+      through `AtomicCheckpointIO`), and this strategy can load the file of a single process.
     - Weights are loaded after `on_load_checkpoint`, as under other strategies.
-    - Statistics of BatchNorm are rank 0's in all processes at the beginning of each step and of each evaluation, as
-      under DDP, and as in a run that goes on from a checkpoint.
+    - Running statistics of BatchNorm are rank 0's in all processes at the beginning of each step and of each
+      evaluation, as under DDP, and as in a resumed run.
     - Evaluation runs under `torch.no_grad`: parameters gathered under `torch.inference_mode` cannot be trained later.
 
     Args:
-        param_dtype: Type that parameters of networks are gathered in; None keeps their own. "bfloat16" halves what is
-            sent and is for the precision `bf16-mixed`, which rounds most of them anyway. The optimizer's and the
-            checkpoint's stay what they are; so do norms, and parameters of the module itself, such as a
-            temperature.
-        reduce_dtype: Type that gradients of networks are summed over the processes in; None takes the gathered type.
-        activation_checkpointing: Whether the blocks of networks that train compute their activations again in the
-            backward pass and keep none.
-        save_distributed_checkpoint: Whether a checkpoint is a folder, into which every process writes what it holds, on
-            a file system that all share; else rank 0 gathers everything and writes one file.
+        param_dtype: Type in which parameters of networks are gathered; None keeps their own. "bfloat16" halves the
+            traffic and is for the precision `bf16-mixed`, which rounds most parameters anyway. Types in optimizer and
+            checkpoint do not change, nor those of norms and of parameters of the module itself, such as a temperature.
+        reduce_dtype: Type in which gradients of networks are summed over the processes; None takes the gathered type.
+        activation_checkpointing: Whether the blocks of trained networks recompute their activations in the backward
+            pass instead of keeping them.
+        save_distributed_checkpoint: Whether a checkpoint is a folder into which every process writes its part, on a
+            shared file system; otherwise rank 0 gathers everything and writes one file.
         process_group_backend: As in Lightning; None takes NCCL for GPUs and gloo for CPUs.
         timeout: Time limit of the collective operations.
     """
@@ -83,13 +83,13 @@ class ShardedStrategy(ModelParallelStrategy):
         self.mixed_precision = MixedPrecisionPolicy(
             param_dtype=None if param_dtype is None else getattr(torch, param_dtype),
             reduce_dtype=None if reduce_dtype is None else getattr(torch, reduce_dtype),
-            cast_forward_inputs=False,  # autocast does that, to what each operation wants
+            cast_forward_inputs=False,  # autocast casts for each operation
         )
         self.activation_checkpointing = activation_checkpointing
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes a step with rank 0's statistics of BatchNorm, as DDP does: a checkpoint holds no others."""
+        """Take a step with rank 0's statistics of BatchNorm, as DDP does: a checkpoint holds only these."""
         broadcast_all(self._statistics())
         return super().training_step(*args, **kwargs)
 
@@ -106,7 +106,7 @@ class ShardedStrategy(ModelParallelStrategy):
         broadcast_all(self._statistics())
 
     def _statistics(self) -> list[Tensor]:
-        """Buffers of norms, but for those that DDP is told to leave out, such as a frozen teacher's."""
+        """Return the buffers of norms, without those excluded from DDP's broadcast, such as a frozen teacher's."""
         module = self.lightning_module
         assert module is not None
         norms = {name for name, part in module.named_modules() if isinstance(part, _NormBase)}
@@ -131,11 +131,11 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @override
     def setup(self, trainer: Trainer) -> None:
-        """Sets up as Lightning does.
+        """Set up as Lightning does.
 
         Raises:
             TypeError: If the module does not shard itself.
-            ValueError: If parameters are to be gathered as bfloat16 and nothing casts what they meet.
+            ValueError: If parameters are gathered as bfloat16 without a precision that casts their inputs.
         """
         if self.mixed_precision.param_dtype == torch.bfloat16 and trainer.precision != "bf16-mixed":
             raise ValueError(
@@ -147,14 +147,14 @@ class ShardedStrategy(ModelParallelStrategy):
         super().setup(trainer)
         assert self.model is not None
         if not any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
-            raise TypeError(
+            raise UserError(
                 f"{type(self.lightning_module).__name__}.configure_model() has sharded no parameter, as "
                 f"{type(self).__name__} expects: call torch's fully_shard there, or choose another strategy."
             )
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Returns this process's part of the state, as DTensors."""
+        """Return this process's part of the state, as DTensors."""
         assert self.lightning_module is not None
         state = self.lightning_module.state_dict(keep_vars=True)  # so that tied parameters are one object
         detached: dict[int, Any] = {}
@@ -165,14 +165,14 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Returns this process's part of the state, as DTensors, parameters by number as in one process."""
+        """Return this process's part of the state, as DTensors, parameters by number as in one process."""
         return ParallelStrategy.optimizer_state(self, optimizer)
 
     @override
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Saves a checkpoint. Every process must call it; if one fails, all raise.
+        """Save a checkpoint. Every process must call it; if one fails, all raise.
 
         Args:
             checkpoint: What to save.
@@ -181,7 +181,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
         Raises:
             ValueError: If a folder is asked for at a remote path.
-            OSError: If it cannot be written; the target is then what it was before.
+            WriteError: If it cannot be written; the target then stays as it was.
         """
         path = str(self.broadcast(filepath))
         if not self._save_distributed_checkpoint:
@@ -219,7 +219,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Raises in every process what is raised in one, where the others would wait for it."""
+        """Raise an error of one process in all, since the others would wait for that process."""
         error: Exception | None = None
         try:
             yield
@@ -231,19 +231,19 @@ class ShardedStrategy(ModelParallelStrategy):
             raise error
         for rank, text in enumerate(errors):
             if text is not None:
-                raise OSError(f"Process {rank} failed, so no checkpoint was written: {text}")
+                raise WriteError(f"Process {rank} failed, so no checkpoint was written: {text}")
 
     @override
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Loads a folder of any number of processes, or the file of one; each process takes its part.
+        """Load a folder of any number of processes, or the file of one; each process takes its part.
 
         Args:
             checkpoint_path: Path of the folder or file.
             weights_only: False loads arbitrary objects, for files that are trusted; None means True.
 
         Raises:
-            FileNotFoundError: If there is none.
-            RuntimeError: If it is not whole, or holds more than plain data.
+            FileNotFoundError: If the path does not exist.
+            CheckpointError: If it is not complete, or holds more than plain data.
         """
         path = str(self.broadcast(checkpoint_path))
         filesystem, local_path = url_to_fs(path)

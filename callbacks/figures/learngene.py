@@ -1,6 +1,5 @@
-"""Images in TensorBoard of what the layers are summed of while a learngene is extracted."""
+"""Figures in TensorBoard of the sums that layers are made of during the extraction of a learngene."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,40 +11,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from typing_extensions import override
 
+from ...common.errors import UserError
 from ..learngene.layers import TOWERS
-
-Values = dict[str, list[float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class LearngeneTerms:
-    """Of each pair of layers the two summands, c_uni theta_uni and c_multi theta_multi.
-
-    Both are by `vision`, `vision_multimodal`, `text` and `text_multimodal`, a value for each pair.
-
-    Attributes:
-        coefficients: c.
-        norms: |c theta|, over all weights and biases of the block.
-    """
-
-    coefficients: Values
-    norms: Values
+from ..learngene.terms import LearngeneTerms, Values
 
 
 class LearngeneFigures(Callback):
-    """Draws the coefficients over the training so far, and how large both summands of each layer are now.
+    """Draws the coefficients over training, and the current norms of both terms of each layer.
 
-    A coefficient says little by itself, since its block may be as many times larger or smaller; the norms of the
-    products are what can be compared. In TensorBoard: "train/coefficients" and "train/summand_norms".
+    A coefficient alone is not comparable, since its block has a free scale; the norms of the products are. TensorBoard
+    shows them as "train/coefficients" and "train/summand_norms".
 
-    The module gives both as `learngene_terms() -> LearngeneTerms | None`, which every process calls. The history of the
-    coefficients is in the checkpoint; when it has grown to `points` steps, every second one is dropped, and from then
-    on they are recorded half as often.
+    The module's method `learngene_terms() -> LearngeneTerms | None` gives both; every rank calls it. The history of the
+    coefficients is in the checkpoint. When it exceeds `points` steps, every second step is dropped, and the interval
+    between recorded steps doubles.
 
     Args:
-        every_n_epochs: epochs between two figures; the end of a fit has them too.
-        every_n_steps: optimizer steps between two recorded values, at first.
-        points: number of recorded steps that are kept.
+        every_n_epochs: Epochs between two figures; the end of a fit draws them too.
+        every_n_steps: Initial number of optimizer steps between two recorded values.
+        points: Maximum number of recorded steps.
     """
 
     def __init__(self, every_n_epochs: int = 1, every_n_steps: int = 50, points: int = 500) -> None:
@@ -56,7 +40,7 @@ class LearngeneFigures(Callback):
             ("points", points, 2),
         ):
             if value < least:
-                raise ValueError(f"{name}={value} of LearngeneFigures must be at least {least}.")
+                raise UserError(f"Expected {name} of LearngeneFigures of at least {least}, got {value}: change it.")
         self.every_n_epochs = every_n_epochs
         self.points = points
         self.interval = every_n_steps
@@ -77,24 +61,24 @@ class LearngeneFigures(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Checks before training that there is something to draw, and says where it has no place.
+        """Check before training that there are terms to draw, and a logger to draw them for.
 
         Raises:
-            AttributeError: If the module has no such sums.
+            UserError: If the module has no such terms.
         """
         if stage != "fit":
             return
         if not callable(getattr(pl_module, "learngene_terms", None)):
-            raise AttributeError(
-                f"LearngeneFigures found no method learngene_terms() in {type(pl_module).__name__}: train a module "
-                "that extracts a learngene, such as MMLGModule, or leave the callback out."
+            raise UserError(
+                f"LearngeneFigures expected a module with a method learngene_terms(), got {type(pl_module).__name__}: "
+                "train a module that extracts a learngene, such as MMLGModule, or remove the callback."
             )
         lacking = None
         self._has_sums = pl_module.learngene_terms() is not None  # type: ignore[operator]
         if not self._has_sums:
-            lacking = "the student has no such sums; leave the callback out."
+            lacking = "the student has no such sums; remove the callback."
         elif not _loggers(trainer):
-            lacking = "the run has no TensorBoardLogger; add one to trainer.logger, or leave the callback out."
+            lacking = "the run has no TensorBoardLogger; add one to trainer.logger, or remove the callback."
         if lacking is not None and not self._warned and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._warned = True
             rank_zero_warn(f"LearngeneFigures draws nothing: {lacking}")
@@ -102,7 +86,7 @@ class LearngeneFigures(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step == 0:
-            self.history = {}  # of another fit
+            self.history = {}  # that of an earlier fit
         self._record(trainer, pl_module)
 
     @override

@@ -1,1 +1,5 @@
-"""The learngene: its file, its layers, and the expansion of a model from it."""
+"""The learngene of a CLIP: its file, its layers, and the initialization of other networks from it.
+
+Independent of any method: each registers its own rule (see `layers`). The package imports nothing by itself, since
+`expansion` needs open_clip and timm.
+"""

@@ -1,29 +1,28 @@
-"""A learngene expanded into the towers of other libraries.
+"""Initialization of open_clip's and timm's towers from a learngene.
 
-What a descendant's parameters are called, by what they start from; `i` is a layer, and open_clip's text tower is below
-`text.` in a CustomTextCLIP, at the root in a CLIP:
+Names of a descendant's parameters, by the tensors that they are initialized from; `i` is a layer, and the names of
+open_clip's text tower are below `text.` in a CustomTextCLIP, at the root in a CLIP:
 
     learngene                              open_clip                               timm's ViT
-    sum of blocks, qkv                     transformer.resblocks.i.attn.in_proj_*  blocks.i.attn.qkv.*
-    sum of blocks, proj                    transformer.resblocks.i.attn.out_proj.* blocks.i.attn.proj.*
-    sum of blocks, fc1                     transformer.resblocks.i.mlp.c_fc.*      blocks.i.mlp.fc1.*
-    sum of blocks, fc2                     transformer.resblocks.i.mlp.c_proj.*    blocks.i.mlp.fc2.*
-    norms.<tower>.norm1                    transformer.resblocks.i.ln_1.*          blocks.i.norm1.*
-    norms.<tower>.norm2                    transformer.resblocks.i.ln_2.*          blocks.i.norm2.*
+    layer's qkv                            transformer.resblocks.i.attn.in_proj_*  blocks.i.attn.qkv.*
+    layer's proj                           transformer.resblocks.i.attn.out_proj.* blocks.i.attn.proj.*
+    layer's fc1                            transformer.resblocks.i.mlp.c_fc.*      blocks.i.mlp.fc1.*
+    layer's fc2                            transformer.resblocks.i.mlp.c_proj.*    blocks.i.mlp.fc2.*
+    layer's norm1                          transformer.resblocks.i.ln_1.*          blocks.i.norm1.*
+    layer's norm2                          transformer.resblocks.i.ln_2.*          blocks.i.norm2.*
     vision.class_embedding                 class_embedding                         cls_token
     vision.positional_embedding            positional_embedding                    pos_embed
     vision.conv1.weight                    conv1.weight                            patch_embed.proj.weight
     vision.ln_pre                          ln_pre.*                                norm_pre.*
     vision.ln_post                         ln_post.*                               norm.*
-    vision.proj                            proj, if it has one                     none: its head stays as it is
+    vision.proj                            proj, if the tower has one              none: the head is left unchanged
     text.*                                 the same names                          -
     logit_scale                            logit_scale, where both towers are set  -
 
-The first six lines are those of a layer, whichever method's learngene it is from; that of He-LG has no other, and of
-its descendants only the last layers are set.
+The tensors of a layer come from the rule of the learngene's method (see `layers.Rule`).
 
-A tower of timm's is made with `pre_norm=True` and `global_pool="token"`. Norms keep the epsilon that they have, which
-is 1e-5 in the auxiliary; masks and pooling are the network's own matter too.
+A tower of timm's is made with `pre_norm=True` and `global_pool="token"`. Norms keep their epsilon, which is 1e-5 in the
+network that a learngene is extracted from; masks and pooling are left to the descendant too.
 """
 
 from collections.abc import Iterator
@@ -36,8 +35,9 @@ from open_clip.transformer import TextTransformer, VisionTransformer
 from timm.models.vision_transformer import VisionTransformer as TimmVisionTransformer
 from torch import Tensor, nn
 
+from ...common.errors import UserError
 from .file import Learngene
-from .layers import TOWERS, Components, Layer, Tower, descendant_layers
+from .layers import TOWERS, Components, Layer, Rule, Tower, rule_of
 
 _OPEN_CLIP_LAYER = {
     "norm1.weight": "ln_1.weight",
@@ -62,48 +62,57 @@ _TIMM_ENDS = {
     "ln_post.weight": "norm.weight",
     "ln_post.bias": "norm.bias",
 }
-_HEAD = "head."  # timm's; a descendant's is new
+_TIMM_HEAD = "head."
 
 
 class _Part(NamedTuple):
-    """A tower in a network."""
+    """A tower of a network.
+
+    Args:
+        tower: which tower.
+        network: the module that is the tower.
+        blocks: its layers.
+        timm: whether the tower is timm's.
+        prefix: of the tower's names in the network's state dict.
+    """
 
     tower: Tower
     network: Any
     blocks: Any
     timm: bool
-    prefix: str = ""  # of its names in the network's state dict
+    prefix: str = ""
 
 
 def expand_learngene(
     learngene: Learngene, network: nn.Module, tower: Tower | None = None, components: Components = "both"
 ) -> str:
-    """Gives a network's towers the weights that a learngene has for them, in place; all of them or none.
+    """Initialize the towers of a network from a learngene, in place; all of them or none.
 
-    Afterwards no two layers share anything. How many layers there are is the network's matter: each tower may have any
-    depth from half the auxiliary's to all of it.
+    Afterwards no two layers share memory. Towers may differ in depth; the rule of the learngene's method says which
+    depths there are.
 
     Args:
-        learngene: What to expand.
+        learngene: what to expand.
         network: open_clip's CLIP, CustomTextCLIP, VisionTransformer or TextTransformer, or timm's VisionTransformer, of
             the learngene's sizes.
-        tower: Which of a CLIP's to set, the other one stays as it is; None sets what the network has.
+        tower: the only tower of a CLIP to initialize; None initializes every tower that the network has.
         components: "unimodal" and "multimodal" leave the other term of each sum out, for ablations.
 
     Returns:
-        What was done, a sentence for the log.
+        A sentence for the log.
 
     Raises:
-        TypeError: If the network is something else.
-        ValueError: If it has no such tower, another depth, width or function, or parameters that the learngene has not.
+        UserError: if the network is of another class, has no such tower, or its towers do not fit the learngene.
     """
     parts = _parts(network, tower)
     if not parts:
-        raise ValueError(f"Found no {tower} tower in the {type(network).__name__}: name another one as tower.")
-    state = network.state_dict()
+        raise UserError(f"Expected a network with a {tower} tower, got a {type(network).__name__}: change tower.")
+    rule, state = rule_of(learngene.method), network.state_dict()
     made: dict[str, Tensor] = {}
     for part in parts:
-        made |= _checked(part, _tower(learngene, part, components), learngene, state)
+        tensors = dict(_tower_tensors(learngene, rule, part, components))
+        _check(part, tensors, learngene, rule, state)
+        made |= tensors
     if len(parts) == len(TOWERS) and "logit_scale" in learngene.tensors:
         made["logit_scale"] = learngene.tensors["logit_scale"].reshape(state["logit_scale"].shape)
     with torch.no_grad():
@@ -130,97 +139,95 @@ def _parts(network: nn.Module, tower: Tower | None) -> list[_Part]:
         kind: Tower = "text" if isinstance(network, TextTransformer) else "vision"
         part = _Part(kind, network, network.transformer.resblocks, False)
     else:
-        raise TypeError(
-            f"Found a {type(network).__name__}, expected open_clip's CLIP, CustomTextCLIP, VisionTransformer or "
-            "TextTransformer, or timm's VisionTransformer: name such a network."
+        raise UserError(
+            "Expected open_clip's CLIP, CustomTextCLIP, VisionTransformer or TextTransformer, or timm's "
+            f"VisionTransformer, got a {type(network).__name__}: name such a network."
         )
     return [part] if tower in (None, part.tower) else []
 
 
-def _tower(learngene: Learngene, part: _Part, components: Components) -> Iterator[tuple[str, Tensor]]:
-    """The tower's parameters by the names that they have in the network."""
+def _tower_tensors(
+    learngene: Learngene, rule: Rule, part: _Part, components: Components
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a tower by their names in the network."""
     tower, tensors = part.tower, learngene.tensors
     ends = f"{tower}."
     for name, tensor in tensors.items():
         if name.startswith(ends):
             own = name.removeprefix(ends)
             if part.timm and own in _TIMM_ENDS:
-                yield part.prefix + _TIMM_ENDS[own], _shaped(own, tensor)
+                yield part.prefix + _TIMM_ENDS[own], _timm_shaped(own, tensor)
             elif not part.timm and not (own == "proj" and part.network.proj is None):
                 yield part.prefix + own, tensor
-    depth = len(part.blocks)
-    layers = descendant_layers(learngene.method, tensors, tower, depth, learngene.sizes.layers // 2, components)
-    for layer, weights in enumerate(layers):
+    for layer, weights in enumerate(rule.layers(tensors, tower, len(part.blocks), learngene.sizes, components)):
         for name, tensor in weights.items():
             if part.timm:
-                inner = name if name.startswith("norm") else _timm_linear(name)
-                yield f"{part.prefix}blocks.{layer}.{inner}", tensor
+                yield f"{part.prefix}blocks.{layer}.{_timm_name(name)}", tensor
             else:
                 yield f"{part.prefix}transformer.resblocks.{layer}.{_OPEN_CLIP_LAYER[name]}", tensor
 
 
 def open_clip_layer(state: dict[str, Tensor], tower: Tower, layer: int) -> Layer:
-    """A layer of open_clip's CLIP by the names that it has in a learngene; the other way round than expansion.
+    """Return a layer of open_clip's CLIP by the names of a learngene, the inverse of expansion.
 
     Args:
-        state: The CLIP's state dict.
-        tower: Which.
-        layer: From 0.
+        state: state dict of the CLIP.
+        tower: which tower.
+        layer: number of the layer, from 0.
     """
     prefix = f"{'visual.' if tower == 'vision' else ''}transformer.resblocks.{layer}."
     return {name: state[prefix + theirs] for name, theirs in _OPEN_CLIP_LAYER.items()}
 
 
-def _timm_linear(name: str) -> str:
+def _timm_name(name: str) -> str:
+    if name.startswith("norm"):
+        return name
     return ("mlp." if name.startswith("fc") else "attn.") + name
 
 
-def _shaped(name: str, tensor: Tensor) -> Tensor:
-    """With the dimension for a batch that tokens have in timm."""
+def _timm_shaped(name: str, tensor: Tensor) -> Tensor:
+    """Add the batch dimension that timm's embeddings have."""
     if name == "class_embedding":
         return tensor[None, None]
     return tensor[None] if name == "positional_embedding" else tensor
 
 
-def _checked(
-    part: _Part, weights: Iterator[tuple[str, Tensor]], learngene: Learngene, state: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """The tower's parameters, after comparing them and what is no parameter with the network's."""
+def _check(part: _Part, tensors: Layer, learngene: Learngene, rule: Rule, state: dict[str, Tensor]) -> None:
+    """Compare a tower with the learngene: names and shapes of parameters, attention heads, activation function."""
     sizes, kind = learngene.sizes, f"the {part.tower} tower of the {type(part.network).__name__}"
-    made = dict(weights)
-    wanted = (
-        f"{sizes.width} wide, with {sizes.heads} heads, GELU, images of {sizes.image_size} pixels in patches of "
-        f"{sizes.patch_size}, {sizes.max_tokens} tokens and features of {sizes.embed_dim} values"
-    )
-    # He-LG sets some layers only.
-    expected = {name for name in state if _belongs(part, name)} if learngene.method != "He-LG" else made.keys() & state
+    expected = tensors.keys() & state
+    if rule.sets_whole_tower:
+        expected = {name for name in state if _belongs(part, name)}
     differing = [
         f"{name} of shape {list(state[name].shape)} instead of {list(tensor.shape)}"
-        for name, tensor in made.items()
+        for name, tensor in tensors.items()
         if name in state and state[name].shape != tensor.shape
     ]
-    differing += [f"no {name}" for name in sorted(made.keys() - expected)]
-    differing += [f"{name}, which the learngene has not," for name in sorted(expected - made.keys())]
+    differing += [f"no {name}" for name in sorted(tensors.keys() - expected)]
+    differing += [f"{name}, which the learngene does not have," for name in sorted(expected - tensors.keys())]
     heads = {block.attn.num_heads for block in part.blocks}
     if heads != {sizes.heads}:
         differing.append(f"{', '.join(map(str, sorted(heads)))} heads")
     if not all(_is_gelu(block.mlp.act if part.timm else block.mlp.gelu) for block in part.blocks):
         differing.append("another activation function than GELU")
     if differing:
-        raise ValueError(f"Found {differing[0]} in {kind}, expected one as the learngene's: {wanted}; build it so.")
-    return made
+        raise UserError(
+            f"Expected {kind} to be {sizes.width} wide, with {sizes.heads} heads, GELU, images of {sizes.image_size} "
+            f"pixels in patches of {sizes.patch_size}, {sizes.max_tokens} tokens and embedding dimension "
+            f"{sizes.embed_dim}, as the learngene, got {differing[0]}: build the network with these sizes."
+        )
 
 
 def _belongs(part: _Part, name: str) -> bool:
-    """Whether a name of the network's state dict is a parameter of the tower."""
+    """Return whether a name of the network's state dict is a parameter of the tower."""
     if part.timm:
-        return not name.startswith(_HEAD)
-    if isinstance(part.network, open_clip.CLIP):  # the text tower's names are not below one of their own
+        return not name.startswith(_TIMM_HEAD)
+    if isinstance(part.network, open_clip.CLIP):  # the names of its text tower have no prefix
         return not name.startswith("visual.") and name not in ("logit_scale", "logit_bias")
     return name.startswith(part.prefix)
 
 
 def _is_gelu(activation: nn.Module) -> bool:
-    """QuickGELU is 0.02 away from it, its usual approximation by tanh 0.0005."""
+    """Compare with GELU: QuickGELU differs by 0.02, the approximation by tanh by 0.0005."""
     probe = torch.linspace(-3, 3, 25)
     return torch.allclose(activation(probe), F.gelu(probe), rtol=0, atol=2e-3)

@@ -14,15 +14,15 @@ from .rows import PredictionRowsWriter, gather_rows
 
 
 class CaptionWriter(PredictionRowsWriter):
-    """Writes `captions.parquet` after `predict`: sample_index, image, image_id, caption.
+    """Write `captions.parquet` after `predict`: sample_index, image, image_id, caption.
 
     `image` is the image's path, or its source and row, from the datamodule's `picture_name`, or null.
-    The file is written beside its place and then renamed.
+    The file is written atomically.
 
     The module's `predict_step` returns `{"sample_index": long [B], "image_id": long [B], "caption": list of B texts}`.
 
     Args:
-        folder: Where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
+        folder: Folder of the file, by default `predictions` in the Trainer's `default_root_dir`.
 
     Raises:
         ValueError: If `predict_step` returns something else.

@@ -14,14 +14,14 @@ from .rows import PredictionRowsWriter, gather_rows
 
 
 class _Best(NamedTuple):
-    """The most probable classes [N, k], and how probable they are."""
+    """The most probable classes [N, k] and their probabilities."""
 
     labels: Tensor
     probabilities: Tensor
 
 
 class ClassesWriter(PredictionRowsWriter):
-    """Writes the most probable classes."""
+    """Write the most probable classes."""
 
     returned, written = ("probabilities",), "their classes are"
 

@@ -17,17 +17,17 @@ ORIGIN = b"tower"
 
 
 class ImageEmbeddingWriter(PredictionRowsWriter):
-    """Writes `embeddings.parquet` after `predict`: sample_index, image, image_id, embedding (D float32).
+    """Write `embeddings.parquet` after `predict`: sample_index, image, image_id, embedding (D float32).
 
-    Embeddings are written as they come, not scaled. `image` is the image's path, or its source and row, from the
-    datamodule's `picture_name`; null where there is none. What made them, the module's `origin` if it has one (plain
-    data), is the entry "tower" of the file's metadata. The file is written beside its place and then renamed.
+    Embeddings are not normalized. `image` is the image's path, or its source and row, from the
+    datamodule's `picture_name`; null if it has none. The module's `origin` (plain data), if it has one, describes
+    what made the embeddings; it is the entry "tower" of the file's metadata. The file is written atomically.
 
-    The module's `predict_step` returns `{"sample_index": long [B], "image_id": long [B], "embedding": [B, D]}`. All
-    embeddings are held in main memory, in every process.
+    The module's `predict_step` returns `{"sample_index": long [B], "image_id": long [B], "embedding": [B, D]}`. Every
+    process holds all embeddings in main memory.
 
     Args:
-        folder: Where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
+        folder: Folder of the file, by default `predictions` in the Trainer's `default_root_dir`.
 
     Raises:
         ValueError: If `predict_step` returns something else.

@@ -1,4 +1,4 @@
-"""Parquet files that appear whole."""
+"""Parquet files that are written atomically."""
 
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,16 @@ from ...common.files import replacing
 
 
 def prediction_folder(trainer: Trainer, folder: str | None) -> Path:
-    """Where predictions go: the given folder, else `predictions` in the Trainer's `default_root_dir`."""
+    """Return the given folder, by default `predictions` in the Trainer's `default_root_dir`."""
     return Path(folder or Path(trainer.default_root_dir) / "predictions")
 
 
 def write_table(table: Any, file: Path) -> None:
-    """Writes a table beside its place, then renames it; the folder is made.
+    """Write a table atomically, and make its folder.
 
     Args:
-        table: Of pyarrow.
-        file: Its place.
+        table: Table of pyarrow.
+        file: Path of the file.
     """
     with replacing(file) as staged:
         pq.write_table(table, staged)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class LeftOut(NamedTuple):
-    """A row of which nothing is written."""
+    """A row of which nothing is written, and why."""
 
     row: int
     cause: str
@@ -14,7 +14,7 @@ class LeftOut(NamedTuple):
 
 
 class Reinforced(NamedTuple):
-    """What `predict_step` returns: samples by their rows, and the rows that gave none.
+    """What `predict_step` returns: samples by their rows, and the rows without a sample.
 
     A sample has `key`, `image_embeddings` [A, D], `text_embeddings` [1, D], `synthetic_embeddings` (tensors [S, D] by
     kind), and `members(version, embeddings)`, its files by kind.
@@ -31,14 +31,14 @@ class Shard(Protocol):
         """Append a sample."""
 
     def finish(self, **remarks: Any) -> None:
-        """Complete the file and give it its name; remarks are kept beside it."""
+        """Complete the file and rename it to its final name; remarks are kept beside it."""
 
     def discard(self) -> None:
-        """Remove what was not finished."""
+        """Remove the unfinished file."""
 
 
 class ReinforcementData(Protocol):
-    """What the writer asks of the datamodule; that of this package is `ReinforcementDataModule`."""
+    """What the writer needs of the datamodule; in this package `ReinforcementDataModule`."""
 
     folder: Path
     shard_size: int
@@ -48,19 +48,19 @@ class ReinforcementData(Protocol):
     embeddings: str
 
     def shard_rows(self, number: int) -> range:
-        """The rows of a shard."""
+        """Return the rows of a shard."""
 
     def shard_path(self, number: int) -> Path:
-        """The file of a shard."""
+        """Return the file of a shard."""
 
     def open_shard(self, number: int) -> Shard:
         """Start a shard."""
 
     def bytes_per_sample(self, width: int, captions: int | None) -> float:
-        """Size of a sample in its shard."""
+        """Return the size of a sample in its shard."""
 
     def settings(self) -> dict[str, Any]:
-        """What decides the content of the shards."""
+        """Return the settings that decide the content of the shards."""
 
     def reread(self, count: int) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Random samples of finished shards: as a batch, and as they stand (`image`, `text`, `place`)."""
+        """Yield random samples of finished shards: as a batch, and as written (`image`, `text`, `place`)."""

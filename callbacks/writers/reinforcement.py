@@ -1,4 +1,4 @@
-"""Writes what teachers said of a data set: complete shards only, with a manifest, and checks what was written."""
+"""Shards of teachers' embeddings: complete shards only, with a manifest, and a check of what was written."""
 
 import json
 import shutil
@@ -17,42 +17,42 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
+from ...common.errors import UserError
 from ...common.files import clear_leftovers, replacing
 from .reinforced import LeftOut, Reinforced, ReinforcementData, Shard
 
 MANIFEST = "manifest.json"
 SOFTWARE = ("vlightning", "torch", "torchvision", "pillow", "open_clip_torch", "transformers", "lightning")
-"""What the embeddings, captions and images depend on."""
+"""Distributions that decide embeddings, captions and images."""
 _NAMED = 20  # samples without embeddings that an index names
 _WAITING = 4  # batches that may wait for the writing thread
 
 
 class ReinforcementWriter(BasePredictionWriter):
-    """Writes shards as their last rows come, and a manifest beside them.
+    """Write each shard when its last row is computed, and a manifest beside the shards.
 
-    A shard has its name only once it is complete and on the disk, so that a run that was killed loses what it had of
-    one shard in each process, and the next run of the same command makes exactly the missing ones. Encoding and writing
-    happen in a thread of their own.
+    A shard gets its name when it is complete and on the disk: a killed run loses at most one shard of each process, and
+    the next run of the same command makes exactly the missing shards. Two runs may write into one folder. A thread
+    encodes and writes.
 
-    Before anything is written, the size of all shards is predicted and compared with the free space, and the settings
-    with those of the shards that are there. At the end some samples are read from the shards, chosen at random, and
-    embedded again: images are decoded and cropped from what was written.
+    Before anything is written, the predicted size of all shards is compared with the free space, and the settings with
+    those of existing shards. At the end some random samples are read from the shards and embedded again: images are
+    decoded and cropped from what was written.
 
-    `manifest.json` says what the shards were made with (teachers, captioner, augmentations, data, software), and, once
-    all of them are there, how many samples they hold, how many were left out for which cause, and what the check found.
+    `manifest.json` holds the settings of the shards (teachers, captioner, augmentations, data, software) and, once all
+    shards exist, the number of samples, the numbers of rows left out by cause, and the result of the check.
 
-    The module has `settings()` (plain data), `widths` (of each teacher's embeddings), `captions` (how many it makes of
-    an image, None where the data brings them), and a `predict_step` that returns a :class:`Reinforced`. The datamodule
-    is a :class:`ReinforcementData`.
+    The module has `settings()` (plain data), `widths` (of each teacher's embeddings), `captions` (number of captions it
+    generates for an image, None if the data has them), and a `predict_step` that returns a :class:`Reinforced`. The
+    datamodule is a :class:`ReinforcementData`.
 
     Args:
-        checked_samples: how many samples are embedded again; 0 leaves the check out.
-        least_cosine: cosine that each embedding must reach with the one that was written.
+        checked_samples: Number of samples that are embedded again; 0 skips the check.
+        least_cosine: Lowest cosine of each embedding with the one that was written.
 
     Raises:
-        ValueError: if the folder holds shards of other settings, or there is no datamodule of that kind.
-        OSError: if the shards would not fit on the disk, or cannot be written.
-        RuntimeError: if a sample differs from what was written.
+        ValueError: If the folder holds shards of other settings, or the datamodule is of another kind.
+        UserError: If the shards do not fit on the disk, or a sample differs from what was written.
     """
 
     def __init__(self, checked_samples: int = 16, least_cosine: float = 0.999) -> None:
@@ -66,8 +66,8 @@ class ReinforcementWriter(BasePredictionWriter):
     @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         data = _data(trainer)
-        trainer.predict_loop.return_predictions = False  # else the trainer keeps all of them until the end
-        # Every process must have seen the same shards before one of them writes another.
+        trainer.predict_loop.return_predictions = False  # otherwise the trainer keeps all of them until the end
+        # Every process must see the same shards before one of them writes another.
         problem = self._problem(data, pl_module) if trainer.is_global_zero else None
         if problem := trainer.strategy.broadcast(problem):
             raise problem
@@ -98,7 +98,7 @@ class ReinforcementWriter(BasePredictionWriter):
         if trainer.is_global_zero:
             try:
                 self._complete(trainer, pl_module)
-            except (RuntimeError, OSError) as error:
+            except (UserError, RuntimeError, OSError) as error:
                 problem = error
         if problem := trainer.strategy.broadcast(problem):
             raise problem
@@ -112,7 +112,7 @@ class ReinforcementWriter(BasePredictionWriter):
         self._stop()
 
     def _stop(self) -> None:
-        """End the thread, and remove what it had of a shard."""
+        """End the thread, and remove its unfinished shard."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._thread = None
@@ -124,7 +124,7 @@ class ReinforcementWriter(BasePredictionWriter):
     # Before
 
     def _problem(self, data: ReinforcementData, pl_module: LightningModule) -> Exception | None:
-        """What keeps the shards from being written; writes the manifest if nothing does."""
+        """Return the error that prevents writing the shards, if any; otherwise write the manifest."""
         settings = _settings(data, pl_module)
         path = data.folder / MANIFEST
         try:
@@ -141,7 +141,7 @@ class ReinforcementWriter(BasePredictionWriter):
             module = cast(Any, pl_module)
             self._check_space(data, data.bytes_per_sample(sum(module.widths), module.captions))
             self._write_manifest(path, settings, complete=False)
-        except (ValueError, OSError) as problem:
+        except (UserError, ValueError, OSError) as problem:
             return problem
         return None
 
@@ -165,7 +165,7 @@ class ReinforcementWriter(BasePredictionWriter):
         total = data.shard_rows(data.shards - 1).stop
         said = f"{rows:,} of {total:,} samples, about {_size(needed)} in {str(data.folder)!r}"
         if needed > free:
-            raise OSError(
+            raise UserError(
                 f"The shards would take {said}, where {_size(free)} are free: make room, or store less "
                 "(data.embeddings pth.gz, fewer data.augmentations)."
             )
@@ -182,7 +182,10 @@ class ReinforcementWriter(BasePredictionWriter):
             self._open = _OpenShard(data.open_shard(number), data.shard_rows(number))
         self._open.add(prediction, data.version, data.embeddings)
         if self._open.complete:
-            self._open.finish()
+            if data.shard_path(number).is_file():  # another run has written it in the meantime
+                self._open.shard.discard()
+            else:
+                self._open.finish()
             self._open = None
 
     # After
@@ -215,18 +218,18 @@ class ReinforcementWriter(BasePredictionWriter):
             moved = trainer.strategy.batch_to_device(batch)
             again: Reinforced = trainer.strategy.predict_step(moved, 0)
             if not again.records:
-                raise RuntimeError(f"The sample {written.place} cannot be embedded again: {again.left_out[0].cause}.")
+                raise UserError(f"The sample {written.place} cannot be embedded again: {again.left_out[0].cause}.")
             (record,) = again.records.values()
             text = torch.cat([record.text_embeddings, *record.synthetic_embeddings.values()])
             for kind, new, old in (("image", record.image_embeddings, written.image), ("text", text, written.text)):
                 cosines = _cosines(new, old, widths)  # [rows, teachers]
                 worst = float(cosines.min())
-                if not worst >= self.least_cosine:  # NaN is no cosine either
+                if not worst >= self.least_cosine:  # also for NaN
                     row, teacher = divmod(int(cosines.argmin()), len(widths))
-                    raise RuntimeError(
+                    raise UserError(
                         f"The check failed: embedding {row} of {kind} by teacher {teacher} in the sample "
-                        f"{written.place} has the cosine {worst:.4f} with what the teacher says of it now, expected at "
-                        f"least {self.least_cosine}: do not train on these shards."
+                        f"{written.place} has the cosine {worst:.4f} with the embedding of the teacher now, expected "
+                        f"at least {self.least_cosine}: do not train on these shards."
                     )
                 least = min(least, worst)
             checked += 1
@@ -240,7 +243,7 @@ class ReinforcementWriter(BasePredictionWriter):
 
 
 class _OpenShard:
-    """A shard and the rows that it still waits for."""
+    """A shard and its rows that are not computed yet."""
 
     def __init__(self, shard: Shard, rows: range) -> None:
         self.shard = shard
@@ -254,7 +257,7 @@ class _OpenShard:
         return not self.rows
 
     def add(self, prediction: Reinforced, version: int, embeddings: str) -> None:
-        """Write samples, and note what was left out."""
+        """Write samples, and count the rows left out."""
         for row, record in prediction.records.items():
             self.shard.add(record.key, record.members(version, embeddings))
             self.rows.remove(row)
@@ -264,7 +267,7 @@ class _OpenShard:
             self.rows.remove(left.row)
 
     def finish(self) -> None:
-        """Give the shard its name."""
+        """Rename the shard to its final name."""
         examples = [left._asdict() for left in self.named[:_NAMED]]
         self.shard.finish(left_out=dict(self.causes), examples=examples)
 
@@ -280,19 +283,19 @@ def _data(trainer: Trainer) -> ReinforcementData:
 
 
 def _settings(data: ReinforcementData, pl_module: LightningModule) -> dict[str, Any]:
-    """What decides the content of the shards, of the data and of the module."""
+    """Return the settings of data and module that decide the content of the shards."""
     own: dict[str, Any] = cast(Any, pl_module).settings()
     return data.settings() | own
 
 
 def _cosines(new: Tensor, old: Tensor, widths: list[int]) -> Tensor:
-    """Of each row with each teacher, [rows, teachers]; what was stored in bfloat16 is not quite of unit length."""
+    """Return cosines [rows, teachers]; embeddings stored in bfloat16 are not exactly of unit length."""
     pairs = zip(new.float().split(widths, 1), old.float().split(widths, 1), strict=True)
     return torch.stack([torch.cosine_similarity(one, other, dim=1) for one, other in pairs], 1)
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Names of what differs, with both values."""
+    """Yield the names of differing settings, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old.keys() | new.keys():
             yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
@@ -304,7 +307,7 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any,
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """As they come back from a file."""
+    """Return settings as they are read from a JSON file."""
     plain: dict[str, Any] = json.loads(json.dumps(settings))
     return plain
 

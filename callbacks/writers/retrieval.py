@@ -28,7 +28,7 @@ _SCORES = [("similarity", pa.float32()), ("match_score", pa.float32())]
 
 
 class RetrievalPredictionWriter(Callback):
-    """Writes embeddings and matches after `predict`, as Parquet files in the run's folder.
+    """Write embeddings and matches after `predict`, as Parquet files in the run's folder.
 
     - `image_embeddings.parquet`: sample_index, image, embedding (list of float32);
     - `text_embeddings.parquet`: text_index, text, embedding;
@@ -38,24 +38,24 @@ class RetrievalPredictionWriter(Callback):
       match_score.
 
     `image` is the image's path, or its source and row. `text_index` is the place in the list of texts; captions that
-    came with the images are numbered on after the list. `rank` counts from 1 in the final order; `similarity` is the
-    cosine of the embeddings, null where one of them is infinite or not a number; `match_score` is null where no
-    matching head was asked. All four files are written, some without rows where there were only images or only texts.
-    Each is written beside its place and then renamed.
+    came with the images get the numbers after the list. `rank` counts from 1 in the final order; `similarity` is the
+    cosine of the embeddings, null if one of them is non-finite; `match_score` is null if the matching head was not
+    used. All four files are written, some without rows if there were only images or only texts. They are written
+    atomically.
 
-    The names come from the datamodule's `picture_name` and `predict_texts`. Other texts are decoded by its `tokenizer`,
-    and then read as the model read them. What is not known is null.
+    The names come from the datamodule's `picture_name` and `predict_texts`. Other texts are decoded by its `tokenizer`
+    from what the model read. Unknown names are null.
 
-    Memory: the evaluation holds the features of all images and texts and the candidates of each in main memory, in
-    every process. On rank 0 there are, on top of it, their names, and the rows of 1024 queries at a time; if `top_k` is
-    more than the evaluation has kept, also the similarities of these queries to all candidates.
+    Memory: the evaluation holds the features and the candidates of all images and texts in main memory, in every
+    process. Rank 0 also holds their names, and the rows of 1024 queries at a time; if `top_k` exceeds the number of
+    candidates that the evaluation kept, also the similarities of these queries to all candidates.
 
     Args:
-        top_k: number of matches of each query.
-        folder: where the files go, by default `predictions` in the Trainer's `default_root_dir`.
+        top_k: Number of matches of each query.
+        folder: Folder of the files, by default `predictions` in the Trainer's `default_root_dir`.
 
     Raises:
-        ValueError: if `top_k` is below 1, or the module has no retrieval evaluation.
+        ValueError: If `top_k` is below 1, or the module has no retrieval evaluation.
     """
 
     def __init__(self, top_k: int = 10, folder: str | None = None) -> None:
@@ -97,11 +97,11 @@ class _Side:
     """The images, or the texts.
 
     Args:
-        columns: names of number and name.
-        features: float32 [N, E].
-        numbers: long [N].
-        names: what stands beside the numbers.
-        order: long [N], rows of the above in the order in which they are written.
+        columns: Columns of number and name.
+        features: Features, float32 [N, E].
+        numbers: Numbers, long [N].
+        names: Names beside the numbers.
+        order: Indices into the above in the order of writing, long [N].
     """
 
     def __init__(
@@ -122,23 +122,23 @@ class _Side:
         return len(self.features)
 
     def identity(self, rows: Tensor) -> dict[str, Any]:
-        """Columns of number and name."""
+        """Return the columns of number and name of some rows."""
         return {self.number: self.numbers[rows].numpy(), self.name: self.names.take(pa.array(rows.numpy()))}
 
     def embeddings(self) -> Iterator[dict[str, Any]]:
-        """The rows of the table of embeddings, in blocks."""
+        """Return the rows of the table of embeddings, in blocks."""
         for rows in self.order.split(_ROWS):
             features = self.features[rows].numpy()
             starts = np.arange(len(rows) + 1, dtype=np.int32) * features.shape[1]
             yield self.identity(rows) | {"embedding": pa.ListArray.from_arrays(starts, features.reshape(-1))}
 
     def matches(self, near: Any, others: "_Side", top_k: int) -> Iterator[dict[str, Any]]:
-        """The rows of the table of matches, in blocks of queries.
+        """Return the rows of the table of matches, in blocks of queries.
 
         Args:
-            near: candidates of every row, best first, as the evaluation has kept them.
-            others: what the candidates are.
-            top_k: matches of a query.
+            near: Candidates of every row, best first, as the evaluation kept them.
+            others: The side of the candidates.
+            top_k: Number of matches of a query.
         """
         count = min(top_k, len(others))
         for rows in self.order.split(_ROWS):
@@ -147,9 +147,9 @@ class _Side:
             if near.match_score is not None:
                 score = near.match_score[rows, :count]
             if index.shape[1] < count:
-                # The evaluation has ordered fewer; those of the rest that are nearest come after them.
+                # The evaluation kept fewer; the nearest of the other candidates come after these.
                 rest = non_finite_last(self.features[rows] @ others.features.T)
-                # Nothing twice: what is not finite comes before what is there already.
+                # No candidate twice: non-finite ones rank before those that are listed already.
                 rest = rest.clamp(min=torch.finfo(rest.dtype).min).scatter(1, index, -torch.inf)
                 further = rest.topk(count - index.shape[1], 1)
                 index, similarity = torch.cat([index, further.indices], 1), torch.cat([similarity, further.values], 1)
@@ -186,7 +186,7 @@ def _texts(result: Any, data: Any) -> _Side:
 
 
 def _decoded(ids: Tensor, data: Any) -> str | None:
-    """A text as the model read it, unknown words included."""
+    """Return a text as the model read it, unknown words included."""
     tokenizer = getattr(data, "tokenizer", None)
     if tokenizer is None:
         return None

@@ -1,4 +1,4 @@
-"""What `predict` makes of images, or of texts, collected from all processes into one Parquet file."""
+"""A base for callbacks that write what `predict` returns, from all processes, into one Parquet file."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ from .parquet import prediction_folder, write_table
 
 
 class PredictionRowsWriter(Callback):
-    """Writes a row for each image, or for each text, after `predict`, in the order of the data.
+    """Write a row for each image, or for each text, after `predict`, in the order of the data.
 
     Columns of images: sample_index; image, its path, or its source and row, from the datamodule's `picture_name`. Of
-    texts: text_index, the place in their list; text, from the datamodule's `predict_texts`. What is not known is null.
-    After them come those of the subclass. The file is written beside its place and then renamed. What is written is
-    held in main memory, in every process.
+    texts: text_index, the index in the list of texts; text, from the datamodule's `predict_texts`. Unknown values are
+    null. The columns of the subclass follow. The file is written atomically. Every process holds all rows in main
+    memory.
 
-    A subclass says what `predict_step` returns beside `sample_index` or `text_index`, long [B], and how that is
-    gathered and written. Batches of the other kind are passed over.
+    A subclass defines what `predict_step` returns beside `sample_index` or `text_index`, long [B], and how these values
+    are gathered and written. Batches of the other kind are skipped.
 
     Args:
-        folder: Where the file goes, by default `predictions` in the Trainer's `default_root_dir`.
+        folder: Folder of the file, by default `predictions` in the Trainer's `default_root_dir`.
     """
 
     of_texts = False
     returned: tuple[str, ...]
     file: str
     written: str
-    """What is said to be in the file."""
+    """Description of the file's content in the log line."""
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__()
@@ -44,15 +44,15 @@ class PredictionRowsWriter(Callback):
 
     @abstractmethod
     def kept(self, outputs: dict[str, Any]) -> Any:
-        """What is kept of a batch, in main memory."""
+        """Return the values of a batch to keep in main memory."""
 
     @abstractmethod
     def gathered(self, batches: Sequence[Any]) -> Any:
-        """What all processes kept, in the order of their ranks; every process calls it, maybe without any batch."""
+        """Return the values of all processes, by rank; called in every process, also without batches."""
 
     @abstractmethod
     def columns(self, gathered: Any, order: Tensor, trainer: Trainer) -> dict[str, Any]:
-        """Columns of pyarrow or numpy by name: what was gathered, at the places `order`."""
+        """Return columns of pyarrow or numpy by name: the gathered values at the indices `order`."""
 
     @override
     def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -103,21 +103,21 @@ class PredictionRowsWriter(Callback):
         return [data.picture_name("predict", number) if named else None for number in numbers]
 
     def metadata(self, pl_module: LightningModule) -> dict[bytes, bytes] | None:
-        """What the file says of itself."""
+        """Return the metadata of the file."""
         return None
 
 
 def gather_rows(batches: Sequence[Tensor], none: Tensor) -> Tensor:
-    """Rows of all processes, in the order of their ranks; every process calls it, maybe without any batch.
+    """Return the rows of all processes, in the order of their ranks; called in every process, also without batches.
 
     Args:
-        batches: each [B] or [B, D], in main memory.
-        none: [0] or [0, 1], of the same type: what there is if no process has any.
+        batches: Tensors [B] or [B, D] in main memory.
+        none: [0] or [0, 1], of the same type: the result if no process has a batch.
 
     Returns:
         [N] or [N, D].
     """
-    if none.ndim == 2:  # a process without a batch knows the width from the others
+    if none.ndim == 2:  # a process without a batch learns the width from the others
         width = int(gather_uneven(torch.tensor([batches[0].shape[1] if batches else 1])).max())
         none = none.new_zeros(0, width)
     return gather_uneven(torch.cat([none, *batches]))

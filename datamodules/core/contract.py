@@ -39,8 +39,9 @@ class AdoptsVocabulary(Protocol):
 class NamesViews(Protocol):
     """A module that trains on several augmented views of an image. Any :class:`LabelDataModule` asks."""
 
+    @property
     def views(self) -> Sequence[str]:
-        """Return the names of the views in a training batch, such as ``["image", "image_slow"]``."""
+        """Names of the views in a training batch, such as ``["image", "image_slow"]``."""
 
 
 class EmbedsAugmentations(Protocol):

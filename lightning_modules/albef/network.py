@@ -1,9 +1,9 @@
 """ALBEF's networks: an image encoder, and one BERT whose upper half attends to the image (section 3.1 of the paper).
 
-Every sub-module carries the authors' name for it, so their checkpoints map onto ours key by key.
+Submodules have the authors' names, so that their checkpoints map onto ours key by key.
 
-Shapes: B images, N image tokens (CLS first), L text tokens (CLS first), D text width, V image width, E embedding
-width, H heads.
+Shapes: B images, R texts, N image tokens (CLS first), L text tokens (CLS first), D text width, V image width, E
+embedding dimension, H heads.
 """
 
 from functools import partial
@@ -23,9 +23,10 @@ from transformers.models.bert.modeling_bert import (
 
 from ..memory import recomputed
 from ..networks.attention import attend, set_vit_attention
-from ..networks.bert import BertTrunk, init_bert, resize_rows
+from ..networks.bert import BertTrunk, bert_config, init_bert, resize_rows
 from ..networks.mlp import LeanMlp
 from ..networks.precision import at_least_float32, unit
+from .settings import TextSettings, VisionSettings
 
 
 class CrossAttention(nn.Module):
@@ -54,14 +55,12 @@ class CrossAttention(nn.Module):
         return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, L, D] -> [B, H, L, D/H]
 
     def forward(self, states: Tensor, image_tokens: Tensor, image_index: Tensor | None = None) -> Tensor:
-        """Attend.
-
-        Keys and values are projected once for each image, however many texts look at it.
+        """Let every text attend to its image; keys and values are projected once for each image.
 
         Args:
-            states: [R, L, D]. The first R - G rows are K batches of B texts, of which row b looks at image b.
+            states: [R, L, D]. The first R - G rows are K batches of B texts, of which row b attends to image b.
             image_tokens: [B, N, V].
-            image_index: [G], the image that each of the last G rows looks at. None means G = 0.
+            image_index: [G], the image that each of the last G rows attends to. None means G = 0.
 
         Returns:
             [R, L, D].
@@ -74,8 +73,8 @@ class CrossAttention(nn.Module):
         key, value = self._split(self.self["key"](image_tokens)), self._split(self.self["value"](image_tokens))
         dropout = self.dropout if self.training else 0.0
 
-        # Queries do not interact in cross-attention, so the K texts of an image attend as one long text. No copy of
-        # the keys and values is made for them.
+        # Queries do not interact in cross-attention, so the K texts of an image attend as one long text, without
+        # copies of the keys and values.
         together = query[:aligned].unflatten(0, (-1, images)).transpose(0, 1).flatten(1, 2)  # [B, K*L, D]
         context = attend(self._split(together), key, value, dropout=dropout).transpose(1, 2).flatten(2)
         context = context.unflatten(1, (-1, length)).transpose(0, 1).flatten(0, 1)  # [K*B, L, D]
@@ -84,7 +83,7 @@ class CrossAttention(nn.Module):
             def apart(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
                 return attend(query, key[image_index], value[image_index], dropout=dropout)
 
-            # Recomputed, so that the copies for the gathered rows do not stay until the backward pass.
+            # Recomputed, so that the copies of keys and values are not held until the backward pass.
             gathered_context = recomputed(apart, self._split(query[aligned:]), key, value)
             context = torch.cat([context, gathered_context.transpose(1, 2).flatten(2)])
         return self.output(context, states)
@@ -106,10 +105,10 @@ class FusionLayer(nn.Module):
         self.output = BertOutput(config)
 
     def forward(self, states: Tensor, mask: Tensor, image_tokens: Tensor, image_index: Tensor | None) -> Tensor:
-        """Run the layer; arguments as in `CrossAttention.forward`, and the boolean text mask [R, 1, 1, L]."""
+        """Run the layer; arguments as in `CrossAttention.forward`, with the boolean text mask [R, 1, 1, L]."""
         states, _ = self.attention(states, mask)
         states = self.crossattention(states, image_tokens, image_index)
-        # As in `LeanMlp`, what goes into the second product is computed again and not kept.
+        # As in `LeanMlp`, the input of the second product is recomputed and not kept.
         transformed = recomputed(self._second_product, self.intermediate.dense(states))
         return self.output.LayerNorm(self.output.dropout(transformed) + states)
 
@@ -118,7 +117,7 @@ class FusionLayer(nn.Module):
 
 
 class FusionBert(nn.Module):
-    """BERT for masked language modelling, cut in two: text layers below, fusion layers with cross-attention above.
+    """BERT for masked language modelling, split into text layers and, above them, fusion layers with cross-attention.
 
     Args:
         config: BERT sizes; `num_hidden_layers` counts text and fusion layers together.
@@ -147,9 +146,9 @@ class FusionBert(nn.Module):
         return self.bert.encoder["layer"]
 
     def resize_vocabulary(self, entries: int) -> None:
-        """Keep the embeddings, and the head's outputs, of so many words, the first ones."""
+        """Keep the embeddings, and the head's outputs, of the first `entries` words."""
         self.bert.resize_vocabulary(entries)
-        if self.cls is not None:  # its weight is that of the embeddings
+        if self.cls is not None:  # its weight is tied to the embeddings
             resize_rows(self.cls.predictions.bias, entries)
             self.cls.predictions.decoder.out_features = entries
 
@@ -168,68 +167,53 @@ class FusionBert(nn.Module):
 
 
 class ALBEFNetwork(nn.Module):
-    """Image encoder, text and fusion encoder and the two projections: what ALBEF has once as student, once as teacher.
+    """Image encoder, text and fusion encoder, and the two projections: ALBEF has one as student and one as teacher.
 
     Args:
-        image_size: side of the square input in pixels.
-        patch_size: side of a patch in pixels; it must divide `image_size`.
-        vision_width: width V of the ViT.
-        vision_depth: number of ViT blocks.
-        vision_heads: attention heads of the ViT.
-        vision_mlp_ratio: hidden width of the ViT's MLP over V.
-        text: BERT sizes; its `num_hidden_layers` is text plus fusion layers.
-        fusion_layer: index of the first fusion layer.
-        embed_dim: width E of the contrastive space.
+        vision: sizes of the image encoder.
+        text: sizes of the text and fusion encoder.
+        embed_dim: embedding dimension E of the contrastive space.
         language_head: whether there is a head for masked language modelling.
-        activation_checkpointing: whether every block computes its activations again in the backward pass.
-
-    Raises:
-        ValueError: if `patch_size` does not divide `image_size`, or a width is not a multiple of its heads.
+        activation_checkpointing: whether every block recomputes its activations in the backward pass.
     """
 
     def __init__(
         self,
-        image_size: int,
-        patch_size: int,
-        vision_width: int,
-        vision_depth: int,
-        vision_heads: int,
-        vision_mlp_ratio: float,
-        text: BertConfig,
-        fusion_layer: int,
+        vision: VisionSettings,
+        text: TextSettings,
         embed_dim: int,
         language_head: bool = True,
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        if image_size % patch_size:
-            raise ValueError(
-                f"image_size {image_size} is not a multiple of patch_size {patch_size}: the ViT has no partial patches."
-            )
-        for name, width, heads in (
-            ("vision", vision_width, vision_heads),
-            ("text", text.hidden_size, text.num_attention_heads),
-        ):
-            if width % heads:
-                raise ValueError(f"{name}_width {width} is not a multiple of {name}_heads {heads}.")
         # `global_pool=""` keeps all tokens; eps 1e-6 is that of DeiT and of the authors' ViT.
         self.visual_encoder = VisionTransformer(
-            img_size=image_size,
-            patch_size=patch_size,
-            embed_dim=vision_width,
-            depth=vision_depth,
-            num_heads=vision_heads,
-            mlp_ratio=vision_mlp_ratio,
+            img_size=vision.image_size,
+            patch_size=vision.patch_size,
+            embed_dim=vision.width,
+            depth=vision.depth,
+            num_heads=vision.heads,
+            mlp_ratio=vision.mlp_ratio,
             num_classes=0,
             global_pool="",
             norm_layer=partial(nn.LayerNorm, eps=1e-6),
             mlp_layer=LeanMlp,
         )
         self.visual_encoder.set_grad_checkpointing(activation_checkpointing)
-        self.text_encoder = FusionBert(text, fusion_layer, vision_width, language_head)
+        bert = bert_config(
+            text.vocab_size,
+            text.width,
+            text.depth + text.fusion_depth,
+            text.heads,
+            text.ffn_width,
+            text.max_positions,
+            text.dropout,
+            text.pad_token_id,
+        )
+        self.text_encoder = FusionBert(bert, text.depth, vision.width, language_head)
         self.text_encoder.bert.activation_checkpointing = activation_checkpointing
-        self.vision_proj = nn.Linear(vision_width, embed_dim)
-        self.text_proj = nn.Linear(text.hidden_size, embed_dim)
+        self.vision_proj = nn.Linear(vision.width, embed_dim)
+        self.text_proj = nn.Linear(text.width, embed_dim)
 
     def encode_image(self, image: Tensor) -> Tensor:
         """Image [B, 3, S, S] to tokens [B, N, V], CLS first."""
@@ -247,7 +231,7 @@ class ALBEFNetwork(nn.Module):
         return self.text_encoder.fuse(states, attention_mask, image_tokens, image_index)
 
     def predict_words(self, states: Tensor) -> Tensor:
-        """Vocabulary logits [K, V] of fused states [K, D], in float32 at least.
+        """Fused states [K, D] to vocabulary logits [K, W], in float32 at least.
 
         Raises:
             RuntimeError: if the network was built without a language-model head.
@@ -257,9 +241,9 @@ class ALBEFNetwork(nn.Module):
         return at_least_float32(self.text_encoder.cls(states))
 
     def project_image(self, image_tokens: Tensor) -> Tensor:
-        """Unit-length contrastive features [B, E] of image tokens, in float32 at least."""
+        """Image tokens [B, N, V] to unit-length contrastive features [B, E], in float32 at least."""
         return unit(self.vision_proj(image_tokens[:, 0]))
 
     def project_text(self, text_states: Tensor) -> Tensor:
-        """Unit-length contrastive features [B, E] of text states, in float32 at least."""
+        """Text states [B, L, D] to unit-length contrastive features [B, E], in float32 at least."""
         return unit(self.text_proj(text_states[:, 0]))

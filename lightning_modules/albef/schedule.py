@@ -1,44 +1,104 @@
-"""Learning rates: linear warm-up and cosine by step, or the authors' staircase."""
+"""Learning-rate schedules, linear warm-up and cosine by step or the authors' staircase, and what decays."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from ..optim.schedules import warmup_cosine
+from lightning.pytorch import Trainer
+from torch import nn
+
+from ...common.errors import UserError
+from ..optim.schedules import Schedule, warmup_cosine
+from .settings import OptimSettings
 
 
-def learning_rate(step: int, total_steps: int, epochs: int | None, settings: Mapping[str, Any]) -> float:
-    """Learning rate of an optimizer step, by the arguments of `ALBEFModule`.
+def with_decay(groups: list[dict[str, Any]], parameter: nn.Parameter) -> list[dict[str, Any]]:
+    """Move a parameter from the second group, without weight decay, to the first, with weight decay."""
+    decayed, plain = groups
+    rest = [each for each in plain["params"] if each is not parameter]
+    return [decayed | {"params": [parameter, *decayed["params"]]}, plain | {"params": rest}]
 
-    Args:
-        step: optimizer step, from 0.
-        total_steps: of the whole run; not used at step 0.
-        epochs: of the whole run; used by the authors' schedule, but not at step 0.
-        settings: the arguments that name the schedule and its rates.
+
+def paper_schedule(optim: OptimSettings, trainer: Trainer | None) -> Schedule:
+    """Return the schedule that the settings name.
 
     Raises:
-        ValueError: if the authors' schedule is asked for in a run that does not count epochs.
+        UserError: if the authors' schedule is used in a run that does not count epochs.
     """
-    names = ("learning_rate", "min_learning_rate", "warmup_learning_rate", "warmup_steps")
-    peak, floor, start, warmup = (settings[name] for name in names)
-    if step == 0:
-        return start if warmup else peak
-    if settings["lr_schedule"] == "cosine":
-        return warmup_cosine(step, total_steps, peak, floor, warmup, start)
+    rates = optim.learning_rate, optim.min_learning_rate, optim.warmup_steps, optim.warmup_learning_rate
+    if optim.lr_schedule == "cosine":
+        return WarmupCosine(*rates)
+    epochs = None if trainer is None else trainer.max_epochs
     if epochs is None or epochs < 1:
-        raise ValueError("The official learning-rate schedule counts epochs: set trainer.max_epochs.")
-    return official_lr(step, max(total_steps // epochs, 1), epochs, peak, floor, warmup, start)
+        raise UserError(
+            "Expected a run that counts epochs for model.optim.lr_schedule official, got none: set trainer.max_epochs."
+        )
+    return Staircase(*rates, epochs=epochs)
+
+
+@dataclass(frozen=True)
+class WarmupCosine:
+    """Linear warm-up in steps, then half a cosine to the last step.
+
+    Args:
+        peak: learning rate after the warm-up.
+        floor: learning rate at the end of the run.
+        warmup_steps: length of the warm-up.
+        warmup_start: learning rate of the first step.
+    """
+
+    peak: float
+    floor: float
+    warmup_steps: int
+    warmup_start: float
+    interval: Literal["step", "epoch"] = "step"
+
+    def rate(self, index: int, total: int) -> float:
+        """Return the learning rate of a step."""
+        return warmup_cosine(index, total, self.peak, self.floor, self.warmup_steps, self.warmup_start)
+
+    def warn(self, total: int) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Staircase:
+    """The schedule of the authors' code; see `official_lr`.
+
+    Args:
+        peak: learning rate after the warm-up.
+        floor: learning rate that the cosine tends to.
+        warmup_steps: length of the warm-up.
+        warmup_start: learning rate of the first iterations.
+        epochs: epochs of the whole run.
+    """
+
+    peak: float
+    floor: float
+    warmup_steps: int
+    warmup_start: float
+    epochs: int
+    interval: Literal["step", "epoch"] = "step"
+
+    def rate(self, index: int, total: int) -> float:
+        """Return the learning rate of a step."""
+        steps_per_epoch = max(total // self.epochs, 1)
+        return official_lr(
+            index, steps_per_epoch, self.epochs, self.peak, self.floor, self.warmup_steps, self.warmup_start
+        )
+
+    def warn(self, total: int) -> None:
+        """Do nothing."""
 
 
 def official_lr(
     step: int, steps_per_epoch: int, epochs: int, peak: float, floor: float, warmup_steps: int, warmup_start: float
 ) -> float:
-    """Learning rate of the ALBEF repository at one iteration.
+    """Return the learning rate of the authors' code at one iteration.
 
     In the first epoch the rate rises in steps of 100 iterations, set at the end of iterations 0, 100, 200 and so on;
-    from the second epoch on it is a cosine of the epoch, constant inside it, that would reach the floor one epoch after
-    the end.
-    A first epoch shorter than the warm-up cuts the warm-up off.
+    from the second epoch on it is a cosine of the epoch, constant within it, that would reach the floor one epoch after
+    the end. A first epoch shorter than the warm-up cuts the warm-up off.
 
     Args:
         step: optimizer step, from 0.

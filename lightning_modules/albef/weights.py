@@ -1,13 +1,71 @@
-"""Initial weights of ALBEF's text and fusion encoder from a public BERT (section 3.1 of the paper)."""
+"""Weights into an ALBEF: from a trained ALBEF, from a public BERT, and from the state dicts of both layouts."""
 
+import json
+import math
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import BertForMaskedLM
 
+from ...common.errors import UserError
 from ..base.fitting import load_fitting
+from ..base.preprocessing import is_checkpoint, preprocessing_of_checkpoint
+from ..networks.vit_weights import load_vision_weights, resize_positions
 from .network import FusionBert
+from .official import QUEUES, from_official, is_flat, official_name
+from .teacher import copy_student
+
+if TYPE_CHECKING:
+    from .module import ALBEFModule
+
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+"""Files of an exported folder; see `folder.py`."""
+_HEAD = ".text_encoder.cls."
 
 
-def load_text_weights(encoder: FusionBert, source: str) -> str:
-    """Fill text layers, fusion layers and language-model head from a BERT; cross-attention stays random.
+def check_sources(module: "ALBEFModule") -> None:
+    """Check that the settings name one source of weights.
+
+    Raises:
+        UserError: if a trained ALBEF is named beside weights of a part.
+    """
+    parts = module.vision.weights, module.text.weights
+    if module.weights is not None and parts != (None, None):
+        raise UserError(
+            f"Expected one source of weights, got model.weights {module.weights!r} beside vision.weights {parts[0]!r} "
+            f"and text.weights {parts[1]!r}: set the latter to null."
+        )
+
+
+def start(module: "ALBEFModule") -> None:
+    """Fill student and teacher from the sources that the settings name, and log what was done.
+
+    `weights` is a trained ALBEF. Else `vision.weights` and `text.weights` fill parts of the student, and the teacher
+    is its copy.
+    """
+    if module.weights is not None:
+        rank_zero_info(f"ALBEF starts with {load_trained(module, module.weights)}.")
+        return
+    vision, text = "image encoder at random", "text and fusion encoder at random"
+    if module.vision.weights is not None:
+        vision = load_vision_weights(module.student.visual_encoder, module.vision.weights)
+    if module.text.weights is not None:
+        text = load_bert(module.student.text_encoder, module.text.weights)
+    copy_student(module.student, module.teacher)
+    rank_zero_info(f"ALBEF starts with {vision}; {text}; projections and matching head at random.")
+
+
+def load_bert(encoder: FusionBert, source: str) -> str:
+    """Fill text layers, fusion layers and language-model head from a BERT; cross-attention stays random (section 3.1).
 
     Args:
         encoder: the BERT to fill.
@@ -17,18 +75,213 @@ def load_text_weights(encoder: FusionBert, source: str) -> str:
         What was done, for a log line.
 
     Raises:
-        ValueError: if the source is no BERT of this size; the sentence lists the keys that do not fit.
+        UserError: if the source is no BERT of this size; the sentence lists the keys that do not fit.
     """
     state = BertForMaskedLM.from_pretrained(source).state_dict()
-    own = encoder.state_dict()
-    kept = {key: value for key, value in own.items() if ".crossattention." in key}
-    # A BERT deeper than ours gives its lower layers to the text encoder and its next ones to fusion.
-    surplus = [key for key in state if _layer_of(key) >= len(encoder.layers)]
-    state = {key: value for key, value in state.items() if key not in surplus}
-    load_fitting(encoder, state | kept, f"the text encoder from {source!r}")
+    cross_attention = {key: value for key, value in encoder.state_dict().items() if ".crossattention." in key}
+    # Of a deeper BERT the lowest layers fill the text encoder, and the next ones the fusion encoder.
+    state = {key: value for key, value in state.items() if _layer_of(key) < len(encoder.layers)}
+    load_fitting(encoder, state | cross_attention, f"the text encoder from {source!r}")
     return f"text and fusion encoder from {source!r}, cross-attention random"
 
 
+def load_trained(module: "ALBEFModule", source: str) -> str:
+    """Fill student and teacher from a trained ALBEF, without its queues: keys of another model are wrong negatives.
+
+    Args:
+        module: what to fill.
+        source: a checkpoint of the authors or of ours, or the folder of an export.
+
+    Returns:
+        What was done and what was left out, for a log line.
+
+    Raises:
+        UserError: if the source does not exist, is of another kind, or does not fit. Nothing is loaded then.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return load_state(module, read_folder(path)[1], f"the export {source!r}", queues=False)
+    if not path.exists():
+        raise UserError(
+            f"Found no file or folder {source!r} to start from, expected a checkpoint of the authors or of ours, or "
+            "the folder of an export: correct model.weights."
+        )
+    content = _read_file(path)
+    if "state_dict" in content:
+        return load_state(module, _tensors(content["state_dict"], source), f"the checkpoint {source!r}", queues=False)
+    official = _tensors(content.get("model", content), source)
+    return load_official(module, official, queues=False, source=f"the authors' checkpoint {source!r}")
+
+
+def preprocessing_of_source(source: str) -> dict[str, Any] | None:
+    """Return how a trained ALBEF expects images to be prepared, if its checkpoint or exported folder records it.
+
+    Args:
+        source: as in `load_trained`.
+    """
+    path = Path(source).expanduser()
+    if is_checkpoint(path):
+        return preprocessing_of_checkpoint(path)
+    return read_folder(path)[0].get("preprocessing") if (path / CONFIG_FILE).is_file() else None
+
+
+def load_official(
+    module: "ALBEFModule",
+    official: Mapping[str, Tensor],
+    queues: bool = True,
+    source: str = "a state dict of the authors",
+) -> str:
+    """Load a state dict in the authors' layout, of either family; as `load_state`."""
+    name_in_source = partial(official_name, flat=is_flat(official))
+    return load_state(module, from_official(official), source, queues, name_in_source)
+
+
+def load_state(
+    module: "ALBEFModule",
+    state: Mapping[str, Tensor],
+    source: str,
+    queues: bool,
+    name_in_source: Callable[[str], str] = str,
+) -> str:
+    """Load a state dict under our own names, strictly, apart from what a training may start without.
+
+    A source without a teacher starts the teacher as the student's copy. Position tables are resized to the module's
+    grid. A language-model head that the module lacks is left out, and so are queues of another size.
+
+    Args:
+        module: what to fill.
+        state: a state dict, tied weights once or twice.
+        source: where it is from, for messages.
+        queues: whether the queues are restored too; they belong to these weights.
+        name_in_source: maps one of our names to the source's, for messages.
+
+    Returns:
+        What was done and what was left out, for a log line.
+
+    Raises:
+        UserError: if the rest does not fit; the sentence lists the keys. Nothing is loaded then.
+    """
+    own = module.state_dict()
+    state, notes = dict(state), []
+
+    heads = [name for name in state if _HEAD in name]
+    if module.mlm and not heads and any(".text_encoder." in name for name in state):
+        raise UserError(
+            f"Found no language-model head in {source}, expected one: set the model's mlm to false, as fine-tuning for "
+            "retrieval does, or start from pre-training weights."
+        )
+    if heads and not module.mlm:
+        state = {name: tensor for name, tensor in state.items() if name not in heads}
+        notes.append("without its language-model head")
+
+    if not any(name.startswith("teacher.") for name in state):
+        state |= {f"teacher.{name[8:]}": tensor for name, tensor in state.items() if name.startswith("student.")}
+        notes.append("the teacher as the student's copy")
+
+    for alias, name in tied_names(own).items():
+        if name in state and not torch.equal(state.setdefault(alias, state[name]), state[name]):
+            raise UserError(
+                f"Found different values of {name_in_source(name)} and {name_in_source(alias)} in {source}, which are "
+                "one tensor in ALBEF: it is damaged, or of another model."
+            )
+
+    resized = _resize_positions(module, state)
+    if resized:
+        notes.append(resized)
+
+    held = {name for name in state if name in own and name.startswith(QUEUES)}
+    fit = all(len(state[name]) == len(own[name]) for name in held if name.endswith(".features"))
+    if held and not (queues and fit):
+        notes.append("without its queues" + (", which have another size" if queues else ""))
+        state = {name: tensor for name, tensor in state.items() if name not in held}
+    if not (queues and fit):
+        state |= {name: tensor for name, tensor in own.items() if name.startswith(QUEUES)}
+
+    load_fitting(module, state, f"ALBEF from {source}", name_in_source)
+    return ", ".join([source, *notes])
+
+
+def tied_names(names: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return, of two names of one tensor, the one that can be left out, mapped to the other."""
+    tied = {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+    pairs = {
+        f"{root}.text_encoder.{alias}": f"{root}.text_encoder.{name}"
+        for root in ("student", "teacher")
+        for alias, name in tied.items()
+    }
+    return {alias: name for alias, name in pairs.items() if alias in names}
+
+
+def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the configuration and the state of an exported folder.
+
+    Raises:
+        UserError: if the folder is no export, or is damaged.
+    """
+    missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
+    if missing:
+        raise UserError(
+            f"Found no {' and no '.join(missing)} in {str(folder)!r}, expected the folder of an export: correct the "
+            "path, or make one with `vlightning export`."
+        )
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        state = load_file(folder / WEIGHTS_FILE)
+    except (ValueError, SafetensorError) as error:
+        raise UserError(
+            f"The export {str(folder)!r} cannot be read ({error}): it is damaged, export it again."
+        ) from error
+    if not isinstance(config, dict) or not {"class", "vlightning_version", "arguments"} <= config.keys():
+        raise UserError(f"Found a {CONFIG_FILE} in {str(folder)!r} that is not of an export: correct the path.")
+    return config, state
+
+
 def _layer_of(key: str) -> int:
+    """Return the index of the layer that a key of a BERT belongs to, else -1."""
     parts = key.split(".")
     return int(parts[parts.index("layer") + 1]) if "layer" in parts else -1
+
+
+def _resize_positions(module: "ALBEFModule", state: dict[str, Tensor]) -> str:
+    """Resize the position tables of student and teacher in place; return what was done, or an empty string."""
+    grid = module.student.visual_encoder.patch_embed.grid_size
+    done = ""
+    for name in ("student.visual_encoder.pos_embed", "teacher.visual_encoder.pos_embed"):
+        table = state.get(name)
+        if table is None or table.dim() != 3 or table.shape[1] == 1 + grid[0] * grid[1]:
+            continue
+        patches = table.shape[1] - 1
+        if math.isqrt(patches) ** 2 == patches:  # else `load_fitting` reports its shape
+            state[name] = resize_positions(table, grid)
+            done = f"positions resized from {patches} to {grid[0] * grid[1]} patches"
+    return done
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Return the content of a file of `torch.save`, tensors and plain data only."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        foreign = re.search(r"GLOBAL (\S+)", str(error))
+        if foreign:
+            raise UserError(
+                f"Found {foreign[1]} in {str(path)!r}, expected tensors and plain data: if you trust its origin, load "
+                "it with torch.load(..., weights_only=False) and save its entry 'model' alone."
+            ) from error
+        raise UserError(
+            f"Found no checkpoint in {str(path)!r}, expected a file of torch.save: it is damaged or of another kind."
+        ) from error
+    return content if isinstance(content, dict) else {}
+
+
+def _tensors(state: Any, source: str) -> dict[str, Tensor]:
+    """Return a state dict, after checking that it is one."""
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(
+            f"Found neither a state dict nor one under 'model' or 'state_dict' in {source!r}, expected a checkpoint of "
+            "the authors or of ours."
+        )
+    return state

@@ -6,41 +6,10 @@ from typing import Any
 
 from lightning import LightningModule
 
-from ...common.checked_loading import CheckedLoading
 from ...common.class_arguments import subclasses
 from .settings import flat
 
 _NO_SIZES = ("optimizer", "lr_scheduler", "optim")
-
-
-class CheckpointModule(CheckedLoading, LightningModule):
-    """A LightningModule that says why a checkpoint does not fit it: another class, or another argument.
-
-    A subclass calls `super()` where it overrides a hook.
-    """
-
-    _of_checkpoint: Mapping[str, Any] | None = None  # the hyper-parameters of the checkpoint that is being restored
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the arguments of the checkpoint until its weights are loaded."""
-        super().on_load_checkpoint(checkpoint)
-        self._of_checkpoint = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights.
-
-        Raises:
-            ValueError: If they do not fit because the checkpoint is of another class, or was trained with other
-                arguments.
-        """
-        saved, self._of_checkpoint = self._of_checkpoint, None
-        try:
-            return super().load_state_dict(state_dict, strict, assign)
-        except (RuntimeError, ValueError) as error:  # a queue speaks of its own size
-            sentence = explain_misfit(type(self), self.hparams, saved) if saved else None
-            if sentence is None:
-                raise
-            raise ValueError(sentence) from error
 
 
 def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
@@ -51,9 +20,8 @@ def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]
         given: its hyper-parameters.
         saved: those of the checkpoint.
     """
-    name = _class_name(saved)
-    if name is not None and name not in (base.__name__ for base in cls.__mro__):
-        return f"The checkpoint is of {name}, expected one of {cls.__name__}: give another checkpoint, or that class."
+    if (other := explain_other_class(cls, saved)) is not None:
+        return other
     own = flat({name: value for name, value in given.items() if name not in _NO_SIZES})
     differing = [
         f"{argument} is {own[argument]!r}, in the checkpoint {value!r}"
@@ -67,8 +35,21 @@ def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]
     return f"The checkpoint does not fit {cls.__name__}: {'; '.join(differing)}; give what it was trained with."
 
 
+def explain_other_class(cls: type, saved: Mapping[str, Any]) -> str | None:
+    """Explain that a checkpoint is of another class; None where it is not, or that is not known.
+
+    Args:
+        cls: the expected class.
+        saved: hyper-parameters of the checkpoint.
+    """
+    name = _class_name(saved)
+    if name is None or name in (base.__name__ for base in cls.__mro__):
+        return None
+    return f"The checkpoint is of {name}, expected one of {cls.__name__}: give another checkpoint, or that class."
+
+
 def _class_name(saved: Mapping[str, Any]) -> str | None:
-    """The class that hyper-parameters are of: noted by the command line, else the one with most of these arguments."""
+    """Class of a checkpoint: as the command line noted it, else the one with the most of these arguments."""
     if "_class_path" in saved:
         return str(saved["_class_path"]).rpartition(".")[2]
     # Lightning puts what is passed to `load_from_checkpoint` among them.

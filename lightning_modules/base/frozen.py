@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ...common.errors import UserError
+
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -65,7 +67,7 @@ class Frozen(nn.Module, Generic[Network]):
             weights: the file, tag or folder that they come from.
 
         Raises:
-            ValueError: if a checkpoint with other weights was restored before.
+            UserError: if a checkpoint with other weights was restored before.
         """
         self.origin = {"name": name, "weights": weights, "sha256": self.fingerprint()}
         self._check()
@@ -79,7 +81,7 @@ class Frozen(nn.Module, Generic[Network]):
         """Compare with a checkpoint's record, now or as soon as the weights are loaded.
 
         Raises:
-            ValueError: if the weights differ.
+            UserError: if the weights differ.
         """
         self._expected = checkpoint.get(self.role)
         self._check()
@@ -87,9 +89,9 @@ class Frozen(nn.Module, Generic[Network]):
     def _check(self) -> None:
         saved, own = self._expected, self.origin
         if saved is not None and own is not None and saved["sha256"] != own["sha256"]:
-            raise ValueError(
-                f"The checkpoint was trained with the {self.role} {saved['name']} of {saved['weights']!r} "
-                f"(sha256 {saved['sha256'][:12]}), found {own['name']} of {own['weights']!r} "
+            raise UserError(
+                f"Expected the {self.role} that the checkpoint was trained with, {saved['name']} of "
+                f"{saved['weights']!r} (sha256 {saved['sha256'][:12]}), got {own['name']} of {own['weights']!r} "
                 f"(sha256 {own['sha256'][:12]}): give that file as {self.argument}."
             )
 
@@ -102,6 +104,3 @@ def _ignore_network_keys(frozen: nn.Module, incompatible: Any) -> None:
     """Remove the network's keys from the missing ones: a checkpoint never has them."""
     prefix = str(frozen._prefix)
     incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if not name.startswith(prefix)]
-
-
-FrozenTeacher = Frozen

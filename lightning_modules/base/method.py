@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from lightning import LightningModule
@@ -17,12 +17,13 @@ from torch.optim import Optimizer
 from ...callbacks.distributed.collectives import keep_from_ddp
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
+from ...common.private_api import load_plain
 from ..evaluation.protocol import Batch, Evaluation
 from ..optim.clipping import clip_unscaled
 from ..optim.configure import start_schedule, with_schedule, with_scheduler
 from ..optim.parameter_groups import scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
-from .checkpoints import explain_misfit
+from .checkpoints import explain_misfit, explain_other_class
 from .data_sizes import DataSizes, compare_sizes
 from .frozen import Frozen
 from .initial_weights import InitialState, check_one_source, restores_after_setup
@@ -183,6 +184,21 @@ class Method(CheckedLoading, LightningModule):
         """Shard the networks where the strategy shards; keep buffers of frozen networks out of DDP's broadcasts."""
         keep_from_ddp(self, self.frozen_networks())
         shard(self, self.sharded_networks())
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """Build the module of a checkpoint; see `CheckedLoading`.
+
+        Raises:
+            UserError: if the checkpoint is of another class, or its weights do not fit.
+        """
+        try:
+            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        except UserError as error:  # groups of the same name have other settings there
+            saved = load_plain(checkpoint_path).get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}
+            if (sentence := explain_other_class(cls, saved)) is None:
+                raise
+            raise UserError(sentence) from error
 
     def on_fit_start(self) -> None:
         """Load initial weights; a checkpoint would have been restored by now."""

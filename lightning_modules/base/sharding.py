@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import get_args
 
 import torch.distributed as dist
 from lightning import LightningModule
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...callbacks import ShardedStrategy
 from ..memory import recomputed
-from ..networks.batch_norm import kept_statistics
+from ..networks.batch_norm import BatchNorm, kept_statistics
 
-NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
+NORMS = (*get_args(BatchNorm), nn.LayerNorm, nn.GroupNorm)
 NETWORK_METHODS = (
     "encode_image",
     "encode_text",

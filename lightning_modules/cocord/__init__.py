@@ -1,4 +1,4 @@
-"""CoCoRD: contrastive, cooperative and relational distillation of image classifiers."""
+"""CoCoRD: Contrastive Consistent Representation Distillation."""
 
 from .module import CoCoRDModule
 from .probe import LinearProbeModule

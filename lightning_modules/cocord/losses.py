@@ -1,24 +1,59 @@
-"""CoCoRD's losses. Queries and keys come as the heads give them; both are normalised here, in float32 at least."""
+"""CoCoRD's losses. They normalise queries and keys, in float32 at least.
+
+Shapes: B images of this process, E values of a query or key, N slots of the dictionary, C classes.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...callbacks import FeatureQueue
+from ...callbacks.distributed.collectives import world_size
+from ...common.errors import UserError
 from ..networks.precision import at_least_float32, unit
 
 
-def contrastive_loss(query: Tensor, key: Tensor, dictionary: Tensor, valid: Tensor, temperature: float) -> Tensor:
-    """InfoNCE of the student's queries against the teacher's dictionary (eq. 2).
-
-    The positive of a query is the key of its own image; the negatives are the dictionary, the same for all queries.
-    (The paper writes no norm; its temperature and the authors' code imply cosines.)
+def dictionary_loss(query: Tensor, key: Tensor, dictionary: FeatureQueue, temperature: float) -> Tensor:
+    """Compute the contrastive loss (eq. 2) with the dictionary as negatives, without autocast.
 
     Args:
-        query: [B, E].
-        key: [B, E], without gradient.
-        dictionary: keys of earlier batches at unit length, [N, E].
-        valid: which slots of the dictionary are filled, bool [N].
-        temperature: what cosines are divided by.
+        query: the student's queries [B, E].
+        key: the teacher's keys of the same images [B, E], without gradient.
+        dictionary: keys of earlier batches.
+        temperature: temperature tau.
+
+    Raises:
+        UserError: If the dictionary is smaller than the global batch.
+    """
+    batch = len(key) * world_size()
+    if batch > dictionary.size:
+        raise UserError(
+            f"Expected a queue of at least {batch} keys, the global batch, got queue_size {dictionary.size}: raise "
+            "model.contrast.queue_size, or lower the batch size."
+        )
+    with torch.autocast(query.device.type, enabled=False):
+        return contrastive_loss(query, key, dictionary.features, dictionary.valid, temperature)
+
+
+def same_class_share(label: Tensor, dictionary: FeatureQueue) -> Tensor:
+    """Return the share of false negatives: keys in the dictionary with the class of the query, for labels [B]."""
+    valid = dictionary.valid
+    same = (label[:, None] == dictionary.ids) & valid
+    return same.sum() / (valid.sum().clamp(min=1) * len(label))
+
+
+def contrastive_loss(query: Tensor, key: Tensor, dictionary: Tensor, valid: Tensor, temperature: float) -> Tensor:
+    """Compute InfoNCE of queries against their keys and a dictionary (eq. 2).
+
+    The positive of a query is the key of the same image; all keys of the dictionary are negatives. (Eq. 2 has no norms;
+    the paper's temperature and the authors' code imply cosines.)
+
+    Args:
+        query: queries [B, E].
+        key: keys [B, E], without gradient.
+        dictionary: unit keys of earlier batches [N, E].
+        valid: mask of the filled slots of the dictionary, bool [N].
+        temperature: temperature tau.
 
     Returns:
         Mean over the batch.
@@ -31,25 +66,25 @@ def contrastive_loss(query: Tensor, key: Tensor, dictionary: Tensor, valid: Tens
 
 
 def prediction_loss(prediction: Tensor, target: Tensor) -> Tensor:
-    """Squared distance of unit vectors, 2 - 2 cos, in [0, 4] (eqs. 6 and 7), mean over the batch.
+    """Compute the squared distance of unit vectors, 2 - 2 cos (eqs. 6 and 7), mean over the batch.
 
     Args:
-        prediction: the predictor's output [B, E].
-        target: the cognate key of another view [B, E], without gradient.
+        prediction: output of the predictor [B, E].
+        target: cognate key of the other view [B, E], without gradient.
     """
     return (2 - 2 * (unit(prediction) * unit(target)).sum(-1)).mean()
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """KL divergence from the teacher's softened distribution, times T^2 (Hinton et al., arXiv 1503.02531).
+    """Compute T^2 KL(teacher || student) of softened distributions (Hinton et al., arXiv 1503.02531).
 
     Args:
-        logits: the student's [B, C].
-        teacher_logits: [B, C], without gradient.
-        temperature: T.
+        logits: logits of the student [B, C].
+        teacher_logits: logits of the teacher [B, C], without gradient.
+        temperature: temperature T.
 
     Returns:
-        Summed over classes, mean over the batch.
+        Mean over the batch.
     """
     student = F.log_softmax(at_least_float32(logits) / temperature, -1)
     teacher = F.log_softmax(at_least_float32(teacher_logits) / temperature, -1)

@@ -1,17 +1,14 @@
-"""CoCoRD: contrastive, cooperative and relational distillation (Fu et al., BMVC 2023).
+"""CoCoRD: Contrastive Consistent Representation Distillation (Fu et al., BMVC 2023)."""
 
-A student learns to tell its teacher's key of an image from those of other images (the teacher dictionary), to
-predict what a slow-moving average of itself says of another view, and to classify.
-"""
-
-import copy
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim import Optimizer
 
 from ...callbacks import (
     ClassPredictionWriter,
@@ -22,377 +19,232 @@ from ...callbacks import (
     StepSeedCallback,
     missing_callbacks,
 )
-from ...callbacks.distributed.collectives import keep_from_ddp, world_size
 from ..base.data_sizes import DataSizes
-from ..base.frozen import FrozenTeacher
-from ..base.initial_weights import InitialWeights
-from ..base.sharding import shard
-from ..evaluation.classification import Accuracy, Batch, ClassifierModule
+from ..base.frozen import Frozen
+from ..base.method import Method
+from ..base.settings import settings
+from ..base.trainers import callbacks_of
+from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.cifar import Classifier
-from ..networks.classifier_files import load_classifier, public_state, read_classifier
-from ..networks.classifiers import (
-    Predictor,
-    ProjectionHead,
-    build_classifier,
-    each_view,
-    freeze_classifier,
-    public_network,
-)
+from ..networks.classifier_files import load_classifier_file
+from ..networks.classifiers import build_classifier, freeze_classifier
 from ..networks.frozen_classifier import load_frozen
 from ..networks.precision import at_least_float32, unit
-from .losses import contrastive_loss, distillation_loss, prediction_loss
+from ..optim.schedules import Milestones
+from ..optim.sgd import sgd
+from .checks import check_losses, check_views, teacher_name
+from .losses import dictionary_loss, distillation_loss, prediction_loss, same_class_share
+from .network import Predictor, ProjectionHead, channels_last, each_view, frozen_copy
+from .settings import (
+    ContrastSettings,
+    HeadSettings,
+    KDSettings,
+    MomentumSettings,
+    OptimSettings,
+    PredictionSettings,
+    TeacherSettings,
+    default_learning_rate,
+)
+from .targets import TargetEncoders
 
-Module = TypeVar("Module", bound=nn.Module)
-_OTHER = {"image": "image_slow", "image_slow": "image"}  # the view that a view's cognate key is of
-_SMALL_STEPS = ("mobilenet", "shuffle")  # families that the CRD benchmark trains with a fifth of the learning rate
+Batch = dict[str, Tensor]
 
 
-class _TeacherViews(NamedTuple):
-    """What the teacher says of the views that the losses ask for."""
+class CoCoRDModule(Method):
+    """Distill a classifier by contrast with its keys, by prediction of a slow student's keys, and by labels.
 
-    features: dict[str, Tensor]  # [B, D] by view
-    logits: Tensor | None  # [B, C] of the student's view
-
-
-class CoCoRDModule(InitialWeights, ClassifierModule):
-    """CoCoRD, and what it is compared with: with its weights at zero plain KD, with that at zero too plain training.
-
-    What a loss with weight zero would need is neither built nor computed. A training batch holds `label` [B] and a view
-    of each image for each name in `views()`; `image` is the student's.
-
-    The teacher is not in the checkpoint, which names it and holds a fingerprint of its weights.
+    With `contrast.weight` and `prediction.weight` 0 it is KD, with `kd.weight` 0 too plain training: networks that no
+    loss needs are neither built nor run. A training batch holds `label` [B] and augmented views of each image, named in
+    `views`: `image` (x_s), `image_slow` (x'_s) and `image_teacher` (x_t).
 
     Args:
         student: name of a CIFAR network (`resnet8x4`, `wrn_16_2`, `MobileNetV2`, ...), or of a model of torchvision or
             timm.
-        num_classes: how many there are. The command line sets it from the data's, where that is given.
-        student_weights: file that the student starts from, or that `test` evaluates. None means random.
-        teacher: the teacher's name, in the same form. None where no loss asks for one.
-        teacher_weights: the teacher's file (a checkpoint of this class whose student it was, a public one of the CRD
-            benchmark, or safetensors), the folder of the run that trained it, whose newest last checkpoint is taken, or
-            the name of the library's own weights, such as IMAGENET1K_V1.
-        contrast_weight: weight of the contrastive loss (section 4.1).
-        prediction_weight: weight of the predictive loss, or of the sum of both (section 4.1; kept where there is only
-            one).
-        class_weight: weight of the cross entropy with the labels.
-        kd_weight: weight of the KL divergence from the teacher's distribution; 1 beside the rest for CoCoRD+KD, 0.9
-            beside `class_weight` 0.1 for KD as in the CRD benchmark.
-        kd_temperature: temperature of both distributions (CRD benchmark).
-        temperature: temperature of the contrastive loss (section 4.1: 0.1; ImageNet 0.07).
-        queue_size: number N of keys in the dictionary (section 4.1: 2048; ImageNet 65536).
-        queue_start: "empty" hides slots until they are filled; "random" starts with random unit vectors as negatives,
-            as the authors do.
-        embed_dim: number of values of a key (derived from Table 12).
-        head_hidden: width inside a projection head (the authors' code).
-        predictor_hidden: width inside the predictor (the authors' code).
-        slow_momentum: m_r of the slow-moving student and its head (section 4.1).
-        teacher_head_momentum: m_c of the teacher's head (section 4.1), where its features are as wide as the student's;
-            else that head stays random.
-        symmetric_prediction: whether the second view is predicted from the first too (eq. 7; ImageNet does without).
-        dictionary_encoder: the encoder that gives the keys of the dictionary (Table 5).
-        cognate_encoder: the encoder that gives the targets of the prediction (Table 5).
-        learning_rate: learning rate at the start; by default 0.05, and 0.01 for MobileNets and ShuffleNets (CRD
-            benchmark).
-        lr_milestones: epochs after which the learning rate falls (CRD benchmark).
-        lr_decay: factor by which the learning rate is multiplied at each milestone.
-        momentum: momentum of SGD.
-        weight_decay: weight decay of SGD, on all parameters (CRD benchmark).
+        num_classes: number of classes C. The command line sets it from the data.
+        weights: file with the student's initial weights, which `test` evaluates. None: random.
+        class_weight: weight of the cross entropy with the labels (section 4.1).
+        teacher: the teacher.
+        contrast: the contrastive loss.
+        prediction: the predictive loss.
+        kd: distillation of the class distribution.
+        heads: projection heads and predictor.
+        momentum: moving averages.
+        optim: SGD and its schedule.
+        optimizer: replaces SGD.
+        lr_scheduler: replaces the schedule.
 
     Raises:
-        ValueError: for unknown names, or a loss without what it needs.
+        UserError: For unknown names, or a loss without the teacher that it needs.
     """
 
     def __init__(
         self,
         student: str = "resnet8x4",
         num_classes: int = 100,
-        student_weights: str | None = None,
-        teacher: str | None = None,
-        teacher_weights: str | None = None,
-        contrast_weight: float = 1.0,
-        prediction_weight: float = 4.0,
+        weights: str | None = None,
         class_weight: float = 1.0,
-        kd_weight: float = 0.0,
-        kd_temperature: float = 4.0,
-        temperature: float = 0.1,
-        queue_size: int = 2048,
-        queue_start: Literal["empty", "random"] = "empty",
-        embed_dim: int = 2048,
-        head_hidden: int = 2048,
-        predictor_hidden: int = 512,
-        slow_momentum: float = 0.9,
-        teacher_head_momentum: float = 0.999,
-        symmetric_prediction: bool = True,
-        dictionary_encoder: Literal["teacher", "slow_student"] = "teacher",
-        cognate_encoder: Literal["slow_student", "teacher"] = "slow_student",
-        learning_rate: float | None = None,
-        lr_milestones: list[int] = [150, 180, 210],  # noqa: B006  (jsonargparse shows it as the default)
-        lr_decay: float = 0.1,
-        momentum: float = 0.9,
-        weight_decay: float = 5e-4,
+        teacher: TeacherSettings = TeacherSettings(),
+        contrast: ContrastSettings = ContrastSettings(),
+        prediction: PredictionSettings = PredictionSettings(),
+        kd: KDSettings = KDSettings(),
+        heads: HeadSettings = HeadSettings(),
+        momentum: MomentumSettings = MomentumSettings(),
+        optim: OptimSettings = OptimSettings(),
+        optimizer: OptimizerCallable | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        weights = {
-            "contrast_weight": contrast_weight,
-            "prediction_weight": prediction_weight,
-            "class_weight": class_weight,
-            "kd_weight": kd_weight,
-        }
-        for name, weight in weights.items():
-            if weight < 0:
-                raise ValueError(f"{name} is {weight}: give a weight of at least 0.")
-        if not any(weights.values()):
-            raise ValueError(f"{', '.join(weights)} are all 0, so there is nothing to learn: raise class_weight.")
-        self.contrasts, self.predicts, self.imitates = contrast_weight > 0, prediction_weight > 0, kd_weight > 0
-        used_encoders = {dictionary_encoder} if self.contrasts else set()
-        used_encoders |= {cognate_encoder} if self.predicts else set()
-        self.asks_teacher = "teacher" in used_encoders or self.imitates
-        if self.asks_teacher and teacher is None:
-            raise ValueError("There is no teacher, but a loss that learns from one: name it as `teacher`.")
+        super().__init__(optimizer, lr_scheduler)
+        self.teacher_settings = teacher = settings(TeacherSettings, teacher)
+        self.contrast = contrast = settings(ContrastSettings, contrast)
+        self.prediction = prediction = settings(PredictionSettings, prediction)
+        self.kd = kd = settings(KDSettings, kd)
+        self.heads = heads = settings(HeadSettings, heads)
+        self.momentum = momentum = settings(MomentumSettings, momentum)
+        self.optim = optim = settings(OptimSettings, optim)
+        self.save_settings()
+        self.num_classes, self.weights = num_classes, weights
+        self.learning_rate = optim.learning_rate or default_learning_rate(student)
+        self.loss_weights = {"class": class_weight, "kd": kd.weight}
+        self.loss_weights |= {"contrast": contrast.weight, "prediction": prediction.weight}
+        check_losses(self.loss_weights)
+        contrasts, predicts = contrast.weight > 0, prediction.weight > 0
+        self.student_views = ["image", *["image_slow"] * (predicts and prediction.symmetric)]
+        self.views = ["image", *["image_slow"] * predicts, *["image_teacher"] * contrasts]
+        encoders = {*[contrast.encoder] * contrasts, *[prediction.encoder] * predicts}
 
+        # Student g_s, head f_s, predictor h_s; slow-moving student and head
         self.student = build_classifier(student, num_classes)
-        if not class_weight and not kd_weight:
-            freeze_classifier(self.student)  # no loss reaches it, which DDP would not forgive
-        self.teacher: FrozenTeacher[Classifier] | None = None
-        if self.asks_teacher and teacher is not None:
-            self.teacher = FrozenTeacher(build_classifier(teacher, num_classes))
-        heads = self.contrasts or self.predicts
-        width = self.student.feature_dim
-        self.student_head = ProjectionHead(width, head_hidden, embed_dim) if heads else None
-        self.predictor = Predictor(embed_dim, predictor_hidden) if self.predicts else None
-        self.slow_student: Classifier | None = None
-        self.slow_head: ProjectionHead | None = None
-        if "slow_student" in used_encoders and self.student_head is not None:
-            self.slow_student, self.slow_head = _average(self.student), _average(self.student_head)
+        if not class_weight and not kd.weight:
+            freeze_classifier(self.student)  # DDP requires a gradient for each trainable parameter
+        width, sizes = self.student.feature_dim, (heads.hidden, heads.embed_dim)
+        self.student_head = ProjectionHead(width, *sizes) if encoders else None
+        self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if predicts else None
+        slow = "slow_student" in encoders
+        self.slow_student = frozen_copy(self.student) if slow else None
+        self.slow_head = frozen_copy(self.student_head) if slow else None
+        # Teacher g_t; its head f_t follows f_s where both read features of the same width
+        self.teacher: Frozen[Classifier] | None = None
         self.teacher_head: ProjectionHead | None = None
         self.teacher_head_moves = False
-        if "teacher" in used_encoders and self.teacher is not None and self.student_head is not None:
+        if "teacher" in encoders or kd.weight:
+            self.teacher = Frozen(build_classifier(teacher_name(teacher), num_classes))
+        if self.teacher is not None and "teacher" in encoders:
             teacher_width = self.teacher.network.feature_dim
             self.teacher_head_moves = teacher_width == width
-            self.teacher_head = (
-                _average(self.student_head)
-                if self.teacher_head_moves
-                else ProjectionHead(teacher_width, head_hidden, embed_dim).requires_grad_(False)
-            )
-        self.dictionary = (
-            FeatureQueue(queue_size, embed_dim, ids=True, random_start=queue_start == "random")
-            if self.contrasts
-            else None
-        )
-        self.accuracy = Accuracy()
-        self.train()
+            head = self.student_head if self.teacher_head_moves else ProjectionHead(teacher_width, *sizes)
+            self.teacher_head = frozen_copy(head)
+        start = contrast.queue_start == "random"
+        self.dictionary = FeatureQueue(contrast.queue_size, heads.embed_dim, True, start) if contrasts else None
+        self.evaluation = ClassificationEvaluation()
 
-    def views(self) -> list[str]:
-        """Names of the views that a training batch holds: what a datamodule asks for."""
-        return ["image", *["image_slow"] * self.predicts, *["image_teacher"] * self.contrasts]
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        """Return the weighted sum of the losses (eq. 8), and the keys that enter the dictionary after this batch."""
+        check_views(batch, self.views)
+        batch, label, losses = channels_last(batch), batch["label"], {}
+        # Encoders without gradient run first: their memory is free again when the student's activations need it.
+        targets = self._target_encoders()(batch, self.student_views)
+        features = {view: self.student.forward_features(batch[view]) for view in self.student_views}
+        logits = self.student.classify(features["image"])
+        queries = each_view(self.student_head, features) if self.student_head is not None else {}
 
-    def data_sizes(self) -> DataSizes:
-        """The size that one of the networks asks for, if any does."""
-        networks = [self.student, *([] if self.teacher is None else [self.teacher.network])]
-        return DataSizes(next((network.image_size for network in networks if network.image_size), None))
+        if self.loss_weights["class"]:  # L_cls
+            losses["class"] = F.cross_entropy(at_least_float32(logits), label)
+        if targets.logits is not None:  # KD
+            losses["kd"] = distillation_loss(logits, targets.logits, self.kd.temperature)
+        if targets.key is not None and self.dictionary is not None:  # L_ctr (eq. 2)
+            self.log("train/same_class_keys", same_class_share(label, self.dictionary))
+            temperature = self.contrast.temperature
+            losses["contrast"] = dictionary_loss(queries["image"], targets.key, self.dictionary, temperature)
+        if self.predictor is not None:  # L_pred from x_s (eq. 6) and from x'_s (eq. 7)
+            predictions = each_view(self.predictor, queries)  # eq. 5
+            each = [prediction_loss(predictions[view], targets.cognates[view]) for view in self.student_views]
+            losses["prediction"] = torch.stack(each).sum()
+        loss = torch.stack([self.loss_weights[name] * value for name, value in losses.items()]).sum()
+
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log_dict({f"train/loss_{name}": value.detach() for name, value in losses.items()})
+        if targets.key is None:
+            return {"loss": loss}
+        return {"loss": loss, "keys": {"dictionary": unit(targets.key)}, "key_ids": {"dictionary": label}}
+
+    def _target_encoders(self) -> TargetEncoders:
+        """Return the encoders without gradient, and the losses that need them."""
+        teacher = None if self.teacher is None else self.teacher.network
+        key = self.contrast.encoder if self.contrast.weight else None
+        cognate = self.prediction.encoder if self.prediction.weight else None
+        networks = (teacher, self.teacher_head, self.slow_student, self.slow_head)
+        return TargetEncoders(*networks, key=key, cognate=cognate, logits=self.kd.weight > 0)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Map images [B, 3, H, W] to the student's logits [B, C]."""
+        logits: Tensor = self.student(image.contiguous(memory_format=torch.channels_last))
+        return logits
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
-        """Return what `EMACallback` moves once per optimizer step.
-
-        Statistics of BatchNorm are not averaged ("keep"): averaged modules run in train mode, and gather their own.
-        """
-        pairs = {}
-        slow, head = self.hparams["slow_momentum"], self.hparams["teacher_head_momentum"]
+        """Return the moving averages (eqs. 3 and 4). BatchNorm statistics are their own: they run in train mode."""
+        pairs, slow = {}, self.momentum.slow_student
         if self.slow_student is not None:
             pairs["slow_student"] = EMAPair("student", "slow_student", slow, buffers="keep")
             pairs["slow_head"] = EMAPair("student_head", "slow_head", slow, buffers="keep")
         if self.teacher_head_moves:
-            pairs["teacher_head"] = EMAPair("student_head", "teacher_head", head, buffers="keep")
+            pairs["teacher_head"] = EMAPair("student_head", "teacher_head", self.momentum.teacher_head, buffers="keep")
         return pairs
 
     def queues(self) -> dict[str, FeatureQueue]:
-        """Return what `QueueCallback` fills after each batch."""
+        """Return the queue that `QueueCallback` fills after each batch."""
         return {} if self.dictionary is None else {"dictionary": self.dictionary}
 
     def configure_callbacks(self) -> list[Callback]:
-        """Supply what the method cannot run without, unless the user's own is there."""
-        needed: list[Callback] = [StepSeedCallback(), ClassPredictionWriter()]
-        if self.momentum_pairs():
-            needed.append(EMACallback())
-        if self.queues():
-            needed.append(QueueCallback())
-        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
+        """Return the callbacks that the method needs and the user did not give."""
+        needed: list[Callback] = [EMACallback()] * bool(self.momentum_pairs()) + [QueueCallback()] * bool(self.queues())
+        return missing_callbacks(callbacks_of(self), StepSeedCallback(), ClassPredictionWriter(), *needed)
+
+    def sharded_networks(self) -> list[Classifier]:
+        """Return student, slow student and teacher."""
+        teacher = None if self.teacher is None else self.teacher.network
+        return [network for network in (self.student, self.slow_student, teacher) if network is not None]
+
+    def data_sizes(self) -> DataSizes:
+        """Return the image size that one of the networks requires, if any does."""
+        return DataSizes(next((network.image_size for network in self.sharded_networks() if network.image_size), None))
 
     def setup(self, stage: str) -> None:
-        """Load the teacher, which only training needs."""
+        """Load the teacher, for training only."""
         super().setup(stage)
         if stage == "fit" and self.teacher is not None:
-            name, source = self.hparams["teacher"], self.hparams["teacher_weights"]
-            load_frozen(self.teacher, name, source, self.hparams["num_classes"])
-            keep_from_ddp(self, [self.teacher])
+            source = self.teacher_settings
+            load_frozen(self.teacher, teacher_name(source), source.weights, self.num_classes)
 
     def configure_model(self) -> None:
-        """Shard the networks where the strategy shards, else lay out convolutions as they run fastest."""
-        networks = (self.student, self.slow_student, self.teacher and self.teacher.network)
-        shard(self, [network for network in networks if network is not None])
-        if self.device_mesh is None:  # FSDP2 takes contiguous parameters only
+        """Shard the networks, or use the memory format in which convolutions run fastest."""
+        super().configure_model()
+        if self.device_mesh is None:  # FSDP2 requires contiguous parameters
             self.to(memory_format=torch.channels_last)
 
-    def on_fit_start(self) -> None:
-        """Load the student's initial weights, compare class counts, and say what the teacher's head does.
+    def load_initial_weights(self) -> None:
+        """Load the student's initial weights, also into the slow student."""
+        if self.weights is not None:
+            load_classifier_file(self.student, self.weights, "the student's weights")
+            if self.slow_student is not None:
+                self.slow_student.load_state_dict(self.student.state_dict())
 
-        Raises:
-            ValueError: if the data has another number of classes.
-        """
+    def on_fit_start(self) -> None:
+        """Load initial weights, check the number of classes, and log how the teacher's head moves."""
         super().on_fit_start()
-        self.check_classes()
+        check_classes(self, self.num_classes)
         if self.teacher_head is not None and self.teacher is not None:
             widths = f"{self.teacher.network.feature_dim} and {self.student.feature_dim}"
-            rank_zero_info(
-                f"CoCoRD: features of teacher and student are {widths} wide, so the teacher's head is "
-                + ("a moving average of the student's." if self.teacher_head_moves else "random and stays so.")
-            )
+            kind = "a moving average of the student's" if self.teacher_head_moves else "random and fixed"
+            rank_zero_info(f"Teacher and student have features of width {widths}: the teacher's head is {kind}.")
 
-    def evaluates_initial_weights(self) -> bool:
-        """Whether there is a trained student to start from."""
-        return self.hparams["student_weights"] is not None
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return one group: the CRD benchmark decays vectors too."""
+        return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
 
-    def load_initial_weights(self) -> None:
-        """Start the student, and its average, from `student_weights`, if there are any."""
-        source = self.hparams["student_weights"]
-        if source is None:
-            return
-        state = public_state(self.student, read_classifier(source))
-        load_classifier(public_network(self.student), state, f"student_weights {source!r}")
-        if self.slow_student is not None:
-            self.slow_student.load_state_dict(self.student.state_dict())
+    def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Return SGD with momentum."""
+        return sgd(self, self.learning_rate, self.optim.momentum, self.optim.weight_decay)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Name the teacher, and what its weights were."""
-        if self.teacher is not None:
-            self.teacher.save_record(checkpoint)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Compare the teacher with that of the checkpoint.
-
-        Raises:
-            ValueError: if its weights are others.
-        """
-        super().on_load_checkpoint(checkpoint)
-        if self.teacher is not None:
-            self.teacher.compare(checkpoint)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """Weighted sum of the losses (eq. 8), and the teacher's keys for the dictionary."""
-        self._check_views(batch)
-        batch = {name: _channels_last(value) for name, value in batch.items()}
-        label = batch["label"]
-        # What nobody learns from comes first: its memory is free again when the student's is taken.
-        teacher = self._ask_teacher(batch)
-        keys, cognates = self._dictionary_keys(batch, teacher), self._cognate_keys(batch, teacher)
-        features = {view: self.student.forward_features(batch[view]) for view in self._student_views()}
-        logits = self.student.classify(features["image"])
-        queries = each_view(self.student_head, features) if self.student_head is not None else {}
-        losses: dict[str, Tensor] = {}
-        outputs: dict[str, Any] = {}
-        if self.hparams["class_weight"] > 0:
-            losses["class"] = F.cross_entropy(at_least_float32(logits), label)
-        if teacher.logits is not None:
-            losses["kd"] = distillation_loss(logits, teacher.logits, self.hparams["kd_temperature"])
-        if self.dictionary is not None and keys is not None:
-            losses["contrast"] = self._contrast(queries["image"], keys, self.dictionary, label)
-            outputs = {"keys": {"dictionary": unit(keys)}, "key_ids": {"dictionary": label}}
-        if self.predictor is not None:
-            predictions = each_view(self.predictor, queries)
-            each = [prediction_loss(prediction, cognates[view]) for view, prediction in predictions.items()]
-            losses["prediction"] = torch.stack(each).sum()
-        weighted = [self.hparams[f"{name}_weight"] * value for name, value in losses.items()]
-        loss = torch.stack(weighted).sum()
-        self.log("train/loss", loss.detach(), prog_bar=True)
-        self.log_dict({f"train/loss_{name}": value.detach() for name, value in losses.items()})
-        return {"loss": loss, **outputs}
-
-    def _student_views(self) -> list[str]:
-        """What the student looks at in training."""
-        return ["image", *["image_slow"] * (self.predicts and self.hparams["symmetric_prediction"])]
-
-    def _contrast(self, query: Tensor, key: Tensor, dictionary: FeatureQueue, label: Tensor) -> Tensor:
-        if len(key) * world_size() > dictionary.size:
-            raise ValueError(
-                f"queue_size is {dictionary.size}, smaller than a batch of {len(key) * world_size()} over all "
-                "processes, whose keys would overwrite each other: raise it, or lower the batch size."
-            )
-        valid = dictionary.valid
-        # Negatives of the same class are pushed away although they should not be.
-        same = (label[:, None] == dictionary.ids) & valid
-        self.log("train/same_class_keys", same.sum() / (valid.sum().clamp(min=1) * len(label)))
-        with torch.autocast(self.device.type, enabled=False):
-            return contrastive_loss(query, key, dictionary.features, valid, self.hparams["temperature"])
-
-    def _dictionary_keys(self, batch: Batch, teacher: _TeacherViews) -> Tensor | None:
-        """Keys [B, E] of the third view: the positives of this batch, the negatives of later ones."""
-        if not self.contrasts:
-            return None
-        return self._keys(self.hparams["dictionary_encoder"], batch, ["image_teacher"], teacher)["image_teacher"]
-
-    def _cognate_keys(self, batch: Batch, teacher: _TeacherViews) -> dict[str, Tensor]:
-        """Keys [B, E] that are predicted from each of the student's views: that of the other one (eqs. 6 and 7)."""
-        if not self.predicts:
-            return {}
-        views = self._student_views()
-        keys = self._keys(self.hparams["cognate_encoder"], batch, [_OTHER[view] for view in views], teacher)
-        return {view: keys[_OTHER[view]] for view in views}
-
-    @torch.no_grad()
-    def _keys(self, encoder: str, batch: Batch, views: list[str], teacher: _TeacherViews) -> dict[str, Tensor]:
-        """An encoder's keys [B, E] of views. Each view by itself: BatchNorm takes its statistics from the batch."""
-        if encoder == "teacher":
-            assert self.teacher_head is not None
-            return each_view(self.teacher_head, {view: teacher.features[view] for view in views})
-        assert self.slow_student is not None
-        assert self.slow_head is not None
-        return each_view(self.slow_head, {view: self.slow_student.forward_features(batch[view]) for view in views})
-
-    @torch.no_grad()
-    def _ask_teacher(self, batch: Batch) -> _TeacherViews:
-        """The teacher on all views that a loss needs, in one pass: in eval mode no row depends on another."""
-        if self.teacher is None:
-            return _TeacherViews({}, None)
-        views = ["image"] * self.imitates
-        if self.contrasts and self.hparams["dictionary_encoder"] == "teacher":
-            views += ["image_teacher"]
-        if self.predicts and self.hparams["cognate_encoder"] == "teacher":
-            views += [_OTHER[view] for view in self._student_views()]
-        views = list(dict.fromkeys(views))
-        network = self.teacher.network
-        features = network.forward_features(torch.cat([batch[view] for view in views]))
-        by_view = dict(zip(views, features.chunk(len(views)), strict=True))
-        return _TeacherViews(by_view, network.classify(by_view["image"]) if self.imitates else None)
-
-    def _check_views(self, batch: Batch) -> None:
-        missing = [view for view in (*self.views(), "label") if view not in batch]
-        if missing:
-            raise ValueError(
-                f"The training batch has {', '.join(batch)}, but no {', '.join(missing)}: let data.views be "
-                f"{self.views()}, or leave it out."
-            )
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Images [B, 3, H, W] to the student's logits [B, C]."""
-        logits: Tensor = self.student(_channels_last(image))
-        return logits
-
-    def initial_learning_rate(self) -> float:
-        """Learning rate of the first epoch: where none is given, that of the student's family."""
-        return self.hparams["learning_rate"] or default_learning_rate(self.hparams["student"])
-
-
-def default_learning_rate(student: str) -> float:
-    """Learning rate of the CRD benchmark for a student."""
-    return 0.01 if any(family in student.lower() for family in _SMALL_STEPS) else 0.05
-
-
-def _average(module: Module) -> Module:
-    """A copy that a moving average turns into, without gradient."""
-    return copy.deepcopy(module).requires_grad_(False)
-
-
-def _channels_last(tensor: Tensor) -> Tensor:
-    """Images in the layout in which convolutions run 1.2 to 1.8 times as fast on a CPU; other tensors as they are."""
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+    def paper_schedule(self) -> Milestones:
+        """Return a learning rate that decays at the milestones."""
+        return Milestones(self.learning_rate, self.optim.lr_milestones, self.optim.lr_decay)

@@ -1,4 +1,4 @@
-"""What modules of image classifiers share: accuracy, evaluation, prediction, and SGD with milestones."""
+"""Evaluation and predictions of image classifiers."""
 
 from collections.abc import Iterator
 
@@ -6,20 +6,15 @@ import torch
 import torch.nn.functional as F
 from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
-from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
 from ...callbacks.distributed.collectives import gather_uneven
+from ...common.errors import UserError
 from ...common.log import log_global
 from ...metrics.classification import hits
 from ...metrics.finite import some_of
-from ..base.checkpoints import CheckpointModule
-from ..base.data_sizes import DataSizesModule
 from ..base.trainers import datamodule_of
-from ..optim.schedules import after_milestones
 from .protocol import PREFIXES, Stage
 
 Batch = dict[str, Tensor]
@@ -30,8 +25,8 @@ SPLITS, TOP = ("val", "test"), (1, 5)
 class Accuracy(nn.Module):
     """Accuracy of each evaluation split in percent, over the images of all processes.
 
-    With fewer than five classes, top-5 counts as many as there are. An image whose class has an infinite or undefined
-    logit is not right.
+    With fewer than five classes, top-5 counts as many as there are. An image with a non-finite logit
+    of its class is not right.
 
     Shapes: B images, C classes.
     """
@@ -51,8 +46,8 @@ class Accuracy(nn.Module):
     def log(self, module: LightningModule, split: str) -> None:
         """Log `<split>/top1` and `<split>/top5` from a module's hook, and start counting afresh.
 
-        Where images had an infinite or undefined logit, their number is logged as `<split>/non_finite`, and a warning
-        names them.
+        The number of images with non-finite logits, if there are any, is logged as `<split>/non_finite`, and a
+        warning names them.
         """
         found: dict[str, Tensor | float] = {}
         for k, metric in self._of(split):
@@ -64,16 +59,17 @@ class Accuracy(nn.Module):
         if bad := int(rows[:, 1].sum()):
             found["non_finite"] = float(bad)
             rank_zero_warn(
-                f"Found infinite or undefined logits for {bad} of {len(rows)} images (sample_index "
-                f"{some_of(rows[rows[:, 1] > 0, 0])}): these classes rank last; look at these samples, or, where they "
-                "are all, take an earlier checkpoint."
+                f"Found non-finite logits for {bad} of {len(rows)} images (sample_index "
+                f"{some_of(rows[rows[:, 1] > 0, 0])}): these classes rank last; look at these samples, or, where all "
+                "are concerned, take an earlier checkpoint."
             )
         log_global(module, {f"{split}/{name}": value for name, value in found.items()}, f"{split}/top1")
 
     def reset(self) -> None:
         """Start counting afresh."""
-        for metric in self.metrics.values():
-            metric.reset()
+        for split in SPLITS:
+            for _, metric in self._of(split):
+                metric.reset()
         self._non_finite = {split: [] for split in SPLITS}
 
     def _of(self, split: str) -> Iterator[tuple[int, MeanMetric]]:
@@ -119,75 +115,11 @@ def check_classes(module: LightningModule, num_classes: int) -> None:
     """Compare a number of classes with that of the run's datamodule, where it has one; for `on_fit_start`.
 
     Raises:
-        ValueError: if they differ.
+        UserError: if they differ.
     """
     found = getattr(datamodule_of(module), "num_classes", None)
     if found is not None and found != num_classes:
-        raise ValueError(
-            f"The data has {found} classes, the model {num_classes}: set model.num_classes, or data.num_classes for "
-            "both."
+        raise UserError(
+            f"Expected as many classes in the data as in the model, {num_classes}, got {found}: set model.num_classes, "
+            "or data.num_classes for both."
         )
-
-
-class ClassifierModule(DataSizesModule, CheckpointModule):
-    """A LightningModule with the hooks of evaluation and prediction, and the optimizer of the CRD benchmark.
-
-    A subclass supplies `forward`, from images [B, 3, H, W] to logits [B, C], sets `self.accuracy`, and saves the
-    hyperparameters `num_classes` and, for that optimizer, `learning_rate`, `lr_milestones`, `lr_decay`, `momentum` and
-    `weight_decay`.
-    """
-
-    accuracy: Accuracy
-
-    def check_classes(self) -> None:
-        """Compare the number of classes, the hyperparameter `num_classes`, with the data's, where that tells.
-
-        Raises:
-            ValueError: if they differ.
-        """
-        check_classes(self, self.hparams["num_classes"])
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Classify."""
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Classify."""
-        self._evaluate(batch, "test")
-
-    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """Probabilities [B, C], with the positions [B] of the images in their data set."""
-        return {"sample_index": batch["sample_index"], "probabilities": self(batch["image"]).float().softmax(-1)}
-
-    def _evaluate(self, batch: Batch, split: str) -> None:
-        logits, label = self(batch["image"]).float(), batch["label"]
-        self.accuracy.update(split, logits, label, batch["sample_index"])
-        self.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
-
-    def on_validation_epoch_end(self) -> None:
-        """Log accuracy in percent."""
-        self.accuracy.log(self, "val")
-
-    def on_test_epoch_end(self) -> None:
-        """Log accuracy in percent."""
-        self.accuracy.log(self, "test")
-
-    def initial_learning_rate(self) -> float:
-        """Learning rate of the first epoch."""
-        return float(self.hparams["learning_rate"])
-
-    def lr_factor(self, epoch: int) -> float:
-        """Share of the learning rate in an epoch, counted from 0: it falls once a milestone's epochs are complete."""
-        return after_milestones(epoch, self.hparams["lr_milestones"], self.hparams["lr_decay"])
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """SGD on everything that trains, and a learning rate that falls after the milestones."""
-        optimizer = SGD(
-            [parameter for parameter in self.parameters() if parameter.requires_grad],
-            self.initial_learning_rate(),
-            momentum=self.hparams["momentum"],
-            weight_decay=self.hparams["weight_decay"],
-            foreach=True,
-        )
-        schedule = LambdaLR(optimizer, self.lr_factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}

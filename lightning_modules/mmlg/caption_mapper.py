@@ -1,22 +1,25 @@
-"""ClipCap's mapper (Mokady et al., arXiv 2111.09734): an embedding of an image to words that a language model reads.
+"""ClipCap's mapper (Mokady et al., arXiv 2111.09734) from an image embedding to a prefix for a language model.
 
-Shapes: B images, D width of their embeddings, W width of a word.
+Shapes: B images, L tokens, D embedding dimension, P tokens of the prefix, W token dimension of the language model.
 """
 
 import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
+from ...common.errors import UserError
+from ...common.sizes import check_heads
 from ..networks.attention import attend
+from .settings import MapperSettings
 
 
 class MapperBlock(nn.Module):
     """A pre-norm transformer block without biases on query, key and value.
 
     Args:
-        width: of a token.
+        width: token dimension.
         heads: number of attention heads.
-        mlp_ratio: hidden width of the MLP, in widths.
+        mlp_ratio: hidden dimension of the MLP over the width.
     """
 
     def __init__(self, width: int, heads: int, mlp_ratio: float) -> None:
@@ -29,52 +32,38 @@ class MapperBlock(nn.Module):
         self.mlp = Mlp(width, int(width * mlp_ratio), act_layer=nn.ReLU)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, L, W] to [B, L, W]."""
+        """Transform tokens [B, L, W]."""
         query, key, value = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         x = x + self.proj(attend(query, key, value).transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
 
 class CaptionMapper(nn.Module):
-    """A transformer over the embedding, spread over some positions, and learned constants, which become the prefix.
+    """A transformer over tokens projected from the embedding, and learned tokens, whose outputs are the prefix.
 
     Args:
-        embed_dim: D.
-        width: W.
-        prefix_length: words that the language model gets.
-        clip_length: positions that the embedding is spread over.
-        layers: of the transformer.
-        heads: of its attention.
-        mlp_ratio: of its MLPs.
+        embed_dim: embedding dimension D.
+        sizes: of the mapper.
 
     Raises:
-        ValueError: if the heads do not divide the width, or a number is below 1.
+        UserError: if the heads do not divide the width, or a number is below 1.
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        width: int,
-        prefix_length: int = 10,
-        clip_length: int = 10,
-        layers: int = 8,
-        heads: int = 8,
-        mlp_ratio: float = 2.0,
-    ) -> None:
+    def __init__(self, embed_dim: int, sizes: MapperSettings = MapperSettings()) -> None:
         super().__init__()
-        sizes = {"embed_dim": embed_dim, "prefix_length": prefix_length, "clip_length": clip_length, "layers": layers}
-        for name, value in (sizes | {"heads": heads}).items():
-            if value < 1:
-                raise ValueError(f"Found {name}={value}, expected a number from 1 on.")
-        if width % heads:
-            raise ValueError(f"Found heads={heads}, expected a number that divides {width}, the width of a word.")
-        self.clip_length = clip_length
-        self.spread = nn.Linear(embed_dim, clip_length * width)
-        self.prefix = nn.Parameter(torch.randn(prefix_length, width))
-        self.blocks = nn.ModuleList([MapperBlock(width, heads, mlp_ratio) for _ in range(layers)])
+        for name, value in ({"embed_dim": embed_dim} | vars(sizes)).items():
+            if name != "mlp_ratio" and value < 1:
+                raise UserError(f"Expected {name} of at least 1, got {value}: change it.")
+        check_heads(sizes.width, sizes.heads)
+        self.clip_length = sizes.clip_length
+        self.spread = nn.Linear(embed_dim, sizes.clip_length * sizes.width)
+        self.prefix = nn.Parameter(torch.randn(sizes.prefix_length, sizes.width))
+        self.blocks = nn.ModuleList(
+            [MapperBlock(sizes.width, sizes.heads, sizes.mlp_ratio) for _ in range(sizes.depth)]
+        )
 
     def forward(self, embedding: Tensor) -> Tensor:
-        """[B, D] to [B, prefix_length, W]."""
+        """Map embeddings [B, D] to prefixes [B, P, W]."""
         spread = self.spread(embedding).unflatten(-1, (self.clip_length, -1))
         x = torch.cat([spread, self.prefix.to(spread.dtype).expand(len(spread), -1, -1)], 1)
         for block in self.blocks:

@@ -1,6 +1,6 @@
-"""What a learngene is expanded into: open_clip's CLIP.
+"""The ordinary CLIP that a learngene is expanded into: open_clip's.
 
-From scratch, or trained in full, it is what MM-LG is compared with, and its last layers are the learngene of He-LG.
+Trained from scratch or in full, it is a baseline of MM-LG, and its last layers are the learngene of He-LG.
 """
 
 from typing import Any
@@ -8,15 +8,19 @@ from typing import Any
 import open_clip
 from torch import Tensor
 
-from ...callbacks.learngene.expansion import open_clip_layer
-from ...callbacks.learngene.file import LearngeneSizes
-from ...callbacks.learngene.layers import LAST, TOWERS, Method
+from ...callbacks.learngene.expansion import expand_learngene, open_clip_layer
+from ...callbacks.learngene.file import Learngene
+from ...callbacks.learngene.layers import TOWERS
+from ...callbacks.learngene.sizes import LearngeneSizes
+from ...common.errors import UserError
 from ..memory import in_slices
 from ..networks.attention import set_clip_attention
+from .network import SummedCLIP
+from .rules import LAST_LAYERS, MethodName
 
 
 def clip_config(sizes: LearngeneSizes) -> dict[str, Any]:
-    """What open_clip makes a CLIP of these sizes of."""
+    """Return open_clip's configuration of a CLIP of these sizes."""
     width, layers = sizes.width, sizes.layers
     vision = {"image_size": sizes.image_size, "layers": layers, "width": width, "head_width": width // sizes.heads}
     text = {"context_length": sizes.max_tokens, "vocab_size": sizes.vocab_size, "width": width, "heads": sizes.heads}
@@ -28,29 +32,30 @@ def clip_config(sizes: LearngeneSizes) -> dict[str, Any]:
 
 
 class PlainCLIP(open_clip.CLIP):
-    """open_clip's CLIP of an auxiliary's sizes, with layers of its own.
+    """open_clip's CLIP with the interface of `SummedCLIP`, and any number of layers.
 
     Args:
-        sizes: of both towers; any number of layers.
+        sizes: of both towers.
     """
 
-    method: Method = "He-LG"
+    method: MethodName = "He-LG"
 
     def __init__(self, sizes: LearngeneSizes) -> None:
-        # FSDP2 shards along the first dimension, and a number has none.
+        # FSDP2 shards along the first dimension, which a scalar does not have.
         super().__init__(**clip_config(sizes), nonscalar_logit_scale=True)
         self.sizes = sizes
         set_clip_attention(self)
 
     def encode_pairs(self, image: Tensor, input_ids: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
-        """Features [B, E], not normalised, of images [B, 3, S, S] and of texts [B, L].
+        """Encode images and texts: unnormalized features [B, E] of both.
 
         Args:
-            image: of all pairs.
-            input_ids: long, of all pairs.
-            size: pairs that go through the towers at a time, as in `in_slices`.
+            image: images [B, 3, S, S].
+            input_ids: token ids, long [B, L].
+            size: pairs in a slice, as in `in_slices`.
         """
-        # Not its own two, which FSDP2 wraps: one wrapper in another leaves the scale of the logits sharded.
+        # The class's own methods, since FSDP2 wraps those of the instance: nested wrappers leave the logit scale
+        # sharded.
         encode_image, encode_text = super().encode_image, super().encode_text
 
         def encode(image: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
@@ -60,19 +65,29 @@ class PlainCLIP(open_clip.CLIP):
         return images, texts
 
     def learngene_tensors(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What of the state dict belongs into a file of He-LG: the last layers.
+        """Return the tensors of a state dict that make up the learngene of He-LG: the last layers.
 
         Raises:
-            ValueError: if it has fewer.
+            UserError: if there are fewer layers.
         """
         depth = self.sizes.layers
-        if depth < LAST:
-            raise ValueError(
-                f"Found towers of {depth} layers, expected at least the {LAST} of He-LG: train a deeper one."
+        if depth < LAST_LAYERS:
+            raise UserError(
+                f"Expected towers of at least the {LAST_LAYERS} layers of He-LG, got {depth}: train a deeper student."
             )
         return {
             f"layers.{tower}.{layer}.{name}": tensor
             for tower in TOWERS
-            for layer in range(LAST)
-            for name, tensor in open_clip_layer(state, tower, depth - LAST + layer).items()
+            for layer in range(LAST_LAYERS)
+            for name, tensor in open_clip_layer(state, tower, depth - LAST_LAYERS + layer).items()
         }
+
+
+def as_clip(student: SummedCLIP | PlainCLIP) -> PlainCLIP:
+    """Return an auxiliary as the ordinary CLIP of full depth that it computes; an ordinary one as it is."""
+    if isinstance(student, PlainCLIP):
+        return student
+    clip = PlainCLIP(student.sizes)
+    state = {name: tensor.detach() for name, tensor in student.state_dict().items()}
+    expand_learngene(Learngene(state, student.sizes, student.method), clip)
+    return clip.eval()

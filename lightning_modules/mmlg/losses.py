@@ -1,4 +1,4 @@
-"""The loss of extraction (section 3.3 of the paper)."""
+"""The loss of extraction (section 3.3)."""
 
 from torch import Tensor
 
@@ -6,11 +6,11 @@ from ..contrast import Terms
 
 
 def extraction_loss(terms: Terms, distillation_weight: float) -> Tensor:
-    """L_CLIP + lambda L_dist, where L_dist is the cross entropy of the student's rows with the teacher's.
+    """Return L = L_CLIP + lambda L_dist.
 
     Args:
-        terms: of the batch.
-        distillation_weight: lambda (paper: 1).
+        terms: contrast and distillation of the batch.
+        distillation_weight: lambda.
     """
     if not distillation_weight:
         return terms.contrast
@@ -18,5 +18,8 @@ def extraction_loss(terms: Terms, distillation_weight: float) -> Tensor:
 
 
 def soft_cross_entropy(terms: Terms) -> Tensor:
-    """L_dist: its gradient is the divergence's, and it ends at the teacher's entropy instead of 0."""
+    """Return L_dist, the cross entropy of the student's softmax with the teacher's, averaged over both directions.
+
+    Its gradient is that of the Kullback-Leibler divergence; its minimum is the teacher's entropy, not 0.
+    """
     return terms.distillation + terms.entropy

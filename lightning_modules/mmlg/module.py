@@ -1,297 +1,222 @@
-"""MM-LG: a multimodal learngene out of CLIP (Chen et al., "Extracting Multimodal Learngene in CLIP", arXiv 2506.16673).
+"""MM-LG: a multimodal learngene of CLIP (Chen et al., "Extracting Multimodal Learngene in CLIP", arXiv 2506.16673).
 
-Extraction trains an auxiliary CLIP whose every layer is a weighted sum of two stored blocks, one of its tower and one
-that both towers share, with CLIP's loss and a teacher's. What is stored, half as many numbers as that CLIP has, is the
-learngene: `LearngeneWriter` puts it into a file, and `LearngeneExpansionCallback` starts CLIPs of 6 to 12 layers from
-that. Such a descendant is activated on a tenth of the pairs, and fine-tuned; both are trainings of this module too,
-with an ordinary CLIP as the student.
+1. Extraction (sections 3.2 and 3.3) trains an auxiliary CLIP whose layers are weighted sums of a few stored blocks,
+   with CLIP's loss and distillation from a teacher. The stored tensors, half as many numbers as that CLIP has, are the
+   learngene, which `LearngeneWriter` writes to a file.
+2. Initialization: `LearngeneExpansionCallback` makes CLIPs of 6 to 12 layers from the file, the descendants.
+3. A descendant is activated on a tenth of the pairs, and fine-tuned; both are trainings of `MMLGModule` with
+   `student="plain"`.
 """
 
 import dataclasses
 import math
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
-from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
 
 from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
-from ...callbacks.distributed.collectives import gather, keep_from_ddp, rank
-from ...callbacks.figures.learngene import LearngeneTerms
-from ...callbacks.learngene.file import Learngene, LearngeneSizes
-from ...callbacks.learngene.layers import group_of
-from ..base.clamped import ClampedLogitScale
+from ...callbacks.distributed.collectives import rank
+from ...callbacks.learngene.file import Learngene
+from ...callbacks.learngene.terms import LearngeneTerms
+from ...common.errors import UserError
+from ...common.log import log_global
 from ..base.fitting import load_student
-from ..base.frozen import FrozenTeacher
-from ..base.initial_weights import InitialWeights
+from ..base.frozen import Frozen
+from ..base.method import Bound, Method
 from ..base.preprocessing import preprocessing_of_checkpoint
-from ..base.sharding import shard
-from ..base.taught import TaughtModule
-from ..contrast import Side, Terms, contrast_terms
-from ..evaluation.retrieval import Batch, Protocol, RetrievalEvaluation, RetrievalModule
-from ..memory import in_slices
+from ..base.settings import settings
+from ..contrast import Side, contrast_terms
+from ..evaluation.retrieval import Batch, RetrievalEvaluation
 from ..networks.precision import unit
-from ..networks.published_clip import PublishedCLIP, load_published
-from ..optim.adamw import AdamWModule
+from ..optim.adamw import adamw
+from ..optim.schedules import Schedule, WarmupCosine
 from .losses import extraction_loss, soft_cross_entropy
 from .network import LearngeneCLIP
-from .pretrained import NETWORKS, Student
+from .pretrained import NETWORKS, Student, full_state
+from .settings import (
+    EvaluationSettings,
+    MemorySettings,
+    OptimSettings,
+    TeacherSettings,
+    TextSettings,
+    TowerSettings,
+    VisionSettings,
+    learngene_sizes,
+)
+from .teacher import gathered_side, load_teacher, teacher_features
 
-Three = tuple[float, float, float]
 
+class MMLGModule(Method):
+    """Training of a CLIP with a teacher: extraction with an auxiliary as the student, or training of a descendant.
 
-class MMLGModule(TaughtModule, ClampedLogitScale, AdamWModule, InitialWeights, RetrievalModule):
-    """CLIP training with a teacher: extraction, of the auxiliary, and whatever its descendants go through.
-
-    Sizes default to the paper's: a ViT-S/16 and a text tower of the same width, 30,311,065 parameters instead of the
-    62,257,537 of the ordinary CLIP that it computes. The teacher is not in the checkpoint, which names it and holds a
-    fingerprint of its weights.
+    With the default sizes the auxiliary stores 30,311,065 numbers, and the ordinary CLIP that it computes has
+    62,257,537 parameters. The teacher is not in the checkpoint, which names it and holds a fingerprint of its weights.
 
     Args:
-        student: "MM-LG" extracts, "TLEG" does so in the way of the method that the paper compares with. "plain" is an
-            ordinary CLIP: a descendant, if a `LearngeneExpansionCallback` sets it, or else the paper's "PT-FT" or
-            "scratch", and what He-LG's learngene is cut out of.
-        width: values of a token in both towers, which share blocks (open_clip's ViT-S-16).
-        heads: number of attention heads in both towers (open_clip's ViT-S-16).
-        layers: number of layers of each tower (paper), an even number for "MM-LG".
-        embed_dim: number of values of a feature; the teacher's may have another number (open_clip's ViT-S-16).
-        patch_size: side of a patch, pixels (paper).
-        image_size: side of the square images, pixels (paper). The command line sets it, and the four that follow,
-            from the data's.
-        image_mean: what the images are normalised with (CLIP), where the datamodule is none of this package, which
-            would say it. It has to be what the teacher expects.
-        image_std: standard deviation that goes with `image_mean`.
-        max_tokens: length of the token sequences (CLIP).
-        vocab_size: number of tokens (CLIP).
-        teacher: name of one of open_clip's models (paper: OpenAI's ViT-B/16).
-        teacher_weights: a tag of open_clip's, which decides about QuickGELU too; a folder or a file. As in
-            `load_published`.
-        distillation_weight: lambda (paper: 1); 0 leaves the teacher out.
-        weights: checkpoint of an earlier training here whose student this one starts from; of the same sizes.
-        max_logit_scale: the scale of the logits is clamped to at most this after each optimizer step (CLIP).
-        learning_rate: learning rate at its peak (paper).
-        warmup_steps: optimizer steps of warm-up (paper); a tenth of the run where that is not longer.
-        weight_decay: weight decay of AdamW (paper); norms, biases, coefficients and the scale are spared.
-        betas: beta1 and beta2 of AdamW (open_clip's for ViTs; the paper does not say).
-        eps: epsilon of AdamW (the same).
-        micro_batch_size: pairs that go through the towers at a time, activations computed again in the backward pass:
-            the memory of a small batch for the loss of the whole one. None: all at once.
-        loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None holds all.
-        match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
-        protocols: what retrieval is measured by: "karpathy5" ranks all captions of all images (five each in
-            Karpathy's splits), "paper" the first one of each. Every number is logged under the name of its protocol.
+        student: "MM-LG" extracts; "TLEG" extracts as the method of that name, a baseline; "plain" is an ordinary CLIP:
+            a descendant with a `LearngeneExpansionCallback`, else the paper's baselines "PT-FT" and "scratch", whose
+            last layers are He-LG's learngene.
+        towers: sizes of both towers.
+        vision: images.
+        text: token sequences.
+        teacher: the CLIP whose logits are distilled.
+        weights: checkpoint of an earlier training of this class, of the same sizes, whose student this one starts from.
+        max_logit_scale: upper bound of the logit scale, which is clamped after each optimizer step (CLIP).
+        optim: AdamW and its schedule.
+        memory: recomputation.
+        evaluation: retrieval evaluation.
+        optimizer: replaces AdamW.
+        lr_scheduler: replaces the schedule.
 
     Raises:
-        ValueError: for sizes that do not fit together, or a number that is too small.
+        UserError: if sizes do not fit together, or a number is out of its range.
     """
 
     def __init__(
         self,
         student: Student = "MM-LG",
-        width: int = 384,
-        heads: int = 6,
-        layers: int = 12,
-        embed_dim: int = 384,
-        patch_size: int = 16,
-        image_size: int = 224,
-        image_mean: Three = OPENAI_DATASET_MEAN,
-        image_std: Three = OPENAI_DATASET_STD,
-        max_tokens: int = 77,
-        vocab_size: int = 49408,
-        teacher: str = "ViT-B-16",
-        teacher_weights: str = "openai",
-        distillation_weight: float = 1.0,
+        towers: TowerSettings = TowerSettings(),
+        vision: VisionSettings = VisionSettings(),
+        text: TextSettings = TextSettings(),
+        teacher: TeacherSettings = TeacherSettings(),
         weights: str | None = None,
         max_logit_scale: float = 100.0,
-        learning_rate: float = 1e-3,
-        warmup_steps: int = 10_000,
-        weight_decay: float = 0.1,
-        betas: tuple[float, float] = (0.9, 0.98),
-        eps: float = 1e-6,
-        micro_batch_size: int | None = None,
-        loss_rows: int | None = None,
-        match_equal_texts: bool = False,
-        protocols: list[Protocol] = ["karpathy5", "paper"],  # noqa: B006  (jsonargparse shows it as the default)
+        optim: OptimSettings = OptimSettings(),
+        memory: MemorySettings = MemorySettings(),
+        evaluation: EvaluationSettings = EvaluationSettings(),
+        optimizer: OptimizerCallable | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        if distillation_weight < 0:
-            raise ValueError(f"distillation_weight is {distillation_weight}: give a weight of at least 0.")
-        for name, value in (("micro_batch_size", micro_batch_size), ("loss_rows", loss_rows)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}: give a number of at least 1, or leave it out.")
-        sizes = LearngeneSizes(width, heads, layers, embed_dim, image_size, patch_size, max_tokens, vocab_size)
+        super().__init__(optimizer, lr_scheduler)
+        self.save_settings()
+        self.vision, self.text = settings(VisionSettings, vision), settings(TextSettings, text)
+        self.distillation = settings(TeacherSettings, teacher)
+        self.optim, self.memory = settings(OptimSettings, optim), settings(MemorySettings, memory)
+        self.weights, self.max_logit_scale = weights, max_logit_scale
+
+        sizes = learngene_sizes(settings(TowerSettings, towers), self.vision, self.text)
         self.student = NETWORKS[student](sizes)
-        self.teacher: FrozenTeacher[Any] = FrozenTeacher(nn.Identity())  # until a fit needs it
+        self.teacher: Frozen[Any] = Frozen()  # loaded when a fit starts
         self.teacher_scale = 0.0
-        self._teachers_look: dict[str, Any] | None = None  # what the teacher expects to be done with an image
-        self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=protocols)
+        self._teacher_preprocessing: dict[str, Any] | None = None
+        measured = settings(EvaluationSettings, evaluation)
+        self.evaluation = RetrievalEvaluation(measured.match_equal_texts, protocols=measured.protocols)
+
+    # ---- Training ----------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return L = L_CLIP + lambda L_dist over the pairs of all ranks (section 3.3)."""
+        self._check_tokens(batch["input_ids"])
+        teachers = self._teacher_sides(batch)  # before the student: its activations are freed by then
+        image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], self.memory.micro_batch_size)
+        student = gathered_side(image, text, self.student.logit_scale.exp(), gradient=True)
+        terms = contrast_terms(student, teachers, rank() * len(student.image), self.memory.loss_rows)
+        loss = extraction_loss(terms, self.distillation.distillation_weight)
+
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log("train/contrast", terms.contrast.detach())
+        if teachers:
+            self.log("train/distillation", soft_cross_entropy(terms).detach())
+        self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
+        return loss
+
+    def _teacher_sides(self, batch: Batch) -> Sequence[Side]:
+        if not self.distillation.distillation_weight:
+            return []
+        network, size = self.teacher.network, self.memory.micro_batch_size
+        image, text = teacher_features(network, batch["image"], batch["input_ids"], size)
+        return [gathered_side(image, text, self.teacher_scale)]
+
+    def _check_tokens(self, input_ids: Tensor) -> None:
+        length = self.text.max_tokens
+        if input_ids.shape[1] != length:
+            raise UserError(
+                f"Expected captions of {length} tokens, which the text tower takes, got {input_ids.shape[1]}: set "
+                f"data.tokenizer clip, data.vocab_size {self.text.vocab_size} and data.max_tokens {length}."
+            )
+
+    def bounds(self) -> Iterable[Bound]:
+        """Keep the logit scale, a logarithm, between 1 and `max_logit_scale`."""
+        return [(self.get_parameter("student.logit_scale"), 0.0, math.log(self.max_logit_scale))]
+
+    def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Return AdamW."""
+        optim = self.optim
+        return adamw(groups, optim.learning_rate, optim.weight_decay, optim.betas, optim.eps)
+
+    def paper_schedule(self) -> Schedule:
+        """Return linear warm-up, then cosine decay to 0."""
+        return WarmupCosine(self.optim.learning_rate, self.optim.warmup_steps)
+
+    # ---- Learngene ---------------------------------------------------------------------------------------------------
+
+    def learngene(self) -> Learngene:
+        """Return the learngene extracted so far, whose tensors rank 0 gets; a collective call."""
+        state = full_state(self.student)
+        tensors = self.student.learngene_tensors(state) if state else state
+        sizes, method, origin = self.student.sizes, self.student.method, self.teacher.origin
+        return Learngene(tensors, sizes, method, origin, preprocessing=self.preprocessing())
+
+    def learngene_terms(self) -> LearngeneTerms | None:
+        """Return coefficients and norms of the sums' terms, None for other students; a collective call."""
+        return self.student.terms() if isinstance(self.student, LearngeneCLIP) else None
+
+    def on_train_epoch_end(self) -> None:
+        """Log the means over the layers of coefficients and norms."""
+        terms = self.learngene_terms()
+        if terms is not None:
+            means = {f"train/coefficient_{name}": fmean(values) for name, values in terms.coefficients.items()}
+            means |= {f"train/summand_norm_{name}": fmean(values) for name, values in terms.norms.items()}
+            log_global(self, means)
+
+    # ---- Evaluation --------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Encode the images and the texts of a batch: unit-length features [B, E] of both."""
+        return self.encode_images(batch["image"])[0], self.encode_texts(batch["input_ids"], batch["attention_mask"])
+
+    def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
+        """Encode images [B, 3, S, S]: unit-length features [B, E]."""
+        return unit(self.student.encode_image(image)), None
+
+    def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Encode texts [B, L]: unit-length features [B, E] of the end-of-text tokens."""
+        self._check_tokens(input_ids)
+        return unit(self.student.encode_text(input_ids))
+
+    # ---- Start of a run ----------------------------------------------------------------------------------------------
 
     def configure_callbacks(self) -> list[Callback]:
-        """Supply what the method cannot run without, and what writes predictions, unless the user's own is there."""
+        """Add the callbacks that the method needs, unless the user gave them."""
         needed = (StepSeedCallback(), RetrievalPredictionWriter())
         return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
 
     def setup(self, stage: str) -> None:
         """Load the teacher, which only training needs."""
         super().setup(stage)
-        if stage == "fit" and self.hparams["distillation_weight"] and self.teacher.origin is None:
-            outside = load_published(self.hparams["teacher"], self.hparams["teacher_weights"])
-            self._teachers_look = dataclasses.asdict(outside.preprocessing)
-            self._check_teacher(outside)
-            network = outside.network
-            self.teacher_scale = float(network.logit_scale.exp())
-            # FSDP2 shards along the first dimension, and a number has none.
-            network.logit_scale = nn.Parameter(network.logit_scale.detach().reshape(1))
-            network.logit_bias = None
-            self.teacher.network = network.requires_grad_(False)
-            self.teacher.record(outside.model, outside.weights)
-            keep_from_ddp(self, [self.teacher])
+        if stage == "fit" and self.distillation.distillation_weight and not self.teacher.loaded:
+            prepared = getattr(self.datamodule, "preprocessing", None) or {}
+            loaded = load_teacher(self.distillation, self.vision, self.text, prepared)
+            self.teacher.network = loaded.network
+            self.teacher.record(loaded.model, loaded.weights)
+            self.teacher_scale = float(loaded.network.logit_scale.exp())
+            self._teacher_preprocessing = dataclasses.asdict(loaded.preprocessing)
 
-    def _check_teacher(self, outside: PublishedCLIP) -> None:
-        """The teacher sees the student's images and tokens."""
-        look, text = outside.preprocessing, getattr(outside.network, "text", outside.network)
-        compared = {
-            "image_size": look.image_size,
-            "image_mean": look.mean,
-            "image_std": look.std,
-            "max_tokens": text.context_length,
-            "vocab_size": text.vocab_size,
-        }
-        shown = getattr(getattr(self._trainer, "datamodule", None), "preprocessing", None) or {}
-        for name, expected in compared.items():
-            found = shown.get(name.removeprefix("image_"), self.hparams[name])
-            if not torch.allclose(torch.tensor(found).double(), torch.tensor(expected).double()):
-                raise ValueError(
-                    f"{name} is {found}, but the teacher {outside.model} of {outside.weights!r} expects {expected}: "
-                    f"set data.{name} to that, or choose another teacher."
-                )
-
-    def evaluates_initial_weights(self) -> bool:
-        """Whether there are some."""
-        return self.hparams["weights"] is not None
-
-    def initial_preprocessing(self) -> dict[str, Any] | None:
-        """What `weights` expect, else what the teacher does, which sees the same images."""
-        source = self.hparams["weights"]
-        return self._teachers_look if source is None else preprocessing_of_checkpoint(source)
+    def sharded_networks(self) -> Sequence[nn.Module]:
+        """Return the student, and the teacher if there is one."""
+        return [self.student, self.teacher.network] if self.teacher.loaded else [self.student]
 
     def load_initial_weights(self) -> None:
-        """Start from `weights`, where they are given; what was done is logged."""
-        if self.hparams["weights"] is not None:
-            rank_zero_info(load_student(self.student, self.hparams["weights"], type(self).__name__))
+        """Start from `weights`, if given."""
+        if self.weights is not None:
+            rank_zero_info(load_student(self.student, self.weights, type(self).__name__))
 
-    def configure_model(self) -> None:
-        """Shard the networks where the strategy shards."""
-        taught = self.teacher.origin is not None
-        shard(self, [self.student, *[self.teacher.network] * taught])
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Contrast of the pairs, and cross entropy of student and teacher."""
-        self._check_tokens(batch["input_ids"])
-        teachers = self._teachers(batch)  # its memory is free again when the student's is taken
-        image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], self.hparams["micro_batch_size"])
-        student = _side(image, text, self.student.logit_scale.exp(), gradient=True)
-        terms = contrast_terms(student, teachers, rank() * len(student.image), self.hparams["loss_rows"])
-        loss = extraction_loss(terms, self.hparams["distillation_weight"])
-        self._log_step(loss, terms)
-        return loss
-
-    @torch.no_grad()
-    def _teachers(self, batch: Batch) -> list[Side]:
-        if not self.hparams["distillation_weight"]:
-            return []
-
-        def encode(image: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
-            return self.teacher.network.encode_image(image), self.teacher.network.encode_text(input_ids)
-
-        image, text = in_slices(encode, self.hparams["micro_batch_size"], batch["image"], batch["input_ids"])
-        return [_side(image, text, self.teacher_scale)]
-
-    def _check_tokens(self, input_ids: Tensor) -> None:
-        length = self.hparams["max_tokens"]
-        if input_ids.shape[1] != length:
-            raise ValueError(
-                f"The captions come as {input_ids.shape[1]} tokens, but the text tower takes {length}: let the data "
-                f"have tokenizer clip, vocab_size {self.hparams['vocab_size']} and max_tokens {length}."
-            )
-
-    def _log_step(self, loss: Tensor, terms: Terms) -> None:
-        self.log("train/loss", loss.detach(), prog_bar=True)
-        self.log("train/contrast", terms.contrast.detach())
-        if self.hparams["distillation_weight"]:
-            self.log("train/distillation", soft_cross_entropy(terms).detach())
-        self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
-
-    def on_train_epoch_end(self) -> None:
-        """Log means over the layers of what `LearngeneFigures` draws of each, if the student has such sums."""
-        terms = self.learngene_terms()
-        if terms is None:
-            return
-        found = {f"coefficient_{name}": values for name, values in terms.coefficients.items()}
-        found |= {f"summand_norm_{name}": values for name, values in terms.norms.items()}
-        # Every process has the same numbers; the mean over them only keeps Lightning from warning.
-        self.log_dict({f"train/{name}": fmean(values) for name, values in found.items()}, sync_dist=True)
-
-    @torch.no_grad()
-    def learngene_terms(self) -> LearngeneTerms | None:
-        """The coefficients and the norms of what they multiply, products; every process must call it.
-
-        None for a student whose layers are not weighted sums.
-        """
-        if not isinstance(self.student, LearngeneCLIP):
-            return None
-        blocks, norms = self.student.blocks, {}
-        coefficients = {name: _whole(value.detach()).float() for name, value in self.student.coefficients.items()}
-        sizes = {
-            (kind, int(group)): _whole(get_total_norm([part.detach().float() for part in block.parameters()]))
-            for kind, groups in blocks.items()
-            for group, block in groups.items()  # type: ignore[operator]
-        }
-        for name, values in coefficients.items():
-            kind = "multimodal" if name.endswith("multimodal") else name
-            theirs = torch.stack([sizes[kind, group_of(pair)] for pair in range(len(values))])
-            norms[name] = (values.abs() * theirs).tolist()
-        return LearngeneTerms({name: values.tolist() for name, values in coefficients.items()}, norms)
-
-    def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
-        """Unit-length features [B, E] of images [B, 3, S, S]."""
-        return unit(self.student.encode_image(image)), None
-
-    def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Unit-length features [B, E] of texts [B, L]; a text's feature is that of its end, so the mask is not used."""
-        self._check_tokens(input_ids)
-        return unit(self.student.encode_text(input_ids))
-
-    def contrastive_temperature(self) -> float:
-        """One over the learned scale."""
-        return math.exp(-float(_whole(self.student.logit_scale.detach())))
-
-    def learngene(self) -> Learngene:
-        """What was extracted so far: an ordinary CLIP's is that of He-LG.
-
-        Every process must call it, and the first one gets the tensors.
-        """
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state: Any = get_model_state_dict(self.student, options=options)
-        state = {name: tensor.detach().float() for name, tensor in state.items()}
-        tensors = self.student.learngene_tensors(state) if state else state  # the other processes get nothing
-        origin, look = self.teacher.origin, self.preprocessing()
-        return Learngene(tensors, self.student.sizes, origin, method=self.student.method, preprocessing=look)
-
-
-def _side(image: Tensor, text: Tensor, scale: Tensor | float, gradient: bool = False) -> Side:
-    """Unit features of this process's pairs and everybody's, of features [B, E]."""
-    image, text = unit(image), unit(text)
-    all_image, all_text = gather(torch.cat([image, text], 1), gradient).chunk(2, 1)
-    return Side(image, text, all_image, all_text, scale)
-
-
-def _whole(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    def initial_preprocessing(self) -> dict[str, Any] | None:
+        """Return how `weights`, else the teacher, expect images to be prepared."""
+        return self._teacher_preprocessing if self.weights is None else preprocessing_of_checkpoint(self.weights)

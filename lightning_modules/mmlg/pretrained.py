@@ -1,17 +1,22 @@
-"""The student of an earlier training: for another one to start from, and for other code."""
+"""Students of earlier trainings, read from checkpoints."""
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
-from ...callbacks import Learngene, LearngeneSizes, expand_learngene
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from ...common.errors import UserError
 from ..base.fitting import load_fitting, student_state
 from ..base.preprocessing import recorded_preprocessing
+from ..base.settings import settings
 from ..networks.clip_preprocessing import Preprocessing
-from ..networks.open_clip_folder import write_open_clip
-from .descendant import PlainCLIP, clip_config
-from .network import LearngeneCLIP, LinearCLIP, SummedCLIP
+from .descendant import PlainCLIP
+from .network import LearngeneCLIP, SummedCLIP
+from .settings import TextSettings, TowerSettings, VisionSettings, learngene_sizes
+from .tleg import LinearCLIP
 
 Student = Literal["MM-LG", "TLEG", "plain"]
 NETWORKS: dict[str, type[SummedCLIP] | type[PlainCLIP]] = {
@@ -19,69 +24,57 @@ NETWORKS: dict[str, type[SummedCLIP] | type[PlainCLIP]] = {
     "TLEG": LinearCLIP,
     "plain": PlainCLIP,
 }
-"""What each kind of student is."""
+"""Network of each kind of student."""
 
 
 def rebuild_student(content: Mapping[str, Any], source: str) -> SummedCLIP | PlainCLIP:
-    """The student of a checkpoint, in eval mode.
+    """Return the student of a checkpoint, in eval mode.
 
     Args:
         content: the checkpoint.
-        source: where it is from, for messages.
+        source: description of the checkpoint for messages.
 
     Raises:
-        ValueError: if it is of another class or version, or does not fit its own arguments.
+        UserError: if the checkpoint is of another class or version, or does not fit its own settings.
     """
     arguments = content["hyper_parameters"]
-    names = [field.name for field in dataclasses.fields(LearngeneSizes)]
-    missing = [name for name in (*names, "student", "image_mean", "image_std") if name not in arguments]
+    missing = [name for name in ("student", "towers", "vision", "text") if name not in arguments]
     if missing:
-        raise ValueError(
-            f"Found no {' and no '.join(missing)} among the hyper_parameters of {source}, expected those of "
-            "MMLGModule: it is of another class, or of another version of vlightning."
+        raise UserError(
+            f"Expected the settings of MMLGModule in {source}, got none of {' and '.join(missing)}: give a checkpoint "
+            "of that class, from this version of vlightning."
         )
-    student = NETWORKS[arguments["student"]](LearngeneSizes(**{name: arguments[name] for name in names}))
+    sizes = learngene_sizes(
+        settings(TowerSettings, arguments["towers"]),
+        settings(VisionSettings, arguments["vision"]),
+        settings(TextSettings, arguments["text"]),
+    )
+    student = NETWORKS[arguments["student"]](sizes)
     load_fitting(student, student_state(content), f"the student from {source}")
     return student.eval()
 
 
-def as_clip(student: SummedCLIP | PlainCLIP) -> PlainCLIP:
-    """An auxiliary as the ordinary CLIP of full depth that it computes; an ordinary one as it is."""
-    if isinstance(student, PlainCLIP):
-        return student
-    clip = PlainCLIP(student.sizes)
-    state = {name: tensor.detach() for name, tensor in student.state_dict().items()}
-    expand_learngene(Learngene(state, student.sizes, method=student.method), clip)
-    return clip.eval()
-
-
 def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What evaluation did to an image in a training, in the words of `recorded_preprocessing`.
+    """Return how evaluation prepared images in a training, in the words of `recorded_preprocessing`.
 
-    Where the datamodule is not one of this package the module's arguments say it.
+    Without a datamodule of this package the module's settings say it.
 
     Args:
-        content: its checkpoint.
+        content: the checkpoint.
     """
-    arguments = content["hyper_parameters"]
-    size, mean, std = (arguments[f"image_{part}"] for part in ("size", "mean", "std"))
+    vision = settings(VisionSettings, content["hyper_parameters"]["vision"])
     recorded = recorded_preprocessing(content)
     if recorded is None:
-        return dataclasses.asdict(Preprocessing(size, mean, std, "bicubic"))
-    return recorded if "transform" in recorded else recorded | {"image_size": size}
+        own = Preprocessing(vision.image_size, vision.image_mean, vision.image_std, "bicubic")
+        return dataclasses.asdict(own)
+    return recorded if "transform" in recorded else recorded | {"image_size": vision.image_size}
 
 
-def save_student(student: SummedCLIP | PlainCLIP, preprocessing: Preprocessing, folder: str | Path) -> None:
-    """Write a folder that open_clip loads, of an auxiliary as the CLIP of full depth that it computes.
+def full_state(network: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of a network on rank 0, in float32 and on the CPU, where a strategy may have sharded it.
 
-    Args:
-        student: what to write.
-        preprocessing: what it expects to be done with an image.
-        folder: a new or an empty one.
-
-    Raises:
-        ValueError: if open_clip's configuration has no words for that.
-        FileExistsError: if there is something of that name already.
-        OSError: if it cannot be written.
+    A collective call; other ranks of a sharded network get an empty dict.
     """
-    write_open_clip(as_clip(student), clip_config(student.sizes), preprocessing, folder)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state: Any = get_model_state_dict(network, options=options)
+    return {name: tensor.detach().to(torch.float32) for name, tensor in state.items()}

@@ -1,32 +1,42 @@
-"""Frozen image towers that captioning looks through: of a training here, or of any model of open_clip."""
+"""Trained image towers: frozen ones that embed images, and initial weights of a classifier."""
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from open_clip.transformer import VisionTransformer
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
-from ..base.frozen import FrozenTeacher
+from ...common.errors import UserError
+from ..base.fitting import load_fitting
+from ..base.frozen import Frozen
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.published_clip import load_published
-from .pretrained import as_clip, preprocessing_of_training, rebuild_student
+from .descendant import as_clip
+from .pretrained import preprocessing_of_training, rebuild_student
+
+_TOWERS = ("tower.", "student.visual.")  # in checkpoints of VisionClassifierModule and of MMLGModule
+_PROJECTION, _POSITIONS = "proj", "positional_embedding"
 
 
-class Tower(NamedTuple):
-    """An image tower: frozen, in eval mode, in float32.
+class ImageTower(NamedTuple):
+    """A frozen image tower in float32.
 
-    Attributes:
-        network: images [B, 3, S, S] to features [B, D], projected and of any length.
-        preprocessing: what it expects to be done with an image.
-        origin: its model, where its weights are from, and their sha256.
+    Args:
+        network: maps images [B, 3, S, S] to projected, unnormalized features [B, D].
+        preprocessing: how the tower expects images to be prepared.
+        origin: name of the model, source of its weights, and their sha256.
     """
 
-    network: FrozenTeacher[Any]
+    network: Frozen[Any]
     preprocessing: Preprocessing
     origin: dict[str, str]
 
 
-class _ImageSide(nn.Module):
+class _OpenCLIPImageTower(nn.Module):
     """The image tower of one of open_clip's models."""
 
     def __init__(self, model: Any) -> None:
@@ -34,41 +44,101 @@ class _ImageSide(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor) -> Tensor:
-        """[B, 3, S, S] to [B, D], not scaled to unit length."""
+        """Encode images [B, 3, S, S]: unnormalized features [B, D]."""
         features: Tensor = self.model.encode_image(image, normalize=False)
         return features
 
 
-def load_tower(model: str | None, weights: str) -> Tower:
+def load_image_tower(model: str | None, weights: str) -> ImageTower:
     """Load an image tower.
 
     Args:
         model: as in `load_published`; not used where `weights` is a checkpoint of `MMLGModule`.
-        weights: such a checkpoint, or as in `load_published`.
+        weights: a checkpoint of `MMLGModule`, or as in `load_published`.
 
     Raises:
-        FileNotFoundError: if there is no such file or folder.
-        ValueError: if there is no such model or tag, or the weights are of another model.
-        RuntimeError: if the weights cannot be read, downloaded or loaded.
+        UserError: if there is no such file, folder, model or tag, or the weights are of another model.
     """
-    trained = _of_training(Path(weights).expanduser())
+    trained = _tower_of_training(Path(weights).expanduser())
     if trained is not None:
-        frozen, preprocessing = FrozenTeacher(trained[0], "tower", "model.weights"), trained[1]
-        return Tower(frozen, preprocessing, {"model": "CLIP", "weights": weights, "sha256": frozen.fingerprint()})
-    outside = load_published(model, weights)
-    origin = {"model": outside.model, "weights": outside.weights, "sha256": outside.sha256}
-    return Tower(FrozenTeacher(_ImageSide(outside.network)), outside.preprocessing, origin)
+        frozen = Frozen(trained[0], "tower", "model.weights")
+        return ImageTower(frozen, trained[1], {"model": "CLIP", "weights": weights, "sha256": frozen.fingerprint()})
+    loaded = load_published(model, weights)
+    origin = {"model": loaded.model, "weights": loaded.weights, "sha256": loaded.sha256}
+    return ImageTower(Frozen(_OpenCLIPImageTower(loaded.network)), loaded.preprocessing, origin)
 
 
-def _of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
-    """The image tower of a CLIP that was trained here; None where the file is something else."""
+def _tower_of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
+    """Return the image tower of a checkpoint of `MMLGModule`; None for other files."""
     if path.suffix != ".ckpt":
         return None
     if not path.exists():
-        raise FileNotFoundError(f"Found no checkpoint {str(path)!r}, expected that of a training: correct the path.")
+        raise UserError(f"Expected the checkpoint of a training, found none at {str(path)!r}: correct the path.")
     content = AtomicCheckpointIO().load_checkpoint(path)
-    if "model" in content.get("hyper_parameters", {}):  # what `load_published` reads
+    if "model" in content.get("hyper_parameters", {}):  # MobileCLIP's, which `load_published` reads
         return None
     source = f"the checkpoint {str(path)!r}"
     student = rebuild_student(content, source)
     return as_clip(student).visual, Preprocessing.of(preprocessing_of_training(content), source)
+
+
+def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:
+    """Fill a vision tower without projection from a checkpoint of `MMLGModule` or `VisionClassifierModule`.
+
+    Args:
+        tower: what to fill.
+        source: path of the checkpoint, a file or folder.
+        heads: number of attention heads of the tower, which its weights do not tell.
+
+    Returns:
+        A sentence for the log.
+
+    Raises:
+        UserError: if there is no such checkpoint, or its tower does not fit. Nothing is loaded then.
+    """
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise UserError(f"Expected a checkpoint to start from, found none at {source!r}: correct model.weights.")
+    content = AtomicCheckpointIO().load_checkpoint(path)
+    state = _tower_state(content, source)
+    arguments = content.get("hyper_parameters", {})
+    sizes = arguments.get("towers", arguments.get("vision", {}))  # of MMLGModule, else of VisionClassifierModule
+    if sizes.get("heads", heads) != heads:
+        raise UserError(
+            f"Expected a tower with {heads} heads in {source!r}, got {sizes['heads']}: set model.vision.heads to that."
+        )
+    resampled = _resample_positions(state, tower)
+    load_fitting(tower, state, f"the vision tower from {source!r}")
+    return f"The vision tower starts from {source!r}{resampled}."
+
+
+def _tower_state(content: Mapping[str, Any], source: str) -> dict[str, Tensor]:
+    """Return the state of a checkpoint's vision tower, without projection."""
+    state: Mapping[str, Tensor] = content.get("state_dict", {})
+    for prefix in _TOWERS:
+        own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+        if own:
+            own.pop(_PROJECTION, None)
+            return own
+    if any(name.startswith("student.blocks.") for name in state):
+        raise UserError(
+            f"Expected the training of a descendant in {source!r}, got an extraction: expand the learngene that it "
+            "wrote, with a LearngeneExpansionCallback instead of model.weights."
+        )
+    raise UserError(
+        f"Expected a checkpoint of MMLGModule with an ordinary CLIP as student, or of VisionClassifierModule, got no "
+        f"vision tower of open_clip's in {source!r}: correct model.weights."
+    )
+
+
+def _resample_positions(state: dict[str, Tensor], tower: VisionTransformer) -> str:
+    """Resample position embeddings [1 + n, V] in place for the tower's grid of patches; return a note for the log."""
+    table, (side, _) = state.get(_POSITIONS), tower.grid_size
+    if table is None or table.dim() != 2:
+        return ""
+    found = math.isqrt(max(len(table) - 1, 0))
+    if found == side or found**2 != len(table) - 1:  # a wrong shape is reported by `load_fitting`
+        return ""
+    # Bicubic with antialiasing, as open_clip.
+    state[_POSITIONS] = resample_abs_pos_embed(table[None], [side, side], num_prefix_tokens=1)[0]
+    return f", with positions resampled from {found}x{found} to {side}x{side} patches"

@@ -3,8 +3,9 @@
 from ..networks.published_clip import register_file_reader
 from .captioner import Captioner
 from .coca_captioner import CoCaCaptioner
+from .ensemble import Teacher
 from .module import MobileCLIPModule
-from .reinforcement import ReinforcementModule, Teacher
+from .reinforcement import ReinforcementModule
 from .trained import read_published
 from .transformers_captioner import TransformersCaptioner
 

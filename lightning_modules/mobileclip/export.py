@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from open_clip import CustomTextCLIP
 
-from ...callbacks.checkpoints.checkpoint_io import AtomicCheckpointIO
+from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ...common.files import check_free
 from ..base.preprocessing import recorded_preprocessing, said

@@ -114,7 +114,7 @@ def build_model(name: str, image_size: int | None = None, context_length: int | 
 
 
 def model_config(name: str, image_size: int | None = None, context_length: int | None = 77) -> dict[str, Any]:
-    """Return the arguments of open_clip's `CustomTextCLIP`: `embed_dim`, `vision_cfg`, `text_cfg`, and some models' more.
+    """Return the arguments of open_clip's `CustomTextCLIP`: `embed_dim`, `vision_cfg`, `text_cfg` and others.
 
     Args:
         name: as in `build_model`.
@@ -163,7 +163,7 @@ def _preset_config(preset: Preset) -> dict[str, Any]:
 def _open_clips_config(name: str) -> dict[str, Any]:
     if name not in open_clip.list_models():
         hint = did_you_mean(name, [*PRESETS, *open_clip.list_models()])
-        raise UserError(f"Expected one of MobileCLIP's or open_clip's models, got {name!r}: {hint}.")
+        raise UserError(f"Expected one of MobileCLIP's or open_clip's models, got {name!r}: {hint}")
     config: dict[str, Any] = open_clip.get_model_config(name)
     if "multimodal_cfg" in config:
         raise UserError(f"Expected a pair of towers, got the captioner {name}: name a model such as ViT-B-16.")

@@ -19,12 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.optim import Optimizer
 
-from ...callbacks import missing_callbacks
-from ...callbacks.distributed.collectives import rank
-from ...callbacks.ema import EMACallback, EMAPair
-from ...callbacks.step_seed import StepSeedCallback
-from ...callbacks.writers.retrieval import RetrievalPredictionWriter
-from ...common.errors import UserError
+from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks, rank
 from ..base.data_sizes import DataSizes
 from ..base.method import Method
 from ..base.settings import settings
@@ -36,7 +31,7 @@ from ..optim.layout import channels_last
 from ..optim.schedules import Schedule, WarmupCosine
 from .losses import reinforced_loss
 from .models import build_model, model_config
-from .pairs import CAPTIONS, caption_kinds, check_length, student_sides
+from .pairs import caption_kinds, check_length, student_sides
 from .preprocessing import preprocessing_of_arguments, preprocessing_of_file
 from .programs import Format, export_towers
 from .settings import MemorySettings, MomentumSettings, OptimSettings, TeacherSettings, VisionSettings
@@ -49,8 +44,8 @@ class MobileCLIPModule(Method):
     """Contrast of pairs, and distillation of how teachers relate images and texts, on two captions an image.
 
     Each batch of reinforced data makes two batches of pairs, the augmented images with their real and with a synthetic
-    caption, whose losses are added up (section 3). With `distillation_weight` 0 it is plain CLIP training, also on
-    pairs without reinforcements.
+    caption, whose losses are added up (section 3). With a `teacher.distillation_weight` of 0 it is plain CLIP training,
+    also on pairs without reinforcements.
 
     The defaults are the paper's for the S models; `configs/mobileclip/` has the paper's and the released scripts'.
 
@@ -59,7 +54,6 @@ class MobileCLIPModule(Method):
         weights: trained weights of that model to start from, or to evaluate: a file of the vendor or of open_clip, or a
             checkpoint of ours. Datamodules of this package then prepare images as these weights expect.
         captions: captions to train on: "both", as in the paper, or one kind, for ablations.
-        distillation_weight: lambda of eq. 1 (paper: 1 for the S models and MobileCLIP2, 0.75 for B).
         max_tokens: number of tokens of a text (CLIP: 77).
         max_logit_scale: upper bound of the student's logit scale, applied after each optimizer step (CLIP: 100).
         match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
@@ -80,7 +74,6 @@ class MobileCLIPModule(Method):
         model: str = "MobileCLIP-S0",
         weights: str | None = None,
         captions: Literal["both", "real", "synthetic"] = "both",
-        distillation_weight: float = 1.0,
         max_tokens: int = 77,
         max_logit_scale: float = 100.0,
         match_equal_texts: bool = False,
@@ -95,19 +88,11 @@ class MobileCLIPModule(Method):
         super().__init__(optimizer, lr_scheduler)
         self.save_settings()
         self.model, self.weights, self.captions = model, weights, captions
-        self.distillation_weight, self.max_tokens, self.max_logit_scale = (
-            distillation_weight,
-            max_tokens,
-            max_logit_scale,
-        )
+        self.max_tokens, self.max_logit_scale = max_tokens, max_logit_scale
         self.vision, self.teacher = settings(VisionSettings, vision), settings(TeacherSettings, teacher)
         self.momentum, self.optim = settings(MomentumSettings, momentum), settings(OptimSettings, optim)
         self.memory = settings(MemorySettings, memory)
-        if not 0 <= distillation_weight <= 1:
-            raise UserError(f"Expected a distillation_weight from 0 to 1, got {distillation_weight}: correct it.")
         self.teachers = Teachers.of(self.teacher)
-        if distillation_weight > 0 and not self.teachers.dims:
-            raise UserError("Expected a teacher to distill from, got no teacher.dims: give the dimension of each.")
         self.student = build_model(model, self.vision.image_size, max_tokens)
         self.student.logit_bias = None  # SigLIP's; this loss has none
         self.average: nn.Module | None = None
@@ -118,18 +103,17 @@ class MobileCLIPModule(Method):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return L_Total(B_real) + L_Total(B_syn), each of (1 - lambda) L_CLIP + lambda L_Distill (eqs. 1 to 3)."""
-        kinds = caption_kinds(batch, self.captions)
-        check_length(batch[CAPTIONS[kinds[0]]], self.max_tokens)
+        kinds = caption_kinds(batch, self.captions, self.max_tokens)
         student = student_sides(self.student, batch, kinds, self.memory.micro_batch_size)
-        distills = self.distillation_weight > 0
-        teachers = self.teachers.sides(batch, kinds) if distills else dict.fromkeys(kinds, [])
+        weight = self.teacher.distillation_weight  # lambda
+        teachers = self.teachers.sides(batch, kinds) if weight > 0 else {}
         first = rank() * len(batch["image"])
         losses = []
         for kind in kinds:
-            terms = contrast_terms(student[kind], teachers[kind], first, self.memory.loss_rows)  # eqs. 2 and 3
-            losses.append(reinforced_loss(terms, self.distillation_weight))  # eq. 1
+            terms = contrast_terms(student[kind], teachers.get(kind, []), first, self.memory.loss_rows)  # eqs. 2 and 3
+            losses.append(reinforced_loss(terms, weight))  # eq. 1
             self.log(f"train/contrast_{kind}", terms.contrast.detach())
-            if distills:
+            if weight > 0:
                 self.log(f"train/distillation_{kind}", terms.distillation.detach())
         loss = torch.stack(losses).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)
@@ -139,7 +123,7 @@ class MobileCLIPModule(Method):
     def on_fit_start(self) -> None:
         """Load initial weights, and take the teachers from the data."""
         super().on_fit_start()
-        if self.distillation_weight > 0:
+        if self.teacher.distillation_weight > 0:
             self.teachers = Teachers.of(self.teacher, getattr(self.datamodule, "teachers", None))
             width = getattr(self.datamodule, "teacher_width", None)
             if width is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...callbacks.distributed.collectives import gather
+from ...callbacks import gather
 from ...common.errors import UserError
 from ..contrast import Side
 from ..memory import in_slices
@@ -23,15 +23,16 @@ TEACHER_TEXTS = {"real": "teacher_text", "synthetic": "teacher_synthetic"}
 """The teachers' text embeddings in a batch, by kind of caption."""
 
 
-def caption_kinds(batch: Mapping[str, Tensor], wanted: str) -> list[str]:
+def caption_kinds(batch: Mapping[str, Tensor], wanted: str, max_tokens: int) -> list[str]:
     """Return the kinds of captions in a batch that training uses.
 
     Args:
         batch: a training batch.
         wanted: "real", "synthetic" or "both".
+        max_tokens: number of tokens of a text.
 
     Raises:
-        UserError: if there are none.
+        UserError: if there are none, or their texts are of another length.
     """
     kinds = [kind for kind, name in CAPTIONS.items() if name in batch and wanted in (kind, "both")]
     if not kinds:
@@ -39,6 +40,7 @@ def caption_kinds(batch: Mapping[str, Tensor], wanted: str) -> list[str]:
             f"Expected {CAPTIONS['synthetic']} in the training batch, got only {', '.join(batch)}: train on reinforced "
             "data, or leave model.captions out."
         )
+    check_length(batch[CAPTIONS[kinds[0]]], max_tokens)
     return kinds
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import open_clip
 from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
-from ...callbacks.checkpoints.checkpoint_io import AtomicCheckpointIO
+from ...callbacks import AtomicCheckpointIO
 from ..base.preprocessing import is_checkpoint, recorded_preprocessing
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import CONFIG_NAME, WEIGHTS_NAME

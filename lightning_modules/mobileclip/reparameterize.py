@@ -22,9 +22,9 @@ from timm.models.fastvit import (
     RepMixerBlock,
 )
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...common.errors import UserError
+from ..networks.batch_norm import BatchNorm
 from .text_mixer import ConvNorm, TextRepMixer, TextRepMixerBlock, folded
 
 Folds = Literal["all", "branches"]
@@ -47,7 +47,7 @@ def reparameterize(model: nn.Module, folds: Folds = "all") -> nn.Module:
     Raises:
         UserError: if a BatchNorm is in train mode, or a fused block differs from the original on random input.
     """
-    training = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm) and module.training]
+    training = [name for name, module in model.named_modules() if isinstance(module, BatchNorm) and module.training]
     if training:
         raise UserError(
             f"Expected a model in eval mode, got {len(training)} BatchNorm layers in train mode ({training[0]}, ...): "
@@ -62,7 +62,7 @@ def reparameterize(model: nn.Module, folds: Folds = "all") -> nn.Module:
 
 def norms_left(model: nn.Module) -> list[str]:
     """Return the names of the BatchNorm layers."""
-    return [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    return [name for name, module in model.named_modules() if isinstance(module, BatchNorm)]
 
 
 def _fuse_children(module: nn.Module, fusers: dict[type, Callable[[Any], None]]) -> None:
@@ -105,7 +105,7 @@ def _reparameterize_block(block: Any) -> None:
 @torch.no_grad()
 def _fold_norm_behind(block: ConvNormAct | ConvNorm) -> None:
     norm = block.bn
-    if not isinstance(norm, _BatchNorm):
+    if not isinstance(norm, BatchNorm):
         return
     kernel, bias = folded(block.conv.weight, block.conv.bias, norm)
     block.conv.weight.copy_(kernel)
@@ -120,7 +120,7 @@ def _fold_block(block: RepMixerBlock | AttentionBlock | TextRepMixerBlock) -> No
     if isinstance(block, AttentionBlock):
         _fold_scale(block, "layer_scale_1", block.token_mixer.proj)
         norm, qkv = block.norm, block.token_mixer.qkv
-        if isinstance(norm, _BatchNorm):
+        if isinstance(norm, BatchNorm):
             factor, shift = folded(torch.ones_like(norm.weight), None, norm)
             bias = qkv.weight @ shift
             qkv.bias = nn.Parameter(bias if qkv.bias is None else bias + qkv.bias)

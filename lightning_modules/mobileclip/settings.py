@@ -30,14 +30,25 @@ class TeacherSettings:
     """The teachers whose concatenated embeddings the data holds.
 
     Args:
+        distillation_weight: lambda of eq. 1 (paper: 1 for the S models and MobileCLIP2, 0.75 for B); 0 leaves the
+            teachers out.
         dims: embedding dimension of each teacher; None means those in the data's `manifest.json`, else DataCompDR's,
             768 both.
         scales: factor of each teacher's cosines, 1 / temperature; None means those in `manifest.json`, else 100 each
             (DataCompDR; DFNDR: 70 and 60).
     """
 
+    distillation_weight: float = 1.0
     dims: list[int] | None = None
     scales: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.distillation_weight <= 1:
+            raise UserError(
+                f"Expected a teacher.distillation_weight from 0 to 1, got {self.distillation_weight}: correct it."
+            )
+        if self.distillation_weight > 0 and self.dims is not None and not self.dims:
+            raise UserError("Expected a teacher to distill from, got no teacher.dims: give the dimension of each.")
 
 
 @dataclass(frozen=True)
@@ -85,8 +96,8 @@ class MemorySettings:
 
     Args:
         micro_batch_size: pairs that go through the towers at a time, with activations computed again in the backward
-            pass: the loss of the whole batch in the memory of a small one. Exact for towers without BatchNorm; BatchNorm
-            (MCi, MCt) normalizes each slice by its own statistics, and its running statistics move once a step towards
+            pass: the loss of the whole batch in the memory of a small one. Exact without BatchNorm. BatchNorm (MCi,
+            MCt) normalizes each slice by its own statistics, and its running statistics move once a step, towards
             their mean over the slices. None means the whole batch.
         loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None means all.
     """

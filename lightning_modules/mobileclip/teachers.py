@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...callbacks.distributed.collectives import gather
+from ...callbacks import gather
 from ...common.errors import UserError
 from ..contrast import Side
 from .pairs import TEACHER_TEXTS
@@ -47,8 +47,8 @@ class Teachers(NamedTuple):
         scales = [_DATACOMP_SCALE] * len(dims) if given.scales is None else given.scales
         if len(dims) != len(scales):
             raise UserError(
-                f"Expected one dimension and one scale for each teacher, got {len(dims)} teacher.dims and {len(scales)} "
-                "teacher.scales: correct one of them."
+                f"Expected one dimension and one scale for each teacher, got {len(dims)} teacher.dims and "
+                f"{len(scales)} teacher.scales: correct one of them."
             )
         return cls(dims, scales)
 
@@ -64,7 +64,7 @@ class Teachers(NamedTuple):
         if missing:
             raise UserError(
                 f"Expected {', '.join(missing)} in the training batch, got only {', '.join(batch)}: train on "
-                "reinforced data, or set model.distillation_weight to 0."
+                "reinforced data, or set model.teacher.distillation_weight to 0."
             )
         self.check_width(batch[_IMAGE].shape[1])
         own = [batch[name] for name in names]

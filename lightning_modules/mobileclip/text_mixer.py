@@ -6,7 +6,8 @@ Shapes: B texts, L tokens, D channels.
 import torch
 from open_clip.transformer import TextTransformer
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..networks.batch_norm import BatchNorm
 
 KERNEL = 11  # tokens (paper, table of kernel sizes 3, 11, 31)
 
@@ -111,8 +112,8 @@ class TextRepMixer(nn.Module):
             mixer - norm for mixer, norm in zip(self.mixer.kernel(identity), self.norm.kernel(identity), strict=True)
         )
         conv = depthwise(len(gamma), bias=True).to(gamma)
-        conv.weight.data = identity + gamma[..., None] * kernel
-        conv.bias.data = gamma.flatten() * bias
+        conv.weight = nn.Parameter(identity + gamma[..., None] * kernel)
+        conv.bias = nn.Parameter(gamma.flatten() * bias)
         self.reparam_conv = conv.eval()
         del self.mixer, self.norm, self.layer_scale
 
@@ -195,7 +196,7 @@ def folded(kernel: Tensor, bias: Tensor | None, norm: nn.Module) -> tuple[Tensor
         bias: [O].
         norm: a BatchNorm of O channels.
     """
-    assert isinstance(norm, _BatchNorm)
+    assert isinstance(norm, BatchNorm)
     assert norm.running_mean is not None
     assert norm.running_var is not None
     factor = norm.weight / (norm.running_var + norm.eps).sqrt()

@@ -8,7 +8,7 @@ import open_clip
 from open_clip import CustomTextCLIP
 from torch import Tensor
 
-from ...callbacks.checkpoints.checkpoint_io import AtomicCheckpointIO
+from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.published_clip import Loaded

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from ...common.errors import UserError
-from ..base.frozen import FrozenTeacher
+from ..base.frozen import Frozen
 from .captioner import Captioner, check_seeds, post_processed
 
 
@@ -72,7 +72,7 @@ class TransformersCaptioner(Captioner):
                 "Expected an image-to-text model of the transformers library with its tokenizer and its image "
                 f"processor, found something else in {self.model!r}: give another model."
             ) from error
-        self.origin = {"model": self.model, "weights": self.model, "sha256": FrozenTeacher(network).fingerprint()}
+        self.origin = {"model": self.model, "weights": self.model, "sha256": Frozen(network).fingerprint()}
         self.network = network
 
     @property

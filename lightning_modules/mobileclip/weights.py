@@ -18,7 +18,7 @@ from timm.layers import resample_abs_pos_embed
 from timm.models import VisionTransformer as TimmViT
 from torch import Tensor, nn
 
-from ...callbacks.checkpoints.checkpoint_io import AtomicCheckpointIO
+from ...callbacks import AtomicCheckpointIO
 from ...callbacks.checkpoints.sharded_checkpoint import METADATA
 from ...common.errors import UserError
 from ..networks.clip_preprocessing import Preprocessing

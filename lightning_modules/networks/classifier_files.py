@@ -1,4 +1,4 @@
-"""Trained classifiers out of files: the public checkpoints of the CRD benchmark, and our own."""
+"""Read trained classifiers from files: public checkpoints of the CRD benchmark, and those of this package."""
 
 import pickle
 import re
@@ -13,75 +13,73 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ...common.errors import UserError
 from .cifar import CIFAR_NETWORKS, Classifier
 from .classifiers import public_network
 
 _STUDENT, _WRAPPED = "student.", "module."
-_LIBRARY = "network."  # before a library's own names, in our checkpoints
-_COUNTER = "num_batches_tracked"  # BatchNorm counts since PyTorch 0.4.1
+_LIBRARY = "network."  # prefix of the names of a library's model in checkpoints of this package
+_COUNTER = "num_batches_tracked"  # of BatchNorm, since PyTorch 0.4.1
 
 
 def read_classifier(path: str | Path) -> dict[str, Tensor]:
     """Read the state dict of a classifier.
 
     Args:
-        path: a file of `torch.save` with the state dict itself or under `model` or `state_dict`, where other entries
-            are ignored; a Lightning checkpoint of a module with a `student`; or a `.safetensors` file. The prefix
-            `module.` of DataParallel is left out, and where there are entries of a `student`, only these are taken.
+        path: file of `torch.save` with the state dict itself or in the entry `model` or `state_dict` (other entries
+            are ignored); Lightning checkpoint of a module with a `student`; or `.safetensors` file. The prefix
+            `module.` of DataParallel is removed. Of a state dict with a `student`, only the student is read.
 
     Returns:
-        The state dict under the names of the network.
+        The state dict with the names of the network.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged, or holds something else; the sentence says what.
+        UserError: If there is no such file, it is damaged, or it holds something else.
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise FileNotFoundError(
-            f"Found no file {str(path)!r}, expected a checkpoint of a classifier: correct the path, or download it."
-        )
+        raise UserError(f"Expected a checkpoint of a classifier in {str(path)!r}, got no file: correct the path.")
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
     state = content.get("model", content.get("state_dict", content))
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(
-            f"Found neither a state dict nor one under 'model' or 'state_dict' in {str(path)!r}, expected the "
-            "checkpoint of a classifier: correct the path."
+        raise UserError(
+            f"Expected a state dict in {str(path)!r}, or one in its entry 'model' or 'state_dict', got neither: give "
+            "the checkpoint of a classifier."
         )
     if all(name.startswith(_WRAPPED) for name in state):
         state = _below(_WRAPPED, state)
     student = _below(_STUDENT, state)
     if not student and "hyper_parameters" in content:
-        raise ValueError(
-            f"Found no weights of a student in {str(path)!r}, expected a Lightning checkpoint of a distillation: "
-            "correct the path."
+        raise UserError(
+            f"Expected a Lightning checkpoint with a student in {str(path)!r}, got one without: give the checkpoint of "
+            "a CoCoRDModule."
         )
     return student or state
 
 
 def public_state(classifier: Classifier, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state under the public names of a classifier, which our own checkpoints of a library's network do not have.
+    """Rename the entries of a classifier's state dict to the public names.
 
     Args:
-        classifier: whose state it is.
-        state: under these names, or those of a checkpoint of ours.
+        classifier: the classifier that the state belongs to.
+        state: state dict with the public names, or with those of a checkpoint of this package.
     """
     own = public_network(classifier).state_dict()
     return _below(_LIBRARY, state) if all(_LIBRARY + name in state for name in own) else dict(state)
 
 
 def load_classifier(network: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load a state dict of which every key and every shape fits.
+    """Load a state dict whose keys and shapes are those of the network, or nothing.
 
-    Only the batch counters of BatchNorm may be missing: old checkpoints have none.
+    Only the batch counters of BatchNorm may be missing, as they are in old checkpoints.
 
     Args:
-        network: what to fill.
-        state: its whole state.
-        source: where it is from, for messages; for example "the checkpoint 'resnet20.pth'".
+        network: network to fill.
+        state: complete state dict.
+        source: origin of the state for messages, for example "the checkpoint 'resnet20.pth'".
 
     Raises:
-        ValueError: if it is of another network, or was trained for another number of classes. Nothing is loaded then.
+        UserError: If the state belongs to another network, or was trained for another number of classes.
     """
     own = network.state_dict()
     state = {name: value for name, value in own.items() if name.endswith(_COUNTER)} | dict(state)
@@ -94,52 +92,69 @@ def load_classifier(network: nn.Module, state: Mapping[str, Tensor], source: str
 
     head, theirs = _head(own), _head(state)
     if not (missing or unknown) and head and head == theirs and set(misshapen) == _of_layer(head, own):
-        raise ValueError(
-            f"Found weights trained for {len(state[head])} classes in {source}, this network has {len(own[head])}: "
-            "take weights of this dataset, or set the number of classes to theirs."
+        raise UserError(
+            f"Expected weights for {len(own[head])} classes in {source}, got weights for {len(state[head])}: use "
+            "weights trained on this dataset, or set the number of classes to theirs."
         )
     differences = "; ".join(
         f"{len(names)} {what} {'key' if len(names) == 1 else 'keys'}: {_first(names)}"
         for what, names in (("missing", missing), ("unexpected", unknown), ("misshapen", misshapen))
         if names
     )
-    found, expected = _name_in_zoo(state), _name_in_zoo(own) or type(network).__name__
-    raise ValueError(
-        f"Found weights in {source} that do not fit, expected those of {expected} ({differences}): "
-        + (f"they are those of {found}, build that one." if found else "build the network that they were saved from.")
+    found, expected = _cifar_name(state), _cifar_name(own) or type(network).__name__
+    raise UserError(
+        f"Expected weights of {expected} in {source}, got those of {found or 'another network'} ({differences}): "
+        + (f"build {found}." if found else "build the network that they were saved from.")
     )
+
+
+def load_classifier_file(classifier: Classifier, path: str | Path, what: str) -> None:
+    """Load a classifier from a file that `read_classifier` reads.
+
+    Args:
+        classifier: classifier to fill.
+        path: the file.
+        what: description of the file for messages, for example "the teacher's weights".
+
+    Raises:
+        UserError: If the file cannot be read, or does not fit. Nothing is loaded then.
+    """
+    state = public_state(classifier, read_classifier(path))
+    load_classifier(public_network(classifier), state, f"{what} {str(path)!r}")
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         return dict(load_file(path))
     except (SafetensorError, ValueError) as error:
-        raise ValueError(f"Cannot read {str(path)!r} ({error}): it is damaged, get it again.") from error
+        raise UserError(
+            f"Expected a safetensors file in {str(path)!r}, got a damaged file ({error}): download it again."
+        ) from error
 
 
 def _read_pickle(path: Path) -> dict[str, Any]:
-    """What a file of `torch.save` holds: tensors, plain data and numpy's numbers only."""
+    """Read a file of `torch.save` with tensors, plain data and numpy scalars, and nothing else."""
     try:
-        with torch.serialization.safe_globals(_numpy_numbers()):
+        with torch.serialization.safe_globals(_numpy_scalars()):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    # Releases of PyTorch differ in whether they make one UnpicklingError of all that damage leads to.
+    # Only some releases of PyTorch turn all errors from damaged files into an UnpicklingError.
     except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, LookupError, struct.error) as error:
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         if foreign:
-            raise ValueError(
-                f"Found {foreign[1]} in {str(path)!r}, expected tensors and plain data: if you trust where it comes "
-                "from, load it with torch.load(..., weights_only=False) and save its state dict alone."
+            raise UserError(
+                f"Expected tensors and plain data in {str(path)!r}, got {foreign[1]}: if you trust the file, load it "
+                "with torch.load(..., weights_only=False) and save its state dict alone."
             ) from error
-        raise ValueError(
-            f"Found no checkpoint in {str(path)!r}, expected a file of torch.save: it is damaged or of another kind."
+        raise UserError(
+            f"Expected a file of torch.save in {str(path)!r}, got a damaged file or another format: download it again."
         ) from error
     return content if isinstance(content, dict) else {}
 
 
-def _numpy_numbers() -> list[Any]:
-    """What unpickling the accuracies takes that trainers keep as numpy numbers, as mdistiller does."""
+def _numpy_scalars() -> list[Any]:
+    """Return the globals that unpickling numpy scalars needs; mdistiller stores accuracies as such."""
     scalar: Any = np.float64(0).__reduce__()[0]
-    names = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")  # of numpy 2, and before
+    names = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")  # numpy 2 and numpy 1
     kinds = [type(np.dtype(kind)) for kind in ("float32", "float64", "int64")]
     return [np.dtype, *kinds, *((scalar, name) for name in names)]
 
@@ -149,7 +164,7 @@ def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _head(state: Mapping[str, Tensor]) -> str | None:
-    """The key of the linear layer's weight: the only matrix of a network for classification."""
+    """Return the key of the linear layer's weight, the only matrix of a CNN classifier; None without one."""
     matrices = [name for name, value in state.items() if value.dim() == 2]
     return matrices[0] if len(matrices) == 1 else None
 
@@ -158,13 +173,13 @@ def _of_layer(weight: str, own: Mapping[str, Tensor]) -> set[str]:
     return {weight, f"{weight.removesuffix('weight')}bias"} & own.keys()
 
 
-def _name_in_zoo(state: Mapping[str, Tensor]) -> str | None:
-    """Name of the CIFAR network that a state dict is of, whatever its number of classes."""
+def _cifar_name(state: Mapping[str, Tensor]) -> str | None:
+    """Return the CIFAR network that a state dict belongs to, for any number of classes; None if there is none."""
     head = _head(state)
     if head is None:
         return None
     shapes = _shapes(state)
-    with torch.device("meta"):  # costs no memory and draws no numbers
+    with torch.device("meta"):  # needs neither memory nor random numbers
         for name, build in CIFAR_NETWORKS.items():
             if _shapes(build(len(state[head])).state_dict()) == shapes:
                 return name

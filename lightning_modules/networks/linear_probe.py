@@ -1,13 +1,15 @@
-"""The head by which image encoders are measured: a linear layer on the mean of the patches."""
+"""Classification head of listing 1: a linear layer on the mean of the patch tokens."""
 
 from torch import Tensor, nn
 
+from ...common.errors import UserError
+
 
 class LinearProbe(nn.Module):
-    """Tokens of an image encoder to logits: the mean of all but the first token, a LayerNorm, a linear layer.
+    """Average all tokens but the first, normalise, and classify with a linear layer (SHRe's thesis, listing 1).
 
     Args:
-        width: values of a token, D.
+        width: width D of a token.
         num_classes: number of classes C.
     """
 
@@ -19,15 +21,15 @@ class LinearProbe(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, T, D], the class token first, to logits [B, C].
+        """Map tokens [B, T, D], the class token first, to logits [B, C].
 
         Raises:
-            ValueError: if there are no tokens beside the class token.
+            UserError: If there is no token beside the class token.
         """
         if tokens.dim() != 3 or tokens.shape[1] < 2:
-            raise ValueError(
-                f"The image encoder gave {list(tokens.shape)}, expected tokens [B, T, D], a class token and at least "
-                "one patch: use an encoder that does not pool them."
+            raise UserError(
+                f"Expected tokens [B, T, D] of a class token and at least one patch, got {list(tokens.shape)}: use an "
+                "image encoder that does not pool its tokens."
             )
         logits: Tensor = self.linear(self.norm(tokens[:, 1:].mean(1)))
         return logits

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...callbacks.checkpoints.sharded_checkpoint import METADATA
 from ...common.errors import UserError
-from ..base.frozen import FrozenTeacher
+from ..base.frozen import Frozen
 from .attention import set_clip_attention
 from .clip_preprocessing import Preprocessing
 from .open_clip_folder import CONFIG_NAME
@@ -75,7 +75,7 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
             file of open_clip or of a registered reader, such as the vendor's or a checkpoint of a training here.
 
     Raises:
-        UserError: if there is no such file, folder, model or tag, or the weights are of another model or cannot be loaded.
+        UserError: if there is no such file, folder, model or tag, or the weights cannot be loaded into the model.
     """
     path = Path(weights).expanduser()
     if path.is_dir() and not (path / METADATA).is_file():  # else a sharded checkpoint
@@ -89,7 +89,7 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
         loaded = _from_tag(model, weights)
     network = loaded.network.float()
     set_clip_attention(network)
-    fingerprint = FrozenTeacher(network).fingerprint()
+    fingerprint = Frozen(network).fingerprint()
     return PublishedCLIP(network.eval(), loaded.preprocessing, loaded.tokenizer, model, weights, fingerprint)
 
 

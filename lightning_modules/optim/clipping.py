@@ -1,31 +1,11 @@
 """Gradient clipping for optimizers that unscale gradients by themselves, such as fused AdamW."""
 
-from lightning import LightningModule, Trainer
+from lightning import Trainer
 from lightning.fabric.plugins.precision.amp import _optimizer_handles_unscaling
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch.optim import Optimizer
-
-
-class ClippedFusedGradients(LightningModule):
-    """A LightningModule whose gradients can be clipped under mixed precision although its optimizer is fused.
-
-    Lightning refuses that, because such an optimizer divides gradients by the loss scale in its own step, after they
-    would have been clipped. Here they are divided before they are clipped, and `GradScaler.step` then tells the
-    optimizer not to do so again. An optimizer that finds infinite gradients skips its step by itself, so the host waits
-    for nothing. Without a loss scale (bf16-mixed) there is nothing to divide.
-    """
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip gradients, after they were divided by the loss scale, where there is one."""
-        if not clip_unscaled(self.trainer, optimizer, gradient_clip_val, gradient_clip_algorithm):
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
 
 def clip_unscaled(trainer: Trainer, optimizer: Optimizer, clip_val: int | float | None, algorithm: str | None) -> bool:

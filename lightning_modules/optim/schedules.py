@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
+from ...common.errors import UserError
+
 
 def steps_of_run(trainer: Trainer) -> int:
     """Optimizer steps of the whole run, for schedules that end with it.
@@ -16,14 +18,13 @@ def steps_of_run(trainer: Trainer) -> int:
         trainer: whose loaders exist already; else asking would make Lightning drop their restored state.
 
     Raises:
-        ValueError: if nothing but time ends the run.
+        UserError: if only time ends the run.
     """
     steps = trainer.estimated_stepping_batches
     if not math.isfinite(steps):
-        raise ValueError(
-            "The learning rate's schedule ends with the run, but the Trainer has neither max_epochs nor max_steps that "
-            "end it: set trainer.max_steps or trainer.max_epochs too; with trainer.max_time the run ends at what comes "
-            "first."
+        raise UserError(
+            "Expected a run of known length, which the learning-rate schedule depends on, got neither max_epochs nor "
+            "max_steps: set trainer.max_steps or trainer.max_epochs too; trainer.max_time may still end the run first."
         )
     return int(steps)
 

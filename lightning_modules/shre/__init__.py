@@ -1,6 +1,6 @@
-"""SHRe: one shared space from a supervised teacher."""
+"""SHRe: See, Hear, and Read with Transformers, from a supervised teacher."""
 
-from .classification import ImageProbeModule
 from .module import SHReModule
+from .probe import ImageProbeModule
 
 __all__ = ["ImageProbeModule", "SHReModule"]

@@ -1,25 +1,30 @@
-"""SHRe's divergence from the teacher's posterior (listing 2); its contrast is CLIP's, `contrast_terms`.
+"""SHRe's losses (listing 2).
 
-Shapes: B pairs, C classes.
+Shapes: B pairs of this process, C classes.
 """
 
+from collections.abc import Mapping
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..networks.precision import at_least_float32
+from ...callbacks.distributed.collectives import gather, rank
+from ..contrast import Side, contrast_terms
+from ..networks.precision import at_least_float32, unit
 
 
 def posterior_divergence(target: Tensor, logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(teacher || student) of the class posteriors, times the squared temperature, mean over the pairs.
+    """Compute T^2 KL(teacher || student) of class posteriors, mean over the pairs.
 
-    In the order of the listing's `kl_div`: logits of the teacher first. (torch's function of that name takes the
-    student's log-probabilities first.)
+    The argument order is that of the listing's `kl_div`, the teacher first; torch's function of that name takes the
+    student's log-probabilities first.
 
     Args:
-        target: the teacher's logits of the image [B, C]; without gradient.
-        logits: the student's, of the image or of its caption [B, C].
-        temperature: both are divided by it; the square keeps the size of the gradient (Hinton et al. 2015). The origin
-            has 1.
+        target: the teacher's logits of the image [B, C]; no gradient flows to them.
+        logits: the student's logits of the image or of its caption [B, C].
+        temperature: temperature T of both; T^2 preserves the scale of the gradient (Hinton et al. 2015). The thesis has
+            1.
     """
     teacher = F.log_softmax(at_least_float32(target.detach()) / temperature, -1)
     student = F.log_softmax(at_least_float32(logits) / temperature, -1)
@@ -27,6 +32,34 @@ def posterior_divergence(target: Tensor, logits: Tensor, temperature: float = 1.
 
 
 def posterior_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Mean entropy, nats, of the class posteriors of logits [B, C]; at most log C, where all classes are as likely."""
+    """Compute the mean entropy, in nats, of the class posteriors of logits [B, C]; at most log C."""
     log_posterior = F.log_softmax(at_least_float32(logits) / temperature, -1)
     return -(log_posterior.exp() * log_posterior).sum(-1).mean()
+
+
+def contrasts(
+    images: Mapping[str, Tensor],
+    texts: Mapping[str, Tensor],
+    scales: Mapping[str, Tensor],
+    image_id: Tensor | None = None,
+    rows: int | None = None,
+) -> dict[str, Tensor]:
+    """Compute CLIP's loss of each contrasted result, over the pairs of all processes.
+
+    Args:
+        images: results of the images [B, ...] by name.
+        texts: results of the captions [B, ...] by name.
+        scales: logarithm of the inverse temperature [1] of each contrasted result.
+        image_id: ids [B] of the images. If given, other captions of an image are no negatives.
+        rows: rows of the logits that are held at a time; None holds all.
+    """
+    own = [unit(side[name]) for side in (images, texts) for name in scales]
+    everyone = gather(torch.cat(own, 1), gradient=True).split([part.shape[1] for part in own], 1)
+    ids = None if image_id is None else (image_id, gather(image_id))
+    losses = {}
+    for image, name in enumerate(scales):
+        text = image + len(scales)
+        side = Side(own[image], own[text], everyone[image], everyone[text], scales[name].exp())
+        first = rank() * len(own[image])
+        losses[name] = contrast_terms(side, [], first, rows, ids).contrast
+    return losses

@@ -1,11 +1,11 @@
-"""SHRe's networks: an image encoder, a text encoder, and the encoder that both share (thesis, section on SHRe).
+"""SHRe's networks: image encoder, text encoder and the shared encoder of both (thesis, section on SHRe).
 
-Shapes: B pairs, N image tokens (class token first), L text tokens ([CLS] first), D width, C classes.
+Shapes: B pairs, N image tokens (class token first), L text tokens ([CLS] first), width D, C classes.
 """
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from timm.layers import build_sincos2d_pos_embed
@@ -15,58 +15,62 @@ from torch import Tensor, nn
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertLayer
 
-from ..memory import recomputed
+from ...common.errors import UserError
+from ...common.sizes import check_heads, check_patches
+from ..memory import in_slices, recomputed
 from ..networks.attention import set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert
 from ..networks.mlp import LeanMlp
+from .settings import TextSettings, ViTSettings
 
+Results = dict[str, Tensor]
+"""Results of the shared encoder [B, ...] by name."""
 Shared = Literal["mlp", "mlp_in_order", "transformer"]
 _EPS = 1e-6
+_BERT_POSITIONS = 512
 
 
 class PostNormBlock(Block):
-    """A ViT block whose norms come after the sums, as in Data2Vec 2.0; parameters are those of timm's block."""
+    """A ViT block of timm with norms after the residual sums, as in Data2Vec 2.0."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Tokens [B, N, D] to the same."""
+        """Map tokens [B, N, D] to the same shape."""
         x = self.norm1(x + self.drop_path1(self.ls1(self.attn(x, attn_mask=attn_mask, is_causal=is_causal))))
         return self.norm2(x + self.drop_path2(self.ls2(self.mlp(x))))
 
 
-def image_encoder(
-    image_size: int, patch_size: int, width: int, layers: int, heads: int, post_norm: bool
-) -> VisionTransformer:
-    """Return a ViT that gives all its tokens, [B, 1 + N, D] with the class token first.
+def image_encoder(vision: ViTSettings) -> VisionTransformer:
+    """Return a ViT that outputs all tokens [B, 1 + N, D], the class token first.
 
-    Args:
-        image_size: side of the images, pixels.
-        patch_size: side of a patch, pixels.
-        width: D.
-        layers: number of blocks.
-        heads: number of attention heads.
-        post_norm: Data2Vec 2.0's kind: fixed sine-cosine positions of the patches alone, a norm before the blocks and
-            in them after the sums, none behind. False is the usual ViT, as MAE and DINO train it.
+    With `post_norm` it is Data2Vec 2.0's: fixed sine-cosine positions of the patches only, a norm before the blocks,
+    norms after the sums in them, and none behind them. Without, it is the usual ViT, as trained by MAE and DINO.
+
+    Raises:
+        UserError: For sizes that do not fit together.
     """
+    check_heads(vision.width, vision.heads)
+    check_patches(vision.image_size, vision.patch_size)
     encoder = VisionTransformer(
-        img_size=image_size,
-        patch_size=patch_size,
-        embed_dim=width,
-        depth=layers,
-        num_heads=heads,
+        img_size=vision.image_size,
+        patch_size=vision.patch_size,
+        embed_dim=vision.width,
+        depth=vision.depth,
+        num_heads=vision.heads,
         num_classes=0,
         global_pool="",
-        no_embed_class=post_norm,
-        pre_norm=post_norm,
-        final_norm=not post_norm,
+        no_embed_class=vision.post_norm,
+        pre_norm=vision.post_norm,
+        final_norm=not vision.post_norm,
         norm_layer=partial(nn.LayerNorm, eps=_EPS),
-        block_fn=PostNormBlock if post_norm else Block,
+        block_fn=PostNormBlock if vision.post_norm else Block,
         mlp_layer=LeanMlp,
     )
-    if post_norm:
-        # With a norm in front, timm leaves the patches' bias out; Data2Vec 2.0 has one.
+    if vision.post_norm:
+        # timm omits the bias of the patch projection with a norm before the blocks; Data2Vec 2.0 has one.
         patches = encoder.patch_embed.proj
-        encoder.patch_embed.proj = nn.Conv2d(3, width, patches.kernel_size, patches.stride)
-        positions = build_sincos2d_pos_embed(list(encoder.patch_embed.grid_size), width, interleave_sin_cos=False)
+        encoder.patch_embed.proj = nn.Conv2d(3, vision.width, patches.kernel_size, patches.stride)
+        grid = list(encoder.patch_embed.grid_size)
+        positions = build_sincos2d_pos_embed(grid, vision.width, interleave_sin_cos=False)
         encoder.pos_embed = nn.Parameter(positions[None], requires_grad=False)
     return encoder
 
@@ -75,7 +79,7 @@ class TextEncoder(BertTrunk):
     """The embeddings and first layers of a BERT.
 
     Args:
-        config: sizes and dropout; `num_hidden_layers` counts these layers.
+        config: sizes and dropout; `num_hidden_layers` is the number of these layers.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -83,21 +87,21 @@ class TextEncoder(BertTrunk):
         self.apply(partial(init_bert, std=config.initializer_range))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Ids and mask [B, L] to states [B, L, D]."""
+        """Map ids and mask [B, L] to states [B, L, D]."""
         return self.encode(input_ids, attention_mask)
 
 
 class SharedMLP(nn.Module):
-    """The shared encoder: h1 = W1 x, h2 = W2 LN(GELU(h1)), h3 = W3 LN(h2).
+    """The shared encoder of the thesis: h1 = W1 x, h2 = W2 LN(GELU(h1)), h3 = W3 LN(h2).
 
-    Its results come as [h2, h1, h3], of widths (768, 3072, 1000) at the origin's sizes, in the order of the listing: as
-    both losses treat the first two alike, that is the network that was trained, with 5,499,112 parameters. `in_order`
-    makes the listing's widths those of three layers in a row instead, which nobody trained: h1 of 768, h2 of 3072.
+    The results are [h2, h1, h3], whose widths (768, 3072, 1000) are in the order of listing 2. The losses treat the
+    first two alike, so this is the network that the thesis trained, with 5,499,112 parameters.
 
     Args:
-        width: D.
-        classes: C.
-        in_order: whether the widths are those in the listing's order.
+        width: width D of a token.
+        classes: number of classes C.
+        in_order: read the listing's widths as those of consecutive layers instead, h1 of 768 and h2 of 3072. (No such
+            network was trained.)
     """
 
     def __init__(self, width: int, classes: int, in_order: bool = False) -> None:
@@ -114,15 +118,15 @@ class SharedMLP(nn.Module):
         self.apply(_init_linear)
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Tokens [B, T, D], of which the first alone is read, to the three results [B, ...]."""
+        """Map the first of the tokens [B, T, D] to the three results [B, ...]."""
         h1 = self.fc1(tokens[:, 0])
-        # What goes into the second product is computed again in the backward pass and not kept, as in `LeanMlp`.
+        # The input of the second layer is recomputed in the backward pass, as in `LeanMlp`.
         h2 = recomputed(self._second, h1)
         found = {"h1": h1, "h2": h2, "h3": self.head(self.norm2(h2))}
         return tuple(found[name] for name in self.widths)
 
     def layers_after(self, results: Collection[str]) -> list[nn.Module]:
-        """The layers that none of these results comes from."""
+        """Return the layers that none of some results depends on."""
         parts: dict[str, list[nn.Module]] = {
             "h1": [self.fc1],
             "h2": [self.norm1, self.fc2],
@@ -136,15 +140,15 @@ class SharedMLP(nn.Module):
 
 
 class SharedTransformer(nn.Module):
-    """The later shared encoder: one Transformer layer over all tokens, then a norm and the classifier.
+    """The later shared encoder: one Transformer layer over all tokens, a norm and a classifier.
 
-    Its results come as [h2, h3]: the layer's first token [B, D], which alone is contrasted, and the logits. The layer
-    is BEiT's: norms first, LayerScale from 0.2, keys without bias. 7,859,176 parameters at the origin's sizes.
+    The results are [h2, h3]: the first token after the layer [B, D], which is contrasted, and the logits. The layer is
+    BEiT's: pre-norm, LayerScale initialised with 0.2, keys without bias. 7,859,176 parameters at the thesis' sizes.
 
     Args:
-        width: D.
+        width: width D of a token.
         heads: number of attention heads.
-        classes: C.
+        classes: number of classes C.
     """
 
     def __init__(self, width: int, heads: int, classes: int) -> None:
@@ -158,7 +162,7 @@ class SharedTransformer(nn.Module):
         self.apply(_init_linear)
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Tokens [B, T, D], with the mask [B, T] of a text, to the two results [B, ...]."""
+        """Map tokens [B, T, D], with the mask [B, T] of a text, to the two results [B, ...]."""
         hidden = None
         if attention_mask is not None:
             hidden = torch.zeros_like(attention_mask, dtype=tokens.dtype)
@@ -167,90 +171,94 @@ class SharedTransformer(nn.Module):
         return first, self.head(self.norm(first))
 
     def layers_after(self, results: Collection[str]) -> list[nn.Module]:
-        """The layers that none of these results comes from."""
+        """Return the layers that none of some results depends on."""
         return _after({"h2": [self.layer], "h3": [self.norm, self.head]}, results)
 
 
 def _after(parts: Mapping[str, list[nn.Module]], results: Collection[str]) -> list[nn.Module]:
-    """What comes after the last of some results; the parts make one result out of the one before, in their order."""
+    """Return the layers behind the last of some results, of consecutive layers by the result that they compute."""
     names = list(parts)
     last = max(map(names.index, results))
     return [layer for name in names[last + 1 :] for layer in parts[name]]
 
 
 def _init_linear(module: nn.Module) -> None:
-    """N(0, 0.02) and no bias, as in the origin."""
+    """Initialise weights from N(0, 0.02) and biases with zeros, as in the thesis."""
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
 
 
-class SHReSizes(NamedTuple):
-    """What a SHRe network is built from; the arguments of `SHReModule` say what they are."""
-
-    image_size: int
-    patch_size: int
-    width: int
-    heads: int
-    image_layers: int
-    text_layers: int
-    post_norm: bool
-    shared: Shared
-    classes: int
-    vocab_size: int
-    max_tokens: int
-    dropout: float
-
-
 class SHReNetwork(nn.Module):
-    """Both encoders and the shared one.
+    """Image encoder, text encoder and shared encoder.
 
     Args:
-        sizes: of everything.
+        classes: number of classes C.
+        shared: kind of the shared encoder.
+        vision: settings of the image encoder; width and heads of all three encoders.
+        text: settings of the text encoder.
 
     Attributes:
-        widths: of the shared encoder's results, by name, in their order.
+        widths: width of each result of the shared encoder, by name, in the order of the results.
 
     Raises:
-        ValueError: for sizes that do not fit together.
+        UserError: For sizes that do not fit together.
     """
 
-    def __init__(self, sizes: SHReSizes) -> None:
+    def __init__(self, classes: int, shared: Shared, vision: ViTSettings, text: TextSettings) -> None:
         super().__init__()
-        if sizes.width % sizes.heads:
-            raise ValueError(f"A width of {sizes.width} does not divide into {sizes.heads} heads: change one of them.")
-        if sizes.image_size % sizes.patch_size:
-            raise ValueError(
-                f"Images of {sizes.image_size} pixels do not divide into patches of {sizes.patch_size}: change one."
-            )
-        self.image_encoder = image_encoder(
-            sizes.image_size, sizes.patch_size, sizes.width, sizes.image_layers, sizes.heads, sizes.post_norm
-        )
+        width, heads = vision.width, vision.heads
+        self.max_tokens = text.max_tokens
+        self.image_encoder = image_encoder(vision)
+        positions = max(text.max_tokens, _BERT_POSITIONS)
         self.text_encoder = TextEncoder(
-            bert_config(
-                sizes.vocab_size,
-                sizes.width,
-                sizes.text_layers,
-                sizes.heads,
-                4 * sizes.width,
-                max(sizes.max_tokens, 512),  # BERT's positions
-                sizes.dropout,
-                pad_token_id=0,
-            )
+            bert_config(text.vocab_size, width, text.depth, heads, 4 * width, positions, text.dropout, pad_token_id=0)
         )
         self.shared_encoder: SharedMLP | SharedTransformer
-        if sizes.shared == "transformer":
-            self.shared_encoder = SharedTransformer(sizes.width, sizes.heads, sizes.classes)
+        if shared == "transformer":
+            self.shared_encoder = SharedTransformer(width, heads, classes)
         else:
-            self.shared_encoder = SharedMLP(sizes.width, sizes.classes, in_order=sizes.shared == "mlp_in_order")
+            self.shared_encoder = SharedMLP(width, classes, in_order=shared == "mlp_in_order")
         self.widths = self.shared_encoder.widths
 
     def encode_image(self, image: Tensor) -> tuple[Tensor, ...]:
-        """Images [B, 3, S, S] to the shared encoder's results, each [B, ...]."""
+        """Map images [B, 3, S, S] to the shared encoder's results, each [B, ...]."""
         set_vit_attention(self.image_encoder, image)
         return self.shared_encoder(self.image_encoder(image))
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        """Ids and mask [B, L] to the shared encoder's results, each [B, ...]."""
+        """Map ids and mask [B, L] to the shared encoder's results, each [B, ...].
+
+        Raises:
+            UserError: If the captions are longer than `max_tokens`.
+        """
+        if input_ids.shape[1] > self.max_tokens:
+            raise UserError(
+                f"Expected captions of at most {self.max_tokens} tokens, got {input_ids.shape[1]}: set data.max_tokens."
+            )
         return self.shared_encoder(self.text_encoder(input_ids, attention_mask), attention_mask)
+
+
+def encode_pairs(
+    network: SHReNetwork, image: Tensor, input_ids: Tensor, attention_mask: Tensor, size: int | None
+) -> tuple[Results, Results]:
+    """Encode images and captions.
+
+    Args:
+        network: the network.
+        image: images [B, 3, S, S].
+        input_ids: token ids of the captions [B, L].
+        attention_mask: their mask [B, L].
+        size: pairs at a time, with activations recomputed in the backward pass; None encodes all at once.
+
+    Returns:
+        Results of the images and of the captions.
+    """
+
+    def encode(image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+        return *network.encode_image(image), *network.encode_text(input_ids, attention_mask)
+
+    found = in_slices(encode, size, image, input_ids, attention_mask)
+    names = list(network.widths)
+    return dict(zip(names, found[: len(names)], strict=True)), dict(zip(names, found[len(names) :], strict=True))

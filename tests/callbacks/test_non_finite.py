@@ -24,6 +24,7 @@ from vlightning.callbacks import (
     world_size,
 )
 from vlightning.callbacks.non_finite import _extremes
+from vlightning.common.errors import UserError
 
 BATCHES, ROWS, DIM = 6, 4, 5
 
@@ -214,7 +215,7 @@ def test_a_gradient_scaler_does_not_skip_for_ever(tmp_path, fused):
     plugins = [MixedPrecision("16-mixed", device="cpu", scaler=scaler)]
     fitted = trainer(SkipNonFiniteSteps(2), QueueCallback(), plugins=plugins, default_root_dir=tmp_path, max_epochs=9)
     start = Moco(fused).state_dict()
-    with pytest.raises(RuntimeError, match=r"Found 3 steps with .*expected at most max_skipped=2"):
+    with pytest.raises(UserError, match=r"Found 3 steps with .*expected at most max_skipped=2"):
         fitted.fit(Moco(fused), batches("gradient", at=range(BATCHES)))
     assert fitted.global_step == 3 + 3  # the scales 8, 4 and 2, then three that count
     kept = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
@@ -227,7 +228,7 @@ def test_a_gradient_scaler_does_not_skip_for_ever(tmp_path, fused):
 def test_past_the_limit_the_run_ends_with_the_weights_of_before(tmp_path):
     skip = SkipNonFiniteSteps(max_skipped=1)
     fitted = trainer(EMACallback(), QueueCallback(), skip, default_root_dir=tmp_path, max_epochs=3)
-    with pytest.raises(RuntimeError, match=r"Found 2 steps with .*expected at most max_skipped=1.*last\.ckpt"):
+    with pytest.raises(UserError, match=r"Found 2 steps with .*expected at most max_skipped=1.*last\.ckpt"):
         fitted.fit(Moco(), batches("loss"))
     checkpoint = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
     expected = Moco()
@@ -236,7 +237,7 @@ def test_past_the_limit_the_run_ends_with_the_weights_of_before(tmp_path):
     assert_same(checkpoint["state_dict"], expected.state_dict())
     assert checkpoint["callbacks"]["SkipNonFiniteSteps"] == {"skipped_steps": 2}
     # The count goes on where it stood.
-    with pytest.raises(RuntimeError, match="Found 3 steps"):
+    with pytest.raises(UserError, match="Found 3 steps"):
         trainer(EMACallback(), QueueCallback(), SkipNonFiniteSteps(1), default_root_dir=tmp_path, max_epochs=4).fit(
             Moco(), batches("loss"), ckpt_path=tmp_path / "checkpoints/last.ckpt", weights_only=True
         )

@@ -10,6 +10,7 @@ from support.distributed import run_ddp_fit
 from support.tiny_modules import DIM, Student, loader, trainer
 from vlightning.callbacks import EMACallback, FeatureQueue, QueueCallback, rank
 from vlightning.callbacks.queue import NO_ID
+from vlightning.common.errors import UserError
 
 
 class SlowQueue:
@@ -200,7 +201,7 @@ def test_a_step_that_returns_none_enqueues_nothing():
             r"Queued returned a dict with \['loss'\], expected .*'keys': \{'rows'",
         ),
         (lambda loss, batch: {"loss": loss, "keys": batch}, "expected .*'keys': {'rows'"),
-        (lambda loss, batch: {"loss": loss, "keys": {}}, "no keys for the queue 'rows': it has none"),
+        (lambda loss, batch: {"loss": loss, "keys": {}}, "no keys for the queue 'rows': there are none"),
         (
             lambda loss, batch: {"loss": loss, "keys": {"row": batch}},
             "keys 'row', for which there is no queue: the nearest names are 'rows'",
@@ -224,8 +225,8 @@ def test_what_a_step_returns_wrongly_ends_in_a_sentence(result, message):
 @pytest.mark.parametrize(
     ("queues", "error", "message"),
     [
-        ({"rows": "bnak"}, AttributeError, "queue 'rows' is given as 'bnak'.*nearest names are 'bank'"),
-        ({"rows": "student"}, TypeError, "type Linear; expected an instance of FeatureQueue"),
+        ({"rows": "bnak"}, UserError, "queue 'rows' is given as 'bnak'.*nearest names are 'bank'"),
+        ({"rows": "student"}, UserError, "type Linear; expected an instance of FeatureQueue"),
     ],
 )
 def test_wrong_paths_end_in_a_sentence_before_the_first_batch(queues, error, message):
@@ -248,14 +249,14 @@ def test_lightnings_averages_of_weights_are_refused_where_they_would_average_the
     assert int(module.bank.filled) == 4
 
 
-def test_a_module_without_queues_is_told_what_to_add():
-    with pytest.raises(AttributeError, match=r"Student has no queues\(\)"):
+def test_a_module_without_queues_raises_with_what_to_add():
+    with pytest.raises(UserError, match=r"Student has no queues\(\)"):
         trainer(QueueCallback()).fit(Student(), loader(1))
     with pytest.raises(ValueError, match="empty dict"):
         QueueCallback({})
     module = Queued()
     module.queues = lambda: {"rows": torch.zeros(2)}
-    with pytest.raises(TypeError, match="returns a Tensor as 'rows', expected a FeatureQueue"):
+    with pytest.raises(UserError, match="returns a Tensor as 'rows', expected a FeatureQueue"):
         trainer(QueueCallback()).fit(module, loader(1))
 
 

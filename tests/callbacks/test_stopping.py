@@ -1,4 +1,4 @@
-"""A training that is sent a signal stops with a checkpoint, and goes on from it as if nothing had happened."""
+"""A training that receives a signal stops with a checkpoint, and the resumed run equals the uninterrupted one."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning import Callback
 
-from support.albef import SIZES, tiny_albef
+from support.albef import IMAGE_SIZE, tiny_albef
 from support.distributed import rank_trainer, run_distributed, whole_state
 from support.resume import assert_same_end, run
 from vlightning.callbacks import StopOnSignal, rank
@@ -36,7 +36,7 @@ def uninterrupted(tmp_path_factory):
         pytest.param("SIGTERM", 143, "on_train_epoch_start", 8, 1, 9, id="between epochs"),
     ],
 )
-def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
+def test_a_stopped_and_resumed_run_equals_the_uninterrupted_run(
     tmp_path, uninterrupted, name, status, hook, batch, accumulate, stopped_after
 ):
     whole = uninterrupted(accumulate)
@@ -63,12 +63,12 @@ class ToOneProcess(Callback):
 def on_rank(kind, folder, hook=None, resume=False, seed=0):
     torch.manual_seed(seed)
     data = ShapesDataModule(
-        image_size=SIZES["image_size"], length=32, eval_length=8, batch_size=4, vocab_size=200, max_tokens=16, seed=0
+        image_size=IMAGE_SIZE, length=32, eval_length=8, batch_size=4, vocab_size=200, max_tokens=16, seed=0
     )
     sender = [ToOneProcess(hook, 4)] if hook else []
     callbacks, files = [*sender, StopOnSignal(str(folder))], {"enable_checkpointing": True, "default_root_dir": folder}
     fitted = rank_trainer(kind, max_epochs=2, callbacks=callbacks, **files)
-    module = tiny_albef(seed, vocab_size=200)
+    module = tiny_albef(seed, text={"vocab_size": 200})
     try:
         fitted.fit(module, data, ckpt_path=folder / "last.ckpt" if resume else None, weights_only=True)
     except SystemExit as stop:

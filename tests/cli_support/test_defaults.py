@@ -4,9 +4,10 @@ from lightning.pytorch.callbacks import LearningRateMonitor, TQDMProgressBar
 from lightning.pytorch.plugins import AsyncCheckpointIO
 
 from vlightning.callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, StopOnSignal
-from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
+from vlightning.callbacks.checkpoints.best import BestCheckpoint
+from vlightning.callbacks.checkpoints.last import LastCheckpoint
+from vlightning.callbacks.progress_bar import OneLineProgressBar
 from vlightning.cli_support.defaults import with_defaults
-from vlightning.cli_support.progress import OneLineProgressBar
 
 
 def added(**config: object) -> list[type]:

@@ -10,7 +10,8 @@ import vlightning.callbacks
 import vlightning.datamodules
 import vlightning.lightning_modules
 from support.command_line import run
-from vlightning.cli_support.checkpoints import BestCheckpoint, LastCheckpoint
+from vlightning.callbacks.checkpoints.best import BestCheckpoint
+from vlightning.callbacks.checkpoints.last import LastCheckpoint
 from vlightning.cli_support.help import HelpfulParser
 
 # How the description of an argument begins that cannot be understood without its name.

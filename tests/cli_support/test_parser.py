@@ -14,7 +14,7 @@ from torch import nn
 import vlightning.callbacks
 import vlightning.datamodules
 import vlightning.lightning_modules
-from vlightning.cli_support.parser import VerbatimParser
+from vlightning.cli_support.help import HelpfulParser
 from vlightning.common.class_arguments import members
 
 FILES = {
@@ -28,7 +28,7 @@ STAND_INS = {int: 1, float: 0.5, list[int]: [1], LightningDataModule: {"class_pa
 
 def hints(cls: type) -> dict[str, Any]:
     """The types of a class's arguments, as the parser sees them."""
-    parser = VerbatimParser(exit_on_error=False)
+    parser = HelpfulParser(exit_on_error=False)
     parser.add_class_arguments(cls, "it", fail_untyped=False)
     found = {action.dest: getattr(action, "_typehint", action.type) for action in parser._actions}
     return {dest[3:]: hint for dest, hint in found.items() if dest.startswith("it.") and "." not in dest[3:]}
@@ -66,7 +66,7 @@ def in_list(hint: Any, file: str) -> Any:
 
 def parsed(cls: type, *words: str) -> dict[str, Any]:
     """What the class is given."""
-    parser = VerbatimParser(exit_on_error=False)
+    parser = HelpfulParser(exit_on_error=False)
     parser.add_argument("--config", action="config")
     parser.add_subclass_arguments(cls, "it", fail_untyped=False)
     return parser.parse_args(list(words)).it.init_args.as_dict()
@@ -135,6 +135,6 @@ def test_what_takes_no_text_is_still_read_from_a_file(files):
 
 def test_a_strategy_keeps_its_name_beside_a_file_that_has_it(files, tmp_path):
     (tmp_path / "ddp").write_text("something else")
-    parser = VerbatimParser(exit_on_error=False)
+    parser = HelpfulParser(exit_on_error=False)
     parser.add_lightning_class_args(Trainer, "trainer")
     assert parser.parse_args(["--trainer.strategy=ddp"]).trainer.strategy == "ddp"

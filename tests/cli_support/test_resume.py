@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from support.command_line import run, tiny_config
-from vlightning.cli_support.resume import read_checkpoint
+from vlightning.callbacks.checkpoints.saved_run import read_saved_run
 
 HOUR = {"max_time": "00:01:00:00"}
 CHECKPOINT = "runs/tiny/version_0/checkpoints/last.ckpt"
@@ -225,7 +225,7 @@ def test_settings_in_a_checkpoint_lead_to_no_folder_outside_and_to_no_code():
     bad = {"precision": evil, "callbacks": [evil], "max_time": evil, "max_epochs": 4}
     content["vlightning_run"] = {"trainer": bad, "name": "../outside"}
     torch.save(content, "evil.ckpt")
-    found = read_checkpoint(Path("evil.ckpt"))
+    found = read_saved_run(Path("evil.ckpt"))
     assert found.trainer == {"max_epochs": 4}
     assert found.name is None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.command_line import convert
 from support.processes import by_another_process
 from vlightning.callbacks import AtomicCheckpointIO, divide_checkpoint_file
 from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole
@@ -21,7 +22,6 @@ from vlightning.common.files import (
     swap_in,
     unfinished_beside,
 )
-from vlightning.convert import main as convert
 
 CONTENT = {"state_dict": {"weight": torch.arange(6.0).view(3, 2)}}
 FORK = multiprocessing.get_context("fork")
@@ -83,7 +83,7 @@ def names(folder):
 
 @pytest.mark.fault(
     "another process saves into the same folder",
-    "a save, and `vlightning.convert` both ways, before its save has its name",
+    "a save, and `vlightning convert` both ways, before its save has its name",
     "both are whole",
 )
 @pytest.mark.parametrize("save", [save_file, save_folder])
@@ -113,7 +113,7 @@ def test_what_a_killed_process_has_left_goes_with_the_next_save(folder, save):
     assert names(folder) == ["many.ckpt", "one.ckpt", "other.ckpt"]
 
 
-def test_a_number_that_another_process_has_got_since_says_nothing(folder):
+def test_a_reused_process_number_is_recognized_by_its_start(folder):
     staged = unfinished_beside(folder / "x.ckpt")
     staged.touch()
     earlier = staged.rename(str(staged).replace(f"-{os.getpid()}-", f"-{os.getpid()}-1"))  # started at another time

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from support.command_line import run, tiny_config
-from vlightning.cli_support.command_line import UsageError, read_command_line
-from vlightning.cli_support.resume import merge, read_checkpoint
+from vlightning.callbacks.checkpoints.saved_run import read_saved_run
+from vlightning.cli_support.command_line import read_command_line
+from vlightning.cli_support.resume import merge
+from vlightning.common.errors import UserError
 from vlightning.common.named_code import ForeignCode, TypedNames, check_arguments
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
 from vlightning.datamodules.text.tokenizers import open_tokenizer
@@ -22,9 +24,9 @@ from vlightning.lightning_modules import ALBEFModule
 
 SIZES = {
     "_class_path": "vlightning.lightning_modules.ALBEFModule",
-    "vision_depth": 1,
-    "queue_size": 8,
-    "vocab_size": 200,
+    "vision": {"depth": 1},
+    "contrast": {"queue_size": 8},
+    "text": {"vocab_size": 200},
 }
 DATA = {"_class_path": "vlightning.datamodules.ShapesDataModule", "length": 8, "num_workers": 0}
 TOUCH = "touch ran"
@@ -44,13 +46,18 @@ GADGETS = {
         *(call("open_clip.create_model", model_name="RN50", pretrained="evil.pth"), "open_clip.create_model"),
     ),
     "imports of this package": (
-        *("data", "eval_transform", call("vlightning.cli_support.rundir.os.system", command=TOUCH)),
-        "vlightning.cli_support.rundir.os.system",
+        *("data", "eval_transform", call("vlightning.cli_support.run_folder.os.system", command=TOUCH)),
+        "vlightning.cli_support.run_folder.os.system",
     ),
-    "re-export of this package": ("data", "eval_transform", call("vlightning.export.Path"), "vlightning.export.Path"),
+    "re-export of this package": (
+        "data",
+        "eval_transform",
+        call("vlightning.cli_support.export.Path"),
+        "vlightning.cli_support.export.Path",
+    ),
     "function of this package": (
-        *("data", "eval_transform", call("vlightning.export.export", checkpoint="a", target="ran")),
-        "vlightning.export.export",
+        *("data", "eval_transform", call("vlightning.cli_support.export.export", checkpoint="a", target="ran")),
+        "vlightning.cli_support.export.export",
     ),
     "a similar prefix": (
         "data",
@@ -141,8 +148,8 @@ def test_the_command_line_refuses_a_checkpoint_that_names_other_code(subcommand:
 def test_no_name_gets_as_far_as_the_parser(what: str):
     section, argument, value, named = GADGETS[what]
     path = Path(checkpoint(section, argument, copy.deepcopy(value)))
-    with pytest.raises(UsageError, match=f"{re.escape(named)}.*could run any code"):
-        merge(read_checkpoint(path), read_command_line(["test", f"--ckpt_path={path}"]))
+    with pytest.raises(UserError, match=f"{re.escape(named)}.*could run any code"):
+        merge(read_saved_run(path), read_command_line(["test", f"--ckpt_path={path}"]))
     assert nothing_ran()
 
 

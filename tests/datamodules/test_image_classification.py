@@ -137,8 +137,7 @@ def _only_first_view(tmp_path, source):
 
 def test_views_are_asked_of_the_module(tmp_path):
     class Asking(torch.nn.Module):
-        def views(self):
-            return ["image", "other"]
+        views = ("image", "other")
 
     data = module(tmp_path, parquet(tmp_path, [0, 1, 0, 1]))
     assert data.views == ["image"]

@@ -3,31 +3,29 @@
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from support.groups import merged
 from vlightning.lightning_modules import ALBEFModule
 
 SIZES = {
-    "image_size": 16,
-    "patch_size": 8,
-    "vision_width": 16,
-    "vision_depth": 2,
-    "vision_heads": 2,
-    "vocab_size": 120,
-    "max_positions": 16,
-    "text_width": 16,
-    "text_heads": 2,
-    "text_ffn_width": 32,
-    "text_layers": 1,
-    "fusion_layers": 1,
-    "embed_dim": 8,
-    "queue_size": 16,
-    "warmup_steps": 4,
-    "learning_rate": 1e-3,
+    "vision": {"image_size": 16, "patch_size": 8, "width": 16, "depth": 2, "heads": 2},
+    "text": {
+        "vocab_size": 120,
+        "max_positions": 16,
+        "width": 16,
+        "heads": 2,
+        "ffn_width": 32,
+        "depth": 1,
+        "fusion_depth": 1,
+    },
+    "contrast": {"embed_dim": 8, "queue_size": 16},
+    "optim": {"warmup_steps": 4, "learning_rate": 1e-3},
 }
+IMAGE_SIZE, MAX_TOKENS = 16, 16
 
 
-def tiny_albef(seed=0, **changes):
+def tiny_albef(seed=0, changes=None, kind=ALBEFModule, **more):
     torch.manual_seed(seed)
-    return ALBEFModule(**SIZES | changes)
+    return kind(**merged(SIZES, more, changes or {}))
 
 
 def random_batch(size, seed=0, length=6, dtype=torch.float32):

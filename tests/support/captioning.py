@@ -1,4 +1,4 @@
-"""A language model, embeddings and captions small enough to learn by heart."""
+"""A language model, embeddings and captions small enough to overfit in a test."""
 
 import json
 
@@ -9,12 +9,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from support.groups import in_groups
 from vlightning.datamodules import EmbeddedCaptionsDataModule
 from vlightning.lightning_modules import CaptioningModule
 
 EMBED_DIM, WIDTH = 12, 32
-SIZES = {"embed_dim": EMBED_DIM, "width": WIDTH, "prefix_length": 3, "clip_length": 2, "mapper_layers": 2}
-SIZES |= {"mapper_heads": 4, "warmup_steps": 2, "num_beams": 3, "max_new_tokens": 12}
+SIZES = {"embed_dim": EMBED_DIM, "width": WIDTH, "prefix_length": 3, "clip_length": 2, "depth": 2}
+SIZES |= {"heads": 4, "warmup_steps": 2, "num_beams": 3, "max_new_tokens": 12}
 TOWER = {"model": "tiny", "weights": "nowhere", "sha256": "0" * 64}
 # Three captions an image, of which one starts with "!", the token of number 0, as in GPT-2.
 CAPTIONS = [
@@ -27,13 +28,13 @@ CAPTIONS = [
 ]
 
 
-def write_language_model(folder, seed=0, lessons=0):
+def write_language_model(folder, seed=0, steps=0):
     """A GPT-2 with a byte-level tokenizer of its own; returns the folder's name.
 
     Args:
         folder: where to.
         seed: of its random weights.
-        lessons: steps in which it learns to write a caption after the prefix that stands for its image.
+        steps: training steps in which it learns to continue the prefix of an image with a caption.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -55,18 +56,18 @@ def write_language_model(folder, seed=0, lessons=0):
         eos_token_id=fast.eos_token_id,
     )
     network = GPT2LMHeadModel(config)
-    _teach(network, fast, lessons)
+    _train(network, fast, steps)
     network.save_pretrained(folder)
     return str(folder)
 
 
-def _teach(network, tokenizer, lessons):
+def _train(network, tokenizer, steps):
     rows = [(number, text) for number, texts in enumerate(CAPTIONS) for text in texts]
     ids = [torch.tensor([*tokenizer(text)["input_ids"], tokenizer.eos_token_id]) for _, text in rows]
     labels = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-100)
     prefixes = torch.randn(len(CAPTIONS), SIZES["prefix_length"], WIDTH)[[number for number, _ in rows]]
     optimizer = torch.optim.Adam(network.parameters(), 1e-2)
-    for _ in range(lessons):
+    for _ in range(steps):
         words = network.get_input_embeddings()(labels.clamp(min=0))
         logits = network(inputs_embeds=torch.cat([prefixes, words[:, :-1]], 1)).logits[:, prefixes.shape[1] - 1 :]
         torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels).backward()
@@ -99,7 +100,7 @@ def write_embeddings(path, names, tower=TOWER, width=EMBED_DIM):
 
 
 def write_karpathy(path):
-    """The images' captions in Karpathy's form; the images themselves are nowhere."""
+    """The images' captions in Karpathy's form; there are no image files."""
     images = [
         {
             "filename": image_name(number),
@@ -113,7 +114,7 @@ def write_karpathy(path):
     return str(path)
 
 
-def write_data(folder, lessons=0):
+def write_data(folder, steps=0):
     """Embeddings, captions and a language model in a folder: the arguments of data and module that name them."""
     folder.mkdir(exist_ok=True)
     names = [str(folder / image_name(number)) for number in range(len(CAPTIONS))]
@@ -125,7 +126,7 @@ def write_data(folder, lessons=0):
         "validation": every,
         "test": every,
         "predict": every,
-        "language_model": write_language_model(folder / "gpt2", lessons=lessons),
+        "language_model": write_language_model(folder / "gpt2", steps=steps),
         "cache_dir": str(folder / "cache"),
     }
 
@@ -136,4 +137,6 @@ def caption_data(arguments, **options):
 
 def caption_module(arguments, seed=0, **options):
     torch.manual_seed(seed)
-    return CaptioningModule(**{**SIZES, "language_model": arguments["language_model"], **options})
+    return CaptioningModule(
+        **in_groups(CaptioningModule, SIZES | {"language_model": arguments["language_model"]} | options)
+    )

@@ -2,17 +2,20 @@
 
 import torch
 
+from support.groups import in_groups
 from support.learngene import PATCH, SIZE, WIDTH, clip
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import VisionClassifierModule
 
 CLASSES = 40
-TOWER = {"width": WIDTH, "heads": 2, "layers": 6, "patch_size": PATCH, "image_size": SIZE}
+TOWER = {"width": WIDTH, "heads": 2, "depth": 6, "patch_size": PATCH, "image_size": SIZE}
 
 
 def tiny_classifier(seed=0, **options):
     torch.manual_seed(seed)
-    return VisionClassifierModule(**{"num_classes": CLASSES, "warmup_steps": 3, **TOWER, **options})
+    return VisionClassifierModule(
+        **in_groups(VisionClassifierModule, {"num_classes": CLASSES, "warmup_steps": 3} | TOWER | options)
+    )
 
 
 def shape_classes(**options):
@@ -28,7 +31,8 @@ def descendant(path, layers=6, seed=3, **changes):
         for parameter in network.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
     state = {f"student.{name}": tensor for name, tensor in network.state_dict().items()}
-    torch.save({"state_dict": state, "hyper_parameters": {**TOWER, "layers": layers, "embed_dim": 8}}, path)
+    towers = {"width": WIDTH, "heads": 2, "depth": layers, "embed_dim": 8}
+    torch.save({"state_dict": state, "hyper_parameters": {"towers": towers}}, path)
     return network
 
 

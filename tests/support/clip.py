@@ -14,7 +14,7 @@ DIMS, SCALES = [5, 7], [20.0, 40.0]
 
 
 def add_tiny_clip():
-    """Let open_clip know the model; calling it again does nothing."""
+    """Register the model with open_clip on the first call."""
     if NAME in open_clip.list_models():
         return NAME
     config = {
@@ -30,7 +30,7 @@ def add_tiny_clip():
 
 
 def randomized(model, seed=0, scale=3.0):
-    """A CLIP with no weight at its initial value, large enough for activations to matter, in eval mode.
+    """Randomize all weights of a CLIP, large enough for the activation function to matter, and set eval mode.
 
     Args:
         model: any of open_clip's.
@@ -46,10 +46,10 @@ def randomized(model, seed=0, scale=3.0):
     return model.eval()
 
 
-def tiny_module(seed=0, **options):
+def tiny_module(seed=0, distillation_weight=1.0, **options):
     torch.manual_seed(seed)
-    defaults = {"max_tokens": LENGTH, "teacher_dims": DIMS, "teacher_scales": SCALES}
-    module = MobileCLIPModule(add_tiny_clip(), **{**defaults, **options})
+    teacher = {"dims": DIMS, "scales": SCALES, "distillation_weight": distillation_weight}
+    module = MobileCLIPModule(add_tiny_clip(), **{"max_tokens": LENGTH, "teacher": teacher} | options)
     module.log = module.log_dict = lambda *_, **__: None
     return module
 

@@ -2,11 +2,14 @@
 
 import torch
 
+from support.groups import in_groups, merged
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.networks.cifar import CIFAR_NETWORKS
 
 CLASSES = 5
-HEADS = {"embed_dim": 16, "head_hidden": 12, "predictor_hidden": 8}
+HEADS = {"heads": {"embed_dim": 16, "hidden": 12, "predictor_hidden": 8}}
+OFF = {"contrast": {"weight": 0}, "prediction": {"weight": 0}}
+"""Arguments of plain training, and of KD."""
 
 PAIRS = [  # teacher and student, of the paper's tables 1 and 2
     ("wrn_40_2", "wrn_16_2"),
@@ -39,13 +42,12 @@ def teacher_file(folder, name="resnet14", classes=CLASSES, seed=1):
 
 
 def tiny_cocord(folder=None, **changes):
-    """resnet14 -> resnet8 with narrow heads; its teacher is loaded where a folder for the file is given."""
+    """resnet14 -> resnet8 with narrow heads; its teacher is loaded if a folder for the file is given."""
     torch.manual_seed(0)
-    arguments = (
-        {"student": "resnet8", "num_classes": CLASSES, "queue_size": 32, "teacher": "resnet14"} | HEADS | changes
-    )
+    sizes = {"student": "resnet8", "num_classes": CLASSES, "contrast": {"queue_size": 32}}
+    arguments = merged(sizes, {"teacher": {"name": "resnet14"}}, HEADS, in_groups(CoCoRDModule, changes))
     if folder is not None:
-        arguments["teacher_weights"] = teacher_file(folder, arguments["teacher"])
+        arguments["teacher"]["weights"] = teacher_file(folder, arguments["teacher"]["name"])
     module = CoCoRDModule(**arguments)
     if folder is not None:
         module.setup("fit")

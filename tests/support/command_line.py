@@ -48,6 +48,16 @@ def run(*words: str) -> Ran:
     return Ran(status, err.getvalue(), out.getvalue())
 
 
+def export(words: list[str]) -> None:
+    """Run `vlightning export <words>` without keeping what it printed."""
+    main(["export", *words])
+
+
+def convert(words: list[str]) -> None:
+    """Run `vlightning convert <words>` without keeping what it printed."""
+    main(["convert", *words])
+
+
 def tiny_config(folder: Path, name: str = "tiny.yaml", text: str = CONFIG) -> str:
     """Write a config file and return its name."""
     path = folder / name

@@ -17,8 +17,13 @@ from vlightning.lightning_modules import MobileCLIPModule
 
 def mobileclip(folder):
     """With BatchNorm, in two slices."""
-    sizes = {"image_size": 32, "max_tokens": 16, "micro_batch_size": 2}
-    module = MobileCLIPModule("MobileCLIP-tiny", teacher_dims=DIMS, teacher_scales=SCALES, **sizes)
+    module = MobileCLIPModule(
+        "MobileCLIP-tiny",
+        max_tokens=16,
+        vision={"image_size": 32},
+        teacher={"dims": DIMS, "scales": SCALES},
+        memory={"micro_batch_size": 2},
+    )
     norms = sum(isinstance(part, torch.nn.BatchNorm2d) for part in module.student.modules())
     assert norms > 10, norms
     batch = reinforced_batch(4, dtype=torch.float32, size=32, length=16)
@@ -29,12 +34,14 @@ def shre(folder):
     """With a teacher of timm's that wants other images, in three slices."""
     torch.save(timm.create_model("test_resnet", num_classes=CLASSES).state_dict(), folder / "teacher.pth")
     module = tiny_shre(
-        teacher="timm/test_resnet",
-        teacher_weights=str(folder / "teacher.pth"),
-        kl_weight=1.0,
-        micro_batch_size=2,
-        image_mean=(0.1, 0.2, 0.3),
-        image_std=(0.5, 0.6, 0.7),
+        teacher={
+            "name": "timm/test_resnet",
+            "weights": str(folder / "teacher.pth"),
+            "image_mean": (0.1, 0.2, 0.3),
+            "image_std": (0.5, 0.6, 0.7),
+        },
+        kl={"weight": 1.0},
+        memory={"micro_batch_size": 2},
     )
     return questions(module, random_batch(dtype=torch.float32), SkipNonFiniteSteps(), StopOnSignal(), folder=folder)
 

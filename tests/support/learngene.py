@@ -1,4 +1,4 @@
-"""A learngene small enough for float64, and networks for it to be expanded into."""
+"""A learngene small enough for float64, and networks that it is expanded into."""
 
 from functools import partial
 
@@ -7,7 +7,8 @@ import timm
 import torch
 from torch import nn
 
-from vlightning.callbacks.learngene.file import Learngene, LearngeneSizes
+from vlightning.callbacks.learngene.file import Learngene
+from vlightning.callbacks.learngene.sizes import LearngeneSizes
 from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
 
 WIDTH, EMBED, SIZE, PATCH, LENGTH, WORDS = 16, 8, 16, 8, 6, 30
@@ -17,7 +18,7 @@ SIZES = LearngeneSizes(
 
 
 def auxiliary(seed=0, sizes=SIZES, kind=LearngeneCLIP):
-    """All parameters random, so that none can be left out unseen."""
+    """All parameters random, so that a missing one is noticed."""
     network = kind(sizes)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -31,7 +32,7 @@ def auxiliary(seed=0, sizes=SIZES, kind=LearngeneCLIP):
 def learngene(seed=0):
     network = auxiliary(seed)
     state = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
-    return Learngene(state, SIZES, {"name": "T", "weights": "w", "sha256": "0"}, {"class": "Data"}, 7)
+    return Learngene(state, SIZES, "MM-LG", {"name": "T", "weights": "w", "sha256": "0"}, {"class": "Data"}, 7)
 
 
 def clip(vision=12, text=None, custom=False, width=WIDTH, heads=2, quick=False, **changes):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from support.albef import SIZES, tiny_albef
+from support.albef import IMAGE_SIZE, MAX_TOKENS, tiny_albef
 from support.captioning import caption_data, caption_module, write_data
 from support.classifier import shape_classes, tiny_classifier
 from support.clip import LENGTH, SIZE, WORDS
@@ -27,20 +27,22 @@ ROWS = {"length": 32, "eval_length": 10}
 
 
 def albef(outside, seed, changes=None, **data):
-    words = {"vocab_size": 200, "max_tokens": SIZES["max_positions"], "image_size": SIZES["image_size"]}
-    return tiny_albef(seed, vocab_size=200, **changes or {}), ShapesDataModule(**ROWS | words | data)
+    words = {"vocab_size": 200, "max_tokens": MAX_TOKENS, "image_size": IMAGE_SIZE}
+    return tiny_albef(seed, changes, text={"vocab_size": 200}), ShapesDataModule(**ROWS | words | data)
 
 
 def albef_fine_tuning(outside, seed, **data):
     """For retrieval: without masked words, in slices, re-ranking in validation."""
-    return albef(outside, seed, {"mlm": False, "micro_batch_size": 3, "rerank_on": "always", "rerank_k": 10}, **data)
+    return albef(
+        outside, seed, {"mlm": False, "memory": {"micro_batch_size": 3}, "rerank": {"on": "always", "k": 10}}, **data
+    )
 
 
 def cocord(teacher, seed, **data):
     shapes = ShapeClassesDataModule(**ROWS | {"image_size": 16} | data)
     torch.manual_seed(seed)
-    taught = {"teacher": "resnet20", "teacher_weights": teacher}
-    module = CoCoRDModule("resnet14", shapes.num_classes, **taught, queue_size=24, kd_weight=1.0, **HEADS)
+    taught = {"teacher": {"name": "resnet20", "weights": teacher}, "kd": {"weight": 1.0}}
+    module = CoCoRDModule("resnet14", shapes.num_classes, **taught, contrast={"queue_size": 24}, **HEADS)
     return module, shapes
 
 
@@ -51,15 +53,22 @@ def mmlg(teacher, seed, **data):
 
 def mobileclip(shards, seed, model="MobileCLIP-tiny", image_size=32, **data):
     torch.manual_seed(seed)
-    stored = {"teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0]}
-    options = {"average_momentum": 0.9, "warmup_steps": 3, "micro_batch_size": 4}
-    module = MobileCLIPModule(model, image_size=image_size, max_tokens=16, **stored, **options)
+    module = MobileCLIPModule(
+        model,
+        max_tokens=16,
+        vision={"image_size": image_size},
+        teacher={"dims": [64, 96], "scales": [30.0, 30.0]},
+        momentum={"momentum": 0.9},
+        optim={"warmup_steps": 3},
+        memory={"micro_batch_size": 4},
+    )
     return module, ReinforcedShapesDataModule(shards, **ROWS | {"augmentations": 2, "image_size": image_size} | data)
 
 
 def shre(teacher, seed, **data):
-    taught = {"teacher": "resnet8", "teacher_weights": teacher, "kl_weight": 1.0}
-    module = tiny_shre(None, seed, vocab_size=320, micro_batch_size=3, dropout=0.1, **taught)
+    taught = {"teacher": {"name": "resnet8", "weights": teacher}, "kl": {"weight": 1.0}}
+    words = {"vocab_size": 320, "dropout": 0.1}
+    module = tiny_shre(None, seed, text=words, memory={"micro_batch_size": 3}, **taught)
     return module, ShapesDataModule(**ROWS | {"image_size": 16, "max_tokens": 8} | data)
 
 
@@ -76,7 +85,7 @@ def captioning(folder, seed, **data):
 
 
 def _captions(folder):
-    arguments = write_data(folder / "captions", lessons=20)
+    arguments = write_data(folder / "captions", steps=20)
     (folder / "captions" / "captions.json").write_text(json.dumps(arguments))
     return str(folder / "captions")
 

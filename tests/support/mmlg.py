@@ -6,9 +6,10 @@ from lightning import Trainer
 from safetensors.torch import save_file
 
 from support.clip import LENGTH, SIZE, WORDS, add_tiny_clip
+from support.groups import in_groups
 from vlightning.lightning_modules import MMLGModule
 
-SIZES = {"width": 16, "heads": 2, "layers": 4, "embed_dim": 12, "patch_size": 8, "image_size": SIZE}
+SIZES = {"width": 16, "heads": 2, "depth": 4, "embed_dim": 12, "patch_size": 8, "image_size": SIZE}
 
 
 def write_teacher(path, seed=7):
@@ -28,8 +29,8 @@ def tiny_extraction(teacher, seed=0, **options):
     if teacher is None:
         defaults["distillation_weight"] = 0.0
     else:
-        defaults |= {"teacher": add_tiny_clip(), "teacher_weights": teacher}
-    return MMLGModule(**{**SIZES, **defaults, **options})
+        defaults |= {"model": add_tiny_clip(), "teacher.weights": teacher}
+    return MMLGModule(**in_groups(MMLGModule, SIZES | defaults | options))
 
 
 def ready(module):

@@ -1,4 +1,4 @@
-"""Weights for MobileCLIP's models that are functions of their names, models with statistics that matter, and inputs."""
+"""Weights that are functions of their names, nontrivial BatchNorm statistics, and inputs for MobileCLIP's models."""
 
 import math
 import zlib
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def fill(key, shape):
-    """The tensor that the golden file's reference was run with."""
+    """Return the tensor of a name, as in the reference run of the golden file."""
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     if key.endswith("num_batches_tracked"):
         return torch.zeros(shape, dtype=torch.long)
@@ -29,7 +29,7 @@ def fill(key, shape):
 
 
 def settle(model, seed=0):
-    """Give norms and scales values that fusing cannot ignore; in eval mode."""
+    """Give norms and scales nontrivial values, and set eval mode."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(like, low, high):
@@ -49,12 +49,12 @@ def settle(model, seed=0):
 
 
 def random_images(number, size):
-    """[N, 3, S, S], on the 0-1 scale."""
+    """Return images [N, 3, S, S] on the 0-1 scale."""
     return torch.rand(number, 3, size, size, generator=torch.Generator().manual_seed(3))
 
 
 def texts(number, length=77):
-    """Token ids [N, L], which end before the last place."""
+    """Return token ids [N, L] of texts shorter than L."""
     ids = torch.randint(1, 49406, (number, length), generator=torch.Generator().manual_seed(4))
     ids[:, length // 2 :] = 0
     ids[:, length // 2] = 49407
@@ -63,5 +63,5 @@ def texts(number, length=77):
 
 @torch.no_grad()
 def features(model, images, ids):
-    """Of both towers."""
+    """Return the features of both towers."""
     return model.encode_image(images), model.encode_text(ids)

@@ -1,15 +1,15 @@
 """ALBEF's step written the plain way: the slow reference that `ALBEFModule` and its speed are compared with.
 
-Captions and masked captions go through BERT apart, pairs, negatives and masked texts through the fusion encoder apart;
-attention is two matrix products and a softmax; the language-model head runs on every position; each negative is drawn
-by itself; the queue is copied for every step; the teacher is averaged tensor by tensor. Only the weights and the draws
-of masked words are the module's.
+Captions and masked captions go through BERT separately; pairs, negatives and masked texts go through the fusion encoder
+separately; attention is two matrix products and a softmax; the language-model head runs on every position; negatives
+are drawn one by one; the queue is copied in every step; the teacher is averaged tensor by tensor. Only the weights and
+the draws of masked words are the module's.
 """
 
 import torch
 import torch.nn.functional as F
 
-from vlightning.lightning_modules.albef import draws
+from vlightning.lightning_modules.albef.mlm import draw_masked_tokens
 from vlightning.lightning_modules.networks.precision import at_least_float32 as wide
 
 
@@ -19,14 +19,11 @@ class PlainALBEF:
 
     def losses(self, batch, alpha):
         """ITC, ITM and MLM loss, and the teacher's features of images and texts."""
-        module, hp = self.module, self.module.hparams
+        module = self.module
         student, teacher = module.student, module.teacher
         mask, image_id = batch["attention_mask"], batch["image_id"]
         pairs = len(image_id)
-        special = tuple(hp[f"{name}_token_id"] for name in ("pad", "cls", "sep"))
-        masked = draws.draw_masked_tokens(
-            batch["input_ids"], special, hp["mask_token_id"], hp["vocab_size"], hp["mask_probability"]
-        )
+        masked = draw_masked_tokens(batch["input_ids"], module.text)
         labels = torch.full_like(batch["input_ids"], -100).flatten()
         labels[masked.positions] = masked.labels
 
@@ -93,7 +90,7 @@ class PlainALBEF:
     @torch.no_grad()
     def update_teacher(self):
         """One tensor after the other, each into new memory."""
-        momentum = self.module.hparams["momentum"]
+        momentum = self.module.momentum.momentum
         for average, weight in zip(self.module.teacher.parameters(), self.module.student.parameters(), strict=True):
             average.data = average.data * momentum + weight.data * (1.0 - momentum)
 

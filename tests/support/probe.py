@@ -2,18 +2,21 @@
 
 import torch
 
+from support.groups import in_groups, merged
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import ImageProbeModule
 
 CLASSES, WIDTH, SIZE = 40, 16, 16
-ENCODER = {"image_size": SIZE, "patch_size": 8, "width": WIDTH, "layers": 6, "heads": 2}
-PLAIN = {"mixup": 0.0, "cutmix": 0.0}
+ENCODER = {"image_size": SIZE, "patch_size": 8, "width": WIDTH, "depth": 6, "heads": 2}
+PLAIN = {"mix": {"mixup": 0.0, "cutmix": 0.0}}
 
 
 def tiny_probe(seed=0, **options):
     """A module with no weight of its encoder at its initial value."""
     torch.manual_seed(seed)
-    module = ImageProbeModule(**{"num_classes": CLASSES, **ENCODER, **options})
+    module = ImageProbeModule(
+        **merged({"num_classes": CLASSES, "vision": ENCODER}, in_groups(ImageProbeModule, options))
+    )
     with torch.no_grad():
         for name, parameter in module.encoder.named_parameters():
             if name != "pos_embed":
@@ -28,11 +31,10 @@ def shape_classes(**options):
 
 def shre_checkpoint(path, seed=3, **changes):
     """An encoder, and its checkpoint as a training of SHRe's leaves it."""
-    encoder = tiny_probe(seed, **changes).encoder
+    encoder = tiny_probe(seed, vision=changes).encoder
     state = {f"student.image_encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
     state["student.text_encoder.encoder.weight"] = torch.zeros(3)
-    sizes = {**ENCODER, "post_norm": True, **changes}
-    hparams = {name: sizes[name] for name in ("image_size", "patch_size", "width", "heads", "post_norm")}
+    hparams = {"vision": {**ENCODER, "post_norm": True, **changes}}
     torch.save({"state_dict": state, "hyper_parameters": hparams}, path)
     return encoder
 

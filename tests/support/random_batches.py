@@ -6,13 +6,11 @@ from torch.utils.data import DataLoader, Dataset
 from support import albef, clip, cocord, mmlg, shre
 
 BUILT = {
-    "albef": lambda folder, changes: albef.tiny_albef(**{"queue_size": 24} | changes),
+    "albef": lambda folder, changes: albef.tiny_albef(changes=changes, contrast={"queue_size": 24}),
     "cocord": lambda folder, changes: cocord.tiny_cocord(folder, **changes),
     "mmlg": lambda folder, changes: mmlg.tiny_extraction(mmlg.write_teacher(folder / "teacher.safetensors"), **changes),
     "mobileclip": lambda folder, changes: clip.tiny_module(**changes),
-    "shre": lambda folder, changes: shre.tiny_shre(
-        folder, **{"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)} | changes
-    ),
+    "shre": lambda folder, changes: shre.tiny_shre(folder, **changes),
 }
 NAMES = tuple(BUILT)
 BATCHES = {

@@ -155,10 +155,12 @@ def _write_networks(folder):
     coca.text_decoder.init_parameters()  # open_clip leaves the output projection uninitialized: at times it holds NaN
     save_file(coca.state_dict(), folder / "coca/open_clip_model.safetensors")
     for file, module in (("deit.pth", ALBEFModule), ("data2vec.pth", SHReModule)):
-        sizes = {name: size for name, size in MODELS[module.__name__].items() if name != "rerank_k"}
-        (tower,) = (
-            part for part in module(image_size=SIZE, **sizes).student.modules() if isinstance(part, VisionTransformer)
-        )
+        sizes = {"vision.image_size": SIZE} | MODELS[module.__name__]
+        groups: dict[str, dict[str, object]] = {}
+        for name, size in sizes.items():
+            group, _, setting = name.partition(".")
+            groups.setdefault(group, {})[setting] = size
+        (tower,) = (part for part in module(**groups).student.modules() if isinstance(part, VisionTransformer))
         torch.save(tower.state_dict(), folder / file)
     texts = [caption(number) for number in range(20)]
     tokenizer_from_json(train_wordpiece(texts, 300)).save_pretrained(folder / "bert-base-uncased")

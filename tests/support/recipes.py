@@ -28,39 +28,50 @@ ROWS = 4  # of a process's batch
 WIDTHS = {"width": 16, "heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
     "ALBEFModule": {
-        "patch_size": 8,
-        "vision_width": 16,
-        "vision_depth": 1,
-        "vision_heads": 2,
-        "text_width": 16,
-        "text_heads": 2,
-        "text_ffn_width": 64,
-        "text_layers": 1,
-        "fusion_layers": 1,
-        "embed_dim": 8,
-        "queue_size": 16,
-        "rerank_k": 10,
+        "vision.patch_size": 8,
+        "vision.width": 16,
+        "vision.depth": 1,
+        "vision.heads": 2,
+        "text.width": 16,
+        "text.heads": 2,
+        "text.ffn_width": 64,
+        "text.depth": 1,
+        "text.fusion_depth": 1,
+        "contrast.embed_dim": 8,
+        "contrast.queue_size": 16,
+        "rerank.k": 10,
     },
-    "CoCoRDModule": {"queue_size": 16, "embed_dim": 16, "head_hidden": 12, "predictor_hidden": 8},
+    "CoCoRDModule": {
+        "contrast.queue_size": 16,
+        "heads.embed_dim": 16,
+        "heads.hidden": 12,
+        "heads.predictor_hidden": 8,
+    },
     "LinearProbeModule": {},
-    "MMLGModule": {**WIDTHS, "embed_dim": 12, "patch_size": 8},
-    "VisionClassifierModule": {**WIDTHS, "patch_size": 8},
+    "MMLGModule": {"towers.width": 16, "towers.heads": 2, "towers.embed_dim": 12, "vision.patch_size": 8},
+    "VisionClassifierModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8},
     "ImageEmbeddingModule": {},
     "CaptioningModule": {
         "embed_dim": 12,
-        "width": 32,
-        "prefix_length": 3,
-        "clip_length": 2,
-        "mapper_layers": 1,
-        "mapper_heads": 4,
-        "max_new_tokens": 4,
+        "mapper.width": 32,
+        "mapper.prefix_length": 3,
+        "mapper.clip_length": 2,
+        "mapper.depth": 1,
+        "mapper.heads": 4,
+        "generation.max_new_tokens": 4,
     },
     "MobileCLIPModule": {},
     "ReinforcementModule": {},
-    "SHReModule": {**WIDTHS, "patch_size": 8, "image_layers": 2, "text_layers": 2},
-    "ImageProbeModule": {**WIDTHS, "patch_size": 8, "layers": 2},
+    "SHReModule": {
+        "vision.width": 16,
+        "vision.heads": 2,
+        "vision.patch_size": 8,
+        "vision.depth": 2,
+        "text.depth": 2,
+    },
+    "ImageProbeModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8, "vision.depth": 2},
 }
-"""Sizes of networks, by module."""
+"""Sizes of networks, by module; a group's setting has a dotted name."""
 SWAPPED = {
     "ViT-B-16": "tiny-clip-of-the-tests",
     "MobileCLIP-S0": "MobileCLIP-tiny",
@@ -212,8 +223,8 @@ def _replace(config: Any, subcommand: str) -> None:
     for name, value in MODELS[kind].items():
         if arguments[name]:
             arguments[name] = value
-    if kind == "MobileCLIPModule" and arguments.teacher_dims is None:
-        arguments.teacher_dims = DIMS  # in place of DataCompDR's
+    if kind == "MobileCLIPModule" and arguments.teacher.dims is None:
+        arguments.teacher.dims = DIMS  # in place of DataCompDR's
     _swap(model)
     side = SIZE if kind in ("SHReModule", "ImageProbeModule") else None  # the sides on which their encoder is trained
     _shrink_data(data, side)
@@ -224,10 +235,12 @@ def _replace(config: Any, subcommand: str) -> None:
             callback.init_args.templates = ["a photo of a {}."]  # 80 for each of a thousand classes take minutes
     size = data.init_args.get("image_size")
     for section in (model, data):
-        if section.init_args.get("max_tokens") == 77:
-            section.init_args.max_tokens = LENGTH
-    if size is None and arguments.get("image_size"):
-        arguments.image_size = SIZE
+        for name in ("max_tokens", "text.max_tokens"):
+            if section.init_args.get(name) == 77:
+                section.init_args[name] = LENGTH
+    for name in ("image_size", "vision.image_size"):
+        if size is None and arguments.get(name):
+            arguments[name] = SIZE
 
 
 def _swap(section: Any) -> None:
@@ -237,7 +250,7 @@ def _swap(section: Any) -> None:
         if isinstance(value, str) and value in SWAPPED:
             other = SWAPPED[value]
             if "{teacher}" in other:
-                teacher = section[name.removesuffix("_weights")]
+                teacher = section[f"{name.removesuffix('weights')}name"]
                 other = other.format(teacher=teacher.rpartition("/")[2])
             section[name] = other
         elif hasattr(value, "items") or isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Reinforced samples as the vendor's shards hold them, written member by member without the project's writer."""
+"""Reinforced samples in the layout of the vendor's shards, written without the project's writer."""
 
 import gzip
 import io
@@ -16,13 +16,13 @@ SIZE = (40, 32)  # width and height of the images
 
 
 def embeddings(number, rows, kind):
-    """Unit rows that tell sample, row and kind."""
+    """Return unit rows that are unique to sample, row and kind."""
     generator = torch.Generator().manual_seed(1000 * number + kind)
     return torch.nn.functional.normalize(torch.randn(rows, WIDTH, generator=generator), dim=-1)
 
 
 def augmentations(number, size=SIZE):
-    """Boxes inside an image of that width and height, and two operations; one is left out, one does nothing."""
+    """Return boxes inside an image of a size, each with two operations, some of them missing or without effect."""
     draws = np.random.default_rng(number)
     entries = []
     for _ in range(AUGMENTATIONS):
@@ -46,7 +46,7 @@ def pth_gz(arrays):
 
 
 def sample(number, version=1, store="npz", as_string=False, kinds=("syn_text",)):
-    """Members of a sample by kind."""
+    """Return the members of a sample by kind."""
     entries = augmentations(number)
     synthetic = {kind: [f"{kind} {number} {place}" for place in range(SYNTHETIC)] for kind in kinds}
     arrays = {"image_emb": embeddings(number, AUGMENTATIONS, 0), "text_emb": embeddings(number, 1, 1)}
@@ -66,7 +66,7 @@ def sample(number, version=1, store="npz", as_string=False, kinds=("syn_text",))
 
 
 def write_tar(path, samples):
-    """A tar file of samples, members by kind, by key; returns its path."""
+    """Write a tar file of samples by key, each with members by kind, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for key, members in samples.items():
@@ -78,7 +78,7 @@ def write_tar(path, samples):
 
 
 def torchvision_augmentation(image, size, seed):
-    """The released configuration's augmentation, by torchvision itself, under a seed."""
+    """Apply the released configuration's augmentation with torchvision and a seed."""
     torch.manual_seed(seed)
     crop = RandomResizedCrop(size, interpolation=InterpolationMode.BICUBIC)
     return RandAugment()(crop(image))

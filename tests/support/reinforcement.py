@@ -1,4 +1,4 @@
-"""A module that embeds without a network, and a run over pairs that can kill itself, as a script.
+"""A module that embeds without a network, and a script that reinforces pairs and can kill itself.
 
 python reinforcement.py FOLDER PAIRS [--kill batch|index|rename]
 """
@@ -22,7 +22,7 @@ IMAGE = {"bytes": Value("binary"), "path": Value("string")}
 
 
 def write_pairs(path, count=ROWS, replaced=None):
-    """Pairs with synthetic captions, some of them replaced; returns the path."""
+    """Write pairs with synthetic captions, some of them replaced, and return the path."""
     rows = [
         {
             "image": {"bytes": encoded(draw_image(number), "JPEG", quality=90), "path": None},
@@ -44,12 +44,12 @@ def reinforcement_data(pairs, folder, **options):
 
 
 class Embeds(LightningModule):
-    """Two teachers, 4 and 6 wide, that see the colours of a crop and the letters of a text.
+    """Two teachers of 4 and 6 dimensions that embed the colors of a crop and the letters of a text.
 
     Args:
-        turned: how far what it says now is from what it said.
-        weights: what the manifest calls it.
-        leaves_out: rows that give nothing.
+        turned: distance of the embeddings from those of an earlier run.
+        weights: name in the manifest.
+        leaves_out: rows that are left out.
     """
 
     widths = (4, 6)
@@ -88,7 +88,7 @@ def unit(rows):
 
 
 def predict(pairs, folder, module=None, writer=None, trainer=None, callbacks=(), **options):
-    """A run; returns the module."""
+    """Reinforce pairs and return the module."""
     module, data = module or Embeds(), reinforcement_data(pairs, folder, **options)
     if trainer is None:
         writer = writer or ReinforcementWriter(4)
@@ -98,7 +98,7 @@ def predict(pairs, folder, module=None, writer=None, trainer=None, callbacks=(),
 
 
 class KillsInBatch(Callback):
-    """Ends the process before the fourth batch, once the first shard is written and the second begun."""
+    """Kill the process before the fourth batch, when the first shard is written and the second started."""
 
     def on_predict_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         if batch_idx == 3:
@@ -109,7 +109,7 @@ class KillsInBatch(Callback):
 
 
 def kill_at_rename(ending):
-    """End the process where the second shard, or its index, would get its name."""
+    """Kill the process where the second shard, or its index, would be renamed."""
     replace = os.replace
 
     def killing(source, target):

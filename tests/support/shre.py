@@ -3,38 +3,33 @@
 import torch
 
 from support.cocord import teacher_file
+from support.groups import in_groups, merged
 from vlightning.lightning_modules import SHReModule
 
 CLASSES = 5
 SIZES = {
     "num_classes": CLASSES,
-    "image_size": 16,
-    "patch_size": 8,
-    "width": 8,
-    "heads": 2,
-    "image_layers": 2,
-    "text_layers": 2,
-    "max_tokens": 8,
-    "vocab_size": 120,
-    "dropout": 0.0,
+    "vision": {"image_size": 16, "patch_size": 8, "width": 8, "depth": 2, "heads": 2},
+    "text": {"depth": 2, "max_tokens": 8, "vocab_size": 120, "dropout": 0.0},
 }
+WORDS = {"text": {"vocab_size": 320}}
+"""For captions of `ShapesDataModule`."""
 
 
 def write_teacher(folder, classes=CLASSES, seed=1):
     """The arguments of a module with a teacher, whose file is written."""
     return {
         "num_classes": classes,
-        "teacher": "resnet8",
-        "teacher_weights": teacher_file(folder, "resnet8", classes, seed),
-        "kl_weight": 1.0,
+        "teacher": {"name": "resnet8", "weights": teacher_file(folder, "resnet8", classes, seed)},
+        "kl": {"weight": 1.0},
     }
 
 
 def tiny_shre(folder=None, seed=0, **options):
     """It has a teacher where a folder for the file is given."""
-    taught = {"kl_weight": 0.0} if folder is None else write_teacher(folder)
+    taught = {"kl": {"weight": 0.0}} if folder is None else write_teacher(folder)
     torch.manual_seed(seed)
-    return SHReModule(**{**SIZES, **taught, **options})
+    return SHReModule(**merged(SIZES, taught, in_groups(SHReModule, options)))
 
 
 def ready(module):

@@ -1,6 +1,6 @@
-"""The 22 networks of the CRD benchmark for CIFAR, under the names that its checkpoints are published with.
+"""The 22 CIFAR networks of the CRD benchmark.
 
-Their state dicts have the keys, shapes and order of those checkpoints.
+State dicts have the keys, shapes and order of the checkpoints that the benchmark published.
 """
 
 from collections.abc import Callable
@@ -29,4 +29,4 @@ CIFAR_NETWORKS: dict[str, Callable[[int], Classifier]] = {
     "ShuffleV2": ShuffleNetV2,
     "ResNet50": BottleneckResNet,
 }
-"""Builders that take the number of classes."""
+"""Network builders by name; each takes the number of classes."""

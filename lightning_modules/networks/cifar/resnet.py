@@ -1,6 +1,6 @@
-"""Residual networks for small images: three stages of basic blocks, and ResNet-50 with a stem that does not shrink.
+"""Residual networks for small images: three stages of basic blocks, and ResNet-50 with a stem of stride 1.
 
-The blocks are torchvision's; the names are those of the public checkpoints of the CRD benchmark.
+Blocks are torchvision's; parameter names are those of the public checkpoints of the CRD benchmark.
 """
 
 from typing import Any
@@ -14,22 +14,22 @@ from .classifier import Classifier, init_convolutions, pool
 class BasicResNet(Classifier):
     """The CIFAR residual network of He et al. (section 4.2), with 1x1 convolutions where a block changes the width.
 
-    The original pads with zeros there (option A of that paper); the benchmark's networks are of option B.
+    This is option B of that paper, as in the benchmark; option A pads with zeros instead.
 
     Args:
         depth: 6n + 2 layers, for n blocks a stage.
         stem: channels of the first convolution.
         widths: channels of the three stages, the last of which is the feature width.
-        num_classes: C.
+        num_classes: number of classes C.
 
     Raises:
-        ValueError: if the depth is not 6n + 2.
+        ValueError: If the depth is not 6n + 2.
     """
 
     def __init__(self, depth: int, stem: int, widths: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
-            raise ValueError(f"Found depth {depth}, expected 6n + 2 for n blocks in each stage, such as 8, 20 or 110.")
+            raise ValueError(f"Expected a depth of 6n + 2 for n blocks in each stage, got {depth}: use 8, 20 or 110.")
         blocks = (depth - 2) // 6
         self.feature_dim = widths[2]
         self.conv1 = nn.Conv2d(3, stem, 3, padding=1, bias=False)
@@ -42,12 +42,12 @@ class BasicResNet(Classifier):
         init_convolutions(self)
 
     def forward_features(self, image: Tensor) -> Tensor:
-        """Image [B, 3, H, W] to pooled features [B, D]."""
+        """Map images [B, 3, H, W] to pooled features [B, D]."""
         maps = self.relu(self.bn1(self.conv1(image)))
         return pool(self.layer3(self.layer2(self.layer1(maps))))
 
     def classify(self, features: Tensor) -> Tensor:
-        """Features [B, D] to logits [B, C]."""
+        """Map features [B, D] to logits [B, C]."""
         return self.fc(features)
 
 
@@ -63,7 +63,7 @@ class BottleneckResNet(Classifier):
     """torchvision's ResNet-50 with a 3x3 stem of stride 1 and no max-pool: 32-pixel images end as 4x4 maps.
 
     Args:
-        num_classes: C.
+        num_classes: number of classes C.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -82,17 +82,17 @@ class BottleneckResNet(Classifier):
         self.linear = body.fc
 
     def forward_features(self, image: Tensor) -> Tensor:
-        """Image [B, 3, H, W] to pooled features [B, D]."""
+        """Map images [B, 3, H, W] to pooled features [B, D]."""
         maps = self.relu(self.bn1(self.conv1(image)))
         return pool(self.layer4(self.layer3(self.layer2(self.layer1(maps)))))
 
     def classify(self, features: Tensor) -> Tensor:
-        """Features [B, D] to logits [B, C]."""
+        """Map features [B, D] to logits [B, C]."""
         return self.linear(features)
 
 
 class _Bottleneck(Bottleneck):
-    """torchvision's block, whose `downsample` the public checkpoints call `shortcut`."""
+    """torchvision's block with `downsample` renamed to `shortcut`, as in the public checkpoints."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -100,7 +100,7 @@ class _Bottleneck(Bottleneck):
         del self.downsample
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps [B, P, H, W] to maps [B, 4 * planes, H / stride, W / stride]."""
+        """Map features [B, P, H, W] to [B, 4 * planes, H / stride, W / stride]."""
         residual = self.relu(self.bn1(self.conv1(maps)))
         residual = self.relu(self.bn2(self.conv2(residual)))
         residual = self.bn3(self.conv3(residual))

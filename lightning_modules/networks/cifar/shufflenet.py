@@ -1,7 +1,7 @@
-"""ShuffleNetV1 (Zhang et al., 3 groups) and ShuffleNetV2 (Ma et al., 1x) with a stem that does not shrink.
+"""ShuffleNetV1 (Zhang et al., 3 groups) and ShuffleNetV2 (Ma et al., 1x) with a stem of stride 1.
 
-The names are those of the public checkpoints of the CRD benchmark, which is why the units of V2 are not torchvision's:
-theirs compute the same, under other names. Layers start as PyTorch draws them, in the benchmark as in torchvision.
+Parameter names are those of the public checkpoints of the CRD benchmark. torchvision's units of V2 compute the same
+with other names. Layers keep PyTorch's default initialisation, as in the benchmark and in torchvision.
 """
 
 import torch
@@ -22,7 +22,7 @@ def _depthwise(width: int, stride: int) -> nn.Conv2d:
 
 
 def _shuffle(maps: Tensor, groups: int) -> Tensor:
-    """Interleave the channels of the groups: [B, D, H, W], where channel j of group i goes to place j * groups + i."""
+    """Interleave the channels of the groups in [B, D, H, W]: channel j of group i moves to position j * groups + i."""
     return maps.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
 
 
@@ -30,7 +30,7 @@ class ShuffleNetV1(Classifier):
     """Three stages of 4, 8 and 4 units with 240, 480 and 960 channels.
 
     Args:
-        num_classes: C.
+        num_classes: number of classes C.
     """
 
     feature_dim = 960
@@ -39,18 +39,18 @@ class ShuffleNetV1(Classifier):
         super().__init__()
         self.conv1 = _convolution(3, _STEM)
         self.bn1 = nn.BatchNorm2d(_STEM)
-        self.layer1 = _stage_v1(_STEM, 240, 4, first_groups=1)  # 24 channels are too few for groups, says the paper
+        self.layer1 = _stage_v1(_STEM, 240, 4, first_groups=1)  # no groups for the 24 input channels (the paper)
         self.layer2 = _stage_v1(240, 480, 8)
         self.layer3 = _stage_v1(480, 960, 4)
         self.linear = nn.Linear(self.feature_dim, num_classes)
 
     def forward_features(self, image: Tensor) -> Tensor:
-        """Image [B, 3, H, W] to pooled features [B, D]."""
+        """Map images [B, 3, H, W] to pooled features [B, D]."""
         maps = F.relu(self.bn1(self.conv1(image)))
         return pool(self.layer3(self.layer2(self.layer1(maps))))
 
     def classify(self, features: Tensor) -> Tensor:
-        """Features [B, D] to logits [B, C]."""
+        """Map features [B, D] to logits [B, C]."""
         return self.linear(features)
 
 
@@ -60,7 +60,7 @@ def _stage_v1(inputs: int, width: int, units: int, first_groups: int = 3) -> nn.
 
 
 class _UnitV1(nn.Module):
-    """A bottleneck of grouped 1x1 convolutions; with stride 2 its input is pooled and put behind its output."""
+    """A bottleneck of grouped 1x1 convolutions; with stride 2 the pooled input is concatenated to its output."""
 
     def __init__(self, inputs: int, width: int, stride: int, first_groups: int) -> None:
         super().__init__()
@@ -74,9 +74,9 @@ class _UnitV1(nn.Module):
         self.bn3 = nn.BatchNorm2d(width)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps [B, I, H, W] to [B, width, H, W], or with stride 2 to [B, width + I, H / 2, W / 2]."""
+        """Map features [B, I, H, W] to [B, width, H, W], or with stride 2 to [B, width + I, H / 2, W / 2]."""
         residual = _shuffle(F.relu(self.bn1(self.conv1(maps))), self.groups)
-        # A ReLU follows the convolution of each channel too: the benchmark has one here, the paper has none.
+        # The benchmark has a ReLU after the depthwise convolution, the paper has none.
         residual = self.bn3(self.conv3(F.relu(self.bn2(self.conv2(residual)))))
         if self.stride == 1:
             return F.relu(residual + maps)
@@ -87,7 +87,7 @@ class ShuffleNetV2(Classifier):
     """Three stages of 4, 8 and 4 units with 116, 232 and 464 channels, and a 1x1 convolution to 1024.
 
     Args:
-        num_classes: C.
+        num_classes: number of classes C.
     """
 
     feature_dim = 1024
@@ -104,13 +104,13 @@ class ShuffleNetV2(Classifier):
         self.linear = nn.Linear(self.feature_dim, num_classes)
 
     def forward_features(self, image: Tensor) -> Tensor:
-        """Image [B, 3, H, W] to pooled features [B, D]."""
+        """Map images [B, 3, H, W] to pooled features [B, D]."""
         maps = F.relu(self.bn1(self.conv1(image)))
         maps = self.layer3(self.layer2(self.layer1(maps)))
         return pool(F.relu(self.bn2(self.conv2(maps))))
 
     def classify(self, features: Tensor) -> Tensor:
-        """Features [B, D] to logits [B, C]."""
+        """Map features [B, D] to logits [B, C]."""
         return self.linear(features)
 
 
@@ -119,7 +119,7 @@ def _stage_v2(inputs: int, width: int, units: int) -> nn.Sequential:
 
 
 class _UnitV2(nn.Module):
-    """Half of the channels pass unchanged, half go through a bottleneck; then the halves are shuffled."""
+    """Apply a bottleneck to half of the channels, keep the other half, and shuffle both."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _UnitV2(nn.Module):
         self.bn3 = nn.BatchNorm2d(half)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps [B, width, H, W] to maps of the same shape."""
+        """Map features [B, width, H, W] to the same shape."""
         kept, changed = maps.chunk(2, dim=1)
         changed = F.relu(self.bn1(self.conv1(changed)))
         changed = self.bn2(self.conv2(changed))
@@ -141,7 +141,7 @@ class _UnitV2(nn.Module):
 
 
 class _DownUnitV2(nn.Module):
-    """The unit of stride 2: all channels go through both branches, which halve the map, and are shuffled."""
+    """Apply two branches of stride 2 to all channels, and shuffle their outputs."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class _DownUnitV2(nn.Module):
         self.bn5 = nn.BatchNorm2d(half)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps [B, I, H, W] to maps [B, width, H / 2, W / 2]."""
+        """Map features [B, I, H, W] to [B, width, H / 2, W / 2]."""
         left = self.bn1(self.conv1(maps))
         left = F.relu(self.bn2(self.conv2(left)))
         right = F.relu(self.bn3(self.conv3(maps)))

@@ -1,6 +1,6 @@
 """VGG (Simonyan and Zisserman) with BatchNorm and one linear layer, for small images.
 
-The names are those of the public checkpoints of the CRD benchmark.
+Parameter names are those of the public checkpoints of the CRD benchmark.
 """
 
 import torch.nn.functional as F
@@ -13,14 +13,14 @@ _WIDTHS = (64, 128, 256, 512, 512)
 
 
 class VGG(Classifier):
-    """Five stages of 3x3 convolutions with max-pools between them.
+    """Five stages of 3x3 convolutions with max pooling between them.
 
-    Between the last two stages there is a max-pool only from 64 pixels on: at 32 pixels the map has 4x4 positions by
-    then. The benchmark has it at 64 pixels exactly; larger images, which it has not, get it here too.
+    Images below 64 pixels are not pooled between the last two stages, where the map of 32 pixels has 4x4 positions.
+    (The benchmark pools there at exactly 64 pixels, its largest size.)
 
     Args:
-        convolutions: how many each stage has.
-        num_classes: C.
+        convolutions: number of convolutions of each stage.
+        num_classes: number of classes C.
     """
 
     feature_dim = _WIDTHS[-1]
@@ -36,7 +36,7 @@ class VGG(Classifier):
         init_linear(self.classifier)
 
     def forward_features(self, image: Tensor) -> Tensor:
-        """Image [B, 3, H, W] to pooled features [B, D]."""
+        """Map images [B, 3, H, W] to pooled features [B, D]."""
         maps = image
         for stage in (self.block0, self.block1, self.block2):
             maps = F.max_pool2d(stage(maps), 2)
@@ -46,7 +46,7 @@ class VGG(Classifier):
         return pool(self.block4(maps))
 
     def classify(self, features: Tensor) -> Tensor:
-        """Features [B, D] to logits [B, C]."""
+        """Map features [B, D] to logits [B, C]."""
         return self.classifier(features)
 
 

@@ -1,6 +1,6 @@
 """Wide residual networks (Zagoruyko and Komodakis), without dropout.
 
-Blocks are pre-activation: BatchNorm and ReLU come before each convolution. The names are those of the public
+Blocks are pre-activation: BatchNorm and ReLU precede each convolution. Parameter names are those of the public
 checkpoints of the CRD benchmark.
 """
 
@@ -16,17 +16,17 @@ class WideResNet(Classifier):
 
     Args:
         depth: 6n + 4 layers, for n blocks a group.
-        widen: factor k on the groups' 16, 32 and 64 channels.
-        num_classes: C.
+        widen: factor k of the groups' 16, 32 and 64 channels.
+        num_classes: number of classes C.
 
     Raises:
-        ValueError: if the depth is not 6n + 4.
+        ValueError: If the depth is not 6n + 4.
     """
 
     def __init__(self, depth: int, widen: int, num_classes: int) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
-            raise ValueError(f"Found depth {depth}, expected 6n + 4 for n blocks in each group, such as 16 or 40.")
+            raise ValueError(f"Expected a depth of 6n + 4 for n blocks in each group, got {depth}: use 16 or 40.")
         blocks = (depth - 4) // 6
         self.feature_dim = 64 * widen
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
@@ -40,12 +40,12 @@ class WideResNet(Classifier):
         nn.init.zeros_(self.fc.bias)
 
     def forward_features(self, image: Tensor) -> Tensor:
-        """Image [B, 3, H, W] to pooled features [B, D]."""
+        """Map images [B, 3, H, W] to pooled features [B, D]."""
         maps = self.block3(self.block2(self.block1(self.conv1(image))))
         return pool(self.relu(self.bn1(maps)))
 
     def classify(self, features: Tensor) -> Tensor:
-        """Features [B, D] to logits [B, C]."""
+        """Map features [B, D] to logits [B, C]."""
         return self.fc(features)
 
 
@@ -53,11 +53,11 @@ def _group(inputs: int, width: int, blocks: int, stride: int) -> nn.Sequential:
     layers = nn.Sequential(
         _PreActivationBlock(inputs, width, stride), *(_PreActivationBlock(width, width, 1) for _ in range(blocks - 1))
     )
-    return nn.Sequential(OrderedDict(layer=layers))  # the public names have this level
+    return nn.Sequential(OrderedDict(layer=layers))  # a level in the public names
 
 
 class _PreActivationBlock(nn.Module):
-    """Two 3x3 convolutions; where the width changes, the shortcut is a bare 1x1 convolution of the activated input."""
+    """Two 3x3 convolutions; where the width changes, the shortcut is a 1x1 convolution of the activated input."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class _PreActivationBlock(nn.Module):
         self.convShortcut = nn.Conv2d(inputs, width, 1, stride, bias=False) if inputs != width else None
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps [B, I, H, W] to maps [B, width, H / stride, W / stride]."""
+        """Map features [B, I, H, W] to [B, width, H / stride, W / stride]."""
         activated = self.relu(self.bn1(maps))
         residual = self.conv2(self.relu(self.bn2(self.conv1(activated))))
         return residual + (maps if self.convShortcut is None else self.convShortcut(activated))

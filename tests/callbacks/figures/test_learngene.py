@@ -17,7 +17,8 @@ from support.mmlg import tiny_extraction
 from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneFigures
 from vlightning.callbacks.figures.learngene import draw_coefficients, draw_norms
-from vlightning.callbacks.learngene.layers import LINEARS
+from vlightning.callbacks.learngene.sizes import LINEARS
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 
 NAMES = ["vision", "vision_multimodal", "text", "text_multimodal"]
@@ -82,7 +83,7 @@ def test_a_resumed_run_has_the_history_of_the_whole_one(tmp_path):
         fit(extraction(seed=1), resumed, max_epochs=3, ckpt_path=path)
         assert resumed.state_dict() == whole.state_dict()
     fit(extraction(seed=1), resumed, max_epochs=1)
-    assert max(resumed.history) <= 4, "another training goes on from the former one's history"
+    assert max(resumed.history) <= 4, "a new training keeps the history of an earlier one"
 
 
 def products(module):
@@ -100,7 +101,7 @@ def products(module):
 
 def scrambled():
     """No two blocks and no two coefficients alike, one of them negative."""
-    module = tiny_extraction(None, layers=6)
+    module = tiny_extraction(None, depth=6)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
@@ -220,26 +221,26 @@ def test_training_with_figures_is_training_without(tmp_path):
         assert torch.equal(tensor, ends[1][0][name]), name
 
 
-def test_where_nothing_can_be_drawn_it_is_said_once(tmp_path):
+def test_a_missing_logger_is_one_warning(tmp_path):
     figures = LearngeneFigures()
     with pytest.warns(UserWarning, match="LearngeneFigures draws nothing: the run has no TensorBoardLogger"):
         fit(extraction(), figures)
     with warnings.catch_warnings(record=True) as warned:
         trainer(figures, logger=CSVLogger(tmp_path), limit_val_batches=0).fit(extraction(), shapes())
     assert not any("LearngeneFigures" in str(one.message) for one in warned)
-    with pytest.raises(AttributeError, match=r"found no method learngene_terms\(\) in BoringModel"):
+    with pytest.raises(UserError, match=r"expected a module with a method learngene_terms\(\), got BoringModel"):
         trainer(LearngeneFigures()).fit(BoringModel())
 
 
 @pytest.mark.parametrize("options", [{"every_n_epochs": 0}, {"every_n_steps": 0}, {"points": 1}])
-def test_numbers_that_make_no_sense_are_named(options):
+def test_invalid_arguments_are_named(options):
     ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=f"{name}={value} of LearngeneFigures must be at least"):
+    with pytest.raises(UserError, match=rf"Expected {name} of LearngeneFigures of at least \d, got {value}"):
         LearngeneFigures(**options)
 
 
 @pytest.mark.parametrize("student", ["TLEG", "plain"])
-def test_a_student_without_such_sums_is_told_and_trains(tmp_path, student):
+def test_another_student_is_a_warning_and_trains(tmp_path, student):
     figures = LearngeneFigures(every_n_steps=1)
     with pytest.warns(UserWarning, match="LearngeneFigures draws nothing: the student has no such sums"):
         fit(tiny_extraction(None, student=student), figures, folder=tmp_path, max_steps=2)

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from support.albef import SIZES, pairs_loader, tiny_albef
+from support.albef import IMAGE_SIZE, pairs_loader, tiny_albef
 from support.distributed import run_ddp_fit
 from support.tiny import TinyData, TinyModel
 from vlightning.callbacks import RetrievalFigures, WordMapFigures
@@ -25,7 +25,7 @@ class Shapes(ShapesDataModule):
 
     def __init__(self, **options):
         defaults = {"length": 24, "eval_length": 12, "batch_size": 8, "vocab_size": 200, "max_tokens": 16}
-        super().__init__(image_size=SIZES["image_size"], **defaults | options)
+        super().__init__(image_size=IMAGE_SIZE, **defaults | options)
         self.opened = []
 
     def image(self, split, sample_index):
@@ -34,7 +34,7 @@ class Shapes(ShapesDataModule):
 
 
 def _albef(**changes):
-    return tiny_albef(**{"vocab_size": 200, "rerank_k": 10, "fusion_layers": 2} | changes)
+    return tiny_albef(changes=changes, text={"vocab_size": 200, "fusion_depth": 2}, rerank={"k": 10})
 
 
 def _trainer(folder, callbacks, **changes):
@@ -92,7 +92,7 @@ def test_tensorboard_has_every_curve_and_both_figures(tmp_path):
 def test_training_with_figures_gives_the_weights_and_draws_of_training_without(tmp_path):
     ends = []
     for number, callbacks in enumerate(([], [RetrievalFigures(), WordMapFigures()])):
-        module = _albef(dropout=0.1)
+        module = _albef(text={"dropout": 0.1})
         torch.manual_seed(3)
         trainer = _trainer(tmp_path / str(number), callbacks, max_epochs=2, val_check_interval=1)
         trainer.fit(module, Shapes(length=16))
@@ -165,13 +165,13 @@ def test_without_a_matching_score_the_cosine_is_shown():
     assert [panel.title for panel in rows[0].panels] == ["1.  cosine 1.00", "2.  cosine 0.75"]
 
 
-def test_equal_texts_count_as_matches_where_the_module_says_so():
+def test_equal_texts_count_as_matches_if_the_module_gives_text_ids():
     equal = torch.tensor([7, 7, 2, 3, 4, 5])  # the first two texts read the same
     rows = RetrievalFigures(queries=1, top=3).rows(*_parts(_result(text_id=equal))[:2], "validation")
     assert [panel.right for panel in rows[0].panels] == [True, True, False]
 
 
-def test_a_text_without_a_right_image_says_so_and_fewer_images_than_asked_are_shown():
+def test_a_text_without_a_right_image_has_a_note_and_fewer_images_than_asked_are_shown():
     result = _result()
     result.matches = Matches(torch.arange(5), torch.full((6,), 99))
     rows = RetrievalFigures(queries=99, top=50).rows(*_parts(result)[:2], "validation")
@@ -189,7 +189,7 @@ def test_figures_show_captions_as_they_are_in_the_data(tmp_path):
     rows += [{"image": f"{number}.png", "caption": f"The {number}th: 50% off\u2026"} for number in range(4)]
     (tmp_path / "pairs.json").write_text(json.dumps(rows))
     pairs = str(tmp_path / "pairs.json")
-    sizes = {"image_size": SIZES["image_size"], "vocab_size": 200, "max_tokens": 16}
+    sizes = {"image_size": IMAGE_SIZE, "vocab_size": 200, "max_tokens": 16}
     data = ImageTextDataModule(
         train=[pairs], validation=[pairs], batch_size=4, eval_batch_size=3, num_workers=0, max_bad_share=0.9, **sizes
     )
@@ -279,7 +279,7 @@ def test_the_sanity_check_draws_nothing_and_other_epochs_wait_their_turn(tmp_pat
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
-def test_validation_alone_is_drawn_whatever_the_epoch_and_the_precision(tmp_path, precision):
+def test_validation_alone_is_drawn_in_every_epoch_and_precision(tmp_path, precision):
     callbacks = [RetrievalFigures(every_n_epochs=3), WordMapFigures(every_n_epochs=3)]
     _trainer(tmp_path, callbacks, precision=precision).validate(_albef(), Shapes(), verbose=False)
     assert _steps(tmp_path, "val/retrieval") == _steps(tmp_path, "val/words") == [0]
@@ -314,7 +314,7 @@ def _case(name, folder):
         ("no datamodule", "draws nothing: the run has no datamodule with image()"),
     ],
 )
-def test_what_cannot_be_drawn_is_said_once_and_stops_nothing(tmp_path, case, sentence):
+def test_a_figure_that_cannot_be_drawn_warns_once_and_stops_nothing(tmp_path, case, sentence):
     module, data, changes = _case(case, tmp_path)
     trainer = _trainer(tmp_path, [RetrievalFigures()], **changes)
     with warnings.catch_warnings(record=True) as caught:
@@ -327,7 +327,7 @@ def test_what_cannot_be_drawn_is_said_once_and_stops_nothing(tmp_path, case, sen
     assert _steps(tmp_path, "val/retrieval") == []
 
 
-def test_a_module_without_word_maps_is_said_and_the_other_figure_is_drawn(tmp_path, monkeypatch):
+def test_a_module_without_word_maps_warns_and_the_other_figure_is_drawn(tmp_path, monkeypatch):
     monkeypatch.delattr("vlightning.lightning_modules.ALBEFModule.word_maps")
     trainer = _trainer(tmp_path, [WordMapFigures(), RetrievalFigures()])
     with pytest.warns(UserWarning, match=r"WordMapFigures draws nothing: ALBEFModule has no word_maps\(\)"):
@@ -335,14 +335,14 @@ def test_a_module_without_word_maps_is_said_and_the_other_figure_is_drawn(tmp_pa
     assert _events(tmp_path).Tags()["images"] == ["val/retrieval"]
 
 
-def test_a_model_whose_words_have_no_maps_is_said(tmp_path):
+def test_a_model_without_maps_of_words_warns(tmp_path):
     trainer = _trainer(tmp_path, [WordMapFigures()])
-    with pytest.warns(UserWarning, match="WordMapFigures draws nothing: With one fusion layer"):
-        trainer.validate(_albef(fusion_layers=1), Shapes(), verbose=False)
+    with pytest.warns(UserWarning, match="WordMapFigures draws nothing: Expected two or more fusion layers"):
+        trainer.validate(_albef(text={"fusion_depth": 1}), Shapes(), verbose=False)
     assert _steps(tmp_path, "val/words") == []
 
 
-def test_a_fast_dev_run_says_nothing(tmp_path):
+def test_a_fast_dev_run_does_not_warn(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _trainer(tmp_path, [RetrievalFigures(), WordMapFigures()], fast_dev_run=True).fit(_albef(), Shapes())

@@ -11,7 +11,7 @@ import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
-from support.albef import SIZES, random_batch, tiny_albef
+from support.albef import IMAGE_SIZE, random_batch, tiny_albef
 from support.command_line import run
 from support.distributed import rank_trainer, run_distributed
 from support.images import draw_image
@@ -48,9 +48,9 @@ def _data(folder, **options):
         "predict_texts": TEXTS,
         "batch_size": 4,
         "num_workers": 0,
-        "image_size": SIZES["image_size"],
+        "image_size": IMAGE_SIZE,
         "tokenizer": str(folder / "vocab.txt"),
-        "vocab_size": SIZES["vocab_size"],
+        "vocab_size": 120,
         "max_bad_share": 0.5,
         "cache_dir": str(folder / "cache"),
     }
@@ -58,7 +58,7 @@ def _data(folder, **options):
 
 
 def _albef(rerank_k=10):
-    module = tiny_albef(rerank_k=rerank_k)
+    module = tiny_albef(rerank={"k": rerank_k})
     with torch.no_grad():  # weights that tell images and texts apart by more than rounding
         for parameter in module.student.parameters():
             parameter.mul_(3.0)
@@ -296,8 +296,10 @@ def test_two_processes_write_the_files_of_one(folder):
 
 SMALL = """
 model:
-  init_args: {vision_width: 16, vision_depth: 1, vision_heads: 2, text_width: 16, text_heads: 2, text_ffn_width: 32,
-    text_layers: 1, embed_dim: 8, queue_size: 16}
+  init_args:
+    vision: {width: 16, depth: 1, heads: 2}
+    text: {width: 16, heads: 2, ffn_width: 32, depth: 1}
+    contrast: {embed_dim: 8, queue_size: 16}
 data: {init_args: {image_size: 16, batch_size: 8, num_workers: 0, length: 16, eval_length: 8}}
 trainer: {max_steps: 2, enable_progress_bar: false, enable_model_summary: false, logger: {init_args: {name: small}}}
 """

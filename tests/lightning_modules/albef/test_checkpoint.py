@@ -13,9 +13,12 @@ from safetensors import safe_open
 from torch.utils.data import DataLoader
 
 from support.albef import pairs_loader, random_batch, tiny_albef
+from support.groups import merged
 from vlightning.callbacks.queue import NO_ID
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ALBEFModule
-from vlightning.lightning_modules.albef.checkpoint import load_official, save_official, to_official
+from vlightning.lightning_modules.albef.official import save_official, to_official
+from vlightning.lightning_modules.albef.weights import load_official
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "albef_pretrain.safetensors"
 
@@ -40,22 +43,25 @@ def build(golden):
     def make(**changes):
         torch.manual_seed(9)
         sizes = {
-            "image_size": config["image_size"],
-            "patch_size": config["patch_size"],
-            "vision_width": config["width"],
-            "vision_depth": config["vit_depth"],
-            "vision_heads": config["heads"],
-            "vocab_size": config["vocab_size"],
-            "max_positions": 64,
-            "text_width": config["width"],
-            "text_heads": config["heads"],
-            "text_ffn_width": config["intermediate_size"],
-            "text_layers": config["fusion_layer"],
-            "fusion_layers": config["bert_layers"] - config["fusion_layer"],
-            "embed_dim": config["embed_dim"],
-            "queue_size": config["queue_size"],
+            "vision": {
+                "image_size": config["image_size"],
+                "patch_size": config["patch_size"],
+                "width": config["width"],
+                "depth": config["vit_depth"],
+                "heads": config["heads"],
+            },
+            "text": {
+                "vocab_size": config["vocab_size"],
+                "max_positions": 64,
+                "width": config["width"],
+                "heads": config["heads"],
+                "ffn_width": config["intermediate_size"],
+                "depth": config["fusion_layer"],
+                "fusion_depth": config["bert_layers"] - config["fusion_layer"],
+            },
+            "contrast": {"embed_dim": config["embed_dim"], "queue_size": config["queue_size"]},
         }
-        return ALBEFModule(**sizes | changes)
+        return ALBEFModule(**merged(sizes, changes))
 
     return make
 
@@ -83,7 +89,7 @@ def _equal(first, second):
         assert torch.equal(value, second[name]), name
 
 
-def test_what_the_authors_wrote_comes_out_as_it_went_in(authors, build):
+def test_a_pre_training_file_of_the_authors_round_trips(authors, build):
     module = build()
     line = load_official(module, authors)
     assert line == "a state dict of the authors"
@@ -92,7 +98,7 @@ def test_what_the_authors_wrote_comes_out_as_it_went_in(authors, build):
     assert (module.image_queue.ids == NO_ID).all()
 
 
-def test_retrieval_layout_comes_out_as_it_went_in(authors, build):
+def test_a_retrieval_file_of_the_authors_round_trips(authors, build):
     module = build(mlm=False)
     retrieval = _retrieval(authors)
     load_official(module, retrieval)
@@ -101,8 +107,8 @@ def test_retrieval_layout_comes_out_as_it_went_in(authors, build):
         assert queue.ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] + [NO_ID] * 54
 
 
-@pytest.mark.parametrize("changes", [{}, {"mlm": False}, {"queue_start": "random"}])
-def test_our_layout_through_the_authors_and_back_is_exact(tmp_path, changes):
+@pytest.mark.parametrize("changes", [{}, {"mlm": False}, {"contrast": {"queue_start": "random"}}])
+def test_our_state_through_the_authors_layout_round_trips(tmp_path, changes):
     module, other = _noisy(tiny_albef(0, **changes)), tiny_albef(1, **changes)
     rows = torch.nn.functional.normalize(torch.randn(5, 8), dim=1)
     for queue in module.queues().values():  # filled in part, unless it started with random rows
@@ -110,7 +116,7 @@ def test_our_layout_through_the_authors_and_back_is_exact(tmp_path, changes):
     save_official(module, tmp_path / "albef.pth")
     load_official(other, torch.load(tmp_path / "albef.pth", weights_only=True)["model"])
     expected = module.state_dict()
-    if module.hparams["mlm"]:  # pre-training files have no ids
+    if module.mlm:  # pre-training files have no ids
         for name in ("image_queue.ids", "text_queue.ids"):
             expected[name] = torch.full((16,), NO_ID)
     _equal(other.state_dict(), expected)
@@ -125,7 +131,7 @@ def test_queue_slots_of_two_images_are_written_without_an_id():
     assert to_official(module)["idx_queue"][0, :4].tolist() == [5, -100, 7, -100]
 
 
-def test_writing_fails_without_touching_what_is_there(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     (tmp_path / "albef.pth").write_text("old")
     monkeypatch.setattr(torch, "save", lambda content, file: file.write(b"half") and (_ for _ in ()).throw(OSError()))
     with pytest.raises(OSError, match=r"albef\.pth could not be written"):
@@ -161,9 +167,9 @@ def test_every_form_of_the_authors_files_starts_a_module(
     assert not module.image_queue.valid.any()  # keys of another model
 
 
-def test_what_is_left_out_is_said(authors, build, tmp_path, caplog):
+def test_what_is_left_out_is_logged(authors, build, tmp_path, caplog):
     torch.save(authors, tmp_path / "theirs.pth")
-    module = build(weights=str(tmp_path / "theirs.pth"), mlm=False, image_size=96)
+    module = build(weights=str(tmp_path / "theirs.pth"), mlm=False, vision={"image_size": 96})
     with caplog.at_level(logging.INFO):
         module.load_initial_weights()
     assert (
@@ -174,8 +180,8 @@ def test_what_is_left_out_is_said(authors, build, tmp_path, caplog):
     assert load_official(build(), few) == "a state dict of the authors, the teacher as the student's copy"
 
 
-def test_queues_of_another_size_are_left_as_they_are(authors, build):
-    module = build(queue_size=32, queue_start="random")
+def test_queues_of_another_size_are_not_loaded(authors, build):
+    module = build(contrast={"queue_size": 32, "queue_start": "random"})
     before = copy.deepcopy(module.image_queue.state_dict())
     assert "without its queues, which have another size" in load_official(module, authors)
     _equal(module.image_queue.state_dict(), before)
@@ -183,9 +189,11 @@ def test_queues_of_another_size_are_left_as_they_are(authors, build):
 
 @pytest.mark.parametrize("image_size", [256, 384, 224])
 def test_a_224_pixel_checkpoint_starts_other_sizes(tmp_path, image_size):
-    source = _noisy(tiny_albef(image_size=224, patch_size=16, mlm=False))
+    source = _noisy(tiny_albef(mlm=False, vision={"image_size": 224, "patch_size": 16}))
     save_official(source, tmp_path / "theirs.pth")
-    module = tiny_albef(image_size=image_size, patch_size=16, mlm=False, weights=str(tmp_path / "theirs.pth"))
+    module = tiny_albef(
+        mlm=False, weights=str(tmp_path / "theirs.pth"), vision={"image_size": image_size, "patch_size": 16}
+    )
     module.load_initial_weights()
     side = image_size // 16
     for name in ("student", "teacher"):
@@ -209,9 +217,21 @@ def _without(*names):
         (_without("text_proj_m.bias"), {}, r"missing text_proj_m\.bias, "),
         (_without("image_queue"), {}, r"missing image_queue, "),
         (_without("queue_ptr"), {}, r"missing queue_ptr, "),
-        (lambda state: None, {"vocab_size": 210}, r"word_embeddings\.weight \(200, 64\) instead of \(210, 64\)"),
-        (lambda state: None, {"vision_depth": 2}, r"unknown visual_encoder.* and 21 more, of another shape nothing"),
-        (lambda state: None, {"image_size": 80, "patch_size": 20}, r"patch_embed\.proj\.weight \(64, 3, 16, 16\) inst"),
+        (
+            lambda state: None,
+            {"text": {"vocab_size": 210}},
+            r"word_embeddings\.weight \(200, 64\) instead of \(210, 64\)",
+        ),
+        (
+            lambda state: None,
+            {"vision": {"depth": 2}},
+            r"unknown visual_encoder.* and 21 more, of another shape nothing",
+        ),
+        (
+            lambda state: None,
+            {"vision": {"image_size": 80, "patch_size": 20}},
+            r"patch_embed\.proj\.weight \(64, 3, 16, 16\) inst",
+        ),
         (
             lambda state: state.update({"visual_encoder.pos_embed": torch.zeros(1, 13, 64)}),
             {},
@@ -229,12 +249,12 @@ def _without(*names):
         ),
     ],
 )
-def test_a_wrong_file_says_which_keys_and_changes_nothing(authors, build, spoil, changes, sentence):
+def test_a_wrong_file_names_its_keys_and_changes_nothing(authors, build, spoil, changes, sentence):
     module = build(**changes)
     before = copy.deepcopy(module.state_dict())
     state = dict(authors)
     spoil(state)
-    with pytest.raises(ValueError, match=sentence) as raised:
+    with pytest.raises((UserError, ValueError), match=sentence) as raised:
         load_official(module, state)
     assert "\n" not in str(raised.value)
     _equal(module.state_dict(), before)
@@ -243,12 +263,14 @@ def test_a_wrong_file_says_which_keys_and_changes_nothing(authors, build, spoil,
 def test_names_in_errors_are_those_of_the_retrieval_family(authors, build):
     state = _retrieval(authors)
     del state["text_encoder.encoder.layer.3.output.dense.bias"]
-    with pytest.raises(ValueError, match=r"missing text_encoder\.encoder\.layer\.3\.output\.dense\.bias, unknown"):
+    with pytest.raises(
+        (UserError, ValueError), match=r"missing text_encoder\.encoder\.layer\.3\.output\.dense\.bias, unknown"
+    ):
         load_official(build(mlm=False), state)
 
 
 def test_a_retrieval_file_cannot_start_masked_language_modelling(authors, build):
-    with pytest.raises(ValueError, match=r"no language-model head in .*: set the model's mlm to false"):
+    with pytest.raises(UserError, match=r"no language-model head in .*: set the model's mlm to false"):
         load_official(build(), _retrieval(authors))
 
 
@@ -261,27 +283,27 @@ def test_a_retrieval_file_cannot_start_masked_language_modelling(authors, build)
         (b"no checkpoint", "Found no checkpoint in"),
     ],
 )
-def test_what_is_no_checkpoint_is_named(tmp_path, content, sentence):
+def test_other_files_are_refused_as_checkpoints(tmp_path, content, sentence):
     if isinstance(content, bytes):
         (tmp_path / "theirs.pth").write_bytes(content)
     else:
         torch.save(content, tmp_path / "theirs.pth")
-    with pytest.raises(ValueError, match=sentence) as raised:
+    with pytest.raises(UserError, match=sentence) as raised:
         tiny_albef(weights=str(tmp_path / "theirs.pth")).load_initial_weights()
     assert "\n" not in str(raised.value)
 
 
-def test_weights_that_are_not_there_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no file or folder '.*gone\.pth'"):
+def test_missing_weights_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"no file or folder '.*gone\.pth'"):
         tiny_albef(weights=str(tmp_path / "gone.pth")).load_initial_weights()
-    with pytest.raises(ValueError, match=r"no config\.json and no model\.safetensors in"):
+    with pytest.raises(UserError, match=r"no config\.json and no model\.safetensors in"):
         tiny_albef(weights=str(tmp_path)).load_initial_weights()
 
 
 def test_two_sources_of_weights_are_an_error():
-    for name in ("vision_weights", "text_weights"):
-        with pytest.raises(ValueError, match="takes the place of: set those to null"):
-            tiny_albef(weights="a.pth", **{name: "b"})
+    for group in ("vision", "text"):
+        with pytest.raises(UserError, match=r"one source of weights, .*: set the latter to null"):
+            tiny_albef(weights="a.pth", **{group: {"weights": "b"}})
 
 
 def _trainer(folder, **changes):
@@ -296,7 +318,7 @@ def test_our_own_checkpoint_and_export_start_a_fine_tuning(tmp_path, caplog):
     trainer.save_checkpoint(tmp_path / "run.ckpt")
     source.save_pretrained(tmp_path / "export")
     for name in ("run.ckpt", "export"):
-        module = tiny_albef(seed=1, weights=str(tmp_path / name), mlm=False, image_size=32)
+        module = tiny_albef(seed=1, weights=str(tmp_path / name), mlm=False, vision={"image_size": 32})
         caplog.clear()
         with caplog.at_level(logging.INFO):
             _trainer(tmp_path, max_steps=0).fit(module, pairs_loader(8, 8))
@@ -313,19 +335,19 @@ def test_evaluation_without_a_checkpoint_is_of_the_weights(tmp_path, stage):
     save_official(source, tmp_path / "theirs.pth")
     batch = random_batch(12) | {"text_image_id": torch.arange(12), "text_id": torch.arange(12)}
     loader = DataLoader([batch], batch_size=None)
-    module = tiny_albef(seed=1, weights=str(tmp_path / "theirs.pth"), rerank_on="never")
+    module = tiny_albef(seed=1, weights=str(tmp_path / "theirs.pth"), rerank={"on": "never"})
     getattr(_trainer(tmp_path), stage)(module, loader)
     with torch.no_grad():
         assert torch.equal(module.evaluation.result.image_features, source(batch)[0])
 
 
 def test_evaluation_of_a_checkpoint_does_not_need_the_weights(tmp_path):
-    source = tiny_albef(weights=str(tmp_path / "gone.pth"), rerank_on="never")
-    source._started = True
+    source = tiny_albef(weights=str(tmp_path / "gone.pth"), rerank={"on": "never"})
+    source._initial.loaded = True
     trainer = _trainer(tmp_path, limit_train_batches=1)
     trainer.fit(source, pairs_loader(8, 8))
     trainer.save_checkpoint(tmp_path / "run.ckpt")
     batch = random_batch(12) | {"text_image_id": torch.arange(12), "text_id": torch.arange(12)}
-    module = tiny_albef(seed=1, weights=str(tmp_path / "gone.pth"), rerank_on="never")
+    module = tiny_albef(seed=1, weights=str(tmp_path / "gone.pth"), rerank={"on": "never"})
     _trainer(tmp_path).test(module, DataLoader([batch], batch_size=None), ckpt_path=tmp_path / "run.ckpt")
     assert torch.equal(module.student.text_proj.weight, source.student.text_proj.weight)

@@ -11,7 +11,7 @@ def test_a_compiled_module_trains_to_the_same_weights():
     states = []
     for compiled in (False, True):
         torch._dynamo.utils.counters.clear()
-        module = tiny_albef(dropout=0.0)
+        module = tiny_albef(text={"dropout": 0.0})
         trainer = Trainer(
             accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, max_steps=3
         )

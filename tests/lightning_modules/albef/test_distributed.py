@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from support.albef import SIZES, random_batch, tiny_albef
+from support.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, random_batch, tiny_albef
 from support.distributed import run_ddp_fit, run_distributed
 from vlightning.callbacks import rank, world_size
 from vlightning.datamodules import ShapesDataModule
-from vlightning.lightning_modules.albef import draws
+from vlightning.lightning_modules.albef import itm, mlm
+from vlightning.lightning_modules.albef import module as step
 
 PAIRS, LENGTH = 8, 6
 
@@ -25,7 +26,7 @@ def _global_draws():
 
 
 def _losses_and_gradients(index, world):
-    module = tiny_albef(dropout=0.0).double().train()
+    module = tiny_albef(text={"dropout": 0.0}).double().train()
     generator = torch.Generator().manual_seed(5)
     for queue in module.queues().values():
         features = torch.randn(6, 8, generator=generator, dtype=torch.float64)
@@ -38,10 +39,10 @@ def _losses_and_gradients(index, world):
     ids, chosen, image, text = _global_draws()
     masked = torch.where(chosen, 103, ids)
     drawn = iter([image[own] - own.start, text[own] - own.start])
-    draws.draw_masked_tokens = lambda *_: draws.select_positions(
+    step.draw_masked_tokens = lambda *_: mlm.select_positions(
         ids[own], masked[own], chosen[own], int(chosen[own].sum())
     )
-    draws.draw_hard_negatives = lambda *_: draws.Negatives(i := next(drawn), torch.ones_like(i, dtype=torch.bool))
+    itm.draw_hard_negatives = lambda *_: itm.Negatives(i := next(drawn), torch.ones_like(i, dtype=torch.bool))
     module.current_alpha = lambda: 0.4
     logged = {}
     module.log_dict = lambda values, **_: logged.update(values)
@@ -54,8 +55,8 @@ def _losses_and_gradients(index, world):
 
 @pytest.fixture
 def restore_draws(monkeypatch):
-    monkeypatch.setattr(draws, "draw_masked_tokens", draws.draw_masked_tokens)
-    monkeypatch.setattr(draws, "draw_hard_negatives", draws.draw_hard_negatives)
+    monkeypatch.setattr(step, "draw_masked_tokens", step.draw_masked_tokens)
+    monkeypatch.setattr(itm, "draw_hard_negatives", itm.draw_hard_negatives)
 
 
 def _in_child():
@@ -81,11 +82,11 @@ def _module_and_data():
         eval_length=7,
         batch_size=4,
         num_workers=0,
-        image_size=SIZES["image_size"],
+        image_size=IMAGE_SIZE,
         vocab_size=200,
-        max_tokens=SIZES["max_positions"],
+        max_tokens=MAX_TOKENS,
     )
-    return tiny_albef(vocab_size=200), data
+    return tiny_albef(text={"vocab_size": 200}), data
 
 
 def test_two_processes_train_with_every_parameter_in_use_and_stay_alike():
@@ -93,8 +94,8 @@ def test_two_processes_train_with_every_parameter_in_use_and_stay_alike():
     assert first["global_step"] == 8
     for name, value in first["state_dict"].items():
         assert torch.equal(value, second["state_dict"][name]), name
-    assert int(first["state_dict"]["image_queue.filled"]) == SIZES["queue_size"]
-    start = tiny_albef(vocab_size=200).state_dict()
+    assert int(first["state_dict"]["image_queue.filled"]) == SIZES["contrast"]["queue_size"]
+    start = tiny_albef(text={"vocab_size": 200}).state_dict()
     assert not torch.equal(start["student.vision_proj.weight"], first["state_dict"]["student.vision_proj.weight"])
     recalls = {name: value for name, value in first["metrics"].items() if name.startswith("val/")}
     assert len(recalls) == 7

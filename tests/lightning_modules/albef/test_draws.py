@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from vlightning.lightning_modules.albef import draws
+from vlightning.lightning_modules.albef import itm, mlm
+from vlightning.lightning_modules.albef.settings import TextSettings
 
 PAD, CLS, SEP, MASK, VOCAB = 0, 101, 102, 103, 1000
 
@@ -16,7 +17,7 @@ def _texts(rows, length, seed=0):
 
 
 def _mask(ids, probability=0.15):
-    return draws.draw_masked_tokens(ids, (PAD, CLS, SEP), MASK, VOCAB, probability)
+    return mlm.draw_masked_tokens(ids, TextSettings(vocab_size=VOCAB, mask_probability=probability))
 
 
 def test_negatives_never_come_from_the_same_row_or_image():
@@ -24,7 +25,7 @@ def test_negatives_never_come_from_the_same_row_or_image():
     image_id = torch.tensor([1, 1, 2, 3, 2, 4, 5, 6])
     forbidden = image_id[:, None] == image_id
     for _ in range(200):
-        drawn = draws.draw_hard_negatives(torch.randn(8, 8) * 20, forbidden)
+        drawn = itm.draw_hard_negatives(torch.randn(8, 8) * 20, forbidden)
         assert drawn.exists.all()
         assert not forbidden[torch.arange(8), drawn.row].any()
 
@@ -34,7 +35,7 @@ def test_negatives_survive_the_sharpest_temperature_and_identical_features():
     # cosine 1 on the diagonal, -1 off it, over the smallest temperature: off-diagonal mass underflows after a softmax
     sharp = (2 * torch.eye(6) - 1) / 0.001
     for similarity in (sharp, torch.ones(6, 6) / 0.001):
-        drawn = draws.draw_hard_negatives(similarity, forbidden)
+        drawn = itm.draw_hard_negatives(similarity, forbidden)
         assert drawn.exists.all()
         assert (drawn.row != torch.arange(6)).all()
 
@@ -45,7 +46,7 @@ def test_negatives_follow_the_softmax_of_the_admissible_candidates():
     forbidden = torch.eye(4, dtype=torch.bool)
     counts = torch.zeros(4)
     for _ in range(20_000):
-        counts[draws.draw_hard_negatives(similarity, forbidden).row[0]] += 1
+        counts[itm.draw_hard_negatives(similarity, forbidden).row[0]] += 1
     expected = torch.tensor([1.0, 0.0, 2.0]).softmax(0)
     assert counts[0] == 0
     torch.testing.assert_close(counts[1:] / 20_000, expected, atol=0.015, rtol=0)
@@ -54,7 +55,7 @@ def test_negatives_follow_the_softmax_of_the_admissible_candidates():
 def test_batched_draw_equals_row_by_row_draws_under_one_seed():
     similarity, forbidden = torch.randn(32, 32), torch.eye(32, dtype=torch.bool)
     torch.manual_seed(7)
-    batched = draws.draw_hard_negatives(similarity, forbidden).row
+    batched = itm.draw_hard_negatives(similarity, forbidden).row
     torch.manual_seed(7)
     weights = similarity.masked_fill(forbidden, -torch.inf).softmax(-1)
     assert torch.equal(batched, torch.cat([torch.multinomial(row, 1) for row in weights]))
@@ -62,7 +63,7 @@ def test_batched_draw_equals_row_by_row_draws_under_one_seed():
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_rows_without_candidates_are_marked_and_draw_themselves(rows):
-    drawn = draws.draw_hard_negatives(torch.randn(rows, rows), torch.ones(rows, rows, dtype=torch.bool))
+    drawn = itm.draw_hard_negatives(torch.randn(rows, rows), torch.ones(rows, rows, dtype=torch.bool))
     assert not drawn.exists.any()
     assert torch.equal(drawn.row, torch.arange(rows))
 
@@ -112,6 +113,6 @@ def test_nothing_chosen_still_gives_a_row_without_label():
 def test_a_bounded_number_of_rows_unmasks_what_does_not_fit():
     ids = torch.full((2, 6), 300)
     chosen = torch.ones(2, 6, dtype=torch.bool)
-    masked = draws.select_positions(ids, torch.full_like(ids, MASK), chosen, rows=5)
+    masked = mlm.select_positions(ids, torch.full_like(ids, MASK), chosen, rows=5)
     assert masked.positions.tolist() == [0, 1, 2, 3, 4]
     assert (masked.input_ids == MASK).sum() == 5

@@ -5,7 +5,8 @@ import torch
 from lightning import Trainer
 
 from support.albef import pairs_loader, random_batch, tiny_albef
-from vlightning.lightning_modules.albef import draws
+from vlightning.lightning_modules.albef import itc, itm
+from vlightning.lightning_modules.albef import module as step
 
 
 def _step(module, monkeypatch, batch):
@@ -19,7 +20,7 @@ def test_no_word_is_masked_and_every_parameter_has_a_gradient(monkeypatch):
     module = tiny_albef(mlm=False)
     assert module.student.text_encoder.cls is None
     assert not any(".cls." in name for name in module.state_dict())
-    monkeypatch.setattr(draws, "draw_masked_tokens", lambda *_: pytest.fail("words were masked"))
+    monkeypatch.setattr(step, "draw_masked_tokens", lambda *_: pytest.fail("words were masked"))
     outputs, logged = _step(module, monkeypatch, random_batch(8))
     outputs["loss"].backward()
     assert {name for name in logged if "loss_" in name} == {"train/loss_itc", "train/loss_itm"}
@@ -28,12 +29,10 @@ def test_no_word_is_masked_and_every_parameter_has_a_gradient(monkeypatch):
 
 
 def test_contrast_and_matching_are_those_of_pre_training(monkeypatch):
-    with_words, without = tiny_albef(dropout=0.0), tiny_albef(dropout=0.0, mlm=False)
+    with_words, without = tiny_albef(text={"dropout": 0.0}), tiny_albef(mlm=False, text={"dropout": 0.0})
     without.load_state_dict({name: t for name, t in with_words.state_dict().items() if ".cls." not in name})
     losses = []
-    monkeypatch.setattr(
-        draws, "draw_hard_negatives", lambda s, f: draws.Negatives((i := torch.arange(8)).roll(1), i > -1)
-    )
+    monkeypatch.setattr(itm, "draw_hard_negatives", lambda s, f: itm.Negatives((i := torch.arange(8)).roll(1), i > -1))
     for module in (with_words, without):
         losses.append(_step(module, monkeypatch, random_batch(8))[1])
     for name in ("train/loss_itc", "train/loss_itm"):
@@ -49,7 +48,8 @@ def test_keys_of_the_same_image_share_the_target_in_batch_and_queue(monkeypatch)
         queue.enqueue(torch.nn.functional.normalize(torch.randn(4, 8)), ids)
     seen = []
     monkeypatch.setattr(
-        "vlightning.lightning_modules.albef.module.contrastive_targets",
+        itc,
+        "contrastive_targets",
         lambda logits, positives, alpha: seen.append(positives) or torch.zeros_like(logits),
     )
     outputs, _ = _step(module, monkeypatch, batch)
@@ -62,7 +62,7 @@ def test_keys_of_the_same_image_share_the_target_in_batch_and_queue(monkeypatch)
 
 
 def test_ids_go_into_the_queue_and_the_temperature_stays_in_its_bounds(tmp_path):
-    module = tiny_albef(mlm=False, temperature=0.0011, learning_rate=1.0, warmup_steps=0)
+    module = tiny_albef(mlm=False, contrast={"temperature": 0.0011}, optim={"learning_rate": 1.0, "warmup_steps": 0})
     trainer = Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, max_steps=1
     )

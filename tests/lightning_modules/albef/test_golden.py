@@ -9,8 +9,10 @@ from safetensors import safe_open
 
 from vlightning.callbacks import EMACallback
 from vlightning.lightning_modules import ALBEFModule
-from vlightning.lightning_modules.albef import draws
-from vlightning.lightning_modules.albef.checkpoint import load_official, to_official
+from vlightning.lightning_modules.albef import itc, itm, mlm
+from vlightning.lightning_modules.albef import module as step
+from vlightning.lightning_modules.albef.official import to_official
+from vlightning.lightning_modules.albef.weights import load_official
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "albef_pretrain.safetensors"
 
@@ -25,25 +27,31 @@ def golden():
 def module(golden):
     tensors, config = golden
     module = ALBEFModule(
-        image_size=config["image_size"],
-        patch_size=config["patch_size"],
-        vision_width=config["width"],
-        vision_depth=config["vit_depth"],
-        vision_heads=config["heads"],
-        vision_mlp_ratio=config["mlp_ratio_vit"],
-        vocab_size=config["vocab_size"],
-        max_positions=64,
-        text_width=config["width"],
-        text_heads=config["heads"],
-        text_ffn_width=config["intermediate_size"],
-        text_layers=config["fusion_layer"],
-        fusion_layers=config["bert_layers"] - config["fusion_layer"],
-        embed_dim=config["embed_dim"],
-        queue_size=config["queue_size"],
-        queue_start="random",
-        momentum=config["momentum"],
-        positives="diagonal",
-        key_columns="local",
+        vision={
+            "image_size": config["image_size"],
+            "patch_size": config["patch_size"],
+            "width": config["width"],
+            "depth": config["vit_depth"],
+            "heads": config["heads"],
+            "mlp_ratio": config["mlp_ratio_vit"],
+        },
+        text={
+            "vocab_size": config["vocab_size"],
+            "max_positions": 64,
+            "width": config["width"],
+            "heads": config["heads"],
+            "ffn_width": config["intermediate_size"],
+            "depth": config["fusion_layer"],
+            "fusion_depth": config["bert_layers"] - config["fusion_layer"],
+        },
+        contrast={
+            "embed_dim": config["embed_dim"],
+            "queue_size": config["queue_size"],
+            "queue_start": "random",
+            "positives": "diagonal",
+            "key_columns": "local",
+        },
+        momentum={"momentum": config["momentum"]},
     )
     load_official(module, _part(tensors, "state."))
     return module.eval()
@@ -57,22 +65,22 @@ def _inject(monkeypatch, module, tensors):
     """Put the reference's draws and alpha in, and record what the losses are given."""
     labels = tensors["draw.mlm_labels"].flatten()
     positions = (labels != -100).nonzero().squeeze(1)
-    masked = draws.MaskedTokens(tensors["draw.masked_input_ids"], positions, labels[positions])
-    monkeypatch.setattr(draws, "draw_masked_tokens", lambda *_: masked)
+    masked = mlm.MaskedTokens(tensors["draw.masked_input_ids"], positions, labels[positions])
+    monkeypatch.setattr(step, "draw_masked_tokens", lambda *_: masked)
     drawn = iter([tensors["draw.negative_image_index"], tensors["draw.negative_text_index"]])
     monkeypatch.setattr(
-        draws, "draw_hard_negatives", lambda *_: draws.Negatives(i := next(drawn), torch.ones_like(i, dtype=bool))
+        itm, "draw_hard_negatives", lambda *_: itm.Negatives(i := next(drawn), torch.ones_like(i, dtype=bool))
     )
     monkeypatch.setattr(module, "current_alpha", lambda: tensors["in.alpha"].item())
     seen = {}
-    for name in ("itc_loss", "itm_loss", "mlm_loss"):
-        original = getattr(__import__(module.__module__, fromlist=[name]), name)
+    for part, name in ((itc, "itc_loss"), (itm, "itm_loss"), (mlm, "mlm_loss")):
+        original = getattr(part, name)
 
         def record(*args, name=name, original=original):
             seen[name] = (args, original(*args))
             return seen[name][1]
 
-        monkeypatch.setattr(f"{module.__module__}.{name}", record)
+        monkeypatch.setattr(part, name, record)
     return seen
 
 

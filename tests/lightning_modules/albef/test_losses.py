@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from vlightning.lightning_modules.albef import losses
+from vlightning.lightning_modules.albef import itc, itm, mlm
 
 
 def _slow_soft_cross_entropy(logits, targets):
@@ -30,16 +30,16 @@ def test_itc_equals_a_slow_reference(rows, columns, alpha):
                 truth = positives[b, m].item() / positives[b].sum().item()
                 target[b, m] = alpha * soft[m] / sum(soft) + (1 - alpha) * truth
         targets.append(target)
-        torch.testing.assert_close(losses.contrastive_targets(teacher, positives, alpha), target)
+        torch.testing.assert_close(itc.contrastive_targets(teacher, positives, alpha), target)
     expected = (_slow_soft_cross_entropy(image, targets[0]) + _slow_soft_cross_entropy(text, targets[1])) / 2
-    assert losses.itc_loss(image, text, *targets).item() == pytest.approx(expected, rel=1e-12)
+    assert itc.itc_loss(image, text, *targets).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_itc_differs_from_the_papers_kl_form_only_by_a_constant():
     torch.manual_seed(0)
     logits = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     teacher, positives = torch.randn(4, 6, dtype=torch.float64), torch.eye(4, 6, dtype=torch.bool)
-    ours = losses.soft_cross_entropy(logits, losses.contrastive_targets(teacher, positives, 0.4))
+    ours = itc.soft_cross_entropy(logits, itc.contrastive_targets(teacher, positives, 0.4))
     hard = torch.nn.functional.cross_entropy(logits, torch.arange(4))
     soft = torch.nn.functional.kl_div(logits.log_softmax(-1), teacher.softmax(-1), reduction="batchmean")
     gradient, expected = (torch.autograd.grad(x, logits)[0] for x in (ours, 0.6 * hard + 0.4 * soft))
@@ -57,13 +57,13 @@ def test_mlm_equals_a_slow_reference_and_ignores_unlabelled_rows():
         log_sum = math.log(sum(map(math.exp, row)))
         weights = [math.exp(x) / sum(map(math.exp, soft)) for x in soft]
         total += 0.7 * (log_sum - row[label]) + 0.3 * sum(w * (log_sum - x) for w, x in zip(weights, row, strict=True))
-    loss = losses.mlm_loss(logits, teacher, labels, 0.3, torch.tensor(4.0))
+    loss = mlm.mlm_loss(logits, teacher, labels, 0.3, torch.tensor(4.0))
     assert loss.item() == pytest.approx(total / 4, rel=1e-12)
 
 
 def test_mlm_without_any_label_is_zero_with_a_finite_gradient():
     logits = torch.randn(1, 9, requires_grad=True)
-    loss = losses.mlm_loss(logits, torch.randn(1, 9), torch.tensor([-100]), 0.4, torch.tensor(1.0))
+    loss = mlm.mlm_loss(logits, torch.randn(1, 9), torch.tensor([-100]), 0.4, torch.tensor(1.0))
     loss.backward()
     assert loss.item() == 0
     assert torch.equal(logits.grad, torch.zeros(1, 9))
@@ -74,4 +74,4 @@ def test_itm_leaves_out_pairs_that_could_not_be_formed():
     labels, weights = torch.tensor([1, 1, 0, 0, 0]), torch.tensor([1.0, 1, 1, 0, 1])
     kept = weights.bool()
     expected = torch.nn.functional.cross_entropy(logits[kept], labels[kept])
-    torch.testing.assert_close(losses.itm_loss(logits, labels, weights, weights.sum()), expected)
+    torch.testing.assert_close(itm.itm_loss(logits, labels, weights, weights.sum()), expected)

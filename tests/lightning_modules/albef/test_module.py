@@ -7,11 +7,12 @@ import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
-from support.albef import SIZES, pairs_loader, random_batch, tiny_albef
+from support.albef import pairs_loader, random_batch, tiny_albef
 from vlightning.callbacks import EMACallback
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ALBEFModule
-from vlightning.lightning_modules.albef import draws
-from vlightning.lightning_modules.albef.checkpoint import to_official
+from vlightning.lightning_modules.albef import itc, itm, mlm
+from vlightning.lightning_modules.albef.official import to_official
 
 
 def _trainer(tmp_path, **changes):
@@ -33,6 +34,12 @@ def _step(module, monkeypatch, batch=None, alpha=0.4, seed=0):
     monkeypatch.setattr(module, "current_alpha", lambda: alpha)
     torch.manual_seed(seed)
     return module.training_step(batch or random_batch(8), 0)
+
+
+def fusion(module):
+    """The teacher's layers with cross-attention."""
+    encoder = module.teacher.text_encoder
+    return encoder.layers[encoder.fusion_layer :]
 
 
 def test_paper_sizes_give_the_papers_counts():
@@ -65,28 +72,32 @@ def test_gradient_reaches_every_trainable_parameter_and_nothing_else(monkeypatch
 def test_matching_loss_reaches_the_unimodal_encoders(monkeypatch):
     """Image tokens and text states are not detached on their way into the fusion encoder."""
     module = tiny_albef()
-    for name in ("itc_loss", "mlm_loss"):
-        monkeypatch.setattr(f"{module.__module__}.{name}", lambda *args: args[0].sum() * 0)
+    for part, name in ((itc, "itc_loss"), (mlm, "mlm_loss")):
+        monkeypatch.setattr(part, name, lambda *args: args[0].sum() * 0)
     _step(module, monkeypatch)["loss"].backward()
     assert module.student.visual_encoder.patch_embed.proj.weight.grad.any()
     assert module.student.text_encoder.layers[0].attention.self.query.weight.grad.any()
 
 
 @pytest.mark.parametrize("official", [False, True])
-def test_teacher_dropout_is_a_switch_whatever_lightning_calls(tmp_path, official):
+def test_teacher_dropout_is_a_switch_in_every_mode_of_lightning(tmp_path, official):
     seen = []
 
     class Recorded(ALBEFModule):
         def on_train_batch_start(self, batch, batch_idx):
-            drops = {m.training for m in self.teacher.text_encoder.modules() if isinstance(m, torch.nn.Dropout)}
-            seen.append((drops, self.student.text_encoder.training))
+            drops = [
+                any(part.training and part.p > 0 for part in network.modules() if isinstance(part, torch.nn.Dropout))
+                for network in (self.teacher.text_encoder, self.student.text_encoder)
+            ]
+            drops += [layer.crossattention.training and layer.crossattention.dropout > 0 for layer in fusion(self)]
+            seen.append(drops)
 
-    module = Recorded(**SIZES, teacher_dropout=official)
+    module = tiny_albef(kind=Recorded, momentum={"teacher_dropout": official})
     evaluation = random_batch(8)
     evaluation |= {"text_image_id": evaluation["image_id"], "text_id": evaluation["image_id"]}
     trainer = _trainer(tmp_path, max_epochs=2, limit_train_batches=2)
     trainer.fit(module, pairs_loader(16, 8), DataLoader([evaluation], batch_size=None))
-    assert seen == [({official}, True)] * 4
+    assert seen == [[official, True, official]] * 4
     assert not module.eval().teacher.training
 
 
@@ -97,8 +108,7 @@ def test_teacher_is_the_weighted_average_of_the_students(tmp_path):
         def on_train_batch_start(self, batch, batch_idx):
             students.append(copy.deepcopy(self.student.state_dict()))
 
-    torch.manual_seed(0)
-    module = Recorded(**SIZES)
+    module = tiny_albef(kind=Recorded)
     _trainer(tmp_path, limit_train_batches=5).fit(module, pairs_loader(40, 8))
     students.append(module.student.state_dict())
     for name, value in module.teacher.state_dict().items():
@@ -116,23 +126,21 @@ def test_alpha_rises_by_batch_over_the_first_epoch_then_stays(tmp_path):
             seen.append(super().current_alpha())
             return seen[-1]
 
-    _trainer(tmp_path, max_epochs=2).fit(Recorded(**SIZES), pairs_loader(40, 8))
+    _trainer(tmp_path, max_epochs=2).fit(tiny_albef(kind=Recorded), pairs_loader(40, 8))
     assert seen == pytest.approx([0, 0.08, 0.16, 0.24, 0.32] + [0.4] * 5)
 
 
 def test_temperature_is_clamped_after_each_optimizer_step(tmp_path):
     for start, rate, bound in ((0.0011, 1.0, 0.001), (0.49, 10.0, 0.5)):
-        module = tiny_albef(temperature=start, learning_rate=rate, warmup_steps=0)
+        module = tiny_albef(contrast={"temperature": start}, optim={"learning_rate": rate, "warmup_steps": 0})
         _trainer(tmp_path, limit_train_batches=1).fit(module, pairs_loader(8, 8))
         assert 0.001 - 1e-9 <= module.temperature.item() <= 0.5
         assert module.temperature.item() in (pytest.approx(0.001), pytest.approx(0.5)), bound
 
 
 def test_optimizer_decays_matrices_only_and_the_temperature_on_request():
-    module = tiny_albef()
-    module._trainer = None
     for decayed in (False, True):
-        module.hparams["decay_temperature"] = decayed
+        module = tiny_albef(optim={"decay_temperature": decayed})
         first, second = module.configure_optimizers()["optimizer"].param_groups
         assert first["weight_decay"] == 0.02
         assert second["weight_decay"] == 0
@@ -148,8 +156,8 @@ def test_language_head_on_masked_rows_equals_the_head_on_all_rows(monkeypatch):
     batch = random_batch(8, dtype=torch.float64)
     few = _step(module.eval(), monkeypatch, batch)
     gradients = torch.autograd.grad(few["loss"], module.student.text_encoder.cls.predictions.transform.dense.weight)
-    select = draws.select_positions
-    monkeypatch.setattr(draws, "select_positions", lambda ids, masked, chosen, rows: select(ids, masked, chosen, 48))
+    select = mlm.select_positions
+    monkeypatch.setattr(mlm, "select_positions", lambda ids, masked, chosen, rows: select(ids, masked, chosen, 48))
     full = _step(module, monkeypatch, batch)
     torch.testing.assert_close(few["loss"], full["loss"], rtol=1e-12, atol=0)
     expected = torch.autograd.grad(full["loss"], module.student.text_encoder.cls.predictions.transform.dense.weight)
@@ -158,7 +166,7 @@ def test_language_head_on_masked_rows_equals_the_head_on_all_rows(monkeypatch):
 
 @pytest.mark.parametrize(("mask_probability", "size"), [(0.0, 8), (0.15, 1)])
 def test_a_batch_without_masked_words_or_without_negatives_trains(monkeypatch, mask_probability, size):
-    module = tiny_albef(mask_probability=mask_probability)
+    module = tiny_albef(text={"mask_probability": mask_probability})
     loss = _step(module, monkeypatch, random_batch(size))["loss"]
     loss.backward()
     assert loss.isfinite()
@@ -171,15 +179,15 @@ def test_images_and_texts_that_repeat_are_positives_and_never_negatives(monkeypa
     batch["image_id"] = torch.tensor([0, 0, 1, 2, 3, 4])
     batch["input_ids"][5] = batch["input_ids"][4]
     seen = []
-    original = draws.draw_hard_negatives
-    monkeypatch.setattr(draws, "draw_hard_negatives", lambda s, f: seen.append(f) or original(s, f))
+    original = itm.draw_hard_negatives
+    monkeypatch.setattr(itm, "draw_hard_negatives", lambda s, f: seen.append(f) or original(s, f))
     _step(module, monkeypatch, batch)
     expected = torch.eye(6, dtype=torch.bool)
     for a, b in ((0, 1), (4, 5)):
         expected[a, b] = expected[b, a] = True
     assert torch.equal(seen[0], expected)
     assert torch.equal(seen[1], expected)
-    assert module._positives(batch["image_id"], torch.arange(6), batch["image_id"]).sum() == 8
+    assert itc.matching("image_id", batch["image_id"], torch.arange(6), batch["image_id"]).sum() == 8
 
 
 def test_empty_queue_slots_carry_no_loss_and_filled_ones_do(monkeypatch):
@@ -194,10 +202,12 @@ def test_empty_queue_slots_carry_no_loss_and_filled_ones_do(monkeypatch):
 
 
 @pytest.mark.parametrize("queue_start", ["empty", "random", "older checkpoint"])
-def test_any_number_may_be_the_id_of_a_image(monkeypatch, queue_start):
+def test_any_integer_may_be_an_image_id(monkeypatch, queue_start):
     losses = []
     for own in (77, -1):
-        module = tiny_albef(queue_start="random" if queue_start == "random" else "empty", queue_size=24)
+        module = tiny_albef(
+            contrast={"queue_start": "random" if queue_start == "random" else "empty", "queue_size": 24}
+        )
         for queue in module.queues().values():
             if queue_start == "older checkpoint":
                 queue.ids.fill_(-1)
@@ -209,12 +219,12 @@ def test_any_number_may_be_the_id_of_a_image(monkeypatch, queue_start):
     assert torch.equal(*losses)
 
 
-def test_a_step_is_the_same_function_in_a_shuffled_batch_apart_from_the_order(monkeypatch):
-    """ITC of a permuted batch is the same number: no row depends on its place."""
-    module = tiny_albef(mask_probability=0.0).double().eval()
+def test_itc_does_not_depend_on_the_order_of_the_batch(monkeypatch):
+    """No row depends on its position."""
+    module = tiny_albef(text={"mask_probability": 0.0}).double().eval()
     batch = random_batch(8, dtype=torch.float64)
     order = torch.randperm(8)
-    monkeypatch.setattr(f"{module.__module__}.itm_loss", lambda *args: args[0].sum() * 0)
+    monkeypatch.setattr(itm, "itm_loss", lambda *args: args[0].sum() * 0)
     first = _step(module, monkeypatch, batch)["loss"]
     second = _step(module, monkeypatch, {name: column[order] for name, column in batch.items()})["loss"]
     torch.testing.assert_close(first, second, rtol=1e-12, atol=0)
@@ -247,7 +257,7 @@ def test_resume_does_not_need_the_initial_weights(tmp_path):
     trainer = _trainer(tmp_path, limit_train_batches=1)
     trainer.fit(tiny_albef(), pairs_loader(8, 8))
     trainer.save_checkpoint(tmp_path / "run.ckpt")
-    gone = tiny_albef(seed=1, vision_weights=str(tmp_path / "gone.safetensors"))
+    gone = tiny_albef(seed=1, vision={"weights": str(tmp_path / "gone.safetensors")})
     resumed = _trainer(tmp_path, limit_train_batches=1, max_epochs=2)
     resumed.fit(gone, pairs_loader(8, 8), ckpt_path=tmp_path / "run.ckpt")
     assert resumed.global_step == 2
@@ -305,28 +315,28 @@ def test_empty_evaluation_batches_change_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"image_size": 20}, "image_size 20 is not a multiple of patch_size 8"),
-        ({"vision_heads": 3}, "vision_width 16 is not a multiple of vision_heads 3"),
-        ({"vocab_size": 50}, "do not all lie below vocab_size 50"),
-        ({"temperature": 0.9}, r"temperature 0.9 is outside \[0.001, 0.5\]"),
+        ({"vision": {"image_size": 20}}, "image size that patches of 8 pixels divide, got 20"),
+        ({"vision": {"heads": 3}}, "width that 3 heads divide, got 16"),
+        ({"text": {"vocab_size": 50}}, "special token ids below text.vocab_size 50"),
+        ({"contrast": {"temperature": 0.9}}, r"contrast.temperature in \[0.001, 0.5\], got 0.9"),
     ],
 )
-def test_wrong_sizes_are_named(changes, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_wrong_settings_are_refused(changes, sentence):
+    with pytest.raises(UserError, match=sentence):
         tiny_albef(**changes)
 
 
-def test_token_ids_that_the_data_contradicts_are_an_error(tmp_path):
+def test_special_token_ids_that_differ_from_the_data_are_an_error(tmp_path):
     module = tiny_albef()
     trainer = _trainer(tmp_path)
     module._trainer = trainer
     trainer.datamodule = type("Data", (), {"special_token_ids": {"pad": 1, "cls": 101, "sep": 102, "mask": 103}})()
-    with pytest.raises(ValueError, match=r"special ids are .*'pad': 1"):
+    with pytest.raises(UserError, match=r"special ids .*'pad': 1"):
         module.on_fit_start()
 
 
-def test_step_never_asks_the_device_for_a_number(monkeypatch):
-    """On the meta device there are no numbers: whatever the host would wait for raises."""
+def test_a_step_does_not_synchronise_with_the_device(monkeypatch):
+    """On the meta device, reading a value raises."""
     module = tiny_albef().to("meta")
     batch = {name: column.to("meta") for name, column in random_batch(8).items()}
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # knows no meta device

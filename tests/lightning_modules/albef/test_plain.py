@@ -10,7 +10,7 @@ PAIRS = 8
 
 
 def _module(**changes):
-    module = tiny_albef(dropout=0.0, text_layers=2, fusion_layers=2, **changes).double().train()
+    module = tiny_albef(0, changes, text={"dropout": 0.0, "depth": 2, "fusion_depth": 2}).double().train()
     generator = torch.Generator().manual_seed(5)
     for queue in module.queues().values():
         features = torch.randn(6, 8, generator=generator, dtype=torch.float64)
@@ -54,11 +54,11 @@ def _ours(monkeypatch, **changes):
     "changes",
     [
         {},
-        {"micro_batch_size": 1},
-        {"micro_batch_size": 3},
-        {"micro_batch_size": PAIRS},
-        {"activation_checkpointing": True},
-        {"activation_checkpointing": True, "micro_batch_size": 4},
+        {"memory": {"micro_batch_size": 1}},
+        {"memory": {"micro_batch_size": 3}},
+        {"memory": {"micro_batch_size": PAIRS}},
+        {"memory": {"activation_checkpointing": True}},
+        {"memory": {"activation_checkpointing": True, "micro_batch_size": 4}},
     ],
     ids=str,
 )
@@ -76,7 +76,9 @@ def test_losses_keys_and_gradients_equal_the_plain_step(monkeypatch, changes):
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_micro_batches_are_exact(monkeypatch, checkpointing):
     whole, _, gradients = _ours(monkeypatch)
-    sliced, _, sliced_gradients = _ours(monkeypatch, micro_batch_size=3, activation_checkpointing=checkpointing)
+    sliced, _, sliced_gradients = _ours(
+        monkeypatch, memory={"micro_batch_size": 3, "activation_checkpointing": checkpointing}
+    )
     for name, value in whole.items():
         torch.testing.assert_close(sliced[name], value, rtol=1e-12, atol=0, msg=name)
     for name, gradient in gradients.items():

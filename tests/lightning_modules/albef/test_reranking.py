@@ -43,7 +43,7 @@ def _loader(rows, size):
 
 def _module(score):
     """Weights that are large enough for the scores to differ."""
-    module = tiny_albef(rerank_k=K, rerank_score=score, dropout=0.0).double()
+    module = tiny_albef(rerank={"k": K, "score": score}, text={"dropout": 0.0}).double()
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim > 1:
@@ -122,13 +122,13 @@ def _share(score):
     original = module.student.encode_image
     module.student.encode_image = lambda x: original(x.double())
     collected = module.evaluation
-    collected.reset()
+    collected.start()
     rows = range(5) if rank() == 0 else range(5, PICTURES)
     if world_size() == 1:
         rows = range(PICTURES)
     with torch.no_grad():
         for batch in _loader(rows, 3):
-            module._collect(batch, "test")
+            collected.step(module, batch, "test")
         return collected.compute(module).recalls
 
 
@@ -139,7 +139,7 @@ def test_two_processes_find_what_one_finds():
 def test_validation_re_ranks_only_when_asked_to():
     names = {}
     for when in ("never", "test", "always"):
-        module = tiny_albef(rerank_k=K, rerank_on=when)
+        module = tiny_albef(rerank={"k": K, "on": when})
         trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
         names[when] = [
             any(
@@ -154,25 +154,25 @@ def test_validation_re_ranks_only_when_asked_to():
 def test_tokens_are_kept_in_the_precision_that_reads_them():
     kept = {}
     for precision in ("32-true", "bf16-mixed"):
-        module = tiny_albef(rerank_k=K)
+        module = tiny_albef(rerank={"k": K})
         trainer = Trainer(
             accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, precision=precision
         )
         seen = []
-        reset = module.evaluation.reset
+        reset = module.evaluation.start
 
         def spy(reset=reset, tokens=module.evaluation, seen=seen):
             seen.extend(tokens._tokens[row].dtype for row in range(len(tokens._tokens)))
             reset()
 
-        module.evaluation.reset = spy
+        module.evaluation.start = spy
         trainer.test(module, _loader(range(12), 4), verbose=False)
         kept[precision] = set(seen)
     assert kept == {"32-true": {torch.float32}, "bf16-mixed": {torch.bfloat16}}
 
 
 def test_under_autocast_pairs_are_scored_in_it_and_similarities_are_not(monkeypatch):
-    module = tiny_albef(rerank_k=K)
+    module = tiny_albef(rerank={"k": K})
     inside = {}
 
     def watch(place, name):

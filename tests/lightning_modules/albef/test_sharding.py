@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler
 
-from support.albef import SIZES, RandomPairs, random_batch, tiny_albef
+from support.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, RandomPairs, random_batch, tiny_albef
 from support.distributed import ONE_THREAD, rank_trainer, run_distributed, whole_state
 from support.tiny_modules import trainer
 from vlightning.callbacks import AtomicCheckpointIO, consolidate_checkpoint
@@ -27,7 +27,7 @@ def trajectory(dtype, changes, options):
     """Whole states after the same steps under DDP and sharded, and what a process held at the end of the latter."""
     states = []
     for kind in ("ddp", "sharded"):
-        module = tiny_albef(dropout=0.0, momentum=0.9, **changes).to(dtype)
+        module = tiny_albef(changes=changes, text={"dropout": 0.0}, momentum={"momentum": 0.9}).to(dtype)
         pairs = RandomPairs(64)
         pairs.rows["image"] = pairs.rows["image"].to(dtype)
         order = DistributedSampler(pairs, shuffle=False)
@@ -49,14 +49,14 @@ def trajectory(dtype, changes, options):
         pytest.param(torch.float32, {"mlm": False}, {"precision": "bf16-mixed"}, id="bf16_without_words"),
         pytest.param(
             torch.float32,
-            {"micro_batch_size": 3, "activation_checkpointing": True},
+            {"memory": {"micro_batch_size": 3, "activation_checkpointing": True}},
             {},
             id="slices_and_checkpointing",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             torch.float64,
-            {"micro_batch_size": 2},
+            {"memory": {"micro_batch_size": 2}},
             {"accumulate_grad_batches": 2, "gradient_clip_val": 1.0},
             id="slices_accumulation_and_clipping",
             marks=pytest.mark.slow,
@@ -64,7 +64,7 @@ def trajectory(dtype, changes, options):
     ],
 )
 def test_twenty_steps_are_those_of_ddp(dtype, changes, options):
-    start = tiny_albef(dropout=0.0, **changes).state_dict()
+    start = tiny_albef(changes=changes, text={"dropout": 0.0}).state_dict()
     ranks = run_distributed(trajectory, dtype, changes, options)
     for (plain, sharded), *_ in ranks:
         assert plain.keys() == sharded.keys() == start.keys()
@@ -73,16 +73,16 @@ def test_twenty_steps_are_those_of_ddp(dtype, changes, options):
     words = "student.text_encoder.bert.embeddings.word_embeddings.weight"
     for name in ("temperature", "teacher.text_proj.weight", words):
         assert (sharded[name] - start[name]).abs().max() > 1e-4, name
-    assert int(sharded["image_queue.filled"]) == SIZES["queue_size"]
+    assert int(sharded["image_queue.filled"]) == SIZES["contrast"]["queue_size"]
     (_, first, whole, groups), (_, second, _, _) = ranks
     assert first + second == whole
     assert abs(first - second) < 0.1 * whole
-    blocks = SIZES["vision_depth"] + SIZES["text_layers"] + SIZES["fusion_layers"]
+    blocks = SIZES["vision"]["depth"] + SIZES["text"]["depth"] + SIZES["text"]["fusion_depth"]
     assert len(groups) == 2 * (blocks + 1) + 1
 
 
 def albef():
-    return tiny_albef(vocab_size=200, fusion_layers=2, rerank_on="always", rerank_k=10)
+    return tiny_albef(text={"vocab_size": 200, "fusion_depth": 2}, rerank={"on": "always", "k": 10})
 
 
 def answers(module):
@@ -137,9 +137,9 @@ def shapes(**changes):
             "batch_size": 4,
             "eval_batch_size": 4,
             "num_workers": 0,
-            "image_size": SIZES["image_size"],
+            "image_size": IMAGE_SIZE,
             "vocab_size": 200,
-            "max_tokens": SIZES["max_positions"],
+            "max_tokens": MAX_TOKENS,
         }
         | changes
     )

@@ -8,7 +8,7 @@ from timm.layers import resample_abs_pos_embed
 from transformers import BertConfig, BertForMaskedLM
 
 from support.albef import pairs_loader, tiny_albef
-from vlightning.lightning_modules.albef.weights import load_text_weights
+from vlightning.lightning_modules.albef.weights import load_bert
 from vlightning.lightning_modules.networks.vit_weights import load_vision_weights, resize_positions
 
 
@@ -48,7 +48,7 @@ def test_image_encoder_starts_from_a_timm_file_at_another_size(tmp_path):
         img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=5
     )
     torch.save(source.state_dict(), tmp_path / "vit.pth")
-    module = tiny_albef(image_size=48)
+    module = tiny_albef(vision={"image_size": 48})
     line = load_vision_weights(module.student.visual_encoder, str(tmp_path / "vit.pth"))
     assert "positions resized from 16 to 36 patches" in line
     own = module.student.visual_encoder.state_dict()
@@ -62,7 +62,7 @@ def test_text_encoder_starts_from_a_bert_folder(tmp_path):
     bert = _bert(tmp_path)
     module = tiny_albef().eval()
     cross = {k: v.clone() for k, v in module.student.text_encoder.state_dict().items() if "crossattention" in k}
-    load_text_weights(module.student.text_encoder, str(tmp_path))
+    load_bert(module.student.text_encoder, str(tmp_path))
     own = module.student.text_encoder.state_dict()
     assert cross
     assert all(torch.equal(own[name], value) for name, value in cross.items())
@@ -78,15 +78,15 @@ def test_text_encoder_starts_from_a_bert_folder(tmp_path):
 def test_sizes_that_do_not_fit_are_listed(tmp_path):
     _bert(tmp_path, intermediate_size=48)
     with pytest.raises(ValueError, match=r"of another shape bert\.encoder.layer.0.intermediate.dense.bias"):
-        load_text_weights(tiny_albef().student.text_encoder, str(tmp_path))
+        load_bert(tiny_albef().student.text_encoder, str(tmp_path))
     _bert(tmp_path / "shallow", layers=1)
     with pytest.raises(ValueError, match=r"missing bert\.encoder.layer.1"):
-        load_text_weights(tiny_albef().student.text_encoder, str(tmp_path / "shallow"))
+        load_bert(tiny_albef().student.text_encoder, str(tmp_path / "shallow"))
 
 
 def test_fit_starts_both_models_from_the_given_weights_and_says_so(tmp_path, caplog):
     bert = _bert(tmp_path)
-    module = tiny_albef(text_weights=str(tmp_path))
+    module = tiny_albef(text={"weights": str(tmp_path)})
     trainer = Trainer(
         accelerator="cpu",
         logger=False,

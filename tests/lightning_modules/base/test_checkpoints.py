@@ -8,7 +8,9 @@ from lightning.pytorch import Trainer
 
 from support.albef import SIZES, pairs_loader, tiny_albef
 from support.command_line import run
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule
+from vlightning.lightning_modules.base.settings import flat
 
 
 def trainer(folder: Path) -> Trainer:
@@ -27,25 +29,27 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_forgotten_argument_is_named_on_resume(tmp_path: Path, checkpoint: str):
-    with pytest.raises(ValueError, match="does not fit") as raised:
-        trainer(tmp_path).fit(tiny_albef(embed_dim=16, learning_rate=0.5), pairs_loader(8, 4), ckpt_path=checkpoint)
+    changed = {"contrast": {"embed_dim": 16}, "optim": {"learning_rate": 0.5}}
+    with pytest.raises(UserError, match="does not fit") as raised:
+        trainer(tmp_path).fit(tiny_albef(**changed), pairs_loader(8, 4), ckpt_path=checkpoint)
     assert str(raised.value) == (
-        "The checkpoint does not fit ALBEFModule: embed_dim is 16, in the checkpoint 8; give what it was trained with."
+        "The checkpoint does not fit ALBEFModule: contrast.embed_dim is 16, in the checkpoint 8; give what it was "
+        "trained with."
     )
 
 
 def test_a_checkpoint_of_another_class_is_named(tmp_path: Path, checkpoint: str):
     said = "^The checkpoint is of ALBEFModule, expected one of CoCoRDModule: give another checkpoint, or that class.$"
-    alone = {"contrast_weight": 0.0, "prediction_weight": 0.0, "kd_weight": 0.0}
+    alone = {"contrast": {"weight": 0.0}, "prediction": {"weight": 0.0}}
     module = CoCoRDModule("resnet8", 4, **alone)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(UserError, match=said):
         trainer(tmp_path).validate(module, pairs_loader(8, 4), ckpt_path=checkpoint, verbose=False)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(UserError, match=said):
         CoCoRDModule.load_from_checkpoint(checkpoint, student="resnet8", num_classes=4, **alone)
 
 
 def test_what_fits_is_loaded_whatever_else_differs(tmp_path: Path, checkpoint: str):
-    loaded = ALBEFModule.load_from_checkpoint(checkpoint, learning_rate=0.5)
+    loaded = ALBEFModule.load_from_checkpoint(checkpoint, optim={"learning_rate": 0.5})
     saved = torch.load(checkpoint, weights_only=True)["state_dict"]
     assert all(torch.equal(value, saved[name]) for name, value in loaded.state_dict().items())
     with pytest.raises(RuntimeError, match="Missing key"):
@@ -56,12 +60,14 @@ def test_the_command_line_names_the_argument_too(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     sizes = [f"--data.{name}=8" for name in ("length", "eval_length")]
     words = ("--data=ShapesDataModule", "--data.num_workers=0", *sizes, "--trainer.accelerator=cpu")
-    model = ["--model=ALBEFModule", *(f"--model.{name}={value}" for name, value in SIZES.items() if name not in LINKED)]
-    linked = [f"--data.{name}={SIZES[name]}" for name in LINKED]
-    ran = run("test", f"--ckpt_path={checkpoint}", *words, *model, *linked, "--model.text_ffn_width=64")
+    settings = flat(SIZES)
+    model = [f"--model.{name}={value}" for name, value in settings.items() if name not in LINKED]
+    linked = [f"--data.{name.partition('.')[2]}={settings[name]}" for name in LINKED]
+    other = ("--model=ALBEFModule", *model, *linked, "--model.text.ffn_width=64")
+    ran = run("test", f"--ckpt_path={checkpoint}", *words, *other)
     assert ran.status == 1
-    assert "text_ffn_width is 64, in the checkpoint 32" in ran.sentence
+    assert "text.ffn_width is 64, in the checkpoint 32" in ran.sentence
     assert not Path("runs").exists()
 
 
-LINKED = ("image_size", "vocab_size")
+LINKED = ("vision.image_size", "text.vocab_size")

@@ -10,6 +10,7 @@ from support.captioning import caption_data, caption_module, write_data
 from support.cocord import HEADS
 from support.methods import METHODS, OTHERS
 from support.random_batches import Rows, random_rows, small
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
 
@@ -28,7 +29,7 @@ def refused(module, data, folder, match):
         enable_checkpointing=False,
         **quiet,
     )
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(UserError, match=match):
         trainer.fit(module, data)
     # A trained tokenizer may have left fewer rows of words.
     for name, value in module.state_dict().items():
@@ -42,23 +43,23 @@ def test_images_of_another_size(name, tmp_path):
     module, data = method.build(outside, **options)
     side = data.image_size
     data = type(data)(**data.hparams | {"image_size": 2 * side})
-    found = rf"images of {2 * side} x {2 * side} pixels in the data, expected {side} x {side}: set the data's"
+    found = rf"images of {side} x {side} pixels, got {2 * side} x {2 * side} in the data: set the data's"
     refused(module, data, tmp_path, found)
 
 
 @pytest.mark.parametrize("student", ["timm/vit_tiny_patch16_224", "resnet8"])
 def test_images_for_a_library_s_transformer_as_student_or_teacher(student, tmp_path):
     data = ShapeClassesDataModule(length=8, batch_size=4, num_workers=0, image_size=32)
-    module = CoCoRDModule(student, data.num_classes, teacher="timm/vit_tiny_patch16_224", queue_size=8, **HEADS)
+    module = CoCoRDModule(student, data.num_classes, teacher={"name": "timm/vit_tiny_patch16_224"}, **HEADS)
     module.setup = lambda stage: None  # the teacher's weights do not matter
-    refused(module, data, tmp_path, r"images of 32 x 32 pixels in the data, expected 224 x 224")
+    refused(module, data, tmp_path, r"images of 224 x 224 pixels, got 32 x 32 in the data")
 
 
 def test_images_for_a_probed_transformer(tmp_path):
     data = ShapeClassesDataModule(length=8, batch_size=4, num_workers=0, image_size=32)
     module = LinearProbeModule("timm/vit_tiny_patch16_224", num_classes=data.num_classes)
     module.setup = lambda stage: None
-    refused(module, data, tmp_path, r"images of 32 x 32 pixels in the data, expected 224 x 224")
+    refused(module, data, tmp_path, r"images of 224 x 224 pixels, got 32 x 32 in the data")
 
 
 @pytest.mark.parametrize("name", WITH_TEXTS)
@@ -67,7 +68,12 @@ def test_token_ids_of_one_s_own_loader(name, tmp_path):
     rows["input_ids"][2, 1] = 10**6
     module = small(name, tmp_path)
     vocabulary = module.data_sizes().vocab_size
-    refused(module, DataLoader(Rows(rows), 4), tmp_path, rf"ids up to 1000000 .* less than {vocabulary}, the model")
+    refused(
+        module,
+        DataLoader(Rows(rows), 4),
+        tmp_path,
+        rf"ids below {vocabulary}, the model's vocabulary, got ids up to 1000000",
+    )
 
 
 def test_a_tokenizer_with_more_entries_than_the_vocabulary(tmp_path):
@@ -75,19 +81,24 @@ def test_a_tokenizer_with_more_entries_than_the_vocabulary(tmp_path):
     data = ShapesDataModule(length=8, batch_size=4, num_workers=0, image_size=16, vocab_size=200)
     data.setup("fit")
     entries = len(data.tokenizer)
-    module = tiny_albef(vocab_size=entries - 1)
+    module = tiny_albef(text={"vocab_size": entries - 1})
     refused(module, data, tmp_path, rf"ids up to {entries - 1} .* set the model's vocab_size to {entries}, or give")
 
 
 def test_captions_in_the_words_of_another_language_model(tmp_path):
-    arguments = write_data(tmp_path / "captions", lessons=8)
+    arguments = write_data(tmp_path / "captions", steps=8)
     data = caption_data(arguments, train=arguments["train"])
     module = caption_module(arguments, 0)
     module.load()
     module.language_model.network.resize_token_embeddings(20)
-    refused(module, data, tmp_path, "expected less than 20, the model's vocabulary: give the data")
+    refused(module, data, tmp_path, "below 20, the model's vocabulary, got .*: give the data")
 
 
 def test_texts_longer_than_the_model_s_positions(tmp_path):
     data = ShapesDataModule(length=8, batch_size=4, num_workers=0, image_size=16, vocab_size=200, max_tokens=25)
-    refused(tiny_albef(vocab_size=200, max_positions=4), data, tmp_path, "expected at most 4, the positions")
+    refused(
+        tiny_albef(text={"vocab_size": 200, "max_positions": 4}),
+        data,
+        tmp_path,
+        "at most 4 tokens, the model's positions, got 25",
+    )

@@ -146,7 +146,9 @@ def test_the_checkpoint_names_the_frozen_network_and_refuses_another(checkpoint,
     saved = torch.load(checkpoint, weights_only=True)
     assert saved["teacher"]["weights"] == "seed 0"
     assert not any(name.startswith("teacher") for name in saved["state_dict"])
-    with pytest.raises(ValueError, match=r"trained with the teacher linear of 'seed 0'.*give that file as"):
+    with pytest.raises(
+        UserError, match=r"teacher that the checkpoint was trained with, linear of 'seed 0'.*give that file as"
+    ):
         trainer(max_epochs=2).fit(ToyMethod(VisionSettings(width=7), teacher_seed=1), toy_rows(), ckpt_path=checkpoint)
     with caplog.at_level("INFO"):
         trainer(max_steps=1).fit(ToyMethod(), toy_rows())
@@ -162,5 +164,5 @@ def test_evaluation_is_a_component():
 
 
 def test_data_of_another_size_are_refused_before_the_network_sees_them():
-    with pytest.raises(ValueError, match="Found images of 4 x 4 pixels in the data, expected 2 x 2"):
+    with pytest.raises(UserError, match="Expected images of 2 x 2 pixels, got 4 x 4 in the data"):
         trainer().fit(ToyMethod(), toy_rows(side=4))

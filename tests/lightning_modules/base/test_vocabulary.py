@@ -1,4 +1,4 @@
-"""ALBEF and SHRe know as many words as the tokenizer that a run trains, in every way to start, stop and go on."""
+"""The vocabulary of ALBEF and SHRe is that of the tokenizer that a run trains, however a run starts or resumes."""
 
 import json
 from pathlib import Path
@@ -10,18 +10,19 @@ from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch.nn import Embedding
 
 from support.albef import tiny_albef
+from support.command_line import export as main
 from support.command_line import run
 from support.distributed import rank_trainer, run_distributed, whole_state
 from support.images import draw_image
 from support.shre import tiny_shre
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
 from vlightning.datamodules.text.tokenizers import tokenizer_from_json
-from vlightning.export import main
 from vlightning.lightning_modules import ALBEFModule
 
 TINY = Path(__file__).resolve().parents[3] / "configs/albef/tiny.yaml"
-SMALL = {"vision_width": 8, "vision_depth": 1, "vision_heads": 1, "text_width": 8, "text_heads": 1, "text_layers": 1}
-SMALL |= {"text_ffn_width": 8, "embed_dim": 8, "queue_size": 8, "rerank_k": 0}
+SMALL = {"vision.width": 8, "vision.depth": 1, "vision.heads": 1, "text.width": 8, "text.heads": 1, "text.depth": 1}
+SMALL |= {"text.ffn_width": 8, "contrast.embed_dim": 8, "contrast.queue_size": 8, "rerank.k": 0}
 WORDS = 2000
 """More than any tokenizer of these captions has."""
 MODULES = {"albef": tiny_albef, "shre": lambda seed=0, **options: tiny_shre(None, seed, **options)}
@@ -49,7 +50,7 @@ def word_rows(module):
             assert head.decoder.bias is head.bias
             rows |= {head.decoder.out_features, len(head.bias)}
     (entries,) = rows
-    assert module.hparams["vocab_size"] == entries
+    assert module.hparams["text"]["vocab_size"] == entries
     return entries
 
 
@@ -109,9 +110,9 @@ def test_the_command_line_sizes_tiny_by_its_tokenizer_and_goes_on_with_it(pairs)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(name, tmp_path):
+def test_a_resumed_run_equals_the_uninterrupted_run(name, tmp_path):
     build = MODULES[name]
-    whole, data = build(vocab_size=WORDS), shapes()
+    whole, data = build(text={"vocab_size": WORDS}), shapes()
     start = {key: value.clone() for key, value in whole.state_dict().items()}
     entries = []
 
@@ -126,13 +127,13 @@ def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(name, tmp_path):
     trainer(tmp_path / "whole", Start(), epochs=2).fit(whole, data)
     assert entries == [len(data.tokenizer)]
     assert len(data.tokenizer) < WORDS
-    again = build(vocab_size=WORDS)
+    again = build(text={"vocab_size": WORDS})
     trainer(tmp_path / "again", epochs=2).fit(again, shapes())
     assert same(again, whole)
-    resumed = build(vocab_size=WORDS)
+    resumed = build(text={"vocab_size": WORDS})
     trainer(tmp_path / "resumed", epochs=2).fit(resumed, shapes(), ckpt_path=tmp_path / "whole/epoch=0.ckpt")
     assert same(resumed, whole)
-    tested = build(seed=1, vocab_size=WORDS)
+    tested = build(seed=1, text={"vocab_size": WORDS})
     trainer(tmp_path).test(tested, shapes(), ckpt_path=tmp_path / "whole/epoch=1.ckpt", verbose=False)
     assert same(tested, whole)
     assert same(type(whole).load_from_checkpoint(tmp_path / "whole/epoch=1.ckpt"), whole)
@@ -140,12 +141,12 @@ def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(name, tmp_path):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_weights_of_a_training_bring_their_vocabulary(name, tmp_path):
-    module, data = MODULES[name](vocab_size=WORDS), shapes()
+    module, data = MODULES[name](text={"vocab_size": WORDS}), shapes()
     trainer(tmp_path).fit(module, data)
     data.tokenizer.backend_tokenizer.save(str(tmp_path / "vocabulary.json"))
-    further = MODULES[name](vocab_size=WORDS, weights=str(tmp_path / "epoch=0.ckpt"))
+    further = MODULES[name](text={"vocab_size": WORDS}, weights=str(tmp_path / "epoch=0.ckpt"))
     assert word_rows(further) == word_rows(module)
-    with pytest.raises(ValueError, match="the model's vocabulary: give the data a tokenizer of at most"):
+    with pytest.raises(UserError, match=r"the model's vocabulary, got .*: give the data a tokenizer of at most"):
         trainer(tmp_path).fit(further, shapes(tokenizer=more_words(tmp_path)))
 
 
@@ -159,30 +160,30 @@ def more_words(folder):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_tokenizer_that_was_given_changes_nothing(name, tmp_path):
-    module = MODULES[name](vocab_size=WORDS)
+    module = MODULES[name](text={"vocab_size": WORDS})
     trainer(tmp_path).fit(module, shapes(tokenizer=more_words(tmp_path)))
     assert word_rows(module) == WORDS
-    other = MODULES[name](vocab_size=WORDS + 1)
-    with pytest.raises(ValueError, match="vocab_size is 2001, in the checkpoint 2000"):
+    other = MODULES[name](text={"vocab_size": WORDS + 1})
+    with pytest.raises(UserError, match=r"text\.vocab_size is 2001, in the checkpoint 2000"):
         trainer(tmp_path).test(other, shapes(), ckpt_path=tmp_path / "epoch=0.ckpt", verbose=False)
 
 
 def test_a_training_that_goes_on_with_other_data_keeps_its_words(pairs, tmp_path):
     """Their tokenizer would be a smaller one."""
-    module = tiny_albef(vocab_size=WORDS)
+    module = tiny_albef(text={"vocab_size": WORDS})
     trainer(tmp_path).fit(module, shapes())
     arguments = json.loads(Path("my_data.yaml").read_text())["data"]["init_args"] | {"max_tokens": 8}
     own, data = ImageTextDataModule(**arguments), ImageTextDataModule(**arguments)
     own.setup("fit")
     assert len(own.tokenizer) < word_rows(module)
-    other = tiny_albef(vocab_size=WORDS)
+    other = tiny_albef(text={"vocab_size": WORDS})
     trainer(tmp_path, epochs=2).fit(other, data, ckpt_path=tmp_path / "epoch=0.ckpt")
     assert word_rows(other) == word_rows(module) == len(data.tokenizer)
 
 
 def test_a_callback_that_copies_the_module_copies_what_is_left_of_it(tmp_path):
     """Lightning sets callbacks up before the module."""
-    module, averaging = tiny_shre(vocab_size=WORDS), WeightAveraging()
+    module, averaging = tiny_shre(text={"vocab_size": WORDS}), WeightAveraging()
     trainer(tmp_path, averaging).fit(module, shapes())
     assert word_rows(module) < WORDS
     assert word_rows(averaging._average_model.module) == word_rows(module)
@@ -194,9 +195,9 @@ def on_rank(kind, folder):
     for start in (None, folder / "epoch=0.ckpt"):
         saving = ModelCheckpoint(folder if start is None else folder / "further", filename="{epoch}", save_top_k=-1)
         fitting = rank_trainer(kind, max_epochs=2, limit_val_batches=0, enable_checkpointing=True, callbacks=[saving])
-        module = tiny_albef(vocab_size=WORDS)
+        module = tiny_albef(text={"vocab_size": WORDS})
         fitting.fit(module, shapes(batch_size=4), ckpt_path=start)
-        states.append(whole_state(module) | {"entries": torch.tensor(module.hparams["vocab_size"])})
+        states.append(whole_state(module) | {"entries": torch.tensor(module.hparams["text"]["vocab_size"])})
     return states
 
 

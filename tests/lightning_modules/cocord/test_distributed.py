@@ -20,7 +20,7 @@ def frozen_statistics(module):
 
 
 def losses_and_gradients(index, world, folder):
-    module = frozen_statistics(tiny_cocord(folder, kd_weight=0.5).double())
+    module = frozen_statistics(tiny_cocord(folder, kd={"weight": 0.5}).double())
     generator = torch.Generator().manual_seed(5)
     features = torch.nn.functional.normalize(torch.randn(6, 16, generator=generator, dtype=torch.float64), dim=1)
     module.dictionary.enqueue(features, torch.arange(6))
@@ -49,12 +49,13 @@ def test_mean_of_two_halves_is_the_whole(tmp_path):
 
 def module_and_data(weights):
     torch.manual_seed(rank())
-    module = CoCoRDModule("resnet8", 40, teacher="resnet14", teacher_weights=weights, queue_size=40, **HEADS)
+    teacher = {"name": "resnet14", "weights": weights}
+    module = CoCoRDModule("resnet8", 40, teacher=teacher, contrast={"queue_size": 40}, **HEADS)
     return module, ShapeClassesDataModule(length=48, eval_length=10, batch_size=4, image_size=16, seed=0)
 
 
 def test_dictionary_and_averages_are_the_same_in_every_process(tmp_path):
-    # Unlike beginnings, which DDP makes alike.
+    # Processes start from different weights, which DDP synchronises.
     first, second = run_ddp_fit(module_and_data, {"max_epochs": 2}, make_args=(teacher_file(tmp_path, classes=40),))
     state = first["state_dict"]
     assert int(state["dictionary.filled"]) == 40

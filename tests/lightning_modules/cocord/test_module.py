@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,11 +10,15 @@ import torch.nn.functional as F
 from lightning import Trainer
 from torch.utils.flop_counter import FlopCounterMode
 
-from support.cocord import CLASSES, HEADS, PAIRS, random_batch, teacher_file, tiny_cocord
+from support.cocord import CLASSES, HEADS, OFF, PAIRS, random_batch, teacher_file, tiny_cocord
+from support.groups import merged
 from vlightning.callbacks import EMACallback, FeatureQueue
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import CoCoRDModule
-from vlightning.lightning_modules.networks.classifiers import Predictor, ProjectionHead, build_classifier
+from vlightning.lightning_modules.cocord import module as cocord_code
+from vlightning.lightning_modules.cocord.network import Predictor, ProjectionHead
+from vlightning.lightning_modules.networks.classifiers import build_classifier
 
 EQUAL_WIDTHS = [PAIRS[n] for n in (0, 2, 3, 4, 5, 6)]
 
@@ -34,7 +39,7 @@ def plain_losses(module, batch, dictionary):
         return x / x.norm(dim=1, keepdim=True)
 
     networks = {name: copy.deepcopy(part) for name, part in module.named_children()}
-    hparams, label = module.hparams, batch["label"]
+    label = batch["label"]
 
     def slow(view):
         with torch.no_grad():
@@ -50,20 +55,20 @@ def plain_losses(module, batch, dictionary):
     logits = networks["student"].classify(features)
     losses["class"] = -logits.log_softmax(1)[range(len(label)), label].mean()
     query = networks["student_head"](features)
-    key = encoders[hparams["dictionary_encoder"]]("image_teacher")
-    positive = (unit(query) * unit(key)).sum(1) / hparams["temperature"]
-    negative = unit(query) @ dictionary.T / hparams["temperature"]
+    key = encoders[module.contrast.encoder]("image_teacher")
+    positive = (unit(query) * unit(key)).sum(1) / module.contrast.temperature
+    negative = unit(query) @ dictionary.T / module.contrast.temperature
     losses["contrast"] = (torch.cat([positive[:, None], negative], 1).logsumexp(1) - positive).mean()
-    cognate = encoders[hparams["cognate_encoder"]]
+    cognate = encoders[module.prediction.encoder]
     first = 2 - 2 * (unit(networks["predictor"](query)) * unit(cognate("image_slow"))).sum(1)
     losses["prediction"] = first.mean()
-    if hparams["symmetric_prediction"]:
+    if module.prediction.symmetric:
         other = networks["student_head"](networks["student"].forward_features(batch["image_slow"]))
-        # The target is what the slow encoder says of the student's view, not of its own (the paper's eq. 7 slips).
+        # The target is the key of the student's view. (Eq. 7 has the same view on both sides.)
         second = 2 - 2 * (unit(networks["predictor"](other)) * unit(cognate("image"))).sum(1)
         losses["prediction"] = losses["prediction"] + second.mean()
-    if hparams["kd_weight"]:
-        temperature = hparams["kd_temperature"]
+    if module.kd.weight:
+        temperature = module.kd.temperature
         with torch.no_grad():
             target = (networks["teacher"].network.eval()(batch["image"]) / temperature).softmax(1)
         log_ratio = target.log() - (logits / temperature).log_softmax(1)
@@ -75,12 +80,12 @@ def plain_losses(module, batch, dictionary):
     "options",
     [
         {},
-        {"symmetric_prediction": False, "temperature": 0.07},
-        {"kd_weight": 1.0},
-        {"dictionary_encoder": "slow_student"},
-        {"dictionary_encoder": "slow_student", "cognate_encoder": "teacher"},
-        {"cognate_encoder": "teacher", "kd_weight": 0.5},
-        {"teacher": "wrn_16_2"},
+        {"prediction": {"symmetric": False}, "contrast": {"temperature": 0.07}},
+        {"kd": {"weight": 1.0}},
+        {"contrast": {"encoder": "slow_student"}},
+        {"contrast": {"encoder": "slow_student"}, "prediction": {"encoder": "teacher"}},
+        {"prediction": {"encoder": "teacher"}, "kd": {"weight": 0.5}},
+        {"teacher": {"name": "wrn_16_2"}},
     ],
     ids=str,
 )
@@ -98,7 +103,7 @@ def test_step_is_the_papers_sum(tmp_path, options):
     assert found.keys() == expected.keys()
     for name in expected:
         torch.testing.assert_close(found[name], expected[name].detach(), rtol=1e-10, atol=1e-12)
-    weights = {"contrast": 1.0, "prediction": 4.0, "class": 1.0, "kd": options.get("kd_weight", 0.0)}
+    weights = {"contrast": 1.0, "prediction": 4.0, "class": 1.0, "kd": module.kd.weight}
     total = sum(weights[name] * value for name, value in expected.items())
     torch.testing.assert_close(outputs["loss"], total, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(outputs["keys"]["dictionary"], key)
@@ -112,7 +117,7 @@ def test_heads_have_the_sizes_of_the_authors_code(name, count):
 
 
 def test_dictionary_takes_the_papers_bytes_and_wraps_around():
-    module = CoCoRDModule("resnet8", CLASSES, teacher="resnet14")
+    module = CoCoRDModule("resnet8", CLASSES, teacher={"name": "resnet14"})
     features = module.dictionary.features
     assert features.numel() * features.element_size() == 16_777_216
     queue = FeatureQueue(2048, 3, ids=True)
@@ -126,7 +131,7 @@ def test_dictionary_takes_the_papers_bytes_and_wraps_around():
 
 @pytest.mark.parametrize(("teacher", "student"), PAIRS, ids=["->".join(pair) for pair in PAIRS])
 def test_every_pair_of_the_paper_constructs_and_steps(tmp_path, teacher, student):
-    module = tiny_cocord(tmp_path, teacher=teacher, student=student)
+    module = tiny_cocord(tmp_path, teacher={"name": teacher}, student=student)
     assert module.teacher_head_moves == ((teacher, student) in EQUAL_WIDTHS)
     outputs, losses = step(module, random_batch(4))
     outputs["loss"].backward()
@@ -136,7 +141,7 @@ def test_every_pair_of_the_paper_constructs_and_steps(tmp_path, teacher, student
 
 
 def test_gradients_reach_what_trains_and_nothing_else(tmp_path):
-    module = tiny_cocord(tmp_path, kd_weight=1.0)
+    module = tiny_cocord(tmp_path, kd={"weight": 1.0})
     module.dictionary.enqueue(F.normalize(torch.randn(8, 16), dim=1), torch.zeros(8, dtype=torch.long))
     step(module, random_batch())[0]["loss"].backward()
     trained = {name.split(".")[0] for name, p in module.named_parameters() if p.grad is not None and p.grad.any()}
@@ -154,15 +159,15 @@ def fit(module, tmp_path, steps=3, **options):
 
 
 def shapes_module(tmp_path, **changes):
-    teacher = changes.pop("teacher", "resnet14")
-    weights = teacher_file(tmp_path, teacher, classes=40)
+    arguments = merged(HEADS, {"contrast": {"queue_size": 32}, "teacher": {"name": "resnet14"}}, changes)
+    teacher = arguments["teacher"]
+    teacher["weights"] = teacher_file(tmp_path, teacher["name"], classes=40)
     torch.manual_seed(0)
-    arguments = HEADS | {"queue_size": 32} | changes
-    return CoCoRDModule("resnet8", 40, teacher=teacher, teacher_weights=weights, **arguments)
+    return CoCoRDModule("resnet8", 40, **arguments)
 
 
-def test_teacher_stays_bit_for_bit_through_training_and_validation(tmp_path):
-    module = shapes_module(tmp_path, kd_weight=1.0)
+def test_teacher_stays_bit_for_bit_equal_in_training_and_validation(tmp_path):
+    module = shapes_module(tmp_path, kd={"weight": 1.0})
     module.setup("fit")
     before = {name: value.clone() for name, value in module.teacher.network.state_dict().items()}
     fit(module, tmp_path, steps=16, max_epochs=2)
@@ -172,7 +177,7 @@ def test_teacher_stays_bit_for_bit_through_training_and_validation(tmp_path):
 
 
 def test_averages_start_as_copies_and_move_by_the_papers_momenta(tmp_path):
-    module = shapes_module(tmp_path, weight_decay=0.0)
+    module = shapes_module(tmp_path, optim={"weight_decay": 0.0})
     heads = [copy.deepcopy(module.student_head.state_dict())]
     for name in ("slow_head", "teacher_head"):
         for key, value in getattr(module, name).named_parameters():
@@ -191,7 +196,7 @@ def test_averages_start_as_copies_and_move_by_the_papers_momenta(tmp_path):
 
 
 def test_head_of_a_teacher_of_another_width_never_moves(tmp_path):
-    module = shapes_module(tmp_path, teacher="wrn_16_2")
+    module = shapes_module(tmp_path, teacher={"name": "wrn_16_2"})
     assert module.teacher.network.feature_dim == 128
     before = copy.deepcopy(dict(module.teacher_head.named_parameters()))
     fit(module, tmp_path, steps=5)
@@ -207,19 +212,25 @@ def test_averages_move_once_per_optimizer_step(tmp_path):
     assert int(module.dictionary.filled) == 32  # four batches of eight
 
 
-def test_keys_are_no_negatives_of_their_own_batch(tmp_path):
+def test_keys_are_no_negatives_of_their_own_batch(tmp_path, monkeypatch):
     module = shapes_module(tmp_path)
     seen = []
-    original = module._contrast
-    module._contrast = lambda q, k, d, y: seen.append((int(d.filled), float(loss := original(q, k, d, y)))) or loss
+    original = cocord_code.dictionary_loss
+
+    def noted(query, key, dictionary, temperature):
+        loss = original(query, key, dictionary, temperature)
+        seen.append((int(dictionary.filled), float(loss)))
+        return loss
+
+    monkeypatch.setattr(cocord_code, "dictionary_loss", noted)
     fit(module, tmp_path, steps=2)
-    assert seen[0] == (0, 0.0)  # nothing to tell the positive from
+    assert seen[0] == (0, 0.0)  # no negatives
     assert seen[1][0] == 8
     assert seen[1][1] > 0
 
 
 def test_untrained_contrast_is_near_the_logarithm_of_the_dictionary(tmp_path):
-    module = tiny_cocord(tmp_path, queue_size=2048, embed_dim=2048, head_hidden=2048)
+    module = tiny_cocord(tmp_path, contrast={"queue_size": 2048}, heads={"embed_dim": 2048, "hidden": 2048})
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for _ in range(16):
@@ -231,10 +242,10 @@ def test_untrained_contrast_is_near_the_logarithm_of_the_dictionary(tmp_path):
     assert 0 < float(losses["prediction"]) < 8
 
 
-def test_plain_training_builds_and_computes_nothing_more(tmp_path):
-    module = tiny_cocord(teacher=None, contrast_weight=0, prediction_weight=0)
-    assert {name for name, _ in module.named_children()} == {"student", "accuracy"}
-    assert module.views() == ["image"]
+def test_plain_training_builds_and_computes_the_student_only(tmp_path):
+    module = tiny_cocord(**OFF)
+    assert {name for name, _ in module.named_children()} == {"student", "evaluation"}
+    assert module.views == ["image"]
     assert module.momentum_pairs() == {}
     assert module.queues() == {}
     batch = random_batch()
@@ -251,9 +262,9 @@ def test_plain_training_builds_and_computes_nothing_more(tmp_path):
 
 
 def test_plain_distillation_is_one_pass_of_teacher_and_student(tmp_path):
-    module = tiny_cocord(tmp_path, contrast_weight=0, prediction_weight=0, class_weight=0.1, kd_weight=0.9)
-    assert {name for name, _ in module.named_children()} == {"student", "teacher", "accuracy"}
-    assert module.views() == ["image"]
+    module = tiny_cocord(tmp_path, **OFF, class_weight=0.1, kd={"weight": 0.9})
+    assert {name for name, _ in module.named_children()} == {"student", "teacher", "evaluation"}
+    assert module.views == ["image"]
     batch = random_batch()
     outputs, losses = step(module, batch)
     assert float(outputs["loss"].detach()) == pytest.approx(0.1 * float(losses["class"]) + 0.9 * float(losses["kd"]))
@@ -273,8 +284,8 @@ def test_plain_distillation_is_one_pass_of_teacher_and_student(tmp_path):
     ("options", "passes"),
     [
         ({}, {"student": 2, "slow_student": 2, "teacher": 1}),
-        ({"symmetric_prediction": False}, {"student": 1, "slow_student": 1, "teacher": 1}),
-        ({"prediction_weight": 0}, {"student": 1, "teacher": 1}),
+        ({"prediction": {"symmetric": False}}, {"student": 1, "slow_student": 1, "teacher": 1}),
+        ({"prediction": {"weight": 0}}, {"student": 1, "teacher": 1}),
     ],
     ids=str,
 )
@@ -299,13 +310,13 @@ def test_views_that_are_missing_are_named(tmp_path):
     module = tiny_cocord(tmp_path)
     batch = random_batch()
     del batch["image_teacher"]
-    with pytest.raises(ValueError, match=r"no image_teacher: let data\.views be \['image', 'image_slow'"):
+    with pytest.raises(UserError, match=r"got no image_teacher: set data\.views to \['image', 'image_slow'"):
         step(module, batch)
 
 
 def test_dictionary_smaller_than_a_batch_is_refused(tmp_path):
-    module = tiny_cocord(tmp_path, queue_size=7)
-    with pytest.raises(ValueError, match="queue_size is 7, smaller than a batch of 8"):
+    module = tiny_cocord(tmp_path, contrast={"queue_size": 7})
+    with pytest.raises(UserError, match="a queue of at least 8 keys, the global batch, got queue_size 7"):
         step(module, random_batch(8))
 
 
@@ -314,16 +325,17 @@ def test_dictionary_smaller_than_a_batch_is_refused(tmp_path):
     [("resnet8x4", 0.05), ("MobileNetV2", 0.01), ("ShuffleV1", 0.01), ("ShuffleV2", 0.01), ("vgg8", 0.05)],
 )
 def test_learning_rate_follows_the_benchmark(student, rate):
-    module = tiny_cocord(student=student, teacher=None, contrast_weight=0, prediction_weight=0)
+    module = tiny_cocord(student=student, **OFF)
     optimizer = module.configure_optimizers()["optimizer"]
     (group,) = optimizer.param_groups
     assert (group["lr"], group["momentum"], group["weight_decay"], group["nesterov"]) == (rate, 0.9, 5e-4, False)
-    factors = [module.lr_factor(epoch) for epoch in (0, 149, 150, 179, 180, 209, 210, 239)]
+    schedule = module.paper_schedule()
+    factors = [schedule.rate(epoch, 0) / rate for epoch in (0, 149, 150, 179, 180, 209, 210, 239)]
     assert factors == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
 def test_learning_rate_falls_after_the_milestones_epochs(tmp_path):
-    module = shapes_module(tmp_path, lr_milestones=[1, 2])
+    module = shapes_module(tmp_path, optim={"lr_milestones": [1, 2]})
     rates = []
     step_of = module.training_step
     module.training_step = lambda *args: rates.append(module.optimizers().param_groups[0]["lr"]) or step_of(*args)
@@ -334,52 +346,52 @@ def test_learning_rate_falls_after_the_milestones_epochs(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"teacher": None}, "There is no teacher, but a loss"),
-        ({"kd_weight": -1}, "kd_weight is -1"),
-        ({"class_weight": 0, "contrast_weight": 0, "prediction_weight": 0}, "nothing to learn"),
-        ({"student": "resnet21"}, "no classifier 'resnet21'.*did you mean .*resnet20"),
+        ({"teacher": {"name": None}}, "Expected a teacher for the losses that learn from one, got none"),
+        ({"kd": {"weight": -1}}, "a weight of at least 0, got kd.weight -1"),
+        ({"class_weight": 0, **OFF}, "Expected a loss, got 0 for class_weight, kd.weight"),
+        ({"student": "resnet21"}, "Expected a CIFAR network or .*got 'resnet21': did you mean 'resnet"),
     ],
     ids=str,
 )
-def test_arguments_that_cannot_be_are_refused(changes, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_settings_are_refused(changes, sentence):
+    with pytest.raises(UserError, match=sentence):
         tiny_cocord(**changes)
 
 
-def test_missing_teacher_says_what_to_run(tmp_path):
+def test_the_error_for_a_missing_teacher_names_the_command(tmp_path):
     weights = "runs/cocord_quickstart_teacher"
-    module = tiny_cocord(teacher="resnet20", teacher_weights=weights)
-    with pytest.raises(FileNotFoundError, match=r"vlightning fit --config configs/cocord/quickstart_teacher\.yaml"):
+    module = tiny_cocord(teacher={"name": "resnet20", "weights": weights})
+    with pytest.raises(UserError, match=r"vlightning fit --config configs/cocord/quickstart_teacher\.yaml"):
         module.setup("fit")
     module.setup("test")  # needs no teacher
-    module = tiny_cocord(teacher="vgg13", teacher_weights=str(tmp_path / "vgg13.pth"))
-    with pytest.raises(FileNotFoundError, match=r"--config configs/cocord/teacher_vgg13\.yaml"):
+    module = tiny_cocord(teacher={"name": "vgg13", "weights": str(tmp_path / "vgg13.pth")})
+    with pytest.raises(UserError, match=r"--config configs/cocord/teacher_vgg13\.yaml"):
         module.setup("fit")
 
 
 def test_teacher_of_another_network_or_class_count_is_refused(tmp_path):
     for weights, sentence in (
         (teacher_file(tmp_path, "resnet20"), "those of resnet20"),
-        (teacher_file(tmp_path, "resnet14", classes=7), "trained for 7 classes"),
+        (teacher_file(tmp_path, "resnet14", classes=7), "got weights for 7"),
     ):
-        with pytest.raises(ValueError, match=sentence):
-            tiny_cocord(teacher_weights=weights).setup("fit")
+        with pytest.raises(UserError, match=sentence):
+            tiny_cocord(teacher={"weights": weights}).setup("fit")
 
 
 def test_folder_of_a_run_gives_its_newest_last_checkpoint(tmp_path):
-    plain = tiny_cocord(student="resnet14", teacher=None, contrast_weight=0, prediction_weight=0)
+    plain = tiny_cocord(student="resnet14", **OFF)
     for version, bias in ((0, 1.0), (1, 2.0)):
         plain.student.fc.bias.data.fill_(bias)
         folder = tmp_path / "run" / f"version_{version}" / "checkpoints"
         folder.mkdir(parents=True)
         torch.save({"state_dict": plain.state_dict(), "hyper_parameters": {}}, folder / "last.ckpt")
-    module = tiny_cocord(teacher_weights=str(tmp_path / "run"))
+    module = tiny_cocord(teacher={"weights": str(tmp_path / "run")})
     module.setup("fit")
     assert module.teacher.network.fc.bias.unique().tolist() == [2.0]
 
 
 def test_class_counts_that_differ_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="The data has 40 classes, the model 5"):
+    with pytest.raises(UserError, match="as many classes in the data as in the model, 5, got 40"):
         fit(tiny_cocord(tmp_path), tmp_path)
 
 
@@ -398,12 +410,12 @@ def test_checkpoint_names_its_teacher_and_refuses_another(tmp_path):
     assert torch.equal(again.student.fc.weight, module.student.fc.weight)
 
     other = shapes_module(tmp_path)
-    other.hparams["teacher_weights"] = teacher_file(tmp_path, "resnet14", classes=40, seed=2)
+    other.teacher_settings = replace(other.teacher_settings, weights=teacher_file(tmp_path, "resnet14", 40, seed=2))
     data = ShapeClassesDataModule(length=64, eval_length=10, batch_size=8, image_size=16, seed=0)
     resumed = Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, max_steps=4, enable_progress_bar=False
     )
-    with pytest.raises(ValueError, match=r"trained with the teacher resnet14 of .*give that file"):
+    with pytest.raises(UserError, match=r"teacher that the checkpoint .*, resnet14 of .*give that file"):
         resumed.fit(other, data, ckpt_path=path)
 
 
@@ -424,9 +436,9 @@ def test_accuracies_are_those_counted_by_hand(tmp_path):
 
 def test_student_weights_are_evaluated_and_trained_from(tmp_path):
     weights = teacher_file(tmp_path, "resnet8", classes=40)
-    module = shapes_module(tmp_path, student_weights=weights)
+    module = shapes_module(tmp_path, weights=weights)
     expected = torch.load(weights, weights_only=True)["model"]
-    module._start()
+    module.load_initial_weights()
     assert all(torch.equal(module.student.state_dict()[name], value) for name, value in expected.items())
     assert all(torch.equal(module.slow_student.state_dict()[name], value) for name, value in expected.items())
 
@@ -444,7 +456,7 @@ def test_student_weights_are_evaluated_and_trained_from(tmp_path):
         ("googlenet", 1024),  # without its auxiliary heads
     ],
 )
-def test_library_networks_show_their_features(name, width):
+def test_library_networks_return_their_features(name, width):
     network = build_classifier(name, 7).eval()
     image = torch.randn(2, 3, *(2 * [224 if "vit" in name else 64]))
     features = network.forward_features(image)
@@ -454,20 +466,20 @@ def test_library_networks_show_their_features(name, width):
     assert network(image).shape == (2, 7)
 
 
-TWO_HEADS_OR_NONE = [("timm/levit_128", "head_dist.linear"), ("squeezenet1_1", "0 last layers")]
+TWO_HEADS_OR_NONE = [("timm/levit_128", "head_dist.linear"), ("squeezenet1_1", "SqueezeNet, got 0")]
 
 
 @pytest.mark.parametrize(("name", "found"), TWO_HEADS_OR_NONE)
 def test_library_networks_without_one_last_layer_are_refused(name, found):
-    with pytest.raises(ValueError, match=f"{found}.*use another network"):
+    with pytest.raises(UserError, match=f"{found}.*use another network"):
         build_classifier(name, 7)
 
 
-def test_student_of_a_library_starts_from_a_checkpoint_of_ours(tmp_path):
-    plain = {"student": "torchvision/resnet18", "teacher": None, "contrast_weight": 0, "prediction_weight": 0}
+def test_a_student_of_a_library_starts_from_a_checkpoint_of_this_package(tmp_path):
+    plain = {"student": "torchvision/resnet18", **OFF}
     trained = tiny_cocord(**plain)
     trained.student.network.fc.bias.data.fill_(3.0)
     torch.save({"state_dict": trained.state_dict(), "hyper_parameters": {}}, tmp_path / "last.ckpt")
-    module = tiny_cocord(student_weights=str(tmp_path / "last.ckpt"), **plain)
-    module._start()
+    module = tiny_cocord(weights=str(tmp_path / "last.ckpt"), **plain)
+    module.load_initial_weights()
     assert module.student.network.fc.bias.unique().tolist() == [3.0]

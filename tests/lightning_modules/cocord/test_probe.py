@@ -1,4 +1,4 @@
-"""Linear probing: a frozen network, each training image encoded once, and plain SGD on one layer."""
+"""Linear probing: a frozen network, each training image encoded once, and SGD on one layer."""
 
 from pathlib import Path
 
@@ -10,14 +10,14 @@ import yaml
 from lightning import Trainer
 from lightning.pytorch.callbacks import Callback
 
-from support.cocord import CLASSES, teacher_file
-from support.command_line import run
+from support.cocord import CLASSES, OFF, teacher_file
+from support.command_line import export, run
 from support.distributed import run_ddp_fit
 from support.images import draw_image, encoded
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule
 from vlightning.datamodules.core.sampling import epoch_order
 from vlightning.datamodules.sources.label_table import LabelTable
-from vlightning.export import main as export
 from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
 from vlightning.lightning_modules.networks.classifier_files import load_classifier, read_classifier
 from vlightning.lightning_modules.networks.classifiers import build_classifier
@@ -81,7 +81,7 @@ def _copied(state):
 
 def test_each_training_image_is_read_and_encoded_once_in_all_epochs(tmp_path, monkeypatch):
     module, data = _module(tmp_path), _data(tmp_path)
-    assert module.views() == []
+    assert module.views == ()
     decoded, batches, steps = [], [], []
     encode, decode, step = module.encode, LabelTable.image, module.training_step
 
@@ -108,7 +108,7 @@ def test_each_training_image_is_read_and_encoded_once_in_all_epochs(tmp_path, mo
     assert steps == [(names, 26)] * (3 * 24 // BATCH)
 
 
-def test_backbone_stays_as_it_is_bit_for_bit(tmp_path):
+def test_backbone_stays_bit_for_bit_equal(tmp_path):
     module = _module(tmp_path)
     module.setup("fit")
     before = _copied(module.backbone.network.state_dict())
@@ -135,7 +135,7 @@ def _expected(module, data, epochs, bad):
     speeds = [torch.zeros_like(value) for value in values]
     losses = []
     for epoch in range(epochs):
-        rate = module.hparams["learning_rate"] * 0.1 ** sum(epoch >= m for m in module.hparams["lr_milestones"])
+        rate = module.optim.learning_rate * 0.1 ** sum(epoch >= m for m in module.optim.lr_milestones)
         order = epoch_order(SEED, epoch, len(table)).tolist()
         for start in range(0, len(order) - BATCH + 1, BATCH):
             rows = [row for row in order[start : start + BATCH] if row not in bad]
@@ -159,12 +159,12 @@ def _expected(module, data, epochs, bad):
 
 @pytest.mark.parametrize("bad", [(), (0, 5, 23)])
 def test_training_is_sgd_on_the_features_of_a_frozen_network(bad, tmp_path):
-    module = _module(tmp_path, lr_milestones=[2, 3])
+    module = _module(tmp_path, optim={"lr_milestones": [2, 3]})
     (weight, bias), losses = _expected(module, _data(tmp_path, bad), epochs=4, bad=bad)
     assert sum(losses[-6:]) < sum(losses[:6])
     data = _data(tmp_path, bad)
     images = data.every_image
-    if bad:  # nobody promises the order in which images come to be encoded
+    if bad:  # the order in which images are encoded is not specified
         data.every_image = lambda split: reversed(list(images(split)))
     trainer = _fit(module, data, epochs=4)
     torch.testing.assert_close(module.linear.weight.detach(), weight, rtol=1e-4, atol=1e-6)
@@ -246,12 +246,12 @@ def test_another_backbone_than_the_checkpoints_is_refused(way, tmp_path):
         "test": lambda: trainer.test(_module(tmp_path, weights=other), data, ckpt_path=path),
         "load_from_checkpoint": lambda: trainer.test(LinearProbeModule.load_from_checkpoint(path, weights=other), data),
     }[way]
-    with pytest.raises(ValueError, match=r"trained with the backbone resnet8 of .*give that file as model\.weights"):
+    with pytest.raises(UserError, match=r"backbone that .*resnet8 of .*give that file as model\.weights"):
         run_it()
 
 
-def test_resumed_training_is_the_one_that_was_never_stopped(tmp_path):
-    whole, half, rest = (_module(tmp_path, lr_milestones=[1, 3]) for _ in range(3))
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
+    whole, half, rest = (_module(tmp_path, optim={"lr_milestones": [1, 3]}) for _ in range(3))
     data = _data(tmp_path)
     _fit(whole, data, epochs=4)
     trainer = _fit(half, data, epochs=2, enable_checkpointing=True, default_root_dir=tmp_path)
@@ -287,25 +287,25 @@ def test_layer_starts_small_with_a_zero_bias():
     assert not module.linear.bias.any()
 
 
-def test_what_a_probe_cannot_do_is_said_in_a_sentence(tmp_path):
-    with pytest.raises(ValueError, match=r"no weights of the backbone resnet8: give model\.weights, or train"):
+def test_errors_of_a_probe_name_what_to_change(tmp_path):
+    with pytest.raises(UserError, match=r"weights of the backbone resnet8, got none: set model\.weights, or train"):
         LinearProbeModule("resnet8").setup("fit")
-    with pytest.raises(FileNotFoundError, match=r"^Found no trained backbone in 'runs/gone'"):
+    with pytest.raises(UserError, match=r"^Expected a trained backbone in 'runs/gone', got no file"):
         LinearProbeModule("resnet8", weights="runs/gone").setup("fit")
-    with pytest.raises(ValueError, match=r"^The data has 3 classes, the model 4: set model\.num_classes"):
+    with pytest.raises(UserError, match=r"as in the model, 4, got 3: set model\.num_classes"):
         _fit(_module(tmp_path, num_classes=4), _data(tmp_path))
     loader = torch.utils.data.DataLoader([{"label": torch.tensor(0), "sample_index": torch.tensor(0)}])
-    with pytest.raises(ValueError, match=r"^Found no datamodule, expected one that reads each training image once"):
+    with pytest.raises(UserError, match=r"^Expected a datamodule that reads each training image once, got none"):
         _fit(_module(tmp_path), loader)
     data = _data(tmp_path)
     data.every_image = lambda split: []
-    with pytest.raises(RuntimeError, match=r"^Found no training image that can be read"):
+    with pytest.raises(UserError, match=r"^Expected training images that can be read, got none"):
         _fit(_module(tmp_path), data)
 
 
 def test_students_of_exports_and_of_checkpoints_are_the_same_backbone(tmp_path):
     """Also of a library's network, whose names in our checkpoints are not the public ones."""
-    module = CoCoRDModule("resnet18", CLASSES, contrast_weight=0, prediction_weight=0)
+    module = CoCoRDModule("resnet18", CLASSES, **OFF)
     trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False, default_root_dir=tmp_path)
     trainer.strategy.connect(module)
     trainer.save_checkpoint(tmp_path / "x.ckpt")

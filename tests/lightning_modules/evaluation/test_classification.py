@@ -1,4 +1,4 @@
-"""Accuracy by definition, also of logits that are no numbers, on one process and on two."""
+"""Accuracy by definition, also with non-finite logits, on one process and on two."""
 
 import pytest
 import torch
@@ -7,18 +7,19 @@ from torch.utils.data import DataLoader
 from support.distributed import rank_trainer, run_distributed
 from support.tiny_modules import trainer
 from vlightning.callbacks import rank
-from vlightning.lightning_modules.evaluation.classification import Accuracy, ClassifierModule
+from vlightning.lightning_modules.base.method import Method
+from vlightning.lightning_modules.evaluation.classification import ClassificationEvaluation
 
-CLASSES, PICTURES = 7, 23
+CLASSES, IMAGES = 7, 23
 DEAD = [3, 9, 20]
 
 
-class GivenLogits(ClassifierModule):
+class GivenLogits(Method):
     """An image is its logits."""
 
     def __init__(self):
         super().__init__()
-        self.accuracy = Accuracy()
+        self.evaluation = ClassificationEvaluation()
 
     def forward(self, image):
         return image
@@ -26,9 +27,9 @@ class GivenLogits(ClassifierModule):
 
 def images(dead):
     draws = torch.Generator().manual_seed(0)
-    logits = torch.randn(PICTURES, CLASSES, generator=draws)
+    logits = torch.randn(IMAGES, CLASSES, generator=draws)
     logits[dead] = torch.nan
-    label = torch.randint(CLASSES, (PICTURES,), generator=draws)
+    label = torch.randint(CLASSES, (IMAGES,), generator=draws)
     return logits, label
 
 
@@ -55,17 +56,17 @@ def by_loops(dead):
         sum(score > row[own] for score in row) if row.isfinite().all() else CLASSES
         for row, own in zip(logits, label.tolist(), strict=True)
     ]
-    found = {f"val/top{k}": 100 * sum(int(place) < k for place in ranks) / PICTURES for k in (1, 5)}
+    found = {f"val/top{k}": 100 * sum(int(place) < k for place in ranks) / IMAGES for k in (1, 5)}
     return found | ({"val/non_finite": len(dead)} if dead else {})
 
 
-@pytest.mark.parametrize("dead", [[], DEAD, list(range(PICTURES))])
-def test_logits_that_are_no_numbers_are_misses_and_are_counted(dead, recwarn):
+@pytest.mark.parametrize("dead", [[], DEAD, list(range(IMAGES))])
+def test_non_finite_logits_are_misses_and_are_counted(dead, recwarn):
     assert measured(trainer, dead) == pytest.approx(by_loops(dead))
-    said = [str(warning.message) for warning in recwarn if "undefined logits" in str(warning.message)]
+    said = [str(warning.message) for warning in recwarn if "non-finite logits" in str(warning.message)]
     assert [text.split(")")[0] for text in said] == (
         [
-            f"Found infinite or undefined logits for {len(dead)} of {PICTURES} images (sample_index "
+            f"Found non-finite logits for {len(dead)} of {IMAGES} images (sample_index "
             f"{', '.join(map(str, dead[:16]))}" + (f" and {len(dead) - 16} more" if len(dead) > 16 else "")
         ]
         if dead

@@ -6,6 +6,7 @@ from support.distributed import run_distributed
 from support.methods import METHODS
 from support.tiny_modules import trainer
 from vlightning.callbacks import rank
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.method import Method
 from vlightning.lightning_modules.evaluation.reranking import RerankSettings
 from vlightning.lightning_modules.evaluation.retrieval import RetrievalEvaluation
@@ -137,8 +138,9 @@ def test_a_dead_model_has_no_recall_and_says_so(tmp_path, method, weight, names)
 def test_features_are_kept_in_main_memory_in_float32():
     evaluation = RetrievalEvaluation()
     evaluation.add_images(torch.ones(2, 4, dtype=torch.bfloat16), torch.arange(2), torch.arange(2))
-    assert evaluation._images[0][0].dtype == torch.float32
-    assert evaluation._images[0][0].device.type == "cpu"
+    features = evaluation.compute().image_features
+    assert features.dtype == torch.float32
+    assert features.device.type == "cpu"
 
 
 def test_images_alone_and_texts_alone_have_features_and_no_recall():
@@ -153,7 +155,7 @@ def test_images_alone_and_texts_alone_have_features_and_no_recall():
 
 
 def test_fewer_candidates_than_the_recalls_are_refused():
-    with pytest.raises(ValueError, match=r"rerank\.k is 5, below 10"):
+    with pytest.raises(UserError, match=r"rerank\.k of at least 10, .* got 5: raise it"):
         RetrievalEvaluation(rerank=RerankSettings(5))
 
 
@@ -187,17 +189,17 @@ def test_protocols_rank_all_captions_or_the_first_of_each_image(protocols):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"protocols": []}, "Found no name in protocols"),
-        ({"protocols": ["paper"], "rerank": RerankSettings(10)}, "beside rerank.k=10"),
-        ({"spaces": {}}, "Found no name in spaces"),
-        ({"spaces": {"h2": 4}, "rerank": RerankSettings(10)}, "Found spaces beside rerank.k=10"),
-        ({"spaces": {"h2": 4}, "prediction_space": "h3"}, r"prediction_space='h3' is not among the spaces \['h2'\]"),
-        ({"prediction_space": "h3"}, r"prediction_space='h3' is not among the spaces \[\]"),
-        ({"median_rank_fold": 0}, "median_rank_fold=0 must be at least 1"),
+        ({"protocols": []}, "or both as protocols, got none"),
+        ({"protocols": ["paper"], "rerank": RerankSettings(10)}, "no protocols with re-ranking, got rerank.k 10"),
+        ({"spaces": {}}, "width of each space by its name, got none"),
+        ({"spaces": {"h2": 4}, "rerank": RerankSettings(10)}, "one space with re-ranking, got rerank.k 10"),
+        ({"spaces": {"h2": 4}, "prediction_space": "h3"}, r"prediction_space among \['h2'\], got 'h3'"),
+        ({"prediction_space": "h3"}, r"prediction_space among \[\], got 'h3'"),
+        ({"median_rank_fold": 0}, "median_rank_fold of at least 1, got 0"),
     ],
 )
 def test_options_that_cannot_be_are_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         RetrievalEvaluation(**options)
     assert "\n" not in str(error.value)
 
@@ -275,7 +277,7 @@ def test_texts_without_images_have_features_in_one_space():
 def test_widths_that_do_not_add_up_are_one_sentence(width):
     evaluation = RetrievalEvaluation(spaces=SPACES)
     features, numbers, ids = torch.ones(2, width), torch.arange(2), torch.ones(2, 1).long()
-    message = rf"^Found features of width {width}, expected 11, the sum over the spaces {{'h2': 4, 'h3': 7}}: [^\n]*$"
+    message = rf"^Expected features of width 11, the sum over the spaces {{'h2': 4, 'h3': 7}}, got {width}: [^\n]*$"
     with pytest.raises(ValueError, match=message):
         evaluation.add_images(features, numbers, numbers)
     with pytest.raises(ValueError, match=message):

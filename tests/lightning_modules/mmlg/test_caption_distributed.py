@@ -13,7 +13,7 @@ ROWS = 6
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("captions") / "data", lessons=60)
+    return write_data(tmp_path_factory.mktemp("captions") / "data", steps=60)
 
 
 def losses_and_gradients(index, world, arguments):

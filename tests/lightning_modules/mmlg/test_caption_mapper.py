@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mmlg.caption_mapper import CaptionMapper
+from vlightning.lightning_modules.mmlg.settings import MapperSettings
 
 
 # The authors' network, counted: the linear layer, the constants, and eight blocks of 4,724,736.
@@ -14,7 +16,7 @@ from vlightning.lightning_modules.mmlg.caption_mapper import CaptionMapper
 )
 def test_size_is_the_authors(embed_dim, length, parameters):
     with torch.device("meta"):
-        mapper = CaptionMapper(embed_dim, 768, length, length)
+        mapper = CaptionMapper(embed_dim, MapperSettings(prefix_length=length, clip_length=length))
     assert sum(parameter.numel() for parameter in mapper.parameters()) == parameters
 
 
@@ -43,7 +45,7 @@ def slow(mapper, embedding, heads):
 @pytest.mark.parametrize(("prefix_length", "clip_length"), [(3, 2), (1, 4)])
 def test_prefix_is_that_of_the_formulas(prefix_length, clip_length):
     torch.manual_seed(0)
-    mapper = CaptionMapper(5, 12, prefix_length, clip_length, layers=2, heads=3).double()
+    mapper = CaptionMapper(5, MapperSettings(12, prefix_length, clip_length, depth=2, heads=3)).double()
     with torch.no_grad():
         for parameter in mapper.parameters():
             parameter.add_(torch.randn_like(parameter) / 4)
@@ -56,7 +58,7 @@ def test_prefix_is_that_of_the_formulas(prefix_length, clip_length):
 
 
 def test_numbers_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="heads=5, expected a number that divides 12"):
-        CaptionMapper(5, 12, heads=5)
-    with pytest.raises(ValueError, match="prefix_length=0"):
-        CaptionMapper(5, 12, prefix_length=0)
+    with pytest.raises(UserError, match="Expected a width that 5 heads divide, got 12"):
+        CaptionMapper(5, MapperSettings(12, heads=5))
+    with pytest.raises(UserError, match="Expected prefix_length of at least 1, got 0"):
+        CaptionMapper(5, MapperSettings(12, prefix_length=0))

@@ -1,5 +1,6 @@
-"""Captioning: what the loss counts, what the search finds, what is frozen, and that captions are learnt."""
+"""Captioning: what the loss counts, beam search, what is frozen, and that captions are learned."""
 
+import dataclasses
 import itertools
 
 import pyarrow.parquet as pq
@@ -19,14 +20,15 @@ from support.captioning import (
     write_language_model,
 )
 from support.tiny_modules import trainer
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules import CaptioningModule
 from vlightning.metrics.captions import caption_scores
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory):
+def arguments(tmp_path_factory):
     """With a language model that writes captions."""
-    return write_data(tmp_path_factory.mktemp("captions") / "data", lessons=150)
+    return write_data(tmp_path_factory.mktemp("captions") / "data", steps=150)
 
 
 def loaded(arguments, **options):
@@ -57,8 +59,8 @@ def slow_losses(module, batch):
     return torch.stack(losses)
 
 
-def test_loss_is_the_mean_over_all_tokens_and_ends(taught):
-    module, batch = loaded(taught), a_batch(taught)
+def test_loss_is_the_mean_over_all_tokens_and_ends(arguments):
+    module, batch = loaded(arguments), a_batch(arguments)
     tokenizer = module.tokenizer
     texts = [text for texts in CAPTIONS for text in texts]
     assert tokenizer("!")["input_ids"] == [0]  # a real token, though it is the number that pads elsewhere
@@ -71,8 +73,8 @@ def test_loss_is_the_mean_over_all_tokens_and_ends(taught):
     )
 
 
-def test_only_the_mapper_trains_and_is_saved(taught):
-    module, batch = loaded(taught).train(), a_batch(taught)
+def test_only_the_mapper_trains_and_is_saved(arguments):
+    module, batch = loaded(arguments).train(), a_batch(arguments)
     assert not any(part.training for part in module.language_model.modules())
     module.training_step(batch, 0).backward()
     assert all(parameter.grad.any() for parameter in module.mapper.parameters())
@@ -83,7 +85,7 @@ def test_only_the_mapper_trains_and_is_saved(taught):
     assert optimized == set(module.mapper.parameters())
 
 
-def outspoken(module):
+def distinct(module):
     """A mapper whose prefix is of the embedding alone, so that random weights write different captions."""
     module.mapper.prefix.zero_()
     for block in module.mapper.blocks:
@@ -114,8 +116,8 @@ def plain_beams(module, features, beams, longest, ends):
 
 @pytest.mark.parametrize(("beams", "longest", "period"), [(5, 12, False), (3, 5, False), (4, 12, True)])
 @torch.no_grad()
-def test_captions_are_those_of_a_plain_beam_search(taught, beams, longest, period):
-    module = outspoken(loaded(taught, num_beams=beams, max_new_tokens=longest, stop_at_period=period))
+def test_captions_are_those_of_a_plain_beam_search(arguments, beams, longest, period):
+    module = distinct(loaded(arguments, num_beams=beams, max_new_tokens=longest, stop_at_period=period))
     tokenizer, features = module.tokenizer, torch.stack([embedding(number) for number in range(20, 36)]).double()
     stops = [tokenizer.eos_token_id, *tokenizer(".")["input_ids"]] if period else [tokenizer.eos_token_id]
     assert len(stops) == 1 + period
@@ -136,8 +138,8 @@ class Numbers:
 
 
 @torch.no_grad()
-def test_with_enough_beams_the_best_of_all_texts_is_found(taught):
-    module = outspoken(loaded(taught, num_beams=8, max_new_tokens=2))
+def test_with_enough_beams_the_best_of_all_texts_is_found(arguments):
+    module = distinct(loaded(arguments, num_beams=8, max_new_tokens=2))
     torch.manual_seed(3)
     config = GPT2Config(vocab_size=8, n_positions=8, n_embd=WIDTH, n_layer=1, n_head=2, initializer_range=0.7)
     network = GPT2LMHeadModel(config).eval().double()
@@ -155,8 +157,8 @@ def test_with_enough_beams_the_best_of_all_texts_is_found(taught):
     assert {len(text.split()) for text in expected} == {0, 1, 2}
 
 
-def test_a_full_stop_ends_a_caption_where_that_is_asked_for(taught):
-    module = loaded(taught, num_beams=1)
+def test_a_full_stop_ends_a_caption_with_stop_at_period(arguments):
+    module = loaded(arguments, num_beams=1)
     stop = module.tokenizer(".")["input_ids"]
     network = module.language_model.network
     forward, calls = network.forward, []
@@ -170,7 +172,7 @@ def test_a_full_stop_ends_a_caption_where_that_is_asked_for(taught):
     network.forward = favours
     with_stop = module(embedding(0)[None].double())[0]
     assert with_stop.count(".") == 4  # twelve tokens
-    module.hparams["stop_at_period"] = True
+    module.generation = dataclasses.replace(module.generation, stop_at_period=True)
     calls.clear()
     assert module(embedding(0)[None].double())[0] == with_stop[: with_stop.index(".") + 1]
 
@@ -182,8 +184,8 @@ def fitted(arguments, epochs, **options):
     return ran, module, data
 
 
-def test_captions_are_learnt_scored_and_written(taught, tmp_path):
-    ran, module, data = fitted(taught, 60, learning_rate=3e-3)
+def test_captions_are_learned_scored_and_written(arguments, tmp_path):
+    ran, module, data = fitted(arguments, 60, learning_rate=3e-3)
     assert ran.callback_metrics["train/loss"] < 0.5
     written = module(torch.stack([embedding(number) for number in range(len(CAPTIONS))]))
     for text, references in zip(written, CAPTIONS, strict=True):
@@ -203,8 +205,8 @@ def test_captions_are_learnt_scored_and_written(taught, tmp_path):
     assert [row["image"].rpartition("/")[2] for row in rows] == [f"{number}.jpg" for number in range(6)]
 
 
-def test_learning_rate_rises_and_falls_linearly_and_a_long_warm_up_is_cut(taught):
-    module = caption_module(taught, warmup_steps=5_000, learning_rate=1e-3)
+def test_learning_rate_rises_and_falls_linearly_and_a_long_warm_up_is_cut(arguments):
+    module = caption_module(arguments, warmup_steps=5_000, learning_rate=1e-3)
     rates, step = [], CaptioningModule.optimizer_step
 
     def recorded(self, *args, **options):
@@ -213,8 +215,8 @@ def test_learning_rate_rises_and_falls_linearly_and_a_long_warm_up_is_cut(taught
 
     module.optimizer_step = recorded.__get__(module)
     with pytest.warns(UserWarning, match="warmup_steps is 5000, but the run has 30 optimizer steps: it warms up for 3"):
-        trainer(max_epochs=10, limit_val_batches=0).fit(module, caption_data(taught))
-    # The first is by the length asked for, before anybody knows the length of the run.
+        trainer(max_epochs=10, limit_val_batches=0).fit(module, caption_data(arguments))
+    # The rate of the first step is set before the length of the run is known.
     assert rates[1:3] == pytest.approx([2e-3 / 3, 1e-3])
     assert rates[3:] == pytest.approx([1e-3 * (30 - step) / 27 for step in range(3, 30)])
 
@@ -225,9 +227,9 @@ def saved(arguments, path, **options):
     return torch.load(path, weights_only=True)
 
 
-def test_checkpoint_names_language_model_and_tower_and_refuses_others(taught, tmp_path):
+def test_checkpoint_names_language_model_and_tower_and_refuses_others(arguments, tmp_path):
     path = tmp_path / "run.ckpt"
-    content = saved(taught, path)
+    content = saved(arguments, path)
     assert set(content["language model"]) == {"name", "weights", "sha256"}
     assert content["tower"]["sha256"] == "0" * 64
     assert all(name.startswith("mapper.") for name in content["state_dict"])
@@ -235,45 +237,47 @@ def test_checkpoint_names_language_model_and_tower_and_refuses_others(taught, tm
     with torch.no_grad():
         assert len(again(embedding(0)[None])) == 1
 
-    other = taught | {"language_model": write_language_model(tmp_path / "other", seed=1)}
+    other = arguments | {"language_model": write_language_model(tmp_path / "other", seed=1)}
     with pytest.raises(ValueError, match="trained with the language model GPT2LMHeadModel of"):
         trainer().test(caption_module(other), caption_data(other), ckpt_path=path, verbose=False)
 
-    names = pq.read_table(taught["embeddings"])["image"].to_pylist()
+    names = pq.read_table(arguments["embeddings"])["image"].to_pylist()
     tower = {"model": "ViT", "weights": "elsewhere", "sha256": "1" * 64}
-    other = taught | {"embeddings": write_embeddings(tmp_path / "other.parquet", names, tower)}
-    message = r"trained on embeddings by tiny of 'nowhere'.*found some by ViT"
-    with pytest.raises(ValueError, match=message):
+    other = arguments | {"embeddings": write_embeddings(tmp_path / "other.parquet", names, tower)}
+    message = r"Expected embeddings by tiny of 'nowhere'.*got those by ViT"
+    with pytest.raises(UserError, match=message):
         trainer().test(caption_module(other), caption_data(other), ckpt_path=path, verbose=False)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         trainer().test(CaptioningModule.load_from_checkpoint(path), caption_data(other), verbose=False)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_half_precision_learns_and_writes(taught, precision):
-    module, data = caption_module(taught, learning_rate=3e-3), caption_data(taught)
+def test_half_precision_learns_and_writes(arguments, precision):
+    module, data = caption_module(arguments, learning_rate=3e-3), caption_data(arguments)
     ran = trainer(max_epochs=20, num_sanity_val_steps=0, check_val_every_n_epoch=20, precision=precision)
     ran.fit(module, data)
     assert ran.callback_metrics["train/loss"] < 2
     assert ran.callback_metrics["val/bleu_1"] > 30
 
 
-def test_what_does_not_fit_is_refused(taught, tmp_path):
-    with pytest.raises(ValueError, match=r"width=16, but the words of .* have 32 values: set model.width"):
-        loaded(taught, width=16)
-    with pytest.raises(ValueError, match=r"prefix_length=3 and max_new_tokens=67, but .* has 32 positions"):
-        loaded(taught, max_new_tokens=67)
-    with pytest.raises(ValueError, match=r"Found embeddings of 5 values, expected 12: set model.embed_dim to 5"):
-        loaded(taught)(torch.zeros(1, 5).double())
-    with pytest.raises(FileNotFoundError, match="Found no language model"):
+def test_what_does_not_fit_is_refused(arguments, tmp_path):
+    with pytest.raises(UserError, match=r"Expected mapper.width 32, .* got 16: set model.mapper.width"):
+        loaded(arguments, width=16)
+    with pytest.raises(
+        UserError, match=r"at most 32 tokens, .* mapper.prefix_length 3 and generation.max_new_tokens 67"
+    ):
+        loaded(arguments, max_new_tokens=67)
+    with pytest.raises(UserError, match=r"Expected embeddings of dimension 12, got 5: set model.embed_dim"):
+        loaded(arguments)(torch.zeros(1, 5).double())
+    with pytest.raises(UserError, match=r"Expected a language model on the hub, .* found none"):
         loaded({"language_model": str(tmp_path / "nothing")})
-    with pytest.raises(ValueError, match="num_beams=0"):
-        CaptioningModule(num_beams=0)
+    with pytest.raises(UserError, match="Expected num_beams of at least 1, got 0"):
+        CaptioningModule(generation={"num_beams": 0})
 
 
 def test_defaults_are_the_papers():
     with torch.device("meta"):
         module = CaptioningModule()
-    expected = {"learning_rate": 2e-5, "warmup_steps": 5000, "num_beams": 5, "max_new_tokens": 67}
-    assert {name: module.hparams[name] for name in expected} == expected
+    assert (module.optim.learning_rate, module.optim.warmup_steps) == (2e-5, 5000)
+    assert (module.generation.num_beams, module.generation.max_new_tokens) == (5, 67)
     assert sum(parameter.numel() for parameter in module.mapper.parameters()) == 40_762_368

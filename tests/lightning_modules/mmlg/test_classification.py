@@ -17,11 +17,13 @@ from open_clip.model import resize_pos_embed
 from support.classifier import CLASSES, TOWER, descendant, random_batch, shape_classes, tiny_classifier
 from support.command_line import run
 from support.distributed import run_ddp_fit, run_distributed, run_sharded_fit, whole_state
+from support.groups import command_line, in_groups
 from support.images import draw_image, encoded
 from support.learngene import SIZE, auxiliary, learngene, random_images
 from support.mmlg import tiny_extraction
 from support.tiny_modules import trainer
-from vlightning.callbacks import LearngeneExpansionCallback, rank, save_learngene
+from vlightning.callbacks import LearngeneExpansionCallback, rank
+from vlightning.callbacks.learngene.file import save_learngene
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import VisionClassifierModule
 
@@ -62,7 +64,7 @@ def class_token(visual, image):
 @torch.no_grad()
 def test_features_are_those_of_the_clip_before_its_projection(tmp_path, layers):
     network = descendant(tmp_path / "a.ckpt", layers).double()
-    module = tiny_classifier(layers=layers, weights=str(tmp_path / "a.ckpt"))
+    module = tiny_classifier(depth=layers, weights=str(tmp_path / "a.ckpt"))
     module.load_initial_weights()
     module.double().eval()
     features = module.tower(random_images())
@@ -75,7 +77,7 @@ def test_features_are_those_of_the_clip_before_its_projection(tmp_path, layers):
 def test_a_learngene_fills_the_tower(tmp_path, layers):
     save_learngene(learngene(), tmp_path / "l.safetensors")
     callback = LearngeneExpansionCallback(str(tmp_path / "l.safetensors"), "tower")
-    module = started(tiny_classifier(layers=layers), callback)
+    module = started(tiny_classifier(depth=layers), callback)
     trained = auxiliary()
     with torch.no_grad():
         found = module.double().tower(random_images()) @ trained.double().vision.proj
@@ -87,7 +89,7 @@ def test_a_learngene_fills_the_tower(tmp_path, layers):
 def test_the_papers_tower_has_the_papers_size():
     with torch.device("meta"):
         for layers, vision in ((6, 11_166_720), (8, 14_715_648), (12, 21_813_504)):
-            module = VisionClassifierModule(layers=layers)
+            module = VisionClassifierModule(vision={"depth": layers})
             projection, head = 384 * 384, 384 * 100 + 100
             assert sum(parameter.numel() for parameter in module.parameters()) == vision - projection + head
         config = open_clip.get_model_config("ViT-S-16")["vision_cfg"]
@@ -118,7 +120,7 @@ def rows():
     return torch.utils.data.DataLoader([row | {"label": row["label"] % 7} for row in listed], batch_size=8)
 
 
-def test_positions_of_another_size_of_images_are_resampled_as_open_clip_does_and_said(tmp_path, caplog):
+def test_positions_of_another_image_size_are_resampled_as_in_open_clip_and_logged(tmp_path, caplog):
     network = descendant(tmp_path / "a.ckpt")
     module = tiny_classifier(image_size=2 * SIZE, weights=str(tmp_path / "a.ckpt"))
     expected = {"visual.positional_embedding": network.visual.positional_embedding.detach().clone()}
@@ -135,26 +137,26 @@ def write(path, **content):
     torch.save(content, path)
 
 
-def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
+def test_weights_that_do_not_fit_are_refused(tmp_path):
     def load(name="a.ckpt", **options):
         tiny_classifier(weights=str(tmp_path / name), **options).load_initial_weights()
 
-    with pytest.raises(FileNotFoundError, match=r"Found no checkpoint '.*gone' to start from: correct model.weights"):
+    with pytest.raises(UserError, match=r"found none at '.*gone': correct model.weights"):
         load("gone")
     descendant(tmp_path / "a.ckpt", 8)
     with pytest.raises(ValueError, match=r"Cannot initialise the vision tower from '.*': missing nothing, unknown"):
         load()
     with pytest.raises(ValueError, match=r"missing transformer.resblocks.8.attn.in_proj_bias, .* and 9 more"):
-        load(layers=9)
+        load(depth=9)
     with pytest.raises(ValueError, match=r"class_embedding \(16,\) instead of \(32,\)"):
-        load(layers=8, width=32)
-    with pytest.raises(ValueError, match=r"Found a tower with 2 heads in '.*a.ckpt', expected 4: set model.heads"):
-        load(layers=8, heads=4)
+        load(depth=8, width=32)
+    with pytest.raises(UserError, match=r"Expected a tower with 4 heads in '.*a.ckpt', got 2: set model.vision.heads"):
+        load(depth=8, heads=4)
     write(tmp_path / "a.ckpt", state_dict=tiny_extraction(None).state_dict())
-    with pytest.raises(ValueError, match=r"Found an extraction in '.*', expected a training of a descendant"):
+    with pytest.raises(UserError, match=r"Expected the training of a descendant in '.*', got an extraction"):
         load()
     write(tmp_path / "a.ckpt", state_dict={"student.text.weight": torch.zeros(1)})
-    with pytest.raises(ValueError, match="Found no vision tower of open_clip's in"):
+    with pytest.raises(UserError, match="got no vision tower of open_clip's in"):
         load()
     (tmp_path / "a.ckpt").write_text("no checkpoint")
     with pytest.raises(RuntimeError, match="cannot be read"):
@@ -164,12 +166,12 @@ def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": 3}, "A width of 16 does not divide into 3 heads"),
-        ({"image_size": 20}, "Images of 20 pixels do"),
+        ({"heads": 3}, "Expected a width that 3 heads divide, got 16"),
+        ({"image_size": 20}, "Expected an image size that patches of 8 pixels divide, got 20"),
     ],
 )
 def test_sizes_that_do_not_fit_together_are_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         tiny_classifier(**options)
 
 
@@ -208,19 +210,18 @@ def test_weight_decay_spares_what_has_fewer_than_two_dimensions():
 
 @pytest.mark.parametrize(("warmup", "used"), [(5000, 5000), (0, 0), (97_500, 9_750)])
 def test_the_schedule_is_linear_then_a_cosine_to_zero(warmup, used):
-    module = tiny_classifier(warmup_steps=warmup)
-    module._trainer = SimpleNamespace(estimated_stepping_batches=97_500)  # 50,000 images in batches of 256
+    schedule, total = tiny_classifier(warmup_steps=warmup).paper_schedule(), 97_500  # 50,000 images in batches of 256
     for step in (1, 100, used - 1, used, 40_000, 97_499):
         if 0 < step < used:
-            assert module.scheduled_lr(step) == pytest.approx(1e-4 * (step + 1) / used)
+            assert schedule.rate(step, total) == pytest.approx(1e-4 * (step + 1) / used)
         elif step > 0:
             share = (step - used) / (97_500 - used)
-            assert module.scheduled_lr(step) == pytest.approx(5e-5 * (1 + math.cos(math.pi * share)))
-    assert module.scheduled_lr(0) == pytest.approx(1e-4 / max(warmup, 1))
-    assert module.scheduled_lr(97_500) == 0
+            assert schedule.rate(step, total) == pytest.approx(5e-5 * (1 + math.cos(math.pi * share)))
+    assert schedule.rate(0, 2**62) == pytest.approx(1e-4 / max(warmup, 1))
+    assert schedule.rate(total, total) == 0
 
 
-def test_a_warm_up_longer_than_the_run_is_cut_and_said():
+def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning():
     with pytest.warns(UserWarning, match="warmup_steps is 5000, but the run has 4 optimizer steps: it warms up for 0"):
         fit(tiny_classifier(warmup_steps=5000))
 
@@ -254,7 +255,7 @@ def test_it_learns_the_built_in_images_on_the_command_line(tmp_path, monkeypatch
     rates = ["--trainer.max_epochs", "60", "--trainer.accelerator", "cpu", "--trainer.check_val_every_n_epoch", "60"]
     ran = run(
         "fit",
-        *("--model", "VisionClassifierModule", *words("model", **model)),
+        *("--model", "VisionClassifierModule", *command_line(VisionClassifierModule, model)),
         *("--data", "ShapeClassesDataModule", *words("data", **data), *rates, "--trainer.logger", "CSVLogger"),
         *("--trainer.logger.save_dir", "runs", "--trainer.logger.name", "x"),
     )
@@ -285,7 +286,7 @@ def test_shipped_config_fits_tests_and_predicts_on_the_command_line(tmp_path, mo
     files = {"train": train, "validation": other, "test": other, "predict": other, "cache_dir": "cache"}
     size = {"init_args": {"size": SIZE}}
     small = {
-        "model": {"init_args": {**SMALL, "weights": "a.ckpt"}},
+        "model": {"init_args": in_groups(VisionClassifierModule, SMALL | {"weights": "a.ckpt"})},
         "data": {
             "init_args": {**files, "image_size": SIZE, "batch_size": 8, "num_workers": 0}
             | {"train_transform": size, "eval_transform": size}
@@ -309,7 +310,7 @@ def test_shipped_config_fits_tests_and_predicts_on_the_command_line(tmp_path, mo
     other.load_initial_weights()
     saved = torch.load(last, weights_only=True)["state_dict"]
     assert torch.equal(other.tower.conv1.weight, saved["tower.conv1.weight"])
-    with pytest.raises(ValueError, match=r"Found a tower with 2 heads"):
+    with pytest.raises(UserError, match=r"Expected a tower with 4 heads"):
         tiny_classifier(heads=4, weights=str(last)).load_initial_weights()
 
 

@@ -6,7 +6,9 @@ import torch
 from support.clip import randomized
 from support.learngene import EMBED, SIZES, clip, random_images, texts
 from vlightning.callbacks.learngene.expansion import expand_learngene
-from vlightning.callbacks.learngene.file import Learngene, LearngeneSizes, load_learngene, save_learngene
+from vlightning.callbacks.learngene.file import Learngene, load_learngene, save_learngene
+from vlightning.callbacks.learngene.sizes import LearngeneSizes
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mmlg.descendant import PlainCLIP
 
 COUNTS = {6: 40_963_969, 7: 44_512_897, 8: 48_061_825, 9: 51_610_753, 10: 55_159_681, 11: 58_708_609, 12: 62_257_537}
@@ -56,7 +58,7 @@ def test_it_is_open_clips_in_features_and_gradients(size):
 def test_its_last_layers_are_the_learngene_of_he_lg(tmp_path):
     network = randomized(PlainCLIP(SIZES))
     tensors = network.learngene_tensors(dict(network.state_dict()))
-    save_learngene(Learngene(tensors, SIZES, method=network.method), tmp_path / "file")
+    save_learngene(Learngene(tensors, SIZES, network.method), tmp_path / "file")
     descendant = clip(4)
     expand_learngene(load_learngene(tmp_path / "file"), descendant)
     for mine, theirs in ((network.visual, descendant.visual), (network, descendant)):
@@ -68,5 +70,5 @@ def test_its_last_layers_are_the_learngene_of_he_lg(tmp_path):
 
 def test_a_shallow_one_has_no_learngene():
     network = PlainCLIP(LearngeneSizes(width=8, heads=1, layers=2, image_size=16, patch_size=8, vocab_size=9))
-    with pytest.raises(ValueError, match="Found towers of 2 layers, expected at least the 3 of He-LG"):
+    with pytest.raises(UserError, match="Expected towers of at least the 3 layers of He-LG, got 2"):
         network.learngene_tensors(dict(network.state_dict()))

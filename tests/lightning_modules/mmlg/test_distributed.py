@@ -6,7 +6,8 @@ import torch
 from support.clip import LENGTH, SIZE, reinforced_batch
 from support.distributed import run_ddp_fit, run_distributed, run_sharded_fit
 from support.mmlg import ready, tiny_extraction, write_teacher
-from vlightning.callbacks import LearngeneWriter, load_learngene, rank
+from vlightning.callbacks import LearngeneWriter, rank
+from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.datamodules import ShapesDataModule
 
 ROWS = 8

@@ -12,16 +12,18 @@ from safetensors.torch import save_file
 from support.captioning import CAPTIONS, SIZES, write_language_model
 from support.clip import SIZE, add_tiny_clip, randomized
 from support.command_line import run
+from support.groups import command_line
 from support.images import draw_image
 from support.mmlg import trained_checkpoint
 from support.tiny_modules import trainer
 from vlightning.callbacks import ImageEmbeddingWriter
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
-from vlightning.lightning_modules import ImageEmbeddingModule
-from vlightning.lightning_modules.mmlg.towers import load_tower
+from vlightning.lightning_modules import CaptioningModule, ImageEmbeddingModule
+from vlightning.lightning_modules.mmlg.towers import load_image_tower
 
-PICTURES = len(CAPTIONS)
-LOOK = {"image_mean": (0.5, 0.4, 0.3), "image_std": (0.2, 0.3, 0.4)}
+IMAGES = len(CAPTIONS)
+PREPROCESSING = {"image_mean": (0.5, 0.4, 0.3), "image_std": (0.2, 0.3, 0.4)}
 
 
 @pytest.fixture(scope="module")
@@ -57,41 +59,41 @@ def data_of(folder, **options):
 
 def test_embeddings_are_what_open_clip_computes_and_not_scaled(tmp_path, clip, weights):
     module = ImageEmbeddingModule(weights, add_tiny_clip())
-    data = data_of(tmp_path / "data", image_size=48)  # of which the tower knows nothing
+    data = data_of(tmp_path / "data", image_size=48)  # ignored: the tower has its own
     trainer(ImageEmbeddingWriter(str(tmp_path / "out"))).predict(module, data)
     table = pq.read_table(tmp_path / "out" / "embeddings.parquet")
     prepare = open_clip.image_transform(SIZE, False)
     with torch.no_grad():
-        expected = clip.encode_image(torch.stack([prepare(draw_image(number)) for number in range(PICTURES)]))
+        expected = clip.encode_image(torch.stack([prepare(draw_image(number)) for number in range(IMAGES)]))
     found = torch.tensor(table["embedding"].to_pylist())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert (found.norm(dim=1) - 1).abs().min() > 0.1
     assert table["image_id"].to_pylist() == list(range(100, 106))
-    assert table["image"].to_pylist() == [str(tmp_path / f"data/images/{number}.png") for number in range(PICTURES)]
+    assert table["image"].to_pylist() == [str(tmp_path / f"data/images/{number}.png") for number in range(IMAGES)]
     origin = json.loads(table.schema.metadata[b"tower"])
     assert origin["model"] == add_tiny_clip()
-    assert origin["sha256"] == load_tower(add_tiny_clip(), weights).origin["sha256"]
+    assert origin["sha256"] == load_image_tower(add_tiny_clip(), weights).origin["sha256"]
     assert not module.tower.state_dict()
 
 
 def test_a_datamodule_without_images_is_refused(weights):
     module = ImageEmbeddingModule(weights, add_tiny_clip())
-    with pytest.raises(ValueError, match="Found no eval_transform in NoneType"):
+    with pytest.raises(UserError, match="with an eval_transform, got NoneType"):
         trainer().predict(module, torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize(
-    "options", [{"student": "plain", "layers": 3}, {"student": "MM-LG"}], ids=["a descendant", "an auxiliary"]
+    "options", [{"student": "plain", "depth": 3}, {"student": "MM-LG"}], ids=["a descendant", "an auxiliary"]
 )
 def test_the_tower_of_a_training_here_is_found_in_its_checkpoint(tmp_path, options):
-    module, path = trained_checkpoint(tmp_path, **options, **LOOK)
-    tower = load_tower(None, path)
+    module, path = trained_checkpoint(tmp_path, **options, **PREPROCESSING)
+    tower = load_image_tower(None, path)
     image = torch.randn(3, 3, SIZE, SIZE)
     with torch.no_grad():
         expected = module.student.encode_image(image)
         torch.testing.assert_close(tower.network.network(image), expected, rtol=1e-5, atol=1e-5)
-    look = tower.preprocessing
-    assert (look.image_size, look.mean, look.std, look.interpolation) == (SIZE, *LOOK.values(), "bicubic")
+    found = tower.preprocessing
+    assert (found.image_size, found.mean, found.std, found.interpolation) == (SIZE, *PREPROCESSING.values(), "bicubic")
     assert tower.origin["sha256"] == tower.network.fingerprint()
 
 
@@ -99,27 +101,27 @@ def test_what_has_no_image_tower_is_refused(tmp_path):
     content = {"state_dict": {}, "hyper_parameters": {"width": 8}, "pytorch-lightning_version": "2.6.6"}
     torch.save(content | {"epoch": 0, "global_step": 0}, tmp_path / "run.ckpt")
     with pytest.raises(
-        ValueError, match=r"Found no .*heads.* among the hyper_parameters of the checkpoint '.*run\.ckpt'"
+        UserError, match=r"Expected the settings of MMLGModule in the checkpoint '.*run\.ckpt', got none of .*towers"
     ):
-        load_tower(None, str(tmp_path / "run.ckpt"))
-    with pytest.raises(FileNotFoundError, match=r"Found no checkpoint 'nothing\.ckpt'"):
-        load_tower(None, "nothing.ckpt")
-    with pytest.raises(ValueError, match="without a model"):
-        load_tower(None, "openai")
+        load_image_tower(None, str(tmp_path / "run.ckpt"))
+    with pytest.raises(UserError, match=r"found none at 'nothing\.ckpt'"):
+        load_image_tower(None, "nothing.ckpt")
+    with pytest.raises(UserError, match="Expected the name of the model of the weights"):
+        load_image_tower(None, "openai")
 
 
 def test_the_command_line_embeds_trains_tests_and_predicts(tmp_path, monkeypatch, weights):
     monkeypatch.chdir(tmp_path)
     captions = write_images(tmp_path / "data")
-    gpt2 = write_language_model("gpt2", lessons=100)
+    gpt2 = write_language_model("gpt2", steps=100)
     own = ("--data.image_root", "data", "--data.cache_dir", "cache", "--data.num_workers", "0")
     every = json.dumps({"path": captions, "split": "train+restval+val+test"})
     embed = ("--model.weights", weights, "--model.model", add_tiny_clip(), "--data.predict", every, *own)
     ran = run("predict", "--config", "configs/mmlg/caption_embed.yaml", *embed)
     assert ran.status == 0, ran.err
-    shutil.rmtree("data/images")  # nothing is decoded from here on
-    sizes = [word for name, value in SIZES.items() for word in (f"--model.{name}", str(value))]
-    sizes += ["--model.embed_dim", "8", "--data.language_model", gpt2, "--model.learning_rate", "1e-3"]
+    shutil.rmtree("data/images")  # captioning reads no images
+    sizes = command_line(CaptioningModule, SIZES | {"embed_dim": 8, "learning_rate": 1e-3})
+    sizes += ["--data.language_model", gpt2]
     splits = [word for split in ("train", "validation", "test") for word in (f"--data.{split}", captions)]
     cpu = ("--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--trainer.max_epochs", "2")
     fit = ("--config", "configs/mmlg/caption_coco.yaml", *own, *splits, *sizes, *cpu, "--data.batch_size", "4")
@@ -134,4 +136,4 @@ def test_the_command_line_embeds_trains_tests_and_predicts(tmp_path, monkeypatch
     ran = run("predict", "--ckpt_path", str(last), "--data.predict", every)
     assert ran.status == 0, ran.err
     (file,) = tmp_path.rglob("captions.parquet")
-    assert pq.read_table(file).num_rows == PICTURES
+    assert pq.read_table(file).num_rows == IMAGES

@@ -1,6 +1,5 @@
 """Extraction: the step against plain formulas, slices, teacher, schedule, groups, and a file at the end."""
 
-import inspect
 import math
 
 import lightning.pytorch as pl
@@ -11,10 +10,14 @@ from torch.nn.functional import cross_entropy, normalize
 
 from support.clip import LENGTH, SIZE, reinforced_batch
 from support.mmlg import ready, tiny_extraction, write_teacher
-from vlightning.callbacks import LearngeneExpansionCallback, LearngeneWriter, expand_learngene, load_learngene
+from vlightning.callbacks import LearngeneExpansionCallback, LearngeneWriter
+from vlightning.callbacks.learngene.expansion import expand_learngene
+from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MMLGModule
+from vlightning.lightning_modules.mmlg.settings import TeacherSettings, TextSettings, VisionSettings
+from vlightning.lightning_modules.mmlg.teacher import check_teacher
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
 from vlightning.lightning_modules.networks.published_clip import PublishedCLIP
 
@@ -57,7 +60,7 @@ def gradients(module, loss):
     [
         (1.0, {}),
         (1.0, {"student": "TLEG"}),
-        (1.0, {"student": "plain", "micro_batch_size": 4, "layers": 3}),
+        (1.0, {"student": "plain", "micro_batch_size": 4, "depth": 3}),
         (0.5, {"micro_batch_size": 4, "loss_rows": 4}),
         (0.0, {"micro_batch_size": 1}),
         (2.0, {"loss_rows": 1}),
@@ -121,15 +124,14 @@ def test_weight_decay_spares_norms_biases_coefficients_and_the_scale():
 
 @pytest.mark.parametrize(("warmup", "used"), [(0, 0), (4, 4), (19, 19), (20, 2), (500, 2)])
 def test_the_schedule_is_open_clips_with_a_warm_up_that_fits(warmup, used):
-    module = tiny_extraction(None, learning_rate=2.0, warmup_steps=warmup)
-    module._trainer = type("Trainer", (), {"estimated_stepping_batches": 20})()
-    assert module.scheduled_lr(0) == pytest.approx(2.0 / max(warmup, 1))
+    schedule = tiny_extraction(None, learning_rate=2.0, warmup_steps=warmup).paper_schedule()
+    assert schedule.rate(0, 2**62) == pytest.approx(2.0 / max(warmup, 1))
     for step in range(1, 20):
         if step < used:
             expected = 2.0 * (step + 1) / used
         else:
             expected = 0.5 * (1 + math.cos(math.pi * (step - used) / (20 - used))) * 2.0
-        assert module.scheduled_lr(step) == pytest.approx(expected), step
+        assert schedule.rate(step, 20) == pytest.approx(expected), step
 
 
 def shapes(**options):
@@ -145,7 +147,7 @@ def quiet_trainer(folder, *callbacks, **options):
     )  # fmt: skip
 
 
-def test_a_warm_up_longer_than_the_run_is_cut_and_said(tmp_path):
+def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="warmup_steps is 10000, but the run has 4 optimizer steps: it warms up for 0"):
         quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0).fit(
             tiny_extraction(None, warmup_steps=10_000), shapes()
@@ -195,7 +197,7 @@ def test_an_extraction_ends_in_a_file_that_becomes_the_network_that_was_evaluate
         torch.testing.assert_close(module.encode_images(columns["image"])[0], image, rtol=1e-5, atol=1e-5)
         found = module.encode_texts(columns["input_ids"], columns["input_ids"])
     torch.testing.assert_close(found, text, rtol=1e-5, atol=1e-5)
-    assert module.contrastive_temperature() == pytest.approx(1 / scale.item())
+    assert module.student.logit_scale.exp().item() == pytest.approx(scale.item())
 
 
 def test_a_checkpoint_names_its_teacher_and_refuses_another(tmp_path, teacher):
@@ -225,15 +227,15 @@ def test_half_precision_trains(tmp_path, teacher):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"image_size": 24}, "image_size is 24, but the teacher tiny-clip-of-the-tests of '.*' expects 16: set data"),
-        ({"max_tokens": 7}, "max_tokens is 7, but the teacher .* expects 6"),
-        ({"vocab_size": 30}, "vocab_size is 30, but the teacher .* expects 49408"),
-        ({"image_mean": [0.0, 0.0, 0.0]}, r"image_mean is \[0.0, 0.0, 0.0\], but the teacher .* expects \(0.48"),
-        ({"teacher_weights": "gone.safetensors"}, "Found no file 'gone.safetensors'"),
+        ({"image_size": 24}, "Expected image_size 16 for the teacher tiny-clip-of-the-tests of '.*', got 24: set data"),
+        ({"max_tokens": 7}, "Expected max_tokens 6 for the teacher .*, got 7"),
+        ({"vocab_size": 30}, "Expected vocab_size 49408 for the teacher .*, got 30"),
+        ({"image_mean": [0.0, 0.0, 0.0]}, r"Expected image_mean \(0.48.* for the teacher .*, got \(0.0, 0.0, 0.0\)"),
+        ({"teacher.weights": "gone.safetensors"}, "found no file 'gone.safetensors'"),
     ],
 )
 def test_a_teacher_that_does_not_fit_is_one_sentence(teacher, options, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    with pytest.raises((UserError, ValueError, FileNotFoundError), match=message):
         tiny_extraction(teacher, **options).setup("fit")
 
 
@@ -242,28 +244,28 @@ def test_a_captioner_that_takes_other_texts_is_one_sentence():
     with torch.device("meta"):
         network = open_clip.CoCa(**{name: part for name, part in config.items() if name != "custom_text"})
     outside = PublishedCLIP(network, preprocessing_of("ViT-B-32"), list, "coca_ViT-B-32", "tag", "0")
-    with pytest.raises(ValueError, match="max_tokens is 77, but the teacher coca_ViT-B-32 of 'tag' expects 76"):
-        MMLGModule(layers=2)._check_teacher(outside)
+    with pytest.raises(UserError, match="Expected max_tokens 76 for the teacher coca_ViT-B-32 of 'tag', got 77"):
+        check_teacher(outside, VisionSettings(), TextSettings(), {})
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 3}, "layers is 3, but layers come in pairs"),
-        ({"distillation_weight": -1.0}, "distillation_weight is -1.0"),
-        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
-        ({"loss_rows": 0}, "loss_rows is 0"),
+        ({"depth": 3}, "Expected an even number of layers, which come in pairs, got 3"),
+        ({"distillation_weight": -1.0}, "Expected distillation_weight of at least 0, got -1.0"),
+        ({"micro_batch_size": 0}, "Expected micro_batch_size of at least 1, .* got 0"),
+        ({"loss_rows": 0}, "Expected loss_rows of at least 1, .* got 0"),
     ],
 )
-def test_arguments_that_make_no_sense_are_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_arguments_are_one_sentence(options, message):
+    with pytest.raises(UserError, match=message):
         tiny_extraction(None, **options)
 
 
 def test_captions_of_another_length_are_one_sentence():
     columns = batch()
     columns["input_ids"] = columns["input_ids"][:, 1:]
-    with pytest.raises(ValueError, match="come as 5 tokens, but the text tower takes 6"):
+    with pytest.raises(UserError, match="Expected captions of 6 tokens, which the text tower takes, got 5"):
         ready(tiny_extraction(None)).training_step(columns, 0)
 
 
@@ -272,8 +274,7 @@ def test_the_papers_teacher_has_the_papers_size():
     with torch.device("meta"):
         network = open_clip.CLIP(**config)
     assert sum(parameter.numel() for parameter in network.parameters()) == 149_620_737
-    arguments = inspect.signature(MMLGModule).parameters
-    chosen = arguments["teacher"].default, arguments["teacher_weights"].default
+    chosen = TeacherSettings().model, TeacherSettings().weights
     assert chosen == ("ViT-B-16", "openai")
     assert open_clip.get_pretrained_cfg(*chosen)["quick_gelu"]  # which `load_published` switches on then
 
@@ -293,7 +294,7 @@ class Notes(pl.Callback):
         self.state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
-@pytest.mark.parametrize("options", [{}, {"student": "plain", "layers": 3}, {"student": "TLEG"}])
+@pytest.mark.parametrize("options", [{}, {"student": "plain", "depth": 3}, {"student": "TLEG"}])
 def test_a_student_starts_from_an_earlier_one_and_a_resumed_run_from_its_checkpoint(tmp_path, caplog, options):
     file, state = checkpoint(tmp_path, **options)
     notes, data = Notes(), shapes()
@@ -309,22 +310,22 @@ def test_a_student_starts_from_an_earlier_one_and_a_resumed_run_from_its_checkpo
     assert all(torch.equal(notes.state[name], tensor) for name, tensor in second.items())
 
 
-def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
-    file, _ = checkpoint(tmp_path, student="plain", layers=3)
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    file, _ = checkpoint(tmp_path, student="plain", depth=3)
     torch.save({"state_dict": {"other.weight": torch.ones(1)}}, tmp_path / "other.ckpt")
     for weights, options, message in (
         (
             file,
-            {"student": "plain", "layers": 4},
+            {"student": "plain", "depth": 4},
             "Cannot initialise the student from '.*first.ckpt': missing .* set the",
         ),
         (file, {}, "Cannot initialise the student"),
         (str(tmp_path / "other.ckpt"), {}, "Found no student in '.*other.ckpt', expected a checkpoint of MMLGModule"),
         ("gone.ckpt", {}, "Found no checkpoint 'gone.ckpt' to start from"),
     ):
-        with pytest.raises((ValueError, FileNotFoundError), match=message):
+        with pytest.raises((UserError, ValueError, FileNotFoundError), match=message):
             quiet_trainer(tmp_path, max_steps=1).fit(tiny_extraction(None, weights=weights, **options), shapes())
-    both = tiny_extraction(None, weights=file, student="plain", layers=3)
+    both = tiny_extraction(None, weights=file, student="plain", depth=3)
     with pytest.raises(UserError, match=r"got weights '.*first.ckpt' beside a LearngeneExpansionCallback"):
         quiet_trainer(tmp_path, LearngeneExpansionCallback("any", "student"), max_steps=1).fit(both, shapes())
 

@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from support.learngene import LENGTH, SIZES, WIDTH, auxiliary, clip, random_images, texts
-from vlightning.callbacks.learngene.file import LearngeneSizes
+from vlightning.callbacks.learngene.layers import rule_of
+from vlightning.callbacks.learngene.sizes import LearngeneSizes
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.sharding import _blocks
-from vlightning.lightning_modules.mmlg.network import LearngeneCLIP, LinearCLIP
+from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
+from vlightning.lightning_modules.mmlg.tleg import LinearCLIP
 
 # Which group and coefficients layers 0 to 11 have (section 3 of the paper; the example there is layer 6).
 LAYERS = [(1, 0), (1, 0), (2, 1), (2, 1), (1, 2), (1, 2), (2, 3), (2, 3), (1, 4), (1, 4), (2, 5), (2, 5)]
@@ -89,10 +92,12 @@ def test_its_parameters_are_counted_to_the_unit():
 def test_a_file_has_the_names_and_shapes_of_the_parameters(sizes):
     with torch.device("meta"):
         network = LearngeneCLIP(sizes)
-    assert {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()} == sizes.shapes()
+    assert {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()} == rule_of("MM-LG").shapes(
+        sizes
+    )
     with torch.device("meta"):
         network = LinearCLIP(sizes)
-    assert {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()} == sizes.shapes("TLEG")
+    assert {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()} == rule_of("TLEG").shapes(sizes)
 
 
 def test_tleg_is_an_ordinary_clip_whose_layers_lie_on_a_line():
@@ -190,12 +195,12 @@ def test_texts_may_be_shorter_and_do_not_look_ahead():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"layers": 11}, "layers is 11, but layers come in pairs"),
-        ({"width": 100}, "A width of 100 does not divide into 6 heads"),
-        ({"patch_size": 15}, "Images of 224 pixels do not divide into patches of 15"),
-        ({"heads": 0}, "heads is 0"),
+        ({"layers": 11}, "Expected an even number of layers, which come in pairs, got 11"),
+        ({"width": 100}, "Expected a width that 6 heads divide, got 100"),
+        ({"patch_size": 15}, "Expected an image size that patches of 15 pixels divide, got 224"),
+        ({"heads": 0}, "Expected heads of at least 1, got 0"),
     ],
 )
-def test_sizes_that_do_not_fit_are_one_sentence(sizes, message):
-    with pytest.raises(ValueError, match=message):
+def test_sizes_that_do_not_fit_are_refused(sizes, message):
+    with pytest.raises(UserError, match=message):
         LearngeneCLIP(LearngeneSizes(**sizes))

@@ -1,4 +1,4 @@
-"""Captions with cached attention are those of open_clip's generation, and a function of image and seed alone."""
+"""Captions with cached attention equal open_clip's, and depend on image and seed alone."""
 
 import json
 import pickle
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip.caption_decoder import CachedDecoder
 from vlightning.lightning_modules.mobileclip.captioner import post_processed
 from vlightning.lightning_modules.mobileclip.coca_captioner import CoCaCaptioner
@@ -43,7 +44,7 @@ OTHER = {  # no class token, another activation, layer scales, depths and widths
 
 
 def randomize(network, seed=0):
-    """No parameter at its initial value; a few dozen likely tokens, among them those that end something."""
+    """Give all parameters random values that favor a few dozen tokens, including those that end a text."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -79,7 +80,7 @@ def folder(tmp_path_factory):
 
 
 def captioner(folder, **settings):
-    """Loaded, in double precision, so that rounding changes no token."""
+    """Load it in double precision, so that rounding changes no token."""
     loaded = CoCaCaptioner("tiny", folder, **({"captions": 3, "length": 12} | settings))
     loaded.load()
     return loaded.double()
@@ -94,7 +95,7 @@ def flat(captions):
 
 
 def whole_logits(network, images, text):
-    """What open_clip computes for a token after `text`, all of it."""
+    """Next-token logits of open_clip for a whole text."""
     return network(images, text, output_labels=False)["logits"][:, -1]
 
 
@@ -112,7 +113,7 @@ def correct_mask(network):
 @pytest.mark.parametrize("config", [COCA, OTHER], ids=["coca", "other"])
 @pytest.mark.parametrize("change", [nn.Identity(), sequence_first, correct_mask])
 @torch.no_grad()
-def test_cached_logits_are_those_of_the_whole_text(config, change):
+def test_cached_logits_equal_those_of_the_whole_text(config, change):
     network = coca(config).double()
     change(network)
     batch, captions = images(2), 3
@@ -131,7 +132,7 @@ def test_cached_logits_are_those_of_the_whole_text(config, change):
 
 
 def slow_caption(network, image, numbers, length, min_length, top_p, temperature):
-    """One caption, token by token, each from the whole text before it."""
+    """Sample one caption without a cache."""
     ids = [START]
     while len(ids) < length and ids[-1] not in (END, PADDING):
         logits = whole_logits(network, image[None], torch.tensor([ids]))[0].numpy()
@@ -160,7 +161,7 @@ def slow_caption(network, image, numbers, length, min_length, top_p, temperature
     ],
 )
 @torch.no_grad()
-def test_captions_are_those_of_a_slow_sampler(folder, settings):
+def test_captions_equal_those_of_a_plain_sampler(folder, settings):
     fast = captioner(folder, **settings)
     found = fast.sample(images(), range(4)).tolist()
     lengths = set()
@@ -177,8 +178,8 @@ def test_captions_are_those_of_a_slow_sampler(folder, settings):
 
 
 @torch.no_grad()
-def test_captions_are_those_of_open_clip(folder, monkeypatch):
-    """Its `generate` is refused under transformers 5 for a class that only beam search needs; its draws are ours."""
+def test_captions_equal_those_of_open_clip(folder, monkeypatch):
+    """Patch `generate`: transformers 5 lacks a class of beam search, and the random numbers are ours."""
     fast = captioner(folder, min_length=5, temperature=1.3)
     numbers = torch.from_numpy(np.stack([np.random.default_rng(seed).random((3, 12)) for seed in range(4)])).flatten(
         0, 1
@@ -244,7 +245,7 @@ def test_each_image_is_encoded_once(folder):
     assert keys == [3, 3]  # a row of each image, in each of two blocks
 
 
-def test_generation_ends_when_all_captions_have(folder):
+def test_generation_ends_with_the_last_caption(folder):
     fast = captioner(folder, min_length=0)
     with torch.no_grad():
         fast.network.text_decoder.text_projection[:, END] *= 10
@@ -277,7 +278,7 @@ def test_the_network_is_frozen(folder):
 @pytest.mark.parametrize("top_p", [1e-17, 1e-6, 0.2, 0.5, 0.9, 0.999, 1.0])
 @pytest.mark.parametrize("scale", [0.01, 0.1, 3.0, 30.0])
 @pytest.mark.parametrize("size", [500, 3000])  # the second is looked through in two ways, by how many are kept
-def test_the_filter_is_that_of_transformers(top_p, scale, size):
+def test_top_p_filter_equals_that_of_transformers(top_p, scale, size):
     logits = scale * torch.randn(20, size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     logits[3, 7] = 100.0  # dominates
     logits[4, 8:] = -torch.inf
@@ -287,7 +288,7 @@ def test_the_filter_is_that_of_transformers(top_p, scale, size):
     assert (found > -torch.inf).any(-1).all()
 
 
-def test_the_filter_keeps_the_smallest_set_that_is_enough():
+def test_top_p_filter_keeps_the_smallest_sufficient_set():
     logits = torch.tensor([0.05, 0.5, 0.15, 0.3]).log()
     kept = {
         top_p: (top_p_filtered(logits, top_p) > -torch.inf).nonzero()[:, 0].tolist() for top_p in (0.4, 0.6, 0.9, 1)
@@ -295,7 +296,7 @@ def test_the_filter_keeps_the_smallest_set_that_is_enough():
     assert kept == {0.4: [1], 0.6: [1, 3], 0.9: [1, 2, 3], 1: [0, 1, 2, 3]}
 
 
-def test_of_equal_logits_no_more_are_kept_than_needed():
+def test_top_p_filter_breaks_ties():
     assert [int((top_p_filtered(torch.zeros(8), top_p) == 0).sum()) for top_p in (0.01, 0.25, 0.5, 1)] == [1, 2, 4, 8]
 
 
@@ -310,7 +311,7 @@ def test_draws_have_the_filtered_distribution():
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1e-300, 2**-53, 0.5, 1 - 2**-53])
-def test_no_number_draws_what_the_filter_left_out(uniform):
+def test_filtered_tokens_are_never_drawn(uniform):
     logits = 3 * torch.randn(300, 500, generator=torch.Generator().manual_seed(6))  # sums on both sides of 1
     tokens = draw(logits, torch.full((300,), uniform, dtype=torch.float64), top_p=0.5, temperature=1.0)
     assert (top_p_filtered(logits, 0.5).gather(1, tokens[:, None]) > -torch.inf).all()
@@ -347,7 +348,7 @@ def test_whole_texts(folder):
 
 def test_transform_description_and_loading_once(folder):
     fast = CoCaCaptioner("tiny", folder, captions=2, length=9, min_length=3, top_p=0.8, temperature=1.5)
-    with pytest.raises(RuntimeError, match=r"call its load\(\) first"):
+    with pytest.raises(RuntimeError, match=r"call load\(\) first"):
         _ = fast.transform
     fast.load()
     network = fast.network
@@ -380,28 +381,28 @@ def test_transform_description_and_loading_once(folder):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"captions": 0}, "captions=0"),
-        ({"top_p": 0.0}, "top_p=0.0"),
-        ({"top_p": 1.1}, "top_p=1.1"),
-        ({"temperature": 0.0}, "temperature=0.0"),
-        ({"temperature": float("inf")}, "temperature=inf"),
-        ({"length": 2, "min_length": 0}, "length=2"),
-        ({"length": 8, "min_length": 8}, "min_length=8"),
-        ({"min_length": -1}, "min_length=-1"),
+        ({"captions": 0}, "captions .*, got 0"),
+        ({"top_p": 0.0}, "top_p .*, got 0.0"),
+        ({"top_p": 1.1}, "top_p .*, got 1.1"),
+        ({"temperature": 0.0}, "temperature .*, got 0.0"),
+        ({"temperature": float("inf")}, "temperature .*, got inf"),
+        ({"length": 2, "min_length": 0}, "length .*, got 2"),
+        ({"length": 8, "min_length": 8}, "min_length .*, got 8"),
+        ({"min_length": -1}, "min_length .*, got -1"),
     ],
 )
 def test_settings_out_of_range(settings, said):
-    with pytest.raises(ValueError, match=f"Found {said}, expected"):
+    with pytest.raises(UserError, match=f"^Expected .*{said}"):
         CoCaCaptioner(**settings)
 
 
 def test_too_long_for_the_network(folder):
-    with pytest.raises(ValueError, match="expected 12 or less"):
+    with pytest.raises(UserError, match=r"length of at most 12, .*, got 13"):
         captioner(folder, length=13)
 
 
 def test_seeds_for_other_images(folder):
-    with pytest.raises(ValueError, match="Found 3 seeds for 4 images"):
+    with pytest.raises(UserError, match="each of 4 images, got 3 seeds"):
         captioner(folder)(images(), [1, 2, 3])
 
 
@@ -411,20 +412,20 @@ CLIP = {"embed_dim": 32, "vision_cfg": VISION | {"output_tokens": False}, "text_
 
 
 @pytest.mark.parametrize("config", [BLOCKS, BIDIRECTIONAL, CLIP], ids=["blocks", "bidirectional", "clip"])
-def test_networks_that_it_cannot_use(tmp_path, config):
+def test_unsupported_networks_are_refused(tmp_path, config):
     make = CoCa if "multimodal_cfg" in config else open_clip.model.CLIP
     source = write(tmp_path / "other", config, make(**config))
-    with pytest.raises(ValueError, match="expected a CoCa whose text tower is open_clip's plain causal transformer"):
+    with pytest.raises(UserError, match="Expected a CoCa whose text tower is open_clip's plain causal transformer"):
         CoCaCaptioner("other", source).load()
 
 
 def test_missing_folders(tmp_path):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(UserError, match="found no file"):
         CoCaCaptioner("coca_ViT-B-32", str(tmp_path / "none" / "weights.bin")).load()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="Found no captioner"):
+    with pytest.raises(UserError, match="found no captioner"):
         TransformersCaptioner(str(tmp_path / "none")).load()
-    with pytest.raises(ValueError, match="Found something else than a captioner"):
+    with pytest.raises(UserError, match=r"image-to-text model .* found something else"):
         TransformersCaptioner(str(tmp_path / "empty")).load()
 
 
@@ -504,7 +505,7 @@ def test_models_of_transformers(saved):
     cut = TransformersCaptioner(saved, **settings)
     cut.load()
     assert cut(batch, [1, 2]) == [[text.split(".")[0].strip() for text in texts] for texts in found]
-    with pytest.raises(ValueError, match="Found 1 seeds for 2 images"):
+    with pytest.raises(UserError, match="each of 2 images, got 1 seeds"):
         model(batch, [1])
 
     description = model.description()
@@ -520,14 +521,14 @@ def test_models_of_transformers(saved):
     }
 
 
-def test_all_words_are_drawn_from_that_top_p_leaves(saved):
+def test_transformers_draws_all_tokens_within_top_p(saved):
     model = TransformersCaptioner(saved, captions=400, max_new_tokens=1, top_p=1.0, temperature=100.0)
     model.load()
     assert len(set(model(torch.zeros(1, 3, 32, 32), [1])[0])) > 80  # transformers' default keeps 50
 
 
-def test_shortest_captions_of_transformers(saved):
-    """Only the end is likely, and comes as soon as it may; `top_p` that small leaves no choice."""
+def test_minimum_length_of_transformers(saved):
+    """The end token is the only likely one, and such a small `top_p` leaves no other."""
     model = TransformersCaptioner(saved, captions=2, max_new_tokens=6, min_new_tokens=4, top_p=1e-6)
     model.load()
     with torch.no_grad():
@@ -544,25 +545,25 @@ def test_shortest_captions_of_transformers(saved):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens=0"),
-        ({"min_new_tokens": 31}, "min_new_tokens=31"),
-        ({"top_p": -0.1}, "top_p=-0.1"),
+        ({"max_new_tokens": 0}, "max_new_tokens .*, got 0"),
+        ({"min_new_tokens": 31}, "min_new_tokens .*, got 31"),
+        ({"top_p": -0.1}, "top_p .*, got -0.1"),
     ],
 )
 def test_settings_of_transformers_out_of_range(settings, said):
-    with pytest.raises(ValueError, match=f"Found {said}, expected"):
+    with pytest.raises(UserError, match=f"^Expected .*{said}"):
         TransformersCaptioner("any", **settings)
 
 
-def test_a_model_of_transformers_that_does_not_describe(tmp_path):
+def test_a_model_of_transformers_without_captions_is_refused(tmp_path):
     transformers.BertModel(transformers.BertConfig(**TINY, vocab_size=10)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="Found something else than a captioner"):
+    with pytest.raises(UserError, match=r"image-to-text model .* found something else"):
         TransformersCaptioner(str(tmp_path)).load()
 
 
-def test_non_finite_logits_are_one_sentence(folder):
+def test_non_finite_logits_raise_one_sentence(folder):
     loaded = captioner(folder)
     with torch.no_grad():
         loaded.network.text_decoder.text_projection.fill_(torch.nan)
-    with pytest.raises(FloatingPointError, match="Expected finite logits from tiny, got non-finite ones"):
+    with pytest.raises(UserError, match="Expected finite logits from tiny, got non-finite ones"):
         loaded(images(), range(4))

@@ -24,8 +24,10 @@ def on_rank(options):
     return losses_and_gradients(rank(), 2, options)
 
 
-@pytest.mark.parametrize("options", [{}, {"micro_batch_size": 3, "loss_rows": 3}], ids=["whole", "in slices"])
-def test_mean_of_two_halves_is_the_whole(options):
+@pytest.mark.parametrize(
+    "options", [{}, {"memory": {"micro_batch_size": 3, "loss_rows": 3}}], ids=["whole", "in slices"]
+)
+def test_mean_over_two_processes_equals_the_whole_batch(options):
     loss, gradients = losses_and_gradients(0, 1, {})
     halves = run_distributed(on_rank, options)
     torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss, rtol=1e-10, atol=0)
@@ -36,8 +38,14 @@ def test_mean_of_two_halves_is_the_whole(options):
 
 def fits(folder, model, size):
     torch.manual_seed(0)
-    names = {"max_tokens": 16, "teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0], "image_size": size}
-    module = MobileCLIPModule(model or add_tiny_clip(), average_momentum=0.5, warmup_steps=2, **names)
+    module = MobileCLIPModule(
+        model or add_tiny_clip(),
+        max_tokens=16,
+        vision={"image_size": size},
+        teacher={"dims": [64, 96], "scales": [30.0, 30.0]},
+        momentum={"momentum": 0.5},
+        optim={"warmup_steps": 2},
+    )
     data = ReinforcedShapesDataModule(
         folder, length=32, eval_length=8, augmentations=2, image_size=size, batch_size=4, num_workers=0, seed=0
     )
@@ -50,7 +58,7 @@ def fits(folder, model, size):
     [(None, 16, 1e-4), pytest.param("MobileCLIP-tiny", 32, None, marks=pytest.mark.slow)],
     ids=["ViT", "MCi"],
 )
-def test_sharded_training_is_that_of_ddp(tmp_path, model, size, tolerance):
+def test_sharded_training_equals_ddp(tmp_path, model, size, tolerance):
     arguments = (str(tmp_path), model, size)
     fits(*arguments)[1].prepare_data()
     (whole, _), (sharded, _) = (

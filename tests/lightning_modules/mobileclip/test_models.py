@@ -1,5 +1,6 @@
-"""MobileCLIP's models: exact counts, the vendor's outputs, and its checkpoints both ways."""
+"""MobileCLIP's models: parameter counts, the vendor's outputs, and the vendor's layout."""
 
+import functools
 import json
 import socket
 from pathlib import Path
@@ -12,9 +13,11 @@ from timm.models.fastvit import MobileOneBlock, ReparamLargeKernelConv, RepMixer
 from torch import nn
 
 from support.mobileclip import features, fill, random_images, settle, texts
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
 from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
-from vlightning.lightning_modules.mobileclip.vendor_layout import from_vendor, to_vendor
+from vlightning.lightning_modules.mobileclip.vendor_layout import from_vendor, is_vit, to_vendor, vendor_name
+from vlightning.lightning_modules.mobileclip.weights import fit
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mobileclip_s0.safetensors"
 COUNTS = {  # image tower without the bias of timm's projection, text tower
@@ -35,12 +38,18 @@ LARGE_COUNTS = {  # image tower with that bias, as timm counts, before and after
 OPEN_CLIPS = [name for name in PRESETS if name in open_clip.list_models()]
 
 
+def read_vendor(model, state):
+    """Return the vendor's weights as the model's state dict."""
+    reported = functools.partial(vendor_name, vit=is_vit(model.state_dict()))
+    return fit(model, from_vendor(model, state), "a file", reported)
+
+
 def count(module):
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def on_meta(make, *args, **kwargs):
-    """A model without memory for its weights."""
+    """Build a model on the meta device."""
     with torch.device("meta"):
         return make(*args, **kwargs)
 
@@ -50,7 +59,7 @@ def shapes(model):
 
 
 def count_fused(module):
-    """Parameters once each group of branches is one convolution with a bias, by the sizes of the parts."""
+    """Count the parameters with one convolution and bias in place of each group of branches."""
     if isinstance(module, MobileOneBlock):
         weights = module.in_chs // module.groups * module.out_chs * module.kernel_size**2 + module.out_chs
         return weights + count(module.se)
@@ -86,10 +95,10 @@ def golden():
     return {name: fill(name, torch.Size(shape)) for name, (shape, _) in keys.items()}, tensors
 
 
-def test_s0_is_the_vendors(golden):
+def test_s0_equals_the_vendors(golden):
     state, expected = golden
     model = build_model("MobileCLIP-S0").eval()
-    model.load_state_dict(from_vendor(model, state, "the golden file"))
+    model.load_state_dict(read_vendor(model, state))
     image = torch.rand(2, 3, 256, 256, generator=torch.Generator().manual_seed(123))
     with torch.no_grad():
         found = model.encode_image(image), model.encode_text(expected["input_ids"])
@@ -101,7 +110,7 @@ def test_s0_is_the_vendors(golden):
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_counts_are_the_vendors(name):
+def test_parameter_counts_equal_the_vendors(name):
     model = on_meta(build_model, name)
     assert (count(model.visual) - PRESETS[name].embed_dim, count(model.text)) == COUNTS[name]
 
@@ -114,19 +123,19 @@ def test_counts_of_the_large_models(generation, size):
     assert tuple(f"{number / 1e6:.3f}" for number in found) == LARGE_COUNTS[size]
 
 
-def test_fused_counts_are_those_of_fused_models():
+def test_fused_counts_equal_those_of_reparameterized_models():
     assert count_fused(on_meta(build_model, "MobileCLIP-S0").visual) == 11_356_992 + 512
     tiny = build_model("MobileCLIP-tiny").eval()
     assert count_fused(tiny.visual) == count(reparameterize(tiny, "branches").visual)
 
 
 @pytest.mark.parametrize("name", OPEN_CLIPS)
-def test_shapes_are_open_clips(name):
+def test_shapes_equal_open_clips(name):
     theirs = on_meta(open_clip.create_model, name, device="meta", load_weights=False, nonscalar_logit_scale=True)
     assert shapes(on_meta(build_model, name)) == shapes(theirs)
 
 
-def test_models_that_open_clip_has_not_are_like_those_that_it_has():
+def test_first_generation_models_have_the_shapes_of_the_second():
     assert len(OPEN_CLIPS) == 9
     for name, like in (("B-timm", "2-B"), ("B", "2-B"), ("S3", "2-S3"), ("S4", "2-S4"), ("L-14", "2-L-14")):
         one, other = (on_meta(build_model, full) for full in (f"MobileCLIP-{name}", f"MobileCLIP{like}"))
@@ -151,7 +160,7 @@ def test_tiny_model_has_all_parts_and_can_be_fused(size):
 
 
 @pytest.mark.parametrize("name", ["MobileCLIP-tiny", "ViT-S-32-alt"])
-def test_context_length_is_that_of_the_texts(name):
+def test_context_length(name):
     model = build_model(name, 64, 20).eval()
     assert model.text.positional_embedding.shape[0] == model.context_length == 20
     assert model.encode_text(texts(2, 20)).shape[0] == 2
@@ -170,7 +179,7 @@ def test_vendor_files_load_as_open_clip_loads_them(name, entries):
     model = build_model(name).eval()
     state = vendor_state(model)
     assert len(state) == entries
-    model.load_state_dict(from_vendor(model, state, "a file"))
+    model.load_state_dict(read_vendor(model, state))
     theirs = open_clip.create_model(name).eval()
     theirs.load_state_dict(open_clip.convert.convert_state_dict(theirs, dict(state)))
     ours = model.state_dict()
@@ -179,35 +188,35 @@ def test_vendor_files_load_as_open_clip_loads_them(name, entries):
 
 
 @pytest.mark.parametrize("shape", [[], [1]])
-def test_logit_scale_is_a_vector_here_and_a_number_there(golden, shape):
+def test_logit_scale_is_a_vector_here_and_a_scalar_for_the_vendor(golden, shape):
     model = build_model("MobileCLIP-S0")
     state = golden[0] | {"logit_scale": torch.full(shape, 3.0)}
-    model.load_state_dict(from_vendor(model, state, "a file"))
+    model.load_state_dict(read_vendor(model, state))
     assert torch.equal(model.logit_scale, torch.tensor([3.0]))
     assert torch.equal(to_vendor(model.state_dict())["logit_scale"], torch.tensor(3.0))
 
 
 @pytest.mark.parametrize("name", ["MobileCLIP-S3", "MobileCLIP-L-14", "RN50"])
-def test_only_models_that_the_vendor_has_are_written_in_its_layout(name):
-    with pytest.raises(ValueError, match="the vendor's layout has no names for"):
+def test_vendor_layout_refuses_other_models(name):
+    with pytest.raises(UserError, match="the vendor's layout has no names for"):
         to_vendor(on_meta(build_model, name).state_dict())
 
 
 @pytest.mark.parametrize(("name", "lost"), [("MobileCLIP-S0", "conv_kxk.0"), ("MobileCLIP-B", "backbone.0.bn")])
-def test_fused_models_are_not_written_in_the_vendors_layout(name, lost):
+def test_vendor_layout_refuses_fused_models(name, lost):
     state = on_meta(build_model, name).state_dict()
-    with pytest.raises(ValueError, match="not fused"):
+    with pytest.raises(UserError, match="before reparameterization"):
         to_vendor({key: value for key, value in state.items() if lost not in key})
 
 
-def test_a_bias_of_the_projection_is_not_lost():
+def test_vendor_layout_refuses_a_bias_of_the_projection():
     model = build_model("MobileCLIP-tiny")
     nn.init.ones_(model.visual.trunk.head.fc.bias)
-    with pytest.raises(ValueError, match=r"head.fc.bias is not zero"):
+    with pytest.raises(UserError, match=r"head.fc.bias is not zero"):
         to_vendor(model.state_dict())
 
 
-def test_vendors_stem_is_another_function_of_the_same_weights():
+def test_vendors_stem_differs_from_timms_for_equal_weights():
     vendor, timm = build_model("MobileCLIP-B").eval(), build_model("MobileCLIP-B-timm").eval()
     timm.load_state_dict(vendor.state_dict())
     image = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
@@ -220,21 +229,21 @@ def test_vendors_stem_is_another_function_of_the_same_weights():
     ("change", "message"),
     [
         (lambda state: state.pop("text_encoder.projection_layer"), r"1 missing \(text_encoder.projection_layer\)"),
-        (lambda state: state.update(other=torch.zeros(1)), r"1 left over \(other\)"),
+        (lambda state: state.update(other=torch.zeros(1)), r"1 unexpected \(other\)"),
         (lambda state: state.update(logit_scale=torch.zeros(2)), r"1 of another shape \(logit_scale \[2\] instead"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(golden, change, message):
+def test_misfitting_weights_are_named(golden, change, message):
     state = dict(golden[0])
     change(state)
-    with pytest.raises(ValueError, match=message):
-        from_vendor(on_meta(build_model, "MobileCLIP-S0"), state, "a file")
+    with pytest.raises(UserError, match=message):
+        read_vendor(on_meta(build_model, "MobileCLIP-S0"), state)
 
 
 def test_another_models_file_and_an_unknown_name_are_refused(golden):
-    with pytest.raises(ValueError, match=r"missing .* left over .*name the model that it is of"):
-        from_vendor(on_meta(build_model, "MobileCLIP-B"), golden[0], "a file")
-    with pytest.raises(ValueError, match="did you mean MobileCLIP-S1"):
+    with pytest.raises(UserError, match=r"missing .* unexpected .*name the model that the weights are of"):
+        read_vendor(on_meta(build_model, "MobileCLIP-B"), golden[0])
+    with pytest.raises(UserError, match=r"did you mean 'MobileCLIP-S1'"):
         build_model("MobileClip-S1")
 
 
@@ -255,10 +264,10 @@ def test_any_model_of_open_clip_is_a_pair_of_towers():
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("roberta-ViT-B-32", "would be downloaded"), ("coca_ViT-B-32", "is a captioner")],
+    [("roberta-ViT-B-32", "would be downloaded"), ("coca_ViT-B-32", "got the captioner")],
 )
 def test_models_that_need_a_download_or_have_a_decoder_are_refused(name, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         build_model(name)
 
 

@@ -1,4 +1,4 @@
-"""The training step against plain formulas; slices, schedule, groups, average, and what is refused."""
+"""The training step against plain formulas; slices, schedule, parameter groups, moving average, errors."""
 
 import math
 
@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from support.clip import DIMS, SCALES, reinforced_batch, tiny_module
 from vlightning.callbacks import EMACallback, FinalExport
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedShapesDataModule, ShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
 
@@ -19,7 +20,7 @@ BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 def plain_loss(module, batch, share, synthetic=True):
-    """Section 3.1, one teacher, row and direction at a time."""
+    """Section 3, for one teacher, row and direction at a time."""
     student, scale = module.student, module.student.logit_scale.exp()
     image = normalize(student.encode_image(batch["image"]), dim=-1)
     total, logged = 0, {}
@@ -51,7 +52,7 @@ def gradients(module, loss):
 
 @pytest.mark.parametrize("synthetic", [True, False])
 @pytest.mark.parametrize("share", [0.0, 0.75, 1.0])
-def test_a_step_is_the_papers(share, synthetic):
+def test_training_step_equals_plain_formulas(share, synthetic):
     module = tiny_module(distillation_weight=share).double()
     logged = {}
     module.log = lambda name, value, **_: logged.update({name: value})
@@ -69,7 +70,7 @@ def test_a_step_is_the_papers(share, synthetic):
             torch.testing.assert_close(logged[name], value.detach(), rtol=1e-10, atol=0)
 
 
-def test_one_kind_of_captions_is_one_half_of_the_loss():
+def test_losses_of_both_kinds_of_captions_add_up():
     batch = reinforced_batch(ROWS)
     losses = {
         kind: tiny_module(distillation_weight=0.75, captions=kind).double().training_step(batch, 0)
@@ -79,11 +80,11 @@ def test_one_kind_of_captions_is_one_half_of_the_loss():
     torch.testing.assert_close(losses["real"], expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(losses["real"] + losses["synthetic"], losses["both"], rtol=1e-12, atol=0)
     plain = {name: column for name, column in batch.items() if "synthetic" not in name}
-    with pytest.raises(ValueError, match="no synthetic_input_ids: train on reinforced data"):
+    with pytest.raises(UserError, match=r"Expected synthetic_input_ids .*: train on reinforced data"):
         tiny_module(captions="synthetic").double().training_step(plain, 0)
 
 
-def test_teachers_and_the_average_get_no_gradient_and_stay_as_they_are():
+def test_teachers_and_average_have_no_gradient():
     module = tiny_module().double()
     batch = reinforced_batch(ROWS)
     batch["teacher_text"].requires_grad_(True)
@@ -93,10 +94,10 @@ def test_teachers_and_the_average_get_no_gradient_and_stay_as_they_are():
 
 
 @pytest.mark.parametrize(("size", "rows"), [(2, None), (4, None), (None, 1), (None, 4), (4, 4)])
-def test_slices_give_the_loss_and_the_gradients_of_the_whole(size, rows):
+def test_slices_have_the_loss_and_gradients_of_the_whole_batch(size, rows):
     batch = reinforced_batch(ROWS)
     whole = tiny_module(distillation_weight=0.7).double()
-    sliced = tiny_module(distillation_weight=0.7, micro_batch_size=size, loss_rows=rows).double()
+    sliced = tiny_module(distillation_weight=0.7, memory={"micro_batch_size": size, "loss_rows": rows}).double()
     loss, other = (module.training_step(batch, 0) for module in (whole, sliced))
     torch.testing.assert_close(other, loss, rtol=1e-12, atol=0)
     found, wanted = gradients(sliced, other), gradients(whole, loss)
@@ -106,8 +107,8 @@ def test_slices_give_the_loss_and_the_gradients_of_the_whole(size, rows):
 
 def mci(**options):
     torch.manual_seed(0)
-    options = {"max_tokens": 8, "teacher_dims": DIMS, "teacher_scales": SCALES, **options}
-    module = MobileCLIPModule("MobileCLIP-tiny", image_size=48, **options)
+    options = {"max_tokens": 8, "teacher": {"dims": DIMS, "scales": SCALES}, **options}
+    module = MobileCLIPModule("MobileCLIP-tiny", vision={"image_size": 48}, **options)
     module.log = lambda *_, **__: None
     return module
 
@@ -122,7 +123,7 @@ def norms(module):
 
 def test_running_statistics_move_once_a_step_towards_the_mean_over_the_slices():
     batch = mci_batch(6)
-    sliced = mci(micro_batch_size=2)
+    sliced = mci(memory={"micro_batch_size": 2})
     parts = []
     for start in range(0, 6, 2):
         one = mci()
@@ -139,9 +140,9 @@ def test_running_statistics_move_once_a_step_towards_the_mean_over_the_slices():
             torch.testing.assert_close(getattr(norm, statistic), mean, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_slices_as_large_as_the_batch_are_the_whole_with_batch_norm_too():
+def test_one_slice_equals_the_whole_batch_with_batch_norm():
     batch = mci_batch(4)
-    whole, sliced = mci(), mci(micro_batch_size=4)
+    whole, sliced = mci(), mci(memory={"micro_batch_size": 4})
     for module in (whole, sliced):
         module.training_step(batch, 0).backward()
     for (name, one), (_, other) in zip(whole.named_parameters(), sliced.named_parameters(), strict=True):
@@ -151,8 +152,8 @@ def test_slices_as_large_as_the_batch_are_the_whole_with_batch_norm_too():
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-7, msg=name)
 
 
-def test_convolutions_have_their_channels_last_but_for_those_of_the_images():
-    """With theirs last too the backward pass writes beyond its memory, and the process dies sooner or later."""
+def test_convolutions_are_channels_last_except_those_of_images():
+    """Channels-last convolutions of images make the backward pass write out of bounds."""
     module = mci()
     module.configure_model()
     plain, last = [], []
@@ -177,7 +178,7 @@ def optimizer_of(module):
 
 @pytest.mark.parametrize("decays", [False, True])
 def test_weight_decay_spares_norms_biases_and_scales(decays):
-    module = mci(decay_layer_scales=decays)
+    module = mci(optim={"decay_layer_scales": decays})
     decayed, spared = ({id(parameter) for parameter in group["params"]} for group in optimizer_of(module).param_groups)
     trained = ((name, parameter) for name, parameter in module.student.named_parameters() if parameter.requires_grad)
     names = {id(parameter): name for name, parameter in trained}
@@ -194,25 +195,27 @@ def test_weight_decay_spares_norms_biases_and_scales(decays):
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 4])
-def test_the_schedule_is_open_clips_with_a_floor(warmup):
-    module = tiny_module(learning_rate=2.0, min_learning_rate=0.0, warmup_steps=warmup)
-    module._trainer = type("Trainer", (), {"estimated_stepping_batches": 20})()
+def test_schedule_equals_open_clips_with_a_floor(warmup):
+    module = tiny_module(optim={"learning_rate": 2.0, "min_learning_rate": 0.0, "warmup_steps": warmup})
+    schedule = module.paper_schedule()
     for step in range(20):
         if step < warmup:
             expected = 2.0 * (step + 1) / warmup
         else:
             expected = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (20 - warmup))) * 2.0
-        assert module.scheduled_lr(step) == pytest.approx(expected), step
-    module.hparams["min_learning_rate"] = 0.5
-    assert module.scheduled_lr(20) == pytest.approx(0.5)
+        assert schedule.rate(step, 20) == pytest.approx(expected), step
+    module.change_settings("optim", min_learning_rate=0.5)
+    assert module.paper_schedule().rate(20, 20) == pytest.approx(0.5)
 
 
-def test_a_warm_up_longer_than_the_run_is_cut_and_said():
-    module = tiny_module(learning_rate=2.0, min_learning_rate=0.5, warmup_steps=2000)
+def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning():
+    module = tiny_module(optim={"learning_rate": 2.0, "min_learning_rate": 0.5, "warmup_steps": 2000})
     module._trainer = type("Trainer", (), {"estimated_stepping_batches": 20, "lr_scheduler_configs": []})()
+    module.configure_optimizers()
     with pytest.warns(UserWarning, match="warmup_steps is 2000, but the run has 20 optimizer steps: it warms up for 2"):
         module.on_train_start()
-    assert [module.scheduled_lr(step) for step in (1, 2, 11, 20)] == pytest.approx([2.0, 2.0, 1.25, 0.5])
+    schedule = module.paper_schedule()
+    assert [schedule.rate(step, 20) for step in (1, 2, 11, 20)] == pytest.approx([2.0, 2.0, 1.25, 0.5])
 
 
 @pytest.fixture(scope="module")
@@ -232,12 +235,13 @@ def quiet_trainer(tmp_path, **options):
 
 def student_of_shapes(**options):
     torch.manual_seed(0)
-    defaults = {"image_size": 32, "max_tokens": 16, "teacher_dims": [64, 96], "teacher_scales": [30.0, 30.0]}
+    teacher = {"dims": [64, 96], "scales": [30.0, 30.0]}
+    defaults = {"vision": {"image_size": 32}, "max_tokens": 16, "teacher": teacher}
     return MobileCLIPModule("MobileCLIP-tiny", **{**defaults, **options})
 
 
 class Watch(pl.Callback):
-    """Averages the student by itself, and raises the scale above its limit."""
+    """Compute the moving average independently, and raise the scale above its bound."""
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if batch_idx == 0:
@@ -252,9 +256,9 @@ class Watch(pl.Callback):
             self.expected[name] = old + 0.25 * (value - old) if value.is_floating_point() else value.clone()
 
 
-def test_the_average_follows_with_its_statistics_and_is_what_is_evaluated(tmp_path, shapes):
-    options = {"average_momentum": 0.75, "average_warmup": "never", "max_logit_scale": 50.0, "learning_rate": 1e-2}
-    module, watch = student_of_shapes(**options), Watch()
+def test_average_with_its_statistics_is_evaluated(tmp_path, shapes):
+    options = {"momentum": {"momentum": 0.75, "warmup": "never"}, "optim": {"learning_rate": 1e-2}}
+    module, watch = student_of_shapes(max_logit_scale=50.0, **options), Watch()
     quiet_trainer(tmp_path, max_steps=3, callbacks=[EMACallback(log=False), watch], limit_val_batches=0).fit(
         module, shapes()
     )
@@ -267,14 +271,14 @@ def test_the_average_follows_with_its_statistics_and_is_what_is_evaluated(tmp_pa
     )
     assert not torch.allclose(average, student, atol=1e-4)
     torch.testing.assert_close(module.eval().encode_images(image)[0], average)
-    alone = student_of_shapes(average_momentum=None).eval()
+    alone = student_of_shapes(momentum={"momentum": None}).eval()
     torch.testing.assert_close(alone.encode_images(image)[0], normalize(alone.student.encode_image(image), dim=-1))
 
 
-def test_a_student_learns_how_the_teachers_relate_images_and_texts():
-    """The student reproduces a teacher's affinities on a few pairs: the KL divergence falls to almost nothing."""
+def test_distillation_reaches_the_teachers_similarities():
+    """The student overfits a few pairs: the KL divergence falls to almost zero."""
     torch.manual_seed(0)
-    module = tiny_module(distillation_weight=1.0, teacher_dims=[5], teacher_scales=[5.0], average_momentum=None)
+    module = tiny_module(teacher={"dims": [5], "scales": [5.0]}, momentum={"momentum": None})
     batch = reinforced_batch(8, dtype=torch.float32)
     for name in ("teacher_image", "teacher_text", "teacher_synthetic"):
         batch[name] = batch[name][:, :5]
@@ -292,11 +296,11 @@ def test_a_student_learns_how_the_teachers_relate_images_and_texts():
     assert logged["train/distillation_synthetic"] < first / 100
 
 
-def test_plain_pairs_train_without_reinforcements(tmp_path):
+def test_training_on_plain_pairs(tmp_path):
     data = ShapesDataModule(
         batch_size=8, length=32, eval_length=8, image_size=32, tokenizer="clip", vocab_size=49408, max_tokens=16
     )
-    module = student_of_shapes(distillation_weight=0.0)
+    module = student_of_shapes(teacher={"distillation_weight": 0.0})
     trainer = quiet_trainer(tmp_path, max_steps=2)
     trainer.fit(module, data)
     assert trainer.global_step == 2
@@ -308,43 +312,43 @@ def test_plain_pairs_train_without_reinforcements(tmp_path):
     ("options", "data", "message"),
     [
         (
-            {"teacher_dims": [64, 64]},
+            {"teacher": {"dims": [64, 64]}},
             {},
-            r"160 wide, but teacher_dims \[64, 64\] add up to 128: set model.teacher_dims",
+            r"width 128, the sum of teacher.dims \[64, 64\], got 160 in the data: set model.teacher.dims",
         ),
-        ({"max_tokens": 20}, {}, "come as 16 tokens, but the text tower takes 20"),
+        ({"max_tokens": 20}, {}, "captions of 20 tokens, got 16"),
     ],
 )
-def test_data_that_do_not_fit_are_one_sentence(tmp_path, shapes, options, data, message):
-    with pytest.raises(ValueError, match=message):
+def test_misfitting_data_raise_one_sentence(tmp_path, shapes, options, data, message):
+    with pytest.raises(UserError, match=message):
         quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(student_of_shapes(**options), shapes(**data))
 
 
-def test_plain_pairs_are_refused_where_teachers_are_wanted(tmp_path):
+def test_distillation_refuses_plain_pairs(tmp_path):
     data = ShapesDataModule(
         batch_size=8, length=32, eval_length=8, image_size=32, tokenizer="clip", vocab_size=49408, max_tokens=16
     )
-    with pytest.raises(ValueError, match="no teacher_image, teacher_text: train on reinforced data"):
+    with pytest.raises(UserError, match=r"Expected teacher_image, teacher_text in .*: train on reinforced data"):
         quiet_trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(student_of_shapes(), data)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"distillation_weight": 1.5}, "give a share from 0 to 1"),
-        ({"teacher_dims": [5], "teacher_scales": [1.0, 2.0]}, "names 1 teachers, teacher_scales 2"),
-        ({"teacher_dims": [], "teacher_scales": []}, "no teacher to distil from"),
-        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
-        ({"loss_rows": 0}, "loss_rows is 0"),
+        ({"distillation_weight": 1.5}, "distillation_weight from 0 to 1, got 1.5"),
+        ({"teacher": {"dims": [5], "scales": [1.0, 2.0]}}, "got 1 teacher.dims and 2 teacher.scales"),
+        ({"teacher": {"dims": [], "scales": []}}, "Expected a teacher to distill from"),
+        ({"memory": {"micro_batch_size": 0}}, "micro_batch_size of at least 1, got 0"),
+        ({"memory": {"loss_rows": 0}}, "loss_rows of at least 1, got 0"),
     ],
 )
-def test_arguments_that_do_not_fit_are_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_misfitting_arguments_raise_one_sentence(options, message):
+    with pytest.raises(UserError, match=message):
         tiny_module(**options)
 
 
-def test_models_with_more_than_two_towers_are_refused():
-    with pytest.raises(ValueError, match="coca_ViT-B-32 is a captioner, expected a pair of towers"):
+def test_captioners_are_refused():
+    with pytest.raises(UserError, match="Expected a pair of towers, got the captioner coca_ViT-B-32"):
         MobileCLIPModule("coca_ViT-B-32")
 
 
@@ -360,8 +364,8 @@ def test_any_model_of_open_clip_is_a_student_and_starts_from_trained_weights(tmp
             assert torch.equal(network.state_dict()[name], value), name
 
 
-def test_the_trained_model_is_exported_fused_when_the_run_ends(tmp_path, shapes):
-    module = student_of_shapes(average_momentum=0.5)
+def test_final_export_is_reparameterized(tmp_path, shapes):
+    module = student_of_shapes(momentum={"momentum": 0.5})
     target = tmp_path / "out"
     trainer = quiet_trainer(tmp_path, max_steps=2, limit_val_batches=0, callbacks=[FinalExport(str(target))])
     trainer.fit(module, shapes())
@@ -376,8 +380,8 @@ def test_the_trained_model_is_exported_fused_when_the_run_ends(tmp_path, shapes)
         quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport(str(target))]).fit(student_of_shapes(), shapes())
 
 
-def test_an_export_is_refused_before_training_where_its_default_folder_is_taken(tmp_path):
-    """As when a run goes on, or is made again, in the folder where it has been exported."""
+def test_export_to_a_taken_folder_is_refused_before_training(tmp_path):
+    """As for a run that is continued or repeated in the folder of its export."""
     (tmp_path / "export").mkdir()
     trainer = quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport()])
     trainer.fit(Exported())  # an empty folder is no hindrance
@@ -394,13 +398,13 @@ class Exported(BoringModel):
 
 
 def test_an_export_is_refused_before_training_where_the_module_has_none(tmp_path):
-    with pytest.raises(AttributeError, match=r"no method export\(folder\) in BoringModel"):
+    with pytest.raises(UserError, match=r"no method export\(folder\) in BoringModel"):
         quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport()]).fit(BoringModel())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="SyncBatchNorm needs CUDA")
-def test_statistics_can_be_those_of_all_processes(tmp_path, shapes):
+def test_synchronized_batch_norm(tmp_path, shapes):
     module = student_of_shapes()
     trainer = pl.Trainer(
         accelerator="gpu", devices=1, strategy="ddp", sync_batchnorm=True, max_steps=2, default_root_dir=tmp_path

@@ -1,4 +1,4 @@
-"""Teachers say of pairs what they say of each image and text alone, whatever the batch; and what is left out."""
+"""Embeddings equal those of each image and text alone, whatever the batch; pairs that are left out."""
 
 import io
 import json
@@ -19,13 +19,15 @@ from safetensors.torch import save_file
 from support.clip import NAME, SIZE, add_tiny_clip, randomized
 from support.command_line import run
 from support.images import draw_image, encoded
+from vlightning.common.errors import UserError
 from vlightning.datamodules.core.faults import Account, Fault
 from vlightning.datamodules.sources.reinforcement_rows import Looks, Original, View, batch_of
 from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
+from vlightning.lightning_modules.mobileclip.ensemble import Teacher
 from vlightning.lightning_modules.mobileclip.export import save_open_clip
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule, Teacher
+from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule
 from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.published_clip import load_published
 
@@ -43,7 +45,7 @@ SYNTHETIC = [["a bus.", "rain on a street"], ["dogs"], ["white hills", "snow on 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of two teachers that differ in everything, and of one that sees images as the first does."""
+    """Folders of two different teachers, and of one with the image size and interpolation of the first."""
     add_tiny_clip()
     root = tmp_path_factory.mktemp("teachers")
     for number, seed in ((0, 0), (2, 2)):
@@ -107,7 +109,7 @@ def unit(features):
 
 @torch.no_grad()
 def alone(folders, pair, texts):
-    """Embeddings [A, D] and [T, D]: each image and text by itself, by open_clip's own means."""
+    """Embeddings [A, D] and [T, D] of each image and text alone, computed by open_clip."""
     images, words = [], []
     for folder in folders:
         look = json.loads((Path(folder) / "open_clip_config.json").read_text())["preprocess_cfg"]
@@ -139,8 +141,9 @@ def close(found, expected):
 
 
 def attach(module, monkeypatch, **datamodule):
-    """A trainer that has a datamodule."""
-    trainer = SimpleNamespace(datamodule=SimpleNamespace(**datamodule))
+    """Attach a trainer with a datamodule."""
+    strategy = SimpleNamespace(restore_checkpoint_after_setup=False)
+    trainer = SimpleNamespace(datamodule=SimpleNamespace(**datamodule), strategy=strategy)
     monkeypatch.setattr(module, "_trainer", trainer)
 
 
@@ -149,7 +152,7 @@ def _trainer(module, monkeypatch):
     attach(module, monkeypatch)
 
 
-def test_embeddings_are_what_each_teacher_says_of_a_image_alone(folders, module):
+def test_embeddings_equal_those_of_each_teacher_and_image_alone(folders, module):
     pairs = originals()
     reinforced = predicted(module, batch_for(module, pairs))
     assert module.widths == WIDTHS
@@ -169,7 +172,7 @@ def test_embeddings_are_what_each_teacher_says_of_a_image_alone(folders, module)
     assert torch.pdist(rows).min() > 1e-3  # so that no two can be mistaken for each other
 
 
-def test_the_order_is_that_of_the_teachers(folders, module):
+def test_embeddings_are_in_the_order_of_the_teachers(folders, module):
     reversed_ = made([folders[1], folders[0]])
     attached = SimpleNamespace(datamodule=None)
     reversed_._trainer = attached
@@ -180,13 +183,15 @@ def test_the_order_is_that_of_the_teachers(folders, module):
 
 @pytest.mark.parametrize("forward_batch", [1, 3, 256])
 @pytest.mark.parametrize("rows", [[0], [2, 0], [0, 1, 2]])
-def test_neither_the_batch_nor_its_parts_matter(module, monkeypatch, forward_batch, rows):
+def test_embeddings_do_not_depend_on_the_batch(module, monkeypatch, forward_batch, rows):
     pairs = originals()
     whole = predicted(module, batch_for(module, pairs)).records
-    monkeypatch.setattr(module, "forward_batch", forward_batch)
+    monkeypatch.setattr(module.ensemble, "forward_batch", forward_batch)
     seen = []
-    hooks = [outside.network.visual.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
-             for outside in module.loaded]  # fmt: skip
+    hooks = [
+        teacher.network.visual.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+        for teacher in module.ensemble.loaded
+    ]
     some = predicted(module, batch_for(module, [pairs[row] for row in rows])).records
     for hook in hooks:
         hook.remove()
@@ -197,7 +202,7 @@ def test_neither_the_batch_nor_its_parts_matter(module, monkeypatch, forward_bat
     assert sum(seen) == 2 * 3 * len(rows)
 
 
-def test_teachers_that_see_the_same_share_a_view(folders):
+def test_teachers_with_equal_inputs_share_a_view(folders):
     three = made(folders)
     three._trainer = SimpleNamespace(datamodule=None)
     assert three.views == [(SIZE, "bicubic"), (24, "bilinear")]
@@ -208,7 +213,7 @@ def test_teachers_that_see_the_same_share_a_view(folders):
 
 
 @pytest.mark.parametrize("whole", [False, True])  # the weights too, as the trainer's "bf16-true" has it
-def test_bfloat16_hardly_matters(module, folders, whole):
+def test_bfloat16_embeddings_are_close(module, folders, whole):
     batch = batch_for(module, originals())
     exact = predicted(module, batch).records
     if whole:
@@ -229,7 +234,7 @@ def test_bfloat16_hardly_matters(module, folders, whole):
 
 
 class Parrot(Captioner):
-    """Says what it is told to; by default the seed and a pixel of the image, and a text without content."""
+    """Return given captions; by default the seed and a pixel of the image, and a blank text."""
 
     says: ClassVar[list[list[str]] | None] = None
 
@@ -264,7 +269,7 @@ def captioned(folders, monkeypatch):
     return module, account
 
 
-def test_captions_are_the_captioners_less_those_without_content(folders, captioned):
+def test_blank_captions_are_dropped(folders, captioned):
     module, account = captioned
     pairs = originals([[], [], []])
     reinforced = predicted(module, batch_for(module, pairs))
@@ -279,7 +284,7 @@ def test_captions_are_the_captioners_less_those_without_content(folders, caption
         close(embeddings(record), torch.cat([images, words]))
 
 
-def test_a_pair_without_any_caption_is_left_out_and_counted(folders, captioned, monkeypatch):
+def test_a_pair_without_captions_is_left_out_and_counted(folders, captioned, monkeypatch):
     module, account = captioned
     monkeypatch.setattr(Parrot, "says", [["one", "two"], ["", " \t"], [" ", "three"]])
     pairs = originals([[], [], []])
@@ -294,12 +299,12 @@ def test_a_pair_without_any_caption_is_left_out_and_counted(folders, captioned, 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 @pytest.mark.parametrize("tower", ["image", "text"])
-def test_what_is_not_finite_is_left_out_and_counted(module, monkeypatch, tower, value):
+def test_non_finite_embeddings_are_left_out_and_counted(module, monkeypatch, tower, value):
     account = Account("predict", 0.5, "left out")
     attach(module, monkeypatch, account={"predict": account}.__getitem__)
     batch = batch_for(module, originals(), [(13, Fault("damaged", "pair 3"))])
     expected = predicted(module, batch).records
-    network = module.loaded[1].network
+    network = module.ensemble.loaded[1].network
     encode, place = (network.encode_image, 4) if tower == "image" else (network.encode_text, 4)
 
     def overflow(rows):
@@ -316,7 +321,7 @@ def test_what_is_not_finite_is_left_out_and_counted(module, monkeypatch, tower, 
         close(embeddings(record), embeddings(expected[row]))
 
 
-def test_a_batch_without_pairs_has_only_rows_to_leave_out(captioned):
+def test_a_batch_without_pairs(captioned):
     module, account = captioned
     reinforced = predicted(module, batch_for(module, [], [(3, Fault("damaged", "pair 3"))]))
     assert reinforced == ({}, [(3, "damaged", "pair 3")])
@@ -324,7 +329,7 @@ def test_a_batch_without_pairs_has_only_rows_to_leave_out(captioned):
     assert account.causes.total() == 0
 
 
-def test_settings_name_what_decides_the_embeddings(folders):
+def test_settings_describe_teachers_and_captioner(folders):
     module = ReinforcementModule([Teacher(folders[0]), Teacher(folders[1], scale=50.0)], Parrot(captions=3))
     module.load()
     settings = module.settings()
@@ -343,46 +348,44 @@ def test_settings_name_what_decides_the_embeddings(folders):
     assert module.captions == 3
 
 
-def test_without_a_captioner_there_is_none_in_the_settings(module):
+def test_settings_without_a_captioner(module):
     assert module.settings()["captioner"] is None
     assert module.captions is None
     assert module.whole is None
 
 
-def test_everything_is_loaded_once_frozen_and_in_no_checkpoint(folders, monkeypatch):
+def test_networks_are_loaded_once_frozen_and_in_no_checkpoint(folders, monkeypatch):
     module = ReinforcementModule([Teacher(folders[0])], Parrot())
     attach(module, monkeypatch, has_synthetic=False)
     module.setup("predict")
     module.setup("predict")
     module.train()
-    assert module.captioner.loads == len(module.loaded) == len(module.networks) == 1
+    assert module.captioner.loads == len(module.ensemble.loaded) == len(module.ensemble.networks) == 1
     assert not any(parameter.requires_grad for parameter in module.parameters())
-    assert not any(part.training for network in module.networks for part in network.modules())
+    assert not any(part.training for network in module.ensemble.networks for part in network.modules())
     assert not module.captioner.training
-    assert [name for name in module.state_dict() if name.startswith("networks")] == []
-    assert len(list(module.networks.parameters())) > 10  # which move to the device with the module
+    assert [name for name in module.state_dict() if name.startswith("ensemble")] == []
+    assert len(list(module.ensemble.networks.parameters())) > 10  # which move to the device with the module
 
 
-def test_synthetic_captions_come_from_one_place(folders, monkeypatch):
+def test_synthetic_captions_have_one_source(folders, monkeypatch):
     both, neither = ReinforcementModule([Teacher(folders[0])], Parrot()), ReinforcementModule([Teacher(folders[0])])
     attach(both, monkeypatch, has_synthetic=True)
     attach(neither, monkeypatch, has_synthetic=False)
-    with pytest.raises(ValueError, match=r"captioner too: leave out model.captioner or data.synthetic_column\.$"):
+    with pytest.raises(UserError, match=r"leave out model.captioner or data.synthetic_column\.$"):
         both.setup("predict")
-    with pytest.raises(
-        ValueError, match=r"^Found neither a captioner nor .* name a column as data.synthetic_column\.$"
-    ):
+    with pytest.raises(UserError, match=r"got neither a captioner nor .* name a column as data.synthetic_column\.$"):
         neither.setup("predict")
-    assert both.loaded == neither.loaded == []
+    assert both.ensemble.loaded == neither.ensemble.loaded == []
     attach(neither, monkeypatch, has_synthetic=True)
     neither.setup("predict")
-    assert neither.loaded
+    assert neither.ensemble.loaded
 
 
 def test_arguments_out_of_range():
-    with pytest.raises(ValueError, match="There is no teacher"):
+    with pytest.raises(UserError, match="at least one teacher"):
         ReinforcementModule([])
-    with pytest.raises(ValueError, match="forward_batch is 0"):
+    with pytest.raises(UserError, match="forward_batch of at least 1, got 0"):
         ReinforcementModule([Teacher("folder")], forward_batch=0)
 
 

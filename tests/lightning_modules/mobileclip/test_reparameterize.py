@@ -1,12 +1,14 @@
-"""A fused model is the same function in fewer parts."""
+"""A reparameterized model computes the same features with fewer layers."""
 
 import copy
 
 import pytest
 import torch
+from timm.models.fastvit import MobileOneBlock
+from timm.utils import reparameterize_model
 
 from support.mobileclip import settle
-from vlightning.lightning_modules.mobileclip import reparameterize as module_under_test
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
 from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
 
@@ -32,7 +34,7 @@ def outputs(model, image, ids):
 
 
 @pytest.mark.parametrize("name", VENDOR)
-def test_counts_are_the_vendors_and_all_norms_can_go(name):
+def test_counts_equal_the_vendors_and_no_norm_is_left(name):
     model = settle(build_model(name))
     branches, fused = reparameterize(model, "branches"), reparameterize(model)
     image, text, norms = VENDOR[name]
@@ -55,7 +57,15 @@ def test_fusing_is_exact_in_float64(name):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
 
 
-def test_fusing_twice_is_fusing_once_and_leaves_the_model_alone():
+@pytest.mark.parametrize("name", ["MobileCLIP-tiny", "MobileCLIP-S0"])
+def test_branches_are_fused_as_by_timm(name):
+    model = settle(build_model(name).double())
+    found, expected = reparameterize(model, "branches").state_dict(), reparameterize_model(model).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+
+
+def test_fusing_is_idempotent_and_copies_the_model():
     model = settle(build_model("MobileCLIP-S0"))
     before = copy.deepcopy(model.state_dict())
     training = [parameter.requires_grad for parameter in model.parameters()]
@@ -70,19 +80,19 @@ def test_fusing_twice_is_fusing_once_and_leaves_the_model_alone():
 
 
 def test_train_mode_is_refused():
-    with pytest.raises(ValueError, match=r"BatchNorm layers are in train mode .*call eval"):
+    with pytest.raises(UserError, match=r"BatchNorm layers in train mode .*call eval"):
         reparameterize(build_model("MobileCLIP-S0").train())
 
 
-def test_wrong_kernels_are_noticed(monkeypatch):
+def test_wrong_kernels_raise(monkeypatch):
     model = settle(build_model("MobileCLIP-S0"))
-    right = module_under_test.dirac
-    monkeypatch.setattr(module_under_test, "dirac", lambda *args: 1.01 * right(*args))
-    with pytest.raises(RuntimeError, match="differs from what it was by"):
+    right = MobileOneBlock._get_kernel_bias
+    monkeypatch.setattr(MobileOneBlock, "_get_kernel_bias", lambda block: [1.01 * part for part in right(block)])
+    with pytest.raises(UserError, match="differs from the original by"):
         reparameterize(model)
 
 
-def test_bfloat16_stays_and_keeps_the_direction():
+def test_bfloat16_weights_stay_bfloat16():
     model = settle(build_model("MobileCLIP-S0"))
     fused = reparameterize(copy.deepcopy(model).bfloat16())
     assert {parameter.dtype for parameter in fused.parameters()} == {torch.bfloat16}

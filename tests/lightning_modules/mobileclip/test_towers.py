@@ -1,4 +1,4 @@
-"""Towers by themselves, and as programs that are read back: the same features as the model's, for any batch."""
+"""Towers alone and as exported programs have the features of the model for any batch size."""
 
 import functools
 import json
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from support.mobileclip import settle
-from vlightning.lightning_modules.mobileclip import towers as module_under_test
+from vlightning.common.errors import UserError
+from vlightning.lightning_modules.mobileclip import programs as module_under_test
 from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.programs import export_towers
 from vlightning.lightning_modules.mobileclip.towers import towers
@@ -34,7 +35,7 @@ PLAIN = {
 
 
 def batch(model, count, size=SIZE, seed=5):
-    """Images and texts that have little in common."""
+    """Return dissimilar images and texts."""
     generator = torch.Generator().manual_seed(seed)
     length, end = model.context_length, model.vocab_size - 1
     ids = torch.randint(1, end, (count, length), generator=generator)
@@ -46,7 +47,7 @@ def batch(model, count, size=SIZE, seed=5):
 
 @functools.cache
 def trained(name):
-    """A model whose BatchNorm has the statistics of what it sees; else all images have nearly the same features."""
+    """Return a model with BatchNorm statistics of its inputs; otherwise all images have nearly equal features."""
     torch.manual_seed(0)
     model = settle(build_model(name, SIZE))
     for module in model.modules():
@@ -68,7 +69,7 @@ def plain_clip(**options):
 
 
 def load(folder):
-    """What the files in a folder compute of images and texts, without this project."""
+    """Return a function that runs the files of a folder without this project."""
 
     def read(name, input_name):
         if (folder / f"{name}.pt2").exists():
@@ -98,7 +99,7 @@ def smallest_cosine(found, expected):
 
 
 def check_programs(model, folder, size):
-    """Files against the model that they were made of, on batches that nothing was traced or checked with."""
+    """Compare files with their model on batch sizes that were neither traced nor checked."""
     programs = load(folder)
     for count in (1, 5):
         inputs = batch(model, count, size)
@@ -110,7 +111,7 @@ def check_programs(model, folder, size):
 
 @pytest.mark.parametrize("format", ["torch_export", "onnx"])
 @pytest.mark.parametrize("name", MODELS)
-def test_programs_are_the_model_for_any_batch(name, format, tmp_path):
+def test_programs_equal_the_model_for_any_batch_size(name, format, tmp_path):
     model = trained(name)
     files = export_towers(model, tmp_path / "new" / "export", format, SIZE)
     suffix = {"torch_export": "pt2", "onnx": "onnx"}[format]
@@ -121,7 +122,7 @@ def test_programs_are_the_model_for_any_batch(name, format, tmp_path):
 
 
 @pytest.mark.parametrize("format", ["torch_export", "onnx"])
-def test_open_clips_plain_class_is_exported_into_an_empty_folder_without_a_word(format, tmp_path, capfd, recwarn):
+def test_export_of_open_clips_class_is_silent(format, tmp_path, capfd, recwarn):
     model = plain_clip()
     export_towers(model, tmp_path, format, 32)
     assert capfd.readouterr() == ("", "")
@@ -129,7 +130,7 @@ def test_open_clips_plain_class_is_exported_into_an_empty_folder_without_a_word(
     check_programs(model, tmp_path, 32)
 
 
-def test_norms_stay_where_nothing_is_fused(tmp_path):
+def test_norms_stay_without_reparameterization(tmp_path):
     tiny = trained("MobileCLIP-tiny")
     export_towers(tiny, tmp_path, "torch_export", SIZE, fused=False, normalize=False)
     assert norms(tmp_path / "image.pt2") > 10
@@ -140,7 +141,7 @@ def test_norms_stay_where_nothing_is_fused(tmp_path):
         assert not torch.allclose(found.norm(dim=1), torch.ones(4), atol=0.01)
 
 
-def test_configuration_says_what_goes_in_and_out(tmp_path):
+def test_configuration_describes_inputs_and_outputs(tmp_path):
     preprocessing = {"mean": (0.0, 0.1, 0.2), "interpolation": "bicubic"}
     export_towers(plain_clip(), tmp_path, "onnx", 32, preprocessing=preprocessing)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -165,7 +166,7 @@ def test_configuration_says_what_goes_in_and_out(tmp_path):
 # Rounding weights to bfloat16 alone costs a tower of many convolutions 5e-4.
 @pytest.mark.parametrize(("dtype", "image_bound"), [(torch.float16, 0.9995), (torch.bfloat16, 0.998)])
 @pytest.mark.parametrize("name", MODELS)
-def test_half_precision_weights_keep_the_direction(name, dtype, image_bound):
+def test_half_precision_features_are_close(name, dtype, image_bound):
     model = trained(name)
     images, ids = batch(model, 4)
     expected = features(model, images, ids)
@@ -181,7 +182,7 @@ def test_half_precision_weights_keep_the_direction(name, dtype, image_bound):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_norms_that_cast_their_input_alone_take_half_precision_weights(dtype):
+def test_norms_that_cast_only_their_input_support_half_precision(dtype):
     model = plain_clip(cast_dtype=torch.float16)  # as open_clip makes its half-precision models
     inputs = batch(model, 4, 32)
     with pytest.raises(RuntimeError, match="mixed dtype"):
@@ -203,7 +204,7 @@ def test_half_precision_programs_take_float32_images(format, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_model_is_left_alone(fused):
+def test_towers_are_copies(fused):
     model = plain_clip(init_logit_bias=0.5).requires_grad_(True)
     names = list(model.state_dict())
     image, text = towers(model, fused, dtype=torch.bfloat16)
@@ -216,7 +217,7 @@ def test_the_model_is_left_alone(fused):
 
 
 @pytest.mark.parametrize("format", ["torch_export", "onnx"])
-def test_other_features_than_the_models_are_not_written(format, tmp_path, monkeypatch):
+def test_differing_programs_are_not_written(format, tmp_path, monkeypatch):
     write = module_under_test._write
 
     def write_another(part, path, target):
@@ -225,19 +226,19 @@ def test_other_features_than_the_models_are_not_written(format, tmp_path, monkey
         write(part, path, target)
 
     monkeypatch.setattr(module_under_test, "_write", write_another)
-    with pytest.raises(RuntimeError, match=r"^The exported text tower differs from the model on a batch of 1 by .*-0"):
+    with pytest.raises(UserError, match=r"^The exported text tower differs from the model on a batch of 1 by .*-0"):
         export_towers(plain_clip(), tmp_path / "export", format, 32)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_precision_programs_are_compared_too(tmp_path, monkeypatch):
+def test_half_precision_programs_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr(module_under_test, "_load", lambda path: lambda inputs: torch.randn(len(inputs), 24))
-    with pytest.raises(RuntimeError, match=r"image tower differs .* with a cosine of .*, expected at least 0.9995"):
+    with pytest.raises(UserError, match=r"image tower differs .* with a cosine of .*, expected at least 0.9995"):
         export_towers(plain_clip(), tmp_path / "export", "torch_export", 32, dtype=torch.float16)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_errors_are_heard_where_chatter_is_not(capfd, recwarn, caplog):
+def test_exporters_are_silent_except_for_errors(capfd, recwarn, caplog):
     with module_under_test._quiet():
         print("Step 1 of 3")
         warnings.warn("This will change", stacklevel=1)
@@ -249,7 +250,7 @@ def test_errors_are_heard_where_chatter_is_not(capfd, recwarn, caplog):
     assert logging.root.manager.disable == logging.NOTSET
 
 
-def test_a_full_folder_and_a_file_in_the_way_are_kept(tmp_path):
+def test_existing_files_are_kept(tmp_path):
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(FileExistsError, match="already there"):
         export_towers(plain_clip(), tmp_path, "torch_export", 32)
@@ -261,14 +262,14 @@ def test_a_full_folder_and_a_file_in_the_way_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"image_size": 40}, ValueError, r"does not take images of 40 pixels \(.+\): give the image_size"),
-        ({"format": "onnx", "dtype": torch.bfloat16}, ValueError, r"bfloat16 for ONNX.*float16.*torch_export"),
-        ({"format": "tflite"}, ValueError, r"format 'tflite', expected torch_export or onnx"),
-        ({"model": nn.Linear(2, 2)}, TypeError, "Found a Linear, expected open_clip's CLIP or CustomTextCLIP"),
-        ({"model": open_clip.CLIP(24, {"layers": [1] * 4, "width": 8}, PLAIN["text_cfg"])}, ValueError, "call eval"),
+        ({"image_size": 40}, UserError, r"does not take images of 40 pixels \(.+\): give the image_size"),
+        ({"format": "onnx", "dtype": torch.bfloat16}, UserError, r"bfloat16, which ONNX.*torch_export"),
+        ({"format": "tflite"}, UserError, r"Expected the format torch_export or onnx, got 'tflite'"),
+        ({"model": nn.Linear(2, 2)}, TypeError, "Expected open_clip's CLIP or CustomTextCLIP.* got a Linear"),
+        ({"model": open_clip.CLIP(24, {"layers": [1] * 4, "width": 8}, PLAIN["text_cfg"])}, UserError, "call eval"),
     ],
 )
-def test_what_cannot_be_exported_is_named(options, error, message, tmp_path):
+def test_refused_exports_name_the_reason(options, error, message, tmp_path):
     given = {"model": plain_clip(), "format": "torch_export", "image_size": 32} | options
     with pytest.raises(error, match=message):
         export_towers(folder=tmp_path / "export", **given)
@@ -278,11 +279,11 @@ def test_what_cannot_be_exported_is_named(options, error, message, tmp_path):
 def test_missing_libraries_are_named(tmp_path, monkeypatch):
     there = module_under_test.find_spec
     monkeypatch.setattr(module_under_test, "find_spec", lambda name: None if "onnxscript" in name else there(name))
-    with pytest.raises(ModuleNotFoundError, match=r'^Found no onnxscript, .* `pip install "vlightning\[onnx\]"`\.$'):
+    with pytest.raises(UserError, match=r'^Expected onnxscript .*`pip install "vlightning\[onnx\]"`\.$'):
         export_towers(plain_clip(), tmp_path / "export", "onnx", 32)
 
 
-def test_onnx_is_written_without_what_runs_it(tmp_path, monkeypatch):
+def test_onnx_is_written_without_onnxruntime(tmp_path, monkeypatch):
     there = module_under_test.find_spec
     monkeypatch.setattr(module_under_test, "find_spec", lambda name: None if name == "onnxruntime" else there(name))
     model = plain_clip()

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from support.cifar import fill
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.networks.cifar import CIFAR_NETWORKS
 from vlightning.lightning_modules.networks.classifier_files import load_classifier, read_classifier
 
@@ -27,7 +28,7 @@ def _loads(path, state):
 def _untouched(network, *arguments):
     """The sentence that loading fails with, after checking that nothing was loaded."""
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    with pytest.raises(ValueError, match=r"^Found") as caught:
+    with pytest.raises(UserError, match=r"^Expected") as caught:
         load_classifier(network, *arguments)
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
     return str(caught.value)
@@ -90,7 +91,9 @@ def test_the_student_comes_out_of_a_lightning_checkpoint(tmp_path, state):
 def test_a_lightning_checkpoint_without_a_student_is_refused(tmp_path, state):
     content = {"state_dict": {f"network.{key}": value for key, value in state.items()}, "hyper_parameters": {}}
     torch.save(content, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match=r"^Found no weights of a student in '.*other\.ckpt', expected"):
+    with pytest.raises(
+        UserError, match=r"^Expected a Lightning checkpoint with a student in '.*other\.ckpt', got one without"
+    ):
         read_classifier(tmp_path / "other.ckpt")
 
 
@@ -111,8 +114,8 @@ def test_the_network_that_a_checkpoint_is_of_is_named(name):
         found = CIFAR_NETWORKS[name](37).state_dict()
     wanted = "resnet8" if name != "resnet8" else "resnet14"
     sentence = _untouched(CIFAR_NETWORKS[wanted](100), found, "the checkpoint 'a.pth'")
-    assert f"in the checkpoint 'a.pth' that do not fit, expected those of {wanted} (" in sentence
-    assert sentence.endswith(f"): they are those of {name}, build that one.")
+    assert f"Expected weights of {wanted} in the checkpoint 'a.pth', got those of {name} (" in sentence
+    assert sentence.endswith(f"): build {name}.")
 
 
 def test_keys_that_do_not_fit_are_counted_and_the_first_ones_named(state):
@@ -129,7 +132,7 @@ def test_keys_that_do_not_fit_are_counted_and_the_first_ones_named(state):
 def test_another_number_of_classes_is_said(name):
     found = CIFAR_NETWORKS[name](10).state_dict()
     sentence = _untouched(CIFAR_NETWORKS[name](100), found, "the checkpoint 'a.pth'")
-    assert "trained for 10 classes in the checkpoint 'a.pth', this network has 100" in sentence
+    assert "Expected weights for 100 classes in the checkpoint 'a.pth', got weights for 10" in sentence
 
 
 def test_a_linear_layer_for_other_features_is_no_matter_of_classes(state):
@@ -147,7 +150,7 @@ def test_a_damaged_file_is_said_to_be_damaged(tmp_path, state, name, damage):
         save_file(state, path)
     written = path.read_bytes()
     path.write_bytes({"cut": written[: len(written) // 2], "empty": b"", "text": b"Not Found\n" * 9}[damage])
-    with pytest.raises(ValueError, match=r"(?s)a\.(pth|safetensors)'.*: it is damaged"):
+    with pytest.raises(UserError, match=r"(?s)a\.(pth|safetensors)', got a damaged file"):
         read_classifier(path)
 
 
@@ -156,21 +159,21 @@ def test_a_damaged_legacy_file_is_said_to_be_damaged(tmp_path, state, share):
     torch.save({"model": state}, tmp_path / "a.pth", _use_new_zipfile_serialization=False)
     written = (tmp_path / "a.pth").read_bytes()
     (tmp_path / "a.pth").write_bytes(written[: int(share * len(written))])
-    with pytest.raises(ValueError, match=r"a\.pth'.*: it is damaged"):
+    with pytest.raises(UserError, match=r"a\.pth', got a damaged file"):
         read_classifier(tmp_path / "a.pth")
 
 
 def test_a_missing_file_is_said_to_be_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"^Found no file '.*gone\.pth', expected a checkpoint"):
+    with pytest.raises(UserError, match=r"^Expected a checkpoint of a classifier in '.*gone\.pth', got no file"):
         read_classifier(tmp_path / "gone.pth")
-    with pytest.raises(FileNotFoundError, match=r"^Found no file '.*', expected a checkpoint"):
+    with pytest.raises(UserError, match=r"^Expected a checkpoint of a classifier in '.*', got no file"):
         read_classifier(tmp_path)
 
 
 def test_a_file_with_code_is_not_run(tmp_path):
     torch.save(nn.Linear(2, 2), tmp_path / "module.pth")
     with pytest.raises(
-        ValueError, match=r"^Found torch\.nn\.modules\.linear\.Linear in '.*module\.pth', expected tensors"
+        UserError, match=r"^Expected tensors and plain data in '.*module\.pth', got torch\.nn\.modules\.linear\.Linear"
     ):
         read_classifier(tmp_path / "module.pth")
 
@@ -178,5 +181,5 @@ def test_a_file_with_code_is_not_run(tmp_path):
 @pytest.mark.parametrize("content", [{}, [1], {"epoch": 3}, {"model": "resnet8"}, {"model": {}}])
 def test_a_file_without_a_state_dict_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=r"^Found neither a state dict nor one under 'model'"):
+    with pytest.raises(UserError, match=r"^Expected a state dict in '.*', or one in its entry 'model'"):
         read_classifier(tmp_path / "a.pth")

@@ -8,7 +8,9 @@ from torch.nn import functional as F
 
 from support.methods import METHODS, OTHERS
 from support.tiny_modules import loader, trainer
-from vlightning.lightning_modules.optim.adamw import AdamWModule
+from vlightning.lightning_modules.base.method import Method
+from vlightning.lightning_modules.optim.adamw import adamw
+from vlightning.lightning_modules.optim.schedules import WarmupCosine
 
 CLIP, STEPS, DIM = 0.05, 8, 6
 
@@ -18,16 +20,19 @@ def plugin(precision, scale=2.0**10):
     return MixedPrecision(precision, "cpu", scaler)
 
 
-class Regression(AdamWModule):
+class Regression(Method):
     """A network on numbers, with the optimizer that the methods share."""
 
     def __init__(self):
         super().__init__()
-        self.save_hyperparameters(
-            {"learning_rate": 0.1, "warmup_steps": 0, "weight_decay": 0.1, "betas": (0.9, 0.98), "eps": 1e-8}
-        )
         torch.manual_seed(0)
         self.network = nn.Sequential(nn.Linear(DIM, 16), nn.GELU(), nn.Linear(16, DIM))
+
+    def paper_optimizer(self, groups):
+        return adamw(groups, 0.1, 0.1, (0.9, 0.98))
+
+    def paper_schedule(self):
+        return WarmupCosine(0.1, 0)
 
     def training_step(self, batch, batch_idx):
         return F.mse_loss(self.network(batch).float(), 3 * batch.flip(1))
@@ -37,12 +42,12 @@ def slowly(precision, scale, algorithm, accumulate):
     """Float32 gradients, unscaled, clipped number by number, and torch's plainest AdamW; also the steps left out."""
     module, left_out = Regression(), 0
     optimizer = torch.optim.AdamW(
-        module.parameter_groups(), lr=0.1, betas=(0.9, 0.98), eps=1e-8, fused=False, foreach=False
+        module.parameter_groups(), lr=0.1, betas=(0.9, 0.98), weight_decay=0.1, fused=False, foreach=False
     )
     batches = list(loader(STEPS * accumulate, dim=DIM))
     for step in range(STEPS):
         for group in optimizer.param_groups:
-            group["lr"] = module.lr_of_run(step, STEPS)
+            group["lr"] = module.paper_schedule().rate(step, STEPS)
         optimizer.zero_grad()
         for batch in batches[step * accumulate : (step + 1) * accumulate]:
             with torch.autocast("cpu", {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}[precision]):

@@ -11,11 +11,11 @@ import torch
 from lightning import Callback
 
 from support.clip import DIMS, LENGTH, SCALES, WORDS, reinforced_batch
+from support.command_line import convert
 from support.distributed import rank_trainer, run_distributed, whole_state
 from support.random_batches import Rows
 from support.tiny_modules import trainer
 from vlightning.callbacks import AtomicCheckpointIO
-from vlightning.convert import main as convert
 from vlightning.lightning_modules import MobileCLIPModule
 
 SIZE = 32
@@ -35,8 +35,8 @@ def build(tower):
         )
         open_clip.add_model_config(path)
     torch.manual_seed(0)
-    sizes = {"max_tokens": LENGTH, "teacher_dims": DIMS, "teacher_scales": SCALES}
-    return MobileCLIPModule(name, **sizes, learning_rate=0.01, warmup_steps=1)
+    teacher, optim = {"dims": DIMS, "scales": SCALES}, {"learning_rate": 0.01, "warmup_steps": 1}
+    return MobileCLIPModule(name, max_tokens=LENGTH, teacher=teacher, optim=optim)
 
 
 class Until(Callback):

@@ -10,26 +10,30 @@ from torch import nn
 from support.command_line import run
 from support.methods import METHODS
 from support.tiny_modules import loader, trainer
-from vlightning.lightning_modules.optim.adamw import AdamWModule, WarmupShareModule
+from vlightning.common.errors import UserError
+from vlightning.lightning_modules.base.method import Method
+from vlightning.lightning_modules.optim.adamw import adamw
+from vlightning.lightning_modules.optim.schedules import WarmupCosine, WarmupShareCosine
 
 PEAK, DIM = 0.1, 4
 
 
-class Capped(AdamWModule):
-    """A network with a warm-up in steps."""
+class Scheduled(Method):
+    """A network with a schedule."""
 
-    def __init__(self, **settings):
+    def __init__(self, schedule):
         super().__init__()
-        both = {"learning_rate": PEAK, "weight_decay": 0.0, "betas": (0.9, 0.98), "eps": 1e-8}
-        self.save_hyperparameters(both | settings)
+        self.schedule = schedule
         self.network = nn.Linear(DIM, DIM)
+
+    def paper_optimizer(self, groups):
+        return adamw(groups, PEAK, 0.0, (0.9, 0.98))
+
+    def paper_schedule(self):
+        return self.schedule
 
     def training_step(self, batch, batch_idx):
         return self.network(batch).square().mean()
-
-
-class Share(WarmupShareModule, Capped):
-    """The same with a warm-up over a share of the run."""
 
 
 class Rates(Callback):
@@ -56,22 +60,22 @@ def cosine(steps):
 
 @pytest.mark.filterwarnings("ignore:warmup_steps is")
 @pytest.mark.parametrize(
-    ("module", "settings", "steps", "warmup"),
+    ("schedule", "steps", "warmup"),
     [
-        (Capped, {"warmup_steps": 2000}, 30, [PEAK / 3, 2 * PEAK / 3, PEAK]),
-        (Capped, {"warmup_steps": 2000}, 5, []),
-        (Capped, {"warmup_steps": 2}, 5, [PEAK / 2, PEAK]),
-        (Share, {"warmup_share": 0.1}, 5, []),
-        (Share, {"warmup_share": 0.1}, 20, [0.0, PEAK / 2]),
+        (WarmupCosine(PEAK, 2000), 30, [PEAK / 3, 2 * PEAK / 3, PEAK]),
+        (WarmupCosine(PEAK, 2000), 5, []),
+        (WarmupCosine(PEAK, 2), 5, [PEAK / 2, PEAK]),
+        (WarmupShareCosine(PEAK, 0.1), 5, []),
+        (WarmupShareCosine(PEAK, 0.1), 20, [0.0, PEAK / 2]),
     ],
 )
-def test_the_first_rates_are_those_of_the_warm_up_that_fits(module, settings, steps, warmup):
-    assert rates(module(**settings), steps) == pytest.approx([*warmup, *cosine(steps - len(warmup))])
+def test_the_first_rates_are_those_of_the_warm_up_that_fits(schedule, steps, warmup):
+    assert rates(Scheduled(schedule), steps) == pytest.approx([*warmup, *cosine(steps - len(warmup))])
 
 
 @pytest.mark.filterwarnings("ignore:warmup_steps is")
 def test_a_resumed_run_goes_on_with_its_rates(tmp_path):
-    whole = rates(Capped(warmup_steps=2000), 30)
+    whole = rates(Scheduled(WarmupCosine(PEAK, 2000)), 30)
 
     class Stop(Callback):
         def on_train_batch_end(self, trainer, pl_module, *args):
@@ -79,9 +83,9 @@ def test_a_resumed_run_goes_on_with_its_rates(tmp_path):
                 trainer.save_checkpoint(tmp_path / "two.ckpt")
                 trainer.should_stop = True
 
-    trainer(Stop()).fit(Capped(warmup_steps=2000), loader(30))
+    trainer(Stop()).fit(Scheduled(WarmupCosine(PEAK, 2000)), loader(30))
     again = Rates()
-    trainer(again).fit(Capped(warmup_steps=2000), loader(30), ckpt_path=tmp_path / "two.ckpt")
+    trainer(again).fit(Scheduled(WarmupCosine(PEAK, 2000)), loader(30), ckpt_path=tmp_path / "two.ckpt")
     assert again.taken[0] == pytest.approx(whole[2])
 
 
@@ -90,7 +94,7 @@ def test_time_alone_does_not_end_a_schedule(method, tmp_path):
     module, data = METHODS[method].build(METHODS[method].prepare(tmp_path), 0, batch_size=4, num_workers=0)
     before = {name: weight.clone() for name, weight in module.state_dict().items() if name.startswith("student.")}
     fitted = trainer(max_time={"minutes": 5}, max_epochs=None, limit_val_batches=0, default_root_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"neither max_epochs nor max_steps .*: set trainer\.max_steps or"):
+    with pytest.raises(UserError, match=r"neither max_epochs nor max_steps: set trainer\.max_steps or"):
         fitted.fit(module, data)
     assert fitted.global_step == 0
     for name, weight in module.state_dict().items():
@@ -109,8 +113,8 @@ def test_milestones_in_epochs_need_no_length(tmp_path):
 
 def test_the_command_line_says_what_to_set(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sizes = {"patch_size": 8, "vision_width": 16, "vision_depth": 1, "vision_heads": 2, "text_width": 16}
-    sizes |= {"text_heads": 2, "text_ffn_width": 32, "text_layers": 1, "fusion_layers": 1, "queue_size": 16}
+    sizes = {"vision.patch_size": 8, "vision.width": 16, "vision.depth": 1, "vision.heads": 2, "text.width": 16}
+    sizes |= {"text.heads": 2, "text.ffn_width": 32, "text.depth": 1, "text.fusion_depth": 1, "contrast.queue_size": 16}
     small = [f"--model.{name}={size}" for name, size in sizes.items()]
     data = ("--data", "ShapesDataModule", "--data.length", "8", "--data.batch_size", "4", "--data.num_workers", "0")
     more = ("--data.eval_length", "4", "--data.image_size", "16", "--trainer.accelerator", "cpu")

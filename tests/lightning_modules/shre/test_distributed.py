@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from support.distributed import rank_trainer, run_distributed, whole_state
-from support.shre import random_batch, ready, tiny_shre, write_teacher
+from support.shre import WORDS, random_batch, ready, tiny_shre, write_teacher
 from vlightning.callbacks import OwnClassification, ZeroShotClassification, rank
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 
@@ -26,7 +26,7 @@ def on_rank(*arguments):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"micro_batch_size": 3, "loss_rows": 3}, {"shared": "transformer"}],
+    [{}, {"memory": {"micro_batch_size": 3, "loss_rows": 3}}, {"shared": "transformer"}],
     ids=["whole", "in slices", "transformer"],
 )
 def test_mean_of_two_halves_is_the_whole(tmp_path, options):
@@ -47,14 +47,16 @@ def trained_on_rank(kind, options):
     )
     shapes = ShapeClassesDataModule(eval_length=43, image_size=16, batch_size=8, seed=0)
     callbacks = [OwnClassification(shapes), ZeroShotClassification(shapes, templates="simple")]
-    module, trainer = tiny_shre(vocab_size=320, **options), rank_trainer(kind, max_epochs=2, callbacks=callbacks)
+    module, trainer = tiny_shre(**WORDS, **options), rank_trainer(kind, max_epochs=2, callbacks=callbacks)
     trainer.fit(module, data)
     return whole_state(module), {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-@pytest.mark.parametrize("options", [{}, {"shared": "transformer", "micro_batch_size": 3}], ids=["mlp", "transformer"])
+@pytest.mark.parametrize(
+    "options", [{}, {"shared": "transformer", "memory": {"micro_batch_size": 3}}], ids=["mlp", "transformer"]
+)
 def test_sharded_training_is_that_of_ddp(tmp_path, options):
-    options = write_teacher(tmp_path, classes=40) | {"learning_rate": 1e-3} | options
+    options = write_teacher(tmp_path, classes=40) | {"optim": {"learning_rate": 1e-3}} | options
     (state, metrics), (sharded_state, sharded_metrics) = (
         run_distributed(trained_on_rank, kind, options)[0] for kind in ("ddp", "sharded")
     )

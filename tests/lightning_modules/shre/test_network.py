@@ -7,15 +7,13 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 from support.shre import CLASSES, SIZES, random_batch, tiny_shre
-from vlightning.lightning_modules.shre.network import (
-    SharedMLP,
-    SharedTransformer,
-    SHReNetwork,
-    SHReSizes,
-    image_encoder,
-)
+from vlightning.common.errors import UserError
+from vlightning.lightning_modules.shre.network import SharedMLP, SharedTransformer, SHReNetwork, image_encoder
+from vlightning.lightning_modules.shre.settings import TextSettings, ViTSettings
 
-ORIGIN = SHReSizes(224, 16, 768, 12, 6, 6, True, "mlp", 1000, 30522, 64, 0.1)
+
+def vit(size, patch, width, depth, heads, post_norm):
+    return image_encoder(ViTSettings(size, patch, width, depth, heads, post_norm))
 
 
 def count(module):
@@ -24,7 +22,7 @@ def count(module):
 
 def test_parameters_are_counted_to_the_unit():
     with torch.device("meta"):
-        network = SHReNetwork(ORIGIN)
+        network = SHReNetwork(1000, "mlp", ViTSettings(), TextSettings())
         assert count(network.image_encoder) == 43_120_128
         assert count(network.text_encoder) == 66_364_416
         assert count(network.shared_encoder) == 5_499_112
@@ -38,8 +36,8 @@ def test_parameters_are_counted_to_the_unit():
     [("mlp", (768, 3072, 1000)), ("mlp_in_order", (768, 3072, 1000)), ("transformer", (768, 1000))],
 )
 def test_results_have_the_listings_shapes(shared, widths):
-    sizes = ORIGIN._replace(image_size=32, image_layers=1, text_layers=1, vocab_size=200, shared=shared)
-    network = SHReNetwork(sizes)
+    vision, text = ViTSettings(image_size=32, depth=1), TextSettings(vocab_size=200, depth=1)
+    network = SHReNetwork(1000, shared, vision, text)
     image, ids = torch.randn(2, 3, 32, 32), torch.randint(1, 200, (2, 7))
     assert [tuple(part.shape) for part in network.encode_image(image)] == [(2, width) for width in widths]
     found = network.encode_text(ids, torch.ones_like(ids))
@@ -59,7 +57,7 @@ def norm(values, layer):
     return (values - mean) / (variance + 1e-6).sqrt() * layer.weight + layer.bias
 
 
-def test_the_shared_mlp_is_the_origins():
+def test_the_shared_mlp_is_that_of_the_thesis():
     shared = randomised(SharedMLP(8, CLASSES))
     tokens = torch.randn(3, 4, 8, dtype=torch.float64)
     h1 = tokens[:, 0] @ shared.fc1.weight.T + shared.fc1.bias
@@ -138,7 +136,7 @@ def test_the_text_encoder_is_bert():
 
 
 def test_the_image_encoder_is_data2vecs_with_norms_behind_the_sums():
-    encoder = randomised(image_encoder(16, 8, 8, 2, 2, post_norm=True)).eval()
+    encoder = randomised(vit(16, 8, 8, 2, 2, True)).eval()
     assert not encoder.pos_embed.requires_grad
     image = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     patches = F.conv2d(image, encoder.patch_embed.proj.weight, encoder.patch_embed.proj.bias, stride=8)
@@ -151,7 +149,7 @@ def test_the_image_encoder_is_data2vecs_with_norms_behind_the_sums():
 
 
 def test_positions_are_sines_and_cosines_of_rows_and_columns():
-    encoder = image_encoder(32, 8, 16, 1, 2, post_norm=True)
+    encoder = vit(32, 8, 16, 1, 2, True)
     table = encoder.pos_embed[0].reshape(4, 4, 16)
     frequencies = 1 / 10000 ** (torch.arange(4) / 4)
     place = torch.arange(4.0)[:, None] * frequencies
@@ -163,7 +161,7 @@ def test_positions_are_sines_and_cosines_of_rows_and_columns():
 
 
 def test_the_usual_vit_has_a_norm_behind_its_blocks():
-    encoder = image_encoder(16, 8, 8, 2, 2, post_norm=False)
+    encoder = vit(16, 8, 8, 2, 2, False)
     assert isinstance(encoder.norm, nn.LayerNorm)
     assert encoder.pos_embed.requires_grad
     assert encoder.pos_embed.shape[1] == 5
@@ -173,11 +171,11 @@ def test_the_usual_vit_has_a_norm_behind_its_blocks():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "A width of 8 does not divide into 3 heads"),
-        ({"patch_size": 7}, "do not divide into patches of 7"),
+        ({"heads": 3}, "Expected a width that 3 heads divide, got 8"),
+        ({"patch_size": 7}, "Expected an image size that patches of 7 pixels divide, got 16"),
     ],
 )
-def test_sizes_that_do_not_fit_are_one_sentence(changes, message):
-    with pytest.raises(ValueError, match=message):
-        tiny_shre(**changes)
-    assert SIZES["heads"] == 2
+def test_sizes_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        tiny_shre(vision=changes)
+    assert SIZES["vision"]["heads"] == 2

@@ -6,6 +6,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from support.shre import random_batch, tiny_shre
 from vlightning.lightning_modules.shre.network import image_encoder
+from vlightning.lightning_modules.shre.settings import ViTSettings
 
 
 def bert(folder, layers=3):
@@ -18,7 +19,7 @@ def bert(folder, layers=3):
 
 def test_the_first_layers_of_a_bert(tmp_path, caplog):
     source = bert(tmp_path).bert
-    module = tiny_shre(text_weights=str(tmp_path)).eval()
+    module = tiny_shre(text={"weights": str(tmp_path)}).eval()
     module.load_initial_weights()
     assert "image encoder random; text encoder from" in caplog.text
     assert "its first 2 layers; shared encoder random" in caplog.text
@@ -35,7 +36,7 @@ def test_the_first_blocks_of_a_timm_vit(tmp_path, caplog):
         img_size=32, patch_size=8, embed_dim=8, depth=4, num_heads=2, num_classes=5
     )
     torch.save(source.state_dict(), tmp_path / "vit.pth")
-    module = tiny_shre(image_weights=str(tmp_path / "vit.pth"), post_norm=False, image_size=32)
+    module = tiny_shre(vision={"weights": str(tmp_path / "vit.pth"), "post_norm": False, "image_size": 32})
     module.load_initial_weights()
     assert "its first 2 blocks; text encoder random" in caplog.text
     image = torch.randn(2, 3, 32, 32)
@@ -46,7 +47,7 @@ def test_the_first_blocks_of_a_timm_vit(tmp_path, caplog):
 
 def test_data2vecs_file_of_fairseq(tmp_path):
     torch.manual_seed(1)
-    source = image_encoder(32, 8, 8, 4, 2, post_norm=True)
+    source = image_encoder(ViTSettings(32, 8, 8, 4, 2))
     with torch.no_grad():
         for parameter in source.parameters():
             parameter.normal_()
@@ -65,7 +66,7 @@ def test_data2vecs_file_of_fairseq(tmp_path):
             theirs[name] = tensor
     theirs |= {f"{prefix}decoder.proj.weight": torch.randn(3, 3), "_ema": torch.randn(2)}
     torch.save({"cfg": {"model": {"depth": 4}}, "model": theirs}, tmp_path / "base_imagenet.pt")
-    module = tiny_shre(image_weights=str(tmp_path / "base_imagenet.pt"), image_size=32)
+    module = tiny_shre(vision={"weights": str(tmp_path / "base_imagenet.pt"), "image_size": 32})
     module.load_initial_weights()
     for name, tensor in module.student.image_encoder.state_dict().items():
         assert torch.equal(tensor, own[name]), name

@@ -1,0 +1,82 @@
+"""The checkpoint with the best value of a metric."""
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from ...common.errors import UserError
+from ...common.names import did_you_mean
+from ...common.private_api import has_validated, saves_in_this_epoch
+
+DEFAULT_MONITOR = "val/recall_mean"
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keep the checkpoint with the best value of one metric, as `best-step<N>.ckpt`.
+
+    If the module does not log the default metric, or the run has no validation, warn once and keep no best checkpoint;
+    `LastCheckpoint` is unaffected. A metric that was asked for by name and is not logged stops the run.
+
+    Args:
+        monitor: Name of the logged metric to watch.
+        mode: Whether a larger (`max`) or a smaller (`min`) value is better.
+        save_top_k: Number of checkpoints to keep; -1 keeps all, 0 none.
+        filename: Name without `.ckpt`; `{step}`, `{epoch}` and metric names are filled in.
+        auto_insert_metric_name: Whether Lightning writes the names into the file name too; metric names hold a slash,
+            which would become a folder.
+        **kwargs: Other arguments of `lightning.pytorch.callbacks.ModelCheckpoint`.
+
+    Raises:
+        UserError: If a metric other than the default was named and is not logged.
+    """
+
+    def __init__(
+        self,
+        monitor: str | None = DEFAULT_MONITOR,
+        mode: str = "max",
+        save_top_k: int = 1,
+        filename: str | None = "best-step{step}",
+        auto_insert_metric_name: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            monitor=monitor,
+            mode=mode,
+            save_top_k=save_top_k,
+            filename=filename,
+            auto_insert_metric_name=auto_insert_metric_name,
+            **kwargs,
+        )
+        self._warned = False
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save as Lightning does, if the metric was logged."""
+        if self._metric_is_logged(trainer):
+            super().on_train_epoch_end(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save as Lightning does, if the metric was logged."""
+        if trainer.sanity_checking or self._metric_is_logged(trainer):
+            super().on_validation_end(trainer, pl_module)
+
+    def _metric_is_logged(self, trainer: Trainer) -> bool:
+        names = [str(name) for name in trainer.callback_metrics]
+        if self.monitor is None or self.monitor in names or not saves_in_this_epoch(self, trainer):
+            return True
+        validated = has_validated(trainer)
+        if not validated and trainer.enable_validation:
+            return False  # the first validation of this run is still to come
+        if self.monitor != DEFAULT_MONITOR and validated:
+            raise UserError(
+                f"checkpoint.monitor is {self.monitor!r}, but the module logs no such metric; "
+                f"{did_you_mean(self.monitor, names)}"
+            )
+        if not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"No metric {self.monitor!r} was logged, so only the last checkpoint is kept, not the best; name "
+                "another metric with --checkpoint.monitor, or switch this off with --checkpoint.save_top_k 0."
+            )
+        return False

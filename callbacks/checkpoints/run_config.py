@@ -1,0 +1,58 @@
+"""The `config.yaml` in a run's folder, and the run's settings in its checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
+
+# Where a checkpoint has the settings of its run.
+RUN_KEY = "vlightning_run"
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Save the configuration that repeats the run when it is given to `--config`.
+
+    The first run of a folder writes `config.yaml`, one that is resumed there `config-<n>.yaml`.
+
+    Args:
+        parser: The parser of the subcommand.
+        config: Its full configuration, which Lightning passes.
+        reproducible: The configuration to save: without what belongs to one run only.
+        run: Plain data about the run, for its checkpoints.
+        on_begin: Called after every batch; the sanity check of the validation does not count.
+    """
+
+    def __init__(
+        self,
+        parser: LightningArgumentParser,
+        config: Any,
+        reproducible: Any,
+        run: dict[str, Any],
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(parser, reproducible, overwrite=True)
+        self.run = run
+        self.on_begin = on_begin
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Store the run's settings, so that `--ckpt_path` alone repeats them from wherever the file is."""
+        checkpoint[RUN_KEY] = self.run
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Report that the run began."""
+        if not trainer.sanity_checking:
+            self.on_begin()
+
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Choose a free name, then save."""
+        folder = trainer.log_dir
+        if folder is not None and not self.already_saved and trainer.is_global_zero:
+            number = 0
+            while (Path(folder) / self.config_filename).exists():
+                number += 1
+                self.config_filename = f"config-{number}.yaml"
+        super().setup(trainer, pl_module, stage)

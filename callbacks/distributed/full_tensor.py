@@ -1,0 +1,9 @@
+"""Tensors that a strategy may have sharded."""
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return a sharded tensor gathered from all ranks, a collective call; any other tensor as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

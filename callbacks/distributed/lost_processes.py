@@ -1,0 +1,134 @@
+"""Sentences for a run that loses a process: a loader worker, or another process of the training, is killed or hangs."""
+
+import contextlib
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch.distributed as dist
+from lightning.pytorch import Trainer
+
+from ...common.errors import UserError
+from .launcher import BEFORE_THE_END, watched
+
+OUT_OF_MEMORY = "most often because memory ran out"
+WORKER_ADVICE = f", {OUT_OF_MEMORY}: lower data.num_workers, or give the job more memory"
+# Torch's error about a loader worker, and those of gloo, NCCL and their store.
+_WORKER = r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:is killed by signal: ([^.]+)\.)?"
+_BACKEND = r"(?i)gloo|nccl|c10d|process ?group"
+_SILENCE = r"(?i)timed out|time-?out"
+_LOST = rf"{_SILENCE}|connection (was (likely )?)?(closed|reset|refused|aborted)|broken pipe|remote process"
+
+
+@contextlib.contextmanager
+def lost_processes_reported(trainer: Trainer) -> Iterator[None]:
+    """Run a subcommand: name the lost process in one sentence, and leave no process behind.
+
+    Raises:
+        UserError: In place of torch's error about the worker, or about the connection.
+    """
+    launcher = watched(trainer, _report_end)
+    try:
+        yield
+    except Exception as error:
+        statuses = launcher.end() if launcher is not None else {}
+        found = lost_worker(error) or lost_process(error, trainer.world_size, statuses)
+        if found is None:
+            raise
+        raise UserError(f"{found}{_checkpoint_to_resume_from(trainer)}") from error
+    finally:
+        if launcher is not None:
+            launcher.ended.set()
+
+
+def lost_worker(error: BaseException) -> str | None:
+    """Return the cause of a loader worker's end, by torch's error, and the remedy; None for other errors."""
+    for each in _runtime_errors(error):
+        if (match := re.match(_WORKER, str(each))) is None:
+            continue
+        pids, name = match.groups()
+        if name == "Bus error":
+            return (
+                f"The loader worker with pid {pids} found no room in shared memory (/dev/shm), through which batches "
+                "travel: enlarge it (docker: --shm-size), or lower data.num_workers or data.batch_size"
+            )
+        how = f"was killed by a signal ({name})" if name else "ended unexpectedly"
+        return f"The loader worker with pid {pids} {how}{WORKER_ADVICE}"
+    # A worker died while its batch was being received, and torch has not noticed yet.
+    gone = isinstance(error, (ConnectionError, EOFError, FileNotFoundError))
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    lost = gone and ("_try_get_data" in frames or "in pin memory thread" in str(error))
+    return f"A loader worker ended unexpectedly{WORKER_ADVICE}" if lost else None
+
+
+def lost_process(error: BaseException, processes: int, statuses: dict[int, int | None]) -> str | None:
+    """Return the cause of another process's end, and the remedy; None for other errors.
+
+    Args:
+        error: The exception of this process.
+        processes: Number of processes of the training.
+        statuses: Exit status (negative: the signal) by rank of the processes that this one has started.
+    """
+    texts = [
+        str(each)
+        for each in _runtime_errors(error)
+        if re.search(_LOST, str(each)) and (isinstance(each, dist.DistError) or re.search(_BACKEND, str(each)))
+    ]
+    if not texts:
+        return None
+    for rank, status in statuses.items():
+        if status:
+            cause, remedy = _cause(status)
+            return f"The process of rank {rank} {cause}, and the others cannot go on without it: {remedy}"
+    who = f"another of the {processes} processes" if processes > 1 else "another process"
+    if any(re.search(_SILENCE, text) for text in texts):
+        return (
+            f"Waited in vain for {who} of this run, which hangs, was stopped, or is slower than the time limit of the "
+            "collective operations: look at its last output, and raise the limit (trainer.strategy.timeout) if it "
+            "needs longer"
+        )
+    return f"Lost the connection to {who} of this run, which has died: look at its last output, and at its memory"
+
+
+def _runtime_errors(error: BaseException | None) -> Iterator[RuntimeError]:
+    """Yield the runtime errors among an error and its causes."""
+    while error is not None:
+        if isinstance(error, RuntimeError):
+            yield error
+        error = error.__cause__ or error.__context__
+
+
+def _cause(status: int) -> tuple[str, str]:
+    """Return how a process ended, and the remedy."""
+    if status == -signal.SIGKILL:
+        return f"was killed by SIGKILL, {OUT_OF_MEMORY}", "give the job more memory, or lower data.num_workers"
+    known = -status in {each.value for each in signal.Signals}
+    name = signal.Signals(-status).name if known else f"signal {-status}"
+    return f"ended with status {status}" if status > 0 else f"was killed by {name}", "look at its last output"
+
+
+def _report_end(rank: int, status: int) -> None:
+    cause, remedy = _cause(status)
+    sys.stderr.write(
+        f"vlightning: error: The process of rank {rank} {cause}, and the others did not end by themselves within "
+        f"{BEFORE_THE_END:g} seconds, so they are killed: {remedy}.\n"
+    )
+    sys.stderr.flush()
+
+
+def _checkpoint_to_resume_from(trainer: Trainer) -> str:
+    """Return the end of the sentence: the checkpoint from which a training can be resumed."""
+    if trainer.state.fn != "fit":
+        return "."
+    paths = [
+        Path(path)
+        for callback in trainer.checkpoint_callbacks
+        for path in (getattr(callback, "best_model_path", None), getattr(callback, "last_model_path", None))
+        if path and Path(path).exists()
+    ]
+    if not paths:
+        return "; no checkpoint had been written."
+    return f"; go on with --ckpt_path {max(paths, key=lambda path: path.stat().st_mtime)}"

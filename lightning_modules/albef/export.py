@@ -1,0 +1,57 @@
+"""What `vlightning export` writes of an ALBEF checkpoint: the model, and the tokenizer of its data."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...common.errors import UserError
+from ..base.preprocessing import recorded_preprocessing, said
+from .folder import arguments_without_weights, rebuild
+from .module import ALBEFModule
+from .official import save_official
+
+LAYOUTS = {
+    "vlightning": "a folder with model.safetensors, config.json and the tokenizer",
+    "albef": "a .pth file in the authors' layout, that of pre-training if the model has a language-model head, else "
+    "that of retrieval",
+}
+"""Layouts and what they are; the first is the default."""
+TokenizerOf = Callable[[Mapping[str, Any]], tuple[str | None, str]]
+"""Returns the tokenizer of a checkpoint's data as JSON text, and a note on it for the message."""
+
+
+def export(
+    content: Mapping[str, Any],
+    source: str,
+    target: str,
+    layout: str,
+    tokenizer_of: TokenizerOf = lambda _: (None, "without a tokenizer"),
+) -> str:
+    """Write the model of a checkpoint.
+
+    Args:
+        content: the checkpoint.
+        source: where it is from, for messages.
+        target: what to write; does not exist, or is an empty folder.
+        layout: one of `LAYOUTS`.
+        tokenizer_of: finds the tokenizer that goes into the folder; methods do not import datamodules.
+
+    Returns:
+        What was written.
+
+    Raises:
+        UserError: if the target is a folder where a file is to be, or the checkpoint does not fit `ALBEFModule`.
+    """
+    arguments = arguments_without_weights(content["hyper_parameters"])
+    module = rebuild(ALBEFModule, arguments, content["state_dict"], source)
+    preprocessing = recorded_preprocessing(content)
+    module.adopt_preprocessing(preprocessing)
+    if layout == "albef":
+        if Path(target).is_dir():
+            raise UserError(f"Found a folder {target!r}, expected the name of a new file, such as albef.pth.")
+        save_official(module, target)
+        family = "pre-training" if module.mlm else "retrieval"
+        return f"Wrote {target} in the authors' {family} layout; {said(preprocessing)}."
+    tokenizer, note = tokenizer_of(content)
+    module.save_pretrained(target, tokenizer)
+    return f"Wrote {target} {note}; ALBEFModule.from_pretrained({target!r}) reads it; {said(preprocessing)}."

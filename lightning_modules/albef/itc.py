@@ -1,0 +1,175 @@
+"""Image-text contrastive learning (ITC) with momentum distillation: equations 1, 2 and 6 of the paper.
+
+Logits and softmax are in float32 or better.
+
+Shapes: B pairs of this process, n keys of the batch (of this process or of all), E embedding dimension, M candidates:
+the keys of the batch, then the slots of the queue.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...callbacks import FeatureQueue
+from ...callbacks.distributed.collectives import gather, rank
+from ..memory import in_slices
+from .encoding import Encoded
+
+
+class Keys(NamedTuple):
+    """The teacher's features of a batch, of this process or of all: what is contrasted with and enters the queues."""
+
+    image: Tensor  # [n, E]
+    text: Tensor  # [n, E]
+    image_id: Tensor  # long [n]
+    first: int  # index of this process's first key
+
+
+class Candidates(NamedTuple):
+    """What the features of the other modality are contrasted with: the keys of the batch and those of a queue."""
+
+    keys: Tensor  # [n, E]
+    key_id: Tensor  # long [n]
+    queue: FeatureQueue
+
+    def valid(self) -> Tensor:
+        """Boolean [M], false for empty slots of the queue."""
+        return torch.cat([torch.ones_like(self.key_id, dtype=torch.bool), self.queue.valid])
+
+    def image_id(self) -> Tensor:
+        """Long [M], arbitrary for empty slots of the queue."""
+        assert self.queue.ids is not None
+        return torch.cat([self.key_id, self.queue.ids])
+
+    def logits(self, queries: Tensor, temperature: Tensor) -> Tensor:
+        """Similarities [R, M] of queries [R, E] over the temperature (the exponents of eq. 1)."""
+        similarity = torch.cat([queries @ self.keys.T, queries @ self.queue.features.T], 1) / temperature
+        # The lowest finite number, not -inf, whose product with a zero target would be NaN.
+        return similarity.masked_fill(~self.valid(), torch.finfo(similarity.dtype).min)
+
+
+class Contrast(NamedTuple):
+    """The loss of a batch, and the logits from which hard negatives are drawn."""
+
+    loss: Tensor  # 0-D
+    image_logits: Tensor  # [B, B], without gradient: images of this process to its text keys
+    text_logits: Tensor  # [B, B], without gradient: texts of this process to its image keys
+
+
+def gather_keys(teacher: Encoded, image_id: Tensor, columns: Literal["global", "local"]) -> Keys:
+    """Return the teacher's features of all processes, or of this one; both modalities travel together."""
+    if columns == "local":
+        return Keys(teacher.image_features, teacher.text_features, image_id, first=0)
+    image, text = gather(torch.cat([teacher.image_features, teacher.text_features], 1)).chunk(2, 1)
+    return Keys(image, text, gather(image_id), first=rank() * len(image_id))
+
+
+def image_text_contrast(
+    student: Encoded,
+    teacher: Encoded,
+    keys: Keys,
+    queues: dict[str, FeatureQueue],
+    temperature: Tensor,
+    alpha: float,
+    positives: Literal["image_id", "diagonal"],
+    slice_rows: int | None,
+) -> Contrast:
+    """Contrast the student's features with the teacher's keys.
+
+    Args:
+        student: with gradient.
+        teacher: without.
+        keys: from `gather_keys`.
+        queues: by modality, "image" and "text".
+        temperature: [1], learnable.
+        alpha: weight of the teacher's soft targets.
+        positives: which candidates match a row: those of the same image, or the row's own key alone.
+        slice_rows: rows whose logits are held at a time; None for all at once.
+    """
+    images = Candidates(keys.image, keys.image_id, queues["image"])
+    texts = Candidates(keys.text, keys.image_id, queues["text"])
+    pairs = len(student.image_features)
+    own = slice(keys.first, keys.first + pairs)
+
+    def contrast_rows(
+        image_id: Tensor,
+        own_key: Tensor,
+        teacher_image: Tensor,
+        teacher_text: Tensor,
+        student_image: Tensor,
+        student_text: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        def targets(queries: Tensor, candidates: Candidates) -> Tensor:
+            matches = matching(positives, image_id, own_key, candidates.image_id()) & candidates.valid()
+            return contrastive_targets(candidates.logits(queries, temperature), matches, alpha)
+
+        with torch.no_grad():
+            image_targets, text_targets = targets(teacher_image, texts), targets(teacher_text, images)
+        image_logits = texts.logits(student_image, temperature)
+        text_logits = images.logits(student_text, temperature)
+        loss = itc_loss(image_logits, text_logits, image_targets, text_targets) * len(image_id)
+        # Clones, because a view of some columns would keep the logits of every slice in memory.
+        return loss[None], image_logits.detach()[:, own].clone(), text_logits.detach()[:, own].clone()
+
+    device = keys.image.device
+    with torch.autocast(device.type, enabled=False):
+        loss, image_logits, text_logits = in_slices(
+            contrast_rows,
+            slice_rows,
+            keys.image_id[own],
+            torch.arange(own.start, own.stop, device=device),
+            teacher.image_features,
+            teacher.text_features,
+            student.image_features,
+            student.text_features,
+        )
+    return Contrast(loss.sum() / pairs, image_logits, text_logits)
+
+
+def matching(
+    positives: Literal["image_id", "diagonal"], image_id: Tensor, own_key: Tensor, candidate_id: Tensor
+) -> Tensor:
+    """Boolean [R, M]: which candidates match which row.
+
+    Args:
+        positives: "image_id" matches all candidates of the row's image, "diagonal" the row's own key.
+        image_id: long [R].
+        own_key: long [R], index of the row's own key among the candidates.
+        candidate_id: long [M], image ids.
+    """
+    if positives == "image_id":
+        return image_id[:, None] == candidate_id
+    return torch.arange(len(candidate_id), device=candidate_id.device) == own_key[:, None]
+
+
+def contrastive_targets(teacher_logits: Tensor, positives: Tensor, alpha: float) -> Tensor:
+    """Mix the teacher's soft targets with the ground truth (eq. 6: y becomes (1 - alpha) y + alpha q).
+
+    Args:
+        teacher_logits: [R, M], the teacher's similarities over the temperature.
+        positives: boolean [R, M], true where the candidate is a match; matches share a row's mass equally.
+        alpha: weight of the soft targets.
+
+    Returns:
+        [R, M], each row summing to 1.
+    """
+    truth = positives.to(teacher_logits.dtype)
+    return alpha * teacher_logits.softmax(-1) + (1 - alpha) * truth / truth.sum(-1, keepdim=True)
+
+
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy with soft targets, both [R, M], averaged over the rows: a 0-D tensor."""
+    return -(targets * logits.log_softmax(-1)).sum(-1).mean()
+
+
+def itc_loss(image_logits: Tensor, text_logits: Tensor, image_targets: Tensor, text_targets: Tensor) -> Tensor:
+    """Image-text contrastive loss (eqs. 2 and 6): the mean of both directions' cross-entropies.
+
+    Args:
+        image_logits: [R, M] from image to text.
+        text_logits: [R, M] from text to image.
+        image_targets: [R, M] from `contrastive_targets`.
+        text_targets: [R, M] from `contrastive_targets`.
+    """
+    return (soft_cross_entropy(image_logits, image_targets) + soft_cross_entropy(text_logits, text_targets)) / 2

@@ -1,0 +1,142 @@
+"""Masked language modelling (MLM) with momentum distillation: equations 3 and 7 of the paper.
+
+Masked words are drawn from torch's global generator, which `StepSeedCallback` seeds by (seed, step, rank), without
+waiting for the device.
+
+Shapes: B pairs, L text tokens, D text width, K rows that the language-model head runs on, W words of the vocabulary.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...common.errors import UserError
+from ..memory import in_slices
+from .counts import mean_count
+from .encoding import Encoded
+from .network import ALBEFNetwork
+from .settings import TextSettings
+
+
+def check_special_tokens(datamodule: Any | None, text: TextSettings) -> None:
+    """Compare the special token ids of the model with those of the data's tokenizer, if these are known.
+
+    Raises:
+        UserError: if they differ.
+    """
+    found = getattr(datamodule, "special_token_ids", None)
+    if found is not None and dict(found) != {name: text.special_token_ids[name] for name in found}:
+        raise UserError(
+            f"Expected the tokenizer's special ids {dict(found)}, got {text.special_token_ids}: set "
+            "model.text.pad_token_id and the others to the tokenizer's."
+        )
+
+
+class MaskedTokens(NamedTuple):
+    """A batch of masked texts."""
+
+    input_ids: Tensor  # long [B, L] after masking
+    positions: Tensor  # long [K], positions in the flattened texts [B * L] that the head runs on
+    labels: Tensor  # long [K], original ids at `positions`; -100 for positions that fill up K and carry no loss
+
+
+def draw_masked_tokens(input_ids: Tensor, text: TextSettings) -> MaskedTokens:
+    """Mask words as BERT does: of the chosen, 80% become [MASK], 10% a random word, 10% stay (section 3.2).
+
+    Args:
+        input_ids: long [B, L].
+        text: share of masked words, special tokens, which are never chosen, and the vocabulary, from all of which
+            random words are drawn, as in the authors' code.
+    """
+    chosen = torch.rand(input_ids.shape, device=input_ids.device) < text.mask_probability
+    for token in (text.pad_token_id, text.cls_token_id, text.sep_token_id):
+        chosen &= input_ids != token
+    kind = torch.rand(input_ids.shape, device=input_ids.device)
+    random_words = torch.randint(text.vocab_size, input_ids.shape, device=input_ids.device)
+    masked = torch.where(chosen & (kind < 0.8), text.mask_token_id, input_ids)
+    masked = torch.where(chosen & (kind >= 0.9), random_words, masked)
+    return select_positions(input_ids, masked, chosen, _row_capacity(chosen, text.mask_probability))
+
+
+def select_positions(input_ids: Tensor, masked: Tensor, chosen: Tensor, rows: int) -> MaskedTokens:
+    """List the first `rows` chosen positions, filled up with unchosen ones; chosen words beyond them are restored."""
+    flat = chosen.flatten()
+    positions = torch.argsort(flat, descending=True, stable=True)[:rows]
+    kept = torch.zeros_like(flat).index_fill_(0, positions, True) & flat
+    labels = torch.where(flat[positions], input_ids.flatten()[positions], -100)
+    return MaskedTokens(torch.where(kept.view_as(chosen), masked, input_ids), positions, labels)
+
+
+def _row_capacity(chosen: Tensor, probability: float) -> int:
+    """Number of rows for the language-model head.
+
+    On a CPU this is the count. On another device reading the count would synchronise, so it is a bound that binomial
+    draws exceed less than once in 10^9 batches; words beyond it are left unmasked.
+    """
+    if chosen.device.type == "cpu":
+        return max(int(chosen.sum()), 1)
+    words = chosen.numel()
+    mean, deviation = words * probability, math.sqrt(words * probability * (1 - probability))
+    return min(words, math.ceil(mean + 6 * deviation) + 1)
+
+
+def masked_language_modelling(
+    student: ALBEFNetwork,
+    teacher: ALBEFNetwork,
+    fused: Tensor,
+    encoded: Encoded,
+    attention_mask: Tensor,
+    masked: MaskedTokens,
+    alpha: float,
+    slice_rows: int | None,
+) -> Tensor:
+    """Predict masked words, and what the teacher predicts for them, averaged over the words of all processes.
+
+    Args:
+        student: predicts the words of `fused`.
+        teacher: fuses `encoded`, and predicts the soft labels.
+        fused: [B, L, D], the student's states of the masked texts after fusion.
+        encoded: the teacher's view of the batch before fusion.
+        attention_mask: [B, L].
+        masked: from `draw_masked_tokens`.
+        alpha: weight of the soft labels.
+        slice_rows: pairs that are fused, and whose share of the words is predicted, at a time; None for all at once.
+    """
+    assert encoded.masked_states is not None
+
+    def fuse_rows(states: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor]:
+        return (teacher.fuse(states, mask, tokens),)
+
+    with torch.no_grad():
+        (teacher_fused,) = in_slices(fuse_rows, slice_rows, encoded.masked_states, attention_mask, encoded.image_tokens)
+    count = mean_count((masked.labels != -100).sum(), torch.promote_types(fused.dtype, torch.float32))
+
+    def predict_rows(states: Tensor, teacher_states: Tensor, labels: Tensor) -> tuple[Tensor]:
+        with torch.no_grad():
+            teacher_logits = teacher.predict_words(teacher_states)
+        return (mlm_loss(student.predict_words(states), teacher_logits, labels, alpha, count)[None],)
+
+    # The same number of slices in every process, however many words are masked: sharded networks run in step.
+    sizes = slice_rows and [len(part) for part in masked.labels.tensor_split(math.ceil(len(fused) / slice_rows))]
+    states, teacher_states = (part.flatten(0, 1)[masked.positions] for part in (fused, teacher_fused))
+    return in_slices(predict_rows, sizes, states, teacher_states, masked.labels)[0].sum()
+
+
+def mlm_loss(logits: Tensor, teacher_logits: Tensor, labels: Tensor, alpha: float, count: Tensor) -> Tensor:
+    """Masked language modelling with distilled soft labels (eqs. 3 and 7).
+
+    Args:
+        logits: [K, W].
+        teacher_logits: [K, W] of the teacher for the same masked text.
+        labels: long [K]; -100 marks a row without loss.
+        alpha: weight of the soft labels.
+        count: 0-D, denominator of the sum.
+    """
+    log_probabilities = logits.log_softmax(-1)
+    hard = F.nll_loss(log_probabilities, labels, ignore_index=-100, reduction="none")
+    soft = -(teacher_logits.softmax(-1) * log_probabilities).sum(-1)
+    soft = soft.masked_fill(labels == -100, 0.0)
+    return ((1 - alpha) * hard + alpha * soft).sum() / count

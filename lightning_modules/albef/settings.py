@@ -1,0 +1,190 @@
+"""ALBEF's settings, in groups. "Section" is one of the paper, "the authors" are github.com/salesforce/ALBEF."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...common.errors import UserError
+from ...common.sizes import check_heads, check_patches
+
+
+@dataclass(frozen=True)
+class VisionSettings:
+    """The image encoder: ViT-B/16 at 256 pixels (sections 3.1 and 3.5).
+
+    Args:
+        image_size: side of the square images in pixels.
+        patch_size: side of a patch in pixels; divides `image_size`.
+        width: embedding dimension V of the image tokens.
+        depth: number of blocks.
+        heads: attention heads.
+        mlp_ratio: hidden width of the MLP over `width`.
+        weights: timm model name or file of the initial weights (the paper: "deit_base_patch16_224.fb_in1k"). None means
+            random.
+    """
+
+    image_size: int = 256
+    patch_size: int = 16
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    mlp_ratio: float = 4.0
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        check_patches(self.image_size, self.patch_size)
+        check_heads(self.width, self.heads)
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """The text and fusion encoder, a BERT-base split into 6 + 6 layers, and its masked words (section 3.1).
+
+    Args:
+        vocab_size: largest number of tokens in the vocabulary, reduced to the tokenizer's where the run trains one. The
+            command line takes it from the data.
+        max_positions: longest text in tokens that has a position embedding.
+        width: embedding dimension D of the text tokens.
+        heads: attention heads.
+        ffn_width: hidden width of the feed-forward networks.
+        depth: layers of the text encoder, below the fusion.
+        fusion_depth: layers of the fusion encoder, with cross-attention to the image.
+        dropout: dropout probability of hidden states and of attention weights; the image encoder has no dropout.
+        weights: hub name or folder of the BERT with the initial weights (the paper: "bert-base-uncased"). None means
+            random.
+        mask_probability: share of the words that is masked.
+        pad_token_id: the tokenizer's padding token.
+        cls_token_id: the tokenizer's [CLS] token.
+        sep_token_id: the tokenizer's [SEP] token.
+        mask_token_id: the tokenizer's [MASK] token.
+    """
+
+    vocab_size: int = 30522
+    max_positions: int = 512
+    width: int = 768
+    heads: int = 12
+    ffn_width: int = 3072
+    depth: int = 6
+    fusion_depth: int = 6
+    dropout: float = 0.1
+    weights: str | None = None
+    mask_probability: float = 0.15
+    pad_token_id: int = 0
+    cls_token_id: int = 101
+    sep_token_id: int = 102
+    mask_token_id: int = 103
+
+    def __post_init__(self) -> None:
+        check_heads(self.width, self.heads)
+        if max(self.special_token_ids.values()) >= self.vocab_size:
+            raise UserError(
+                f"Expected special token ids below text.vocab_size {self.vocab_size}, got {self.special_token_ids}: "
+                "take both from the tokenizer."
+            )
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest text that the encoders take."""
+        return self.max_positions
+
+    @property
+    def special_token_ids(self) -> dict[str, int]:
+        """Ids of the special tokens, under the names that the datamodules use."""
+        return {name: getattr(self, f"{name}_token_id") for name in ("pad", "cls", "sep", "mask")}
+
+
+@dataclass(frozen=True)
+class MomentumSettings:
+    """The momentum teacher and its soft targets (sections 3.3 and 3.5).
+
+    Args:
+        momentum: momentum of the teacher's moving average.
+        teacher_dropout: whether BERT's dropout stays on in the teacher, as in the authors' code.
+        alpha: weight of the soft targets.
+        alpha_warmup_epochs: epochs over which alpha rises linearly from 0, batch by batch.
+    """
+
+    momentum: float = 0.995
+    teacher_dropout: bool = False
+    alpha: float = 0.4
+    alpha_warmup_epochs: float = 1.0
+
+
+@dataclass(frozen=True)
+class ContrastSettings:
+    """Image-text contrastive learning (section 3.2; sizes of section 3.5).
+
+    Args:
+        embed_dim: embedding dimension E of the contrastive space.
+        queue_size: keys kept for each modality.
+        queue_start: "empty" hides slots until they are filled; "random" starts with random unit vectors as negatives,
+            as the authors do.
+        temperature: initial value of the learnable temperature.
+        temperature_min: lower bound of the temperature, applied after each optimizer step (the authors').
+        temperature_max: upper bound of the temperature, applied after each optimizer step (the authors').
+        positives: "image_id" counts every key of the same image as a match and never draws one as a hard negative;
+            "diagonal" only the pair itself, as the authors' pre-training does.
+        key_columns: "global" contrasts with the teacher's keys of all processes, so that N processes give the loss of
+            one process with N times the batch; "local" with the keys of this process, as the authors do.
+    """
+
+    embed_dim: int = 256
+    queue_size: int = 65536
+    queue_start: Literal["empty", "random"] = "empty"
+    temperature: float = 0.07
+    temperature_min: float = 0.001
+    temperature_max: float = 0.5
+    positives: Literal["image_id", "diagonal"] = "image_id"
+    key_columns: Literal["global", "local"] = "global"
+
+    def __post_init__(self) -> None:
+        if not self.temperature_min <= self.temperature <= self.temperature_max:
+            raise UserError(
+                f"Expected a contrast.temperature in [{self.temperature_min}, {self.temperature_max}], got "
+                f"{self.temperature}: change it, or contrast.temperature_min and temperature_max."
+            )
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """AdamW and its learning rate (section 3.5).
+
+    Args:
+        learning_rate: peak learning rate.
+        min_learning_rate: learning rate at the last step.
+        warmup_learning_rate: learning rate at the first step (the authors').
+        warmup_steps: optimizer steps of warm-up (the paper: 1000; the authors' configuration: 2000).
+        lr_schedule: "cosine" is linear warm-up and a cosine over all steps; "official" is the authors' staircase.
+        weight_decay: weight decay; norms, biases and the temperature have none.
+        decay_temperature: whether the temperature has weight decay, as in the authors' code.
+        betas: beta1 and beta2 (the authors').
+    """
+
+    learning_rate: float = 1e-4
+    min_learning_rate: float = 1e-5
+    warmup_learning_rate: float = 1e-5
+    warmup_steps: int = 1000
+    lr_schedule: Literal["cosine", "official"] = "cosine"
+    weight_decay: float = 0.02
+    decay_temperature: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """Activation memory for compute; neither setting changes a loss.
+
+    Args:
+        micro_batch_size: pairs that go through the networks at a time, activations recomputed in the backward pass.
+            None: the whole batch at once.
+        activation_checkpointing: whether every block of the student recomputes its activations in the backward pass.
+    """
+
+    micro_batch_size: int | None = None
+    activation_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise UserError(
+                f"Expected a positive memory.micro_batch_size, got {self.micro_batch_size}: give a number of pairs, or "
+                "null for the whole batch."
+            )

@@ -1,0 +1,47 @@
+"""Checks of CoCoRD's settings and batches."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from ...common.errors import UserError
+from .settings import TeacherSettings
+
+
+def check_losses(weights: Mapping[str, float]) -> None:
+    """Check the weights of the losses, by name.
+
+    Raises:
+        UserError: If a weight is negative, or all are 0.
+    """
+    options = {name: "class_weight" if name == "class" else f"{name}.weight" for name in weights}
+    for name, weight in weights.items():
+        if weight < 0:
+            raise UserError(f"Expected a weight of at least 0, got {options[name]} {weight}: correct it.")
+    if not any(weights.values()):
+        raise UserError(f"Expected a loss, got 0 for {', '.join(options.values())}: raise class_weight.")
+
+
+def teacher_name(teacher: TeacherSettings) -> str:
+    """Return the name of a teacher that a loss needs.
+
+    Raises:
+        UserError: If there is none.
+    """
+    if teacher.name is None:
+        raise UserError("Expected a teacher for the losses that learn from one, got none: set model.teacher.name.")
+    return teacher.name
+
+
+def check_views(batch: Mapping[str, Tensor], views: Sequence[str]) -> None:
+    """Check that a training batch holds all views and labels.
+
+    Raises:
+        UserError: If an entry is missing.
+    """
+    missing = [view for view in (*views, "label") if view not in batch]
+    if missing:
+        raise UserError(
+            f"Expected {', '.join((*views, 'label'))} in the training batch, got no {', '.join(missing)}: set "
+            f"data.views to {list(views)}, or leave it out."
+        )

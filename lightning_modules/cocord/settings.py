@@ -1,0 +1,144 @@
+"""Settings of CoCoRD and of the linear probe.
+
+Defaults come from the paper (Fu et al., BMVC 2023), the authors' code, and the CRD benchmark, whose recipe both follow.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Encoder = Literal["teacher", "slow_student"]
+
+
+@dataclass(frozen=True)
+class TeacherSettings:
+    """The teacher.
+
+    Args:
+        name: name of the teacher's network, in the form of the student's. None without a loss that needs a teacher.
+        weights: a file (checkpoint of a `CoCoRDModule` with this student, public checkpoint of the CRD benchmark, or
+            safetensors); the folder of a run, whose newest last checkpoint is used; or the name of the library's
+            weights, such as IMAGENET1K_V1.
+    """
+
+    name: str | None = None
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class ContrastSettings:
+    """The contrastive loss (eq. 2).
+
+    Args:
+        weight: weight of the loss (section 4.1).
+        temperature: temperature tau (section 4.1: 0.1; ImageNet: 0.07).
+        queue_size: number N of keys in the dictionary (section 4.1: 2048; ImageNet: 65536).
+        queue_start: "empty" masks slots until they are filled; "random" starts with random unit vectors as negatives
+            (authors' code).
+        encoder: encoder of the keys (Table 5).
+    """
+
+    weight: float = 1.0
+    temperature: float = 0.1
+    queue_size: int = 2048
+    queue_start: Literal["empty", "random"] = "empty"
+    encoder: Encoder = "teacher"
+
+
+@dataclass(frozen=True)
+class PredictionSettings:
+    """The predictive loss (eqs. 6 and 7).
+
+    Args:
+        weight: weight of the loss, or of the sum of both directions (section 4.1).
+        symmetric: also predict the first view from the second (eq. 7; not on ImageNet).
+        encoder: encoder of the cognate keys, the targets of the prediction (Table 5).
+    """
+
+    weight: float = 4.0
+    symmetric: bool = True
+    encoder: Encoder = "slow_student"
+
+
+@dataclass(frozen=True)
+class KDSettings:
+    """Distillation of the teacher's class distribution (Hinton et al., arXiv 1503.02531).
+
+    Args:
+        weight: weight of the loss. CoCoRD+KD: 1. KD alone: 0.9, with `class_weight` 0.1 (CRD benchmark).
+        temperature: temperature of both distributions (CRD benchmark).
+    """
+
+    weight: float = 0.0
+    temperature: float = 4.0
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """Projection heads and predictor.
+
+    Args:
+        embed_dim: embedding dimension E of queries and keys (derived from Table 12).
+        hidden: hidden width of the projection heads (authors' code).
+        predictor_hidden: hidden width of the predictor (authors' code).
+    """
+
+    embed_dim: int = 2048
+    hidden: int = 2048
+    predictor_hidden: int = 512
+
+
+@dataclass(frozen=True)
+class MomentumSettings:
+    """Moving averages (eqs. 3 and 4).
+
+    Args:
+        slow_student: momentum m_r of the slow-moving student and its head (section 4.1).
+        teacher_head: momentum m_c of the teacher's head (section 4.1). A teacher whose features have another width than
+            the student's keeps a random head.
+    """
+
+    slow_student: float = 0.9
+    teacher_head: float = 0.999
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """SGD with milestones (CRD benchmark).
+
+    Args:
+        learning_rate: initial learning rate. None: 0.05, or 0.01 for MobileNets and ShuffleNets.
+        lr_milestones: epochs after which the learning rate decays.
+        lr_decay: multiplicative learning-rate decay at each milestone.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of all parameters.
+    """
+
+    learning_rate: float | None = None
+    lr_milestones: tuple[int, ...] = (150, 180, 210)
+    lr_decay: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+
+
+@dataclass(frozen=True)
+class ProbeOptimSettings:
+    """SGD with milestones for the linear probe (giakoumoglou/distillers, the nearest public implementation).
+
+    Args:
+        learning_rate: initial learning rate (that implementation: 0.01 for MobileNets and ShuffleNets).
+        lr_milestones: epochs after which the learning rate decays.
+        lr_decay: multiplicative learning-rate decay at each milestone.
+        momentum: momentum of SGD.
+        weight_decay: weight decay of weight and bias.
+    """
+
+    learning_rate: float = 0.05
+    lr_milestones: tuple[int, ...] = (30, 60, 90)
+    lr_decay: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+
+
+def default_learning_rate(student: str) -> float:
+    """Return the initial learning rate of the CRD benchmark for a student."""
+    return 0.01 if any(family in student.lower() for family in ("mobilenet", "shuffle")) else 0.05

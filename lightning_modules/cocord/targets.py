@@ -1,0 +1,90 @@
+"""What CoCoRD's losses compare the student with.
+
+Shapes: B images, D features, E values of a key, C classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..networks.cifar import Classifier
+from .network import ProjectionHead, each_view
+from .settings import Encoder
+
+_OTHER_VIEW = {"image": "image_slow", "image_slow": "image"}
+
+
+class Targets(NamedTuple):
+    """Results of the encoders without gradient, as far as a loss needs them."""
+
+    key: Tensor | None  # of the view `image_teacher` [B, E]
+    cognates: dict[str, Tensor]  # key of the other view [B, E], by the student's view
+    logits: Tensor | None  # of the teacher for the view `image` [B, C]
+
+
+@dataclass(frozen=True)
+class TargetEncoders:
+    """The encoders without gradient.
+
+    Args:
+        teacher: the teacher's network, in eval mode.
+        teacher_head: its projection head.
+        slow_student: the moving average of the student.
+        slow_head: its projection head.
+        key: encoder of the dictionary's keys; None without a contrastive loss.
+        cognate: encoder of the cognate keys; None without a predictive loss.
+        logits: whether a loss needs the teacher's logits.
+    """
+
+    teacher: Classifier | None
+    teacher_head: ProjectionHead | None
+    slow_student: Classifier | None
+    slow_head: ProjectionHead | None
+    key: Encoder | None
+    cognate: Encoder | None
+    logits: bool
+
+    @torch.no_grad()
+    def __call__(self, batch: Mapping[str, Tensor], student_views: Sequence[str]) -> Targets:
+        """Encode a batch of views [B, 3, H, W].
+
+        Args:
+            batch: the views by name.
+            student_views: views that the student encodes; the key of the other view is the cognate of each.
+        """
+        others = [_OTHER_VIEW[view] for view in student_views]
+        features = self._teacher_features(batch, others)
+        key: Tensor | None = None
+        cognates: dict[str, Tensor] = {}
+        if self.key is not None:
+            key = self._keys(self.key, ["image_teacher"], batch, features)["image_teacher"]
+        if self.cognate is not None:
+            keys = self._keys(self.cognate, others, batch, features)
+            cognates = {view: keys[_OTHER_VIEW[view]] for view in student_views}
+        logits = self.teacher.classify(features["image"]) if self.logits and self.teacher is not None else None
+        return Targets(key, cognates, logits)
+
+    def _teacher_features(self, batch: Mapping[str, Tensor], others: Sequence[str]) -> dict[str, Tensor]:
+        """Compute the teacher's features [B, D] of all views needed, in one pass: in eval mode rows are independent."""
+        views = ["image"] * self.logits
+        views += ["image_teacher"] * (self.key == "teacher")
+        views += others if self.cognate == "teacher" else []
+        views = list(dict.fromkeys(views))
+        if self.teacher is None or not views:
+            return {}
+        features = self.teacher.forward_features(torch.cat([batch[view] for view in views]))
+        return dict(zip(views, features.chunk(len(views)), strict=True))
+
+    def _keys(
+        self, encoder: Encoder, views: Sequence[str], batch: Mapping[str, Tensor], teacher: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Compute keys [B, E] of views one by one, since BatchNorm's statistics are those of a call."""
+        if encoder == "teacher":
+            assert self.teacher_head is not None
+            return each_view(self.teacher_head, {view: teacher[view] for view in views})
+        assert self.slow_student is not None
+        assert self.slow_head is not None
+        return each_view(self.slow_head, {view: self.slow_student.forward_features(batch[view]) for view in views})

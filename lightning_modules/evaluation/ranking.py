@@ -1,0 +1,84 @@
+"""Recall and median ranks of one feature space, and recall after re-ranking."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...metrics.finite import non_finite_last
+from ...metrics.retrieval import Matches, average_median_ranks, recalls, reranked_ranks, retrieval_ranks
+from .reranking import RerankScore
+from .retrieval_result import RetrievalResult
+
+Protocol = Literal["karpathy5", "paper"]
+Ranks = tuple[Tensor, Tensor]
+"""Of the best match of every image, long [I], and of every text, long [T]; see `retrieval_ranks`."""
+
+
+def protocol_recalls(
+    image_features: Tensor,
+    text_features: Tensor,
+    matches: Matches,
+    ranks: Ranks,
+    protocols: Sequence[Protocol] | None,
+) -> dict[str, float]:
+    """Return recall in percent, by protocol where there are any.
+
+    Args:
+        image_features: [I, E].
+        text_features: [T, E].
+        matches: which belong together.
+        ranks: among all texts.
+        protocols: as in `RetrievalEvaluation`.
+    """
+    if protocols is None:
+        return recalls(*ranks)
+    by_protocol = {"karpathy5": recalls(*ranks)}
+    if "paper" in protocols:
+        first = matches.first_texts()
+        by_protocol["paper"] = recalls(*retrieval_ranks(image_features, text_features[first], matches.of_texts(first)))
+    return {f"{protocol}/{name}": value for protocol in protocols for name, value in by_protocol[protocol].items()}
+
+
+def fold_median_ranks(
+    image_features: Tensor, text_features: Tensor, matches: Matches, sample_index: Tensor, fold: int | None
+) -> dict[str, float]:
+    """Return average median ranks in folds of images; nothing where `fold` is None."""
+    if fold is None:
+        return {}
+    order = sample_index.argsort(stable=True)  # whichever process read an image
+    matches = replace(matches, image_id=matches.image_id[order])
+    return average_median_ranks(image_features[order], text_features, matches, fold)
+
+
+def rerank_candidates(
+    result: RetrievalResult, scores: tuple[Tensor, Tensor], ranks: Ranks | None, score: RerankScore, temperature: float
+) -> None:
+    """Put the candidates into the order of their matching scores, and add recall in that order.
+
+    Args:
+        result: is changed in place.
+        scores: matching scores of its candidates, [I, k] and [T, k].
+        ranks: before re-ranking; None where it is not known which texts belong to which images.
+        score: what the order is by.
+        temperature: of the contrastive logits.
+    """
+    near = result.near_texts, result.near_images
+    weight = {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1.0 / temperature}[score]
+    result.non_finite_scores = sum(int((~found.isfinite()).sum()) for found in scores)
+    # Zero times minus infinity is NaN, so what is last by contrast stays last whatever the weight.
+    orders = [non_finite_last(found + weight * best.similarity) for best, found in zip(near, scores, strict=True)]
+    if result.matches is not None and ranks is not None:
+        images, texts = (torch.arange(len(candidates.index))[:, None] for candidates in near)
+        match = (
+            result.matches.pairs(images, result.near_texts.index),
+            result.matches.pairs(result.near_images.index, texts),
+        )
+        others = len(texts), len(images)
+        new_ranks = (reranked_ranks(*row) for row in zip(orders, match, ranks, others, strict=True))
+        result.recalls |= {f"rerank_{name}": value for name, value in recalls(*new_ranks).items()}
+    result.near_texts, result.near_images = (
+        candidates.reordered(*new) for candidates, *new in zip(near, scores, orders, strict=True)
+    )

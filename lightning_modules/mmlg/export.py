@@ -1,0 +1,49 @@
+"""Export of checkpoints: an ordinary CLIP for open_clip, or a learngene."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...callbacks.learngene.file import Learngene, save_learngene
+from ...common.errors import UserError
+from ..base.preprocessing import said
+from ..networks.clip_preprocessing import Preprocessing
+from ..networks.open_clip_folder import write_open_clip
+from .descendant import as_clip, clip_config
+from .pretrained import preprocessing_of_training, rebuild_student
+
+LAYOUTS = {
+    "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads, and MMLGModule",
+    "learngene": "a file for LearngeneExpansionCallback; of an ordinary CLIP the learngene of He-LG",
+}
+"""Description of each layout; the first is the default."""
+
+
+def export(content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+    """Write the student of a checkpoint; an auxiliary as the CLIP of full depth that it computes.
+
+    Args:
+        content: the checkpoint.
+        source: description of the checkpoint for messages.
+        target: path to write to: a new name, or an empty folder.
+        layout: one of `LAYOUTS`.
+
+    Returns:
+        A sentence for the log.
+
+    Raises:
+        UserError: if the checkpoint does not fit its own settings, or the target cannot be written.
+    """
+    student = rebuild_student(content, source)
+    record = preprocessing_of_training(content)
+    if layout == "open_clip":
+        write_open_clip(as_clip(student), clip_config(student.sizes), Preprocessing.of(record, source), target)
+        return f"Wrote {target} with the CLIP of {student.sizes.layers} layers a tower, for open_clip; {said(record)}."
+    if Path(target).is_dir():
+        raise UserError(
+            f"Expected the name of a new file, such as learngene.safetensors, got the folder {target!r}: name a file."
+        )
+    tensors = student.learngene_tensors(dict(student.state_dict()))
+    step, teacher, method = content.get("global_step"), content.get("teacher"), student.method
+    save_learngene(Learngene(tensors, student.sizes, method, teacher, step=step, preprocessing=record), target)
+    return f"Wrote {target} with the learngene of {method}; {said(record)}."

@@ -1,0 +1,83 @@
+"""The teacher of an extraction: a trained CLIP, frozen."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...callbacks.distributed.collectives import gather
+from ...common.errors import UserError
+from ..contrast import Side
+from ..memory import in_slices
+from ..networks.precision import unit
+from ..networks.published_clip import PublishedCLIP, load_published
+from .settings import TeacherSettings, TextSettings, VisionSettings
+
+
+def load_teacher(
+    teacher: TeacherSettings, vision: VisionSettings, text: TextSettings, prepared: Mapping[str, Any]
+) -> PublishedCLIP:
+    """Load the teacher, whose logit scale gets a dimension that FSDP2 can shard.
+
+    Args:
+        teacher: which CLIP.
+        vision: images of the student.
+        text: texts of the student.
+        prepared: how the data prepares images, in the words of `base.preprocessing`; empty where that is unknown.
+
+    Raises:
+        UserError: if the teacher expects other images or texts than the student's.
+    """
+    loaded = load_published(teacher.model, teacher.weights)
+    check_teacher(loaded, vision, text, prepared)
+    loaded.network.logit_scale = nn.Parameter(loaded.network.logit_scale.detach().reshape(1))
+    loaded.network.logit_bias = None
+    loaded.network.requires_grad_(False)
+    return loaded
+
+
+def check_teacher(
+    loaded: PublishedCLIP, vision: VisionSettings, text: TextSettings, prepared: Mapping[str, Any]
+) -> None:
+    """Check that a teacher takes the student's images and tokens; arguments as of `load_teacher`."""
+    expected, tower = loaded.preprocessing, getattr(loaded.network, "text", loaded.network)
+    compared: dict[str, tuple[Any, Any]] = {
+        "image_size": (vision.image_size, expected.image_size),
+        "image_mean": (prepared.get("mean", vision.image_mean), expected.mean),
+        "image_std": (prepared.get("std", vision.image_std), expected.std),
+        "max_tokens": (text.max_tokens, tower.context_length),
+        "vocab_size": (text.vocab_size, tower.vocab_size),
+    }
+    for name, (found, wanted) in compared.items():
+        if not torch.allclose(torch.tensor(found).double(), torch.tensor(wanted).double()):
+            raise UserError(
+                f"Expected {name} {wanted} for the teacher {loaded.model} of {loaded.weights!r}, got {found}: set "
+                f"data.{name} to the former, or choose another teacher."
+            )
+
+
+@torch.no_grad()
+def teacher_features(
+    network: Any, image: Tensor, input_ids: Tensor, micro_batch_size: int | None
+) -> tuple[Tensor, ...]:
+    """Encode images and texts with the teacher: unnormalized features [B, E] of both."""
+
+    def encode(image: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
+        return network.encode_image(image), network.encode_text(input_ids)
+
+    return in_slices(encode, micro_batch_size, image, input_ids)
+
+
+def gathered_side(image: Tensor, text: Tensor, scale: Tensor | float, gradient: bool = False) -> Side:
+    """Return features [B, E] with unit length, of this rank and of all ranks.
+
+    Args:
+        image: features of the images.
+        text: features of the texts.
+        scale: logit scale, 1 / temperature.
+        gradient: whether the gradient flows back to the other ranks.
+    """
+    image, text = unit(image), unit(text)
+    all_image, all_text = gather(torch.cat([image, text], 1), gradient).chunk(2, 1)
+    return Side(image, text, all_image, all_text, scale)

@@ -1,0 +1,41 @@
+"""Evaluation and prediction of SHRe."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...callbacks import ClassPredictionWriter, TextClassPredictionWriter
+from ..base.trainers import callbacks_of
+from ..evaluation.protocol import Batch
+from ..evaluation.retrieval import RetrievalEvaluation
+from .settings import EvaluationSettings
+
+MEDIAN_RANK_FOLD = 1000  # images (Aytar et al.)
+
+
+class SHReEvaluation(RetrievalEvaluation):
+    """Retrieval in several spaces; class probabilities where a callback writes them.
+
+    Args:
+        evaluation: settings.
+        spaces: width of each space by name.
+    """
+
+    def __init__(self, evaluation: EvaluationSettings, spaces: Mapping[str, int]) -> None:
+        super().__init__(
+            evaluation.match_equal_texts,
+            spaces=spaces,
+            prediction_space=evaluation.features,
+            median_rank_fold=MEDIAN_RANK_FOLD,
+        )
+
+    def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
+        """Return features as for retrieval, and class probabilities [B, C] of the images, or else of the texts."""
+        found = super().predict(module, batch)
+        writers = (ClassPredictionWriter, TextClassPredictionWriter)
+        if any(isinstance(callback, writers) for callback in callbacks_of(module)):
+            if "image" in batch:
+                logits = module.classify_images(batch["image"])
+            else:
+                logits = module.classify_texts(batch["input_ids"], batch["attention_mask"])
+            found["probabilities"] = logits.softmax(-1)
+        return found

@@ -1,0 +1,214 @@
+"""Settings of SHRe and of the image probe.
+
+Defaults come from T. Cares' master's thesis (2024) and its listings; "code" is the code published with it.
+"""
+
+from dataclasses import dataclass
+
+Three = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class TeacherSettings:
+    """The supervised teacher, and the normalisation of its images.
+
+    Args:
+        name: name of a classifier as in `build_classifier`, "timm/..." for timm's models (listing 2: ResNet-50-A1).
+        weights: a file; the folder of a run of `CoCoRDModule` that trained it; or the name of the library's weights.
+        mean: mean of the images that the teacher was trained with. None: timm's, for its models; for others, the same
+            as the data's.
+        std: standard deviation that belongs to `mean`.
+        image_mean: mean of the data's images. None: that of the datamodule's `preprocessing`.
+        image_std: standard deviation that belongs to `image_mean`.
+    """
+
+    name: str = "timm/resnet50"
+    weights: str | None = "a1_in1k"
+    mean: Three | None = None
+    std: Three | None = None
+    image_mean: Three | None = None
+    image_std: Three | None = None
+
+
+@dataclass(frozen=True)
+class ViTSettings:
+    """An image encoder, which is a vision transformer.
+
+    Args:
+        image_size: side S of the square images, in pixels. The command line sets it from the data.
+        patch_size: side of a patch, in pixels (ViT-B/16).
+        width: width D of a token (ViT-B).
+        depth: number of blocks (thesis).
+        heads: number of attention heads (ViT-B).
+        post_norm: normalise after attention and MLP as Data2Vec 2.0 (thesis) instead of before them.
+    """
+
+    image_size: int = 224
+    patch_size: int = 16
+    width: int = 768
+    depth: int = 6
+    heads: int = 12
+    post_norm: bool = True
+
+
+@dataclass(frozen=True)
+class VisionSettings(ViTSettings):
+    """The image encoder.
+
+    Args:
+        image_size: side S of the square images, in pixels. The command line sets it from the data.
+        patch_size: side of a patch, in pixels (ViT-B/16).
+        width: width D of a token, also in the text encoder (ViT-B, BERT-base).
+        depth: number of blocks (thesis).
+        heads: number of attention heads, also in the text encoder (ViT-B, BERT-base).
+        post_norm: normalise after attention and MLP as Data2Vec 2.0 (thesis) instead of before them.
+        weights: timm model or file with the initial weights; a deeper encoder gives its first blocks (thesis: Data2Vec
+            2.0's `base_imagenet.pt`). None: random.
+    """
+
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """The text encoder, which is a BERT of the image encoder's width and number of heads.
+
+    Args:
+        vocab_size: largest vocabulary (BERT, uncased); a tokenizer trained for the run may be smaller. The command line
+            sets it from the data.
+        max_tokens: maximum number of tokens of a caption (listing 2: 64). The command line sets it from the data.
+        depth: number of layers (thesis).
+        dropout: dropout probability (BERT).
+        weights: hub name or folder of a BERT, whose first layers are the initial weights (thesis: "bert-base-uncased").
+            None: random.
+    """
+
+    vocab_size: int = 30522
+    max_tokens: int = 64
+    depth: int = 6
+    dropout: float = 0.1
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class KLSettings:
+    """Divergence from the teacher's posterior.
+
+    Args:
+        weight: weight of both divergences together (listing 2: 1). 0 needs no teacher.
+        image_share: share of the weight for the image; the caption has the rest (listing 2: 1/2).
+        temperature: temperature of both posteriors (thesis: 1).
+    """
+
+    weight: float = 1.0
+    image_share: float = 0.5
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class ContrastSettings:
+    """Image-text contrast of the shared encoder's results.
+
+    Args:
+        weight: weight of the mean over the contrasted results (listing 2: 1).
+        layers: results to contrast, of "h1", "h2" and "h3". None: all of "mlp"; h2 of "transformer".
+        temperature: initial temperature of each contrast; it is learned (CLIP).
+        max_logit_scale: upper bound of the inverse temperature (CLIP).
+        mask_same_image: exclude other captions of an image from its negatives (thesis: they count).
+    """
+
+    weight: float = 1.0
+    layers: list[str] | None = None
+    temperature: float = 0.07
+    max_logit_scale: float = 100.0
+    mask_same_image: bool = True
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """Retrieval.
+
+    Args:
+        features: feature space of `predict` and of `ZeroShotClassification`: "h2" (code) or "h3" (thesis).
+        match_equal_texts: count equal captions of other images as matches.
+    """
+
+    features: str = "h2"
+    match_equal_texts: bool = False
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """AdamW with a warm-up from 0 and half a cosine to 0 (thesis).
+
+    Vectors, tokens, positions and embeddings do not decay.
+
+    Args:
+        learning_rate: peak learning rate, per 256 pairs of the global batch.
+        warmup_share: share of the optimizer steps in which the learning rate rises.
+        weight_decay: weight decay.
+        betas: beta1 and beta2.
+        eps: epsilon.
+    """
+
+    learning_rate: float = 1e-4
+    warmup_share: float = 0.1
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """Less memory for the same loss.
+
+    Args:
+        micro_batch_size: pairs that pass through the encoders at a time; activations are recomputed in the backward
+            pass. None: all at once.
+        loss_rows: rows of the logits that are held at a time, recomputed in the backward pass. None: all.
+    """
+
+    micro_batch_size: int | None = None
+    loss_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class MixSettings:
+    """Mixup, CutMix and label smoothing (thesis).
+
+    Args:
+        mixup: alpha of mixup; 0 disables it.
+        cutmix: alpha of CutMix; 0 disables it.
+        probability: probability of mixing a batch.
+        switch_probability: probability of CutMix for a mixed batch, where both are enabled.
+        label_smoothing: share of the label that is spread over all classes.
+    """
+
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    probability: float = 0.9
+    switch_probability: float = 0.5
+    label_smoothing: float = 0.1
+
+
+@dataclass(frozen=True)
+class ProbeOptimSettings:
+    """AdamW with a warm-up from 0 and half a cosine to 0 (thesis). Vectors, the class token and positions do not decay.
+
+    Args:
+        learning_rate: peak learning rate of the head.
+        warmup_share: share of the optimizer steps in which the learning rate rises.
+        weight_decay: weight decay.
+        betas: beta1 and beta2.
+        eps: epsilon.
+        layer_decay: multiplicative learning-rate decay from each block to the one below it in fine-tuning; the
+            embeddings of an encoder of L blocks have the head's rate times its power L + 1 (thesis: 0.81 on ImageNet,
+            0.75 on CIFAR). 1 disables it.
+    """
+
+    learning_rate: float = 1e-3
+    warmup_share: float = 0.1
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    layer_decay: float = 0.81

@@ -1,0 +1,96 @@
+"""The images that SHRe's teacher receives, and how certain its posteriors are."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import timm
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from ...common.errors import UserError
+from ..networks.classifiers import LibraryClassifier
+from .settings import TeacherSettings, Three
+
+
+class Normalisation(NamedTuple):
+    """Mean and standard deviation of normalised images."""
+
+    mean: Three
+    std: Three
+
+
+class TeacherImages:
+    """Convert images of the data to those that the teacher was trained with.
+
+    Args:
+        size: image size that the teacher requires, in pixels; None where it takes any.
+        data: normalisation of the data's images; None where the teacher takes them as they are.
+        teacher: normalisation of the teacher's images; None where the teacher takes them as they are.
+    """
+
+    def __init__(self, size: int | None, data: Normalisation | None, teacher: Normalisation | None) -> None:
+        self.size = size
+        self.numbers = None if data is None or teacher is None or data == teacher else (*data, *teacher)
+        # One copy per type and device: copying in each step would wait for the device.
+        self._tensors: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Convert images [B, 3, S, S]."""
+        if self.numbers is not None:
+            key = image.dtype, image.device
+            if key not in self._tensors:
+                self._tensors[key] = [
+                    torch.tensor(part, dtype=image.dtype)[:, None, None].to(image.device) for part in self.numbers
+                ]
+            data_mean, data_std, mean, std = self._tensors[key]
+            image = (image * data_std + data_mean - mean) / std
+        if self.size is not None and self.size != image.shape[-1]:
+            image = F.interpolate(image, (self.size, self.size), mode="bilinear", antialias=True)
+        return image
+
+
+def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> TeacherImages:
+    """Return the conversion for a teacher and a datamodule.
+
+    Args:
+        network: the teacher's network. A model of timm names its normalisation, and its image size where that is fixed.
+        settings: normalisations that replace those of network and datamodule.
+        data: the run's datamodule, or None. Its property `preprocessing` holds the "mean" and "std" of its images.
+
+    Raises:
+        UserError: If the teacher's normalisation is known and the data's is not.
+    """
+    config = _timm_config(network)
+    size = int(config["input_size"][-1]) if config.get("fixed_input_size", False) else None
+    mean, std = settings.mean or config.get("mean"), settings.std or config.get("std")
+    if mean is None or std is None:
+        return TeacherImages(size, None, None)
+    preprocessing = getattr(data, "preprocessing", None) or {}
+    data_mean = settings.image_mean or preprocessing.get("mean")
+    data_std = settings.image_std or preprocessing.get("std")
+    if data_mean is None or data_std is None:
+        raise UserError(
+            "Expected the normalisation of the images, which the teacher needs, got none from "
+            f"{'the run, which has no datamodule' if data is None else type(data).__name__}: set "
+            "model.teacher.image_mean and model.teacher.image_std."
+        )
+    return TeacherImages(size, Normalisation(tuple(data_mean), tuple(data_std)), Normalisation(tuple(mean), tuple(std)))
+
+
+def _timm_config(network: nn.Module) -> Mapping[str, Any]:
+    """Return what timm knows of the images that a model's weights were trained with; nothing for other models."""
+    if isinstance(network, LibraryClassifier) and type(network.network).__module__.startswith(timm.__name__):
+        config: Any = network.network.pretrained_cfg
+        return dict(config)
+    return {}
+
+
+def log_entropy(entropy: float, classes: int) -> None:
+    """Log the mean entropy of the teacher's posteriors, in nats, beside that of a uniform distribution."""
+    rank_zero_info(
+        f"The teacher's posteriors of the first batch have a mean entropy of {entropy:.2f} nats. Near "
+        f"{math.log(classes):.2f} they carry no information; a kl.temperature below 1 sharpens them."
+    )
