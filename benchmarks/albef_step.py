@@ -49,7 +49,7 @@ from vlightning.lightning_modules.albef.itm import (
 from vlightning.lightning_modules.albef.mlm import MaskedTokens, draw_masked_tokens, masked_language_modelling
 from vlightning.lightning_modules.albef.network import ALBEFNetwork
 from vlightning.lightning_modules.albef.settings import ContrastSettings, MemorySettings, TextSettings, VisionSettings
-from vlightning.lightning_modules.evaluation.retrieval import Batch
+from vlightning.lightning_modules.evaluation.protocol import Batch
 from vlightning.lightning_modules.networks import attention
 
 ALPHA = 0.4

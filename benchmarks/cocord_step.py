@@ -3,15 +3,14 @@
     python benchmarks/cocord_step.py
     python benchmarks/cocord_step.py --teacher resnet56 --student resnet20
 
-The floor is what no implementation can leave out: two forward and backward passes of the student, two forward passes of
-the slow student, one of the teacher, each in train or eval mode as the method wants it. What a step takes beyond it are
-heads, predictor, dictionary, losses, optimizer, averages and the queue. Times are medians of interleaved calls.
+The floor is what any implementation needs: two forward and backward passes of the student, two forward passes of the
+slow student and one of the teacher, each in the mode of the method. The rest of a step are heads, predictor,
+dictionary, losses, optimizer, averages and the queue. Times are medians of interleaved calls.
 
-The two views of the student go through it one after the other, and so do those of the slow student: BatchNorm in train
-mode takes its statistics from the batch it sees, and both views in one batch would be another function than the
-authors'. Linear layers of heads and predictor do take both views in one pass, and so does the teacher, in eval mode,
-with all that it is asked. `--joined` shows what one pass of both views through the student, and through the slow
-student, would save.
+Student and slow student process their two views one after the other, since BatchNorm's statistics in train mode are
+those of a batch; both views in one batch would be another function than the authors'. Linear layers of heads and
+predictor process both views in one pass, and so does the teacher, in eval mode. `--joined` also measures one pass of
+both views through the student, and through the slow student.
 """
 
 import argparse

@@ -3,9 +3,9 @@ r"""A table of plain training, KD, CoCoRD and CoCoRD+KD: rows x seeds, with mean
     python benchmarks/cocord_table.py runs/table --teacher resnet20 --student resnet8 --epochs 20 -- \
         --data ImageClassificationDataModule --data.train train.parquet --data.validation test.parquet
 
-What stands after `--` goes to every run of `vlightning fit`, the teacher's too; it says at least where the images
-are. The teacher is trained first, on the same images, unless one is given. All runs have equal epochs, and a learning
-rate that falls after 62.5, 75 and 87.5 percent of them, as in the CRD benchmark.
+Arguments after `--` go to every run of `vlightning fit`, also the teacher's; at least those of the data are needed. The
+teacher is trained first, on the same images, unless one is given. All runs have equal epochs, and a learning rate that
+falls after 62.5, 75 and 87.5 percent of them, as in the CRD benchmark.
 
 Every run writes its results as they come, under the folder that is named; called again, the command continues runs that
 were stopped, and only prints those that are done. Accuracy is that of the validation split, at the last epoch and at

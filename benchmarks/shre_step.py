@@ -2,7 +2,7 @@
 
     python benchmarks/shre_step.py
 
-The origin's sizes, random weights, a batch that is there already. "parts" are the teacher's forward pass, and forward
+The thesis' sizes, random weights, a batch in memory. "parts" are the teacher's forward pass, and forward
 and backward of the image encoder, of the text encoder and of the shared encoder (each with a plain sum for a loss), and
 the optimizer's step, one after another; "step" is `SHReModule`'s. Medians of interleaved calls.
 """

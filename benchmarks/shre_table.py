@@ -3,7 +3,7 @@ r"""SHRe's parts: retrieval, classes of images and of titles, and a linear probe
     python benchmarks/shre_table.py runs/shre --train train.parquet --validation validation.parquet --test test.parquet
 
 The data has a title and a label for each image. A ResNet-20 is trained on the labels first, and teaches. Rows: SHRe
-as its origin has it; without the teacher; contrast of one result alone; other temperatures of the posteriors; the
+as in the thesis; without the teacher; contrast of one result; other temperatures of the posteriors; the
 shared Transformer layer. Retrieval is that of the test split in both spaces. Images and titles of the test split are
 classified by the model's own logits: the labels trained the teacher, so that is a supervised teacher's work. The probe
 is a linear layer on the image encoder's tokens, trained on the training labels.

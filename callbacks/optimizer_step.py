@@ -16,7 +16,7 @@ class OptimizerStepCallback(Callback):
     Micro-batches that only accumulate gradients do not count. With manual optimization and several steps in one batch
     there is one call for the batch.
 
-    The callback has no state to resume: each batch decides anew whether the weights changed.
+    The callback has no state to resume: each batch checks whether the weights changed.
 
     A subclass that overrides one of the hooks below calls `super()` there.
     """

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-_NAMED = 16  # rows in a message
-
 
 def non_finite_last(scores: Tensor) -> Tensor:
     """Replace each non-finite score by minus infinity.
@@ -15,7 +13,7 @@ def non_finite_last(scores: Tensor) -> Tensor:
     return scores.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
 
-def some_of(numbers: Tensor) -> str:
+def some_of(numbers: Tensor, count: int = 16) -> str:
     """Return the first of some numbers [N], separated by commas, and how many more there are; "unknown" for none."""
-    named = ", ".join(str(number) for number in numbers[:_NAMED].tolist()) or "unknown"
-    return named + (f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else "")
+    named = ", ".join(str(number) for number in numbers[:count].tolist()) or "unknown"
+    return named + (f" and {len(numbers) - count} more" if len(numbers) > count else "")

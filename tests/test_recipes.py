@@ -33,6 +33,8 @@ MODEL = {
     *(f"vision.{name}" for name in ("image_size", "patch_size", "width", "heads", "depth")),
     *(f"mapper.{name}" for name in ("width", "prefix_length", "clip_length", "depth", "heads")),
     *("text.max_tokens", "teacher.model", "teacher.weights", "generation.max_new_tokens"),
+    *(f"heads.{name}" for name in ("embed_dim", "hidden", "predictor_hidden")),
+    *("teacher.name", "text.weights"),
 }
 DATA = {
     *("batch_size", "eval_batch_size", "num_workers", "cache_dir", "samples_per_epoch", "augmentations"),

@@ -68,7 +68,7 @@ class Watch(Callback):
 def fit(method, outside, kind, strategy, steps=STEPS, dtype=torch.float64, callbacks=(), **options):
     torch.set_default_dtype(dtype)
     module, data = build(method, outside, batch_size=8 // world_size())
-    module.hparams["learning_rate"] = 0.01  # something has to happen within a few steps
+    module.change_settings("optim", learning_rate=0.01)  # something has to happen within a few steps
     configure = module.configure_model
     module.configure_model = lambda: (module.to(dtype), configure())  # with the teacher, which comes in `setup`
     watch = Watch(dtype, steps)

@@ -64,7 +64,7 @@ def draw_rows(rows: Sequence[Row]) -> Figure:
     for cell in axes.flat:
         cell.set_axis_off()
     for row, text, (beside, *cells) in zip(rows, texts, axes, strict=False):
-        # Text of the data is no mathematical formula, whatever dollar signs it has.
+        # Text of the data is plain text, also between dollar signs.
         style: dict[str, Any] = {
             "xycoords": "axes fraction",
             "va": "top",

@@ -182,7 +182,10 @@ class ReinforcementWriter(BasePredictionWriter):
             self._open = _OpenShard(data.open_shard(number), data.shard_rows(number))
         self._open.add(prediction, data.version, data.embeddings)
         if self._open.complete:
-            self._open.finish()
+            if data.shard_path(number).is_file():  # another run has written it in the meantime
+                self._open.shard.discard()
+            else:
+                self._open.finish()
             self._open = None
 
     # After
@@ -225,8 +228,8 @@ class ReinforcementWriter(BasePredictionWriter):
                     row, teacher = divmod(int(cosines.argmin()), len(widths))
                     raise UserError(
                         f"The check failed: embedding {row} of {kind} by teacher {teacher} in the sample "
-                        f"{written.place} has the cosine {worst:.4f} with what the teacher says of it now, expected at "
-                        f"least {self.least_cosine}: do not train on these shards."
+                        f"{written.place} has the cosine {worst:.4f} with the embedding of the teacher now, expected "
+                        f"at least {self.least_cosine}: do not train on these shards."
                     )
                 least = min(least, worst)
             checked += 1

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..evaluation.retrieval import Batch
+from ..evaluation.protocol import Batch
 from ..memory import in_slices
 from .network import ALBEFNetwork
 

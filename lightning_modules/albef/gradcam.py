@@ -1,8 +1,7 @@
-"""Where in an image a word looks: Grad-CAM of the fusion encoder's cross-attention (Selvaraju et al., 1610.02391).
+"""Grad-CAM of the fusion encoder's cross-attention (Selvaraju et al., 1610.02391): the patches that matter to a word.
 
-The attention weights are not to be had from a forward pass, because the fused kernels never write them down. They are
-computed again for the one layer that is asked for, from its queries and keys; and since that layer's context is
-weights times values, the gradient of the weights follows from the gradient of the context.
+Fused attention kernels do not return attention weights. They are recomputed for one layer from its queries and keys;
+since the layer's context is weights times values, the gradient of the weights follows from that of the context.
 
 Shapes: B pairs, L text tokens, N image tokens (CLS first), D text width, H heads, g patches along a side.
 """
@@ -26,10 +25,10 @@ def word_maps(
     attention_mask: Tensor,
     layer: int | None = None,
 ) -> Tensor:
-    """Weight every patch by how much the attention of a token to it speaks for the match of text and image.
+    """Map every token to the patches whose attention increases the logit of a match.
 
-    A map is the cross-attention of a token times the gradient, where positive, of the logit of a match, averaged over
-    the heads. No parameter's `grad` changes. Call it in eval mode: dropout would draw.
+    A map is the cross-attention of a token times the positive part of its gradient of that logit, averaged over the
+    heads. No parameter's `grad` changes. Call it in eval mode, without dropout.
 
     Args:
         network: the networks.
@@ -37,8 +36,8 @@ def word_maps(
         image: [B, 3, S, S].
         input_ids: long [B, L].
         attention_mask: [B, L], 1 for tokens and 0 for padding.
-        layer: index, text layers counted, of the fusion layer to look at, any but the last. By default the middle one,
-            in the paper's model 8 of 0 to 11, as with the authors.
+        layer: index of the fusion layer, counted from the first text layer; any but the last. By default the middle
+            one, in the paper's model 8 of 0 to 11, as in the authors' code.
 
     Returns:
         [B, L, g, g], in float32 at least; zero at padding.
@@ -47,7 +46,7 @@ def word_maps(
         ValueError: if the layer has no cross-attention or is the last, or there is only one.
     """
     attention = _cross_attention(network.text_encoder, layer)
-    # An evaluation of Lightning is in inference mode, which knows no gradient.
+    # Lightning evaluates in inference mode, which has no gradients.
     with torch.inference_mode(False):
         with torch.no_grad():
             image_tokens = network.encode_image(image)
@@ -68,19 +67,19 @@ def word_maps(
 
 
 def _cross_attention(encoder: FusionBert, layer: int | None) -> CrossAttention:
-    # What words see in the last layer stays with them: the matching head reads [CLS] alone.
+    # The matching head reads [CLS] alone, so in the last layer the attention of words does not reach it.
     first, last = encoder.fusion_layer, len(encoder.layers) - 1
     if first == last:
         raise ValueError(
-            "With one fusion layer nothing that a word sees reaches the matching head, so there are no maps of words: "
-            "build the model with two or more."
+            "Expected two or more fusion layers for word maps, got one, whose attention of words does not reach the "
+            "matching head: build the model with more."
         )
     if layer is None:
         layer = (first + last) // 2
     if not first <= layer < last:
         raise ValueError(
-            f"Layer {layer} has no map of words, which takes cross-attention and a layer above that brings what words "
-            f"see to the matching head: give one from {first} to {last - 1}."
+            f"Expected a fusion layer below the last one, got layer {layer}, whose attention of words does not reach "
+            f"the matching head: give one from {first} to {last - 1}."
         )
     fusion: Any = encoder.layers[layer]
     attention: CrossAttention = fusion.crossattention
@@ -99,9 +98,8 @@ def _recording(attention: CrossAttention) -> Iterator[dict[str, Tensor]]:
         return hook
 
     def keep_context(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        context, *rest = inputs
-        seen["context"] = context.detach().requires_grad_()
-        return seen["context"], *rest
+        seen["context"] = inputs[0].detach().requires_grad_()
+        return seen["context"], *inputs[1:]
 
     hooks = [attention.self[name].register_forward_hook(keep(name)) for name in ("query", "key", "value")]
     hooks.append(attention.output.register_forward_pre_hook(keep_context))

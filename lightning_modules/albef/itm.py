@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..evaluation.retrieval import Batch
+from ..evaluation.protocol import Batch
 from ..memory import in_slices
 from ..networks.precision import at_least_float32
 from .counts import mean_count

@@ -23,6 +23,7 @@ from ..base.data_sizes import DataSizes
 from ..base.frozen import Frozen
 from ..base.method import Method
 from ..base.settings import settings
+from ..base.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.cifar import Classifier
 from ..networks.classifier_files import load_classifier_file
@@ -111,25 +112,25 @@ class CoCoRDModule(Method):
         self.views = ["image", *["image_slow"] * predicts, *["image_teacher"] * contrasts]
         encoders = {*[contrast.encoder] * contrasts, *[prediction.encoder] * predicts}
 
-        # Student g_s, head f_s, predictor h_s; slow-moving student and head
+        # Student g_s and teacher g_t
         self.student = build_classifier(student, num_classes)
         if not class_weight and not kd.weight:
             freeze_classifier(self.student)  # DDP requires a gradient for each trainable parameter
+        self.teacher: Frozen[Classifier] | None = None
+        if "teacher" in encoders or kd.weight:
+            self.teacher = Frozen(build_classifier(teacher_name(teacher), num_classes))
+        # Head f_s and predictor h_s; slow-moving student and head; the teacher's head f_t
         width, sizes = self.student.feature_dim, (heads.hidden, heads.embed_dim)
         self.student_head = ProjectionHead(width, *sizes) if encoders else None
         self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if predicts else None
         slow = "slow_student" in encoders
         self.slow_student = frozen_copy(self.student) if slow else None
         self.slow_head = frozen_copy(self.student_head) if slow else None
-        # Teacher g_t; its head f_t follows f_s where both read features of the same width
-        self.teacher: Frozen[Classifier] | None = None
         self.teacher_head: ProjectionHead | None = None
         self.teacher_head_moves = False
-        if "teacher" in encoders or kd.weight:
-            self.teacher = Frozen(build_classifier(teacher_name(teacher), num_classes))
         if self.teacher is not None and "teacher" in encoders:
             teacher_width = self.teacher.network.feature_dim
-            self.teacher_head_moves = teacher_width == width
+            self.teacher_head_moves = teacher_width == width  # then f_t follows f_s
             head = self.student_head if self.teacher_head_moves else ProjectionHead(teacher_width, *sizes)
             self.teacher_head = frozen_copy(head)
         start = contrast.queue_start == "random"
@@ -195,14 +196,13 @@ class CoCoRDModule(Method):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that the method needs and the user did not give."""
-        needed: list[Callback] = [StepSeedCallback(), ClassPredictionWriter()]
-        needed += [EMACallback()] * bool(self.momentum_pairs()) + [QueueCallback()] * bool(self.queues())
-        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
+        needed: list[Callback] = [EMACallback()] * bool(self.momentum_pairs()) + [QueueCallback()] * bool(self.queues())
+        return missing_callbacks(callbacks_of(self), StepSeedCallback(), ClassPredictionWriter(), *needed)
 
     def sharded_networks(self) -> list[Classifier]:
         """Return student, slow student and teacher."""
-        networks = (self.student, self.slow_student, self.teacher and self.teacher.network)
-        return [network for network in networks if network is not None]
+        teacher = None if self.teacher is None else self.teacher.network
+        return [network for network in (self.student, self.slow_student, teacher) if network is not None]
 
     def data_sizes(self) -> DataSizes:
         """Return the image size that one of the networks requires, if any does."""

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention by the formulation that is faster where it runs."""
+"""Scaled dot-product attention by the implementation that is faster on the device: fused, or two matrix products."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-# On a CPU the fused kernel's backward pass costs 2 to 9 times that of two plain matrix products in 16 bits, and as much
-# or a third more in float32 (measured at 16 to 197 keys, `benchmarks/attention.py`). Past these lengths the matrices
-# that it avoids get large, and in float32 it is no slower.
+# On a CPU the backward pass of the fused kernel costs 2 to 9 times that of two matrix products in 16 bits, and 1 to 1.3
+# times in float32 (measured at 16 to 197 keys, `benchmarks/attention.py`). For longer sequences the matrices that it
+# avoids get large, and in float32 it is no slower.
 _LONGEST_EXPLICIT = {2: 256, 4: 128, 8: 128}  # keys by bytes of a number
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """Softmax attention.
+    """Compute softmax attention.
 
     Args:
         query: [B, H, L, D].
         key: [B, H, N, D].
         value: [B, H, N, D].
         mask: boolean, broadcast to [B, H, L, N]; false hides a key.
-        dropout: on the attention weights.
+        dropout: dropout probability of the attention weights.
 
     Returns:
         [B, H, L, D].
@@ -38,8 +38,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 
 
 def set_vit_attention(encoder: VisionTransformer, image: Tensor) -> None:
-    """Let a timm ViT use the formulation that `attend` would for this batch of images."""
-    # The precision matters on a CPU only.
+    """Make a timm ViT use the implementation that `attend` would choose for a batch of images."""
+    # The precision matters only on a CPU.
     computed_in = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else image.dtype
     fused = _fused(image.device, computed_in, encoder.pos_embed.shape[1])
     for block in encoder.blocks:
@@ -47,10 +47,10 @@ def set_vit_attention(encoder: VisionTransformer, image: Tensor) -> None:
 
 
 class SelfAttention(nn.MultiheadAttention):
-    """torch's attention by `attend`, for queries that are keys and values too; parameters are the same.
+    """torch's multi-head self-attention, computed by `attend`, with the same parameters.
 
-    On a CPU torch's own copies the projection once for each place in a sequence where a network is frozen and autocast
-    is on, which takes twenty times as long, and its fused kernel is slow backward (`benchmarks/attention.py`).
+    On a CPU, with a frozen network under autocast, torch's own copies the projection once per position of the sequence,
+    which takes twenty times as long, and its fused kernel is slow in the backward pass (`benchmarks/attention.py`).
     """
 
     def forward(  # type: ignore[override]
@@ -61,14 +61,14 @@ class SelfAttention(nn.MultiheadAttention):
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """As torch's, of [B, L, V]; there are no weights to be had.
+        """Attend, as torch's module does, without returning attention weights.
 
         Args:
-            query: tokens.
-            key: the same.
-            value: the same.
+            query: tokens [B, L, V].
+            key: the same tensor.
+            value: the same tensor.
             need_weights: not used.
-            attn_mask: of 0 and -inf, which is added: [L, L] or [B x heads, L, L].
+            attn_mask: additive, of 0 and -inf: [L, L] or [B x heads, L, L].
         """
         visible = None if attn_mask is None else attn_mask == 0
         if visible is not None and visible.dim() == 3:
@@ -80,9 +80,9 @@ class SelfAttention(nn.MultiheadAttention):
 
 
 def set_clip_attention(network: nn.Module) -> None:
-    """Let the self-attention of open_clip's towers go through `attend`; state dicts stay as they are."""
+    """Make the self-attention of open_clip's towers use `attend`; state dicts do not change."""
     for block in network.modules():
-        # Blocks with layer scale or cross-attention included; pooling attends with one query, and is left alone.
+        # Attention pooling, with one query, is left as it is.
         if isinstance(block, ResidualAttentionBlock) and not hasattr(block, "ln_1_kv") and block.attn.batch_first:
             block.attn.__class__ = SelfAttention
 
@@ -100,7 +100,7 @@ def _bert_attention(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """`attend` in the form that transformers calls: [B, L, H, D] out, and no attention weights."""
+    """Call `attend` with the signature of transformers: it returns [B, L, H, D] and no attention weights."""
     return attend(query, key, value, attention_mask, dropout).transpose(1, 2).contiguous(), None
 
 

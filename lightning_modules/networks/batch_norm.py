@@ -1,4 +1,4 @@
-"""BatchNorm in train mode when a batch goes through a network in slices, and each slice a second time."""
+"""Running statistics of BatchNorm when a batch goes through a network in slices, and each slice is recomputed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 def _training_norms(network: nn.Module) -> list[BatchNorm]:
-    """Layers whose running statistics a forward pass would move."""
+    """Return the layers whose running statistics a forward pass would update."""
     return [
         module
         for module in network.modules()
@@ -20,11 +20,11 @@ def _training_norms(network: nn.Module) -> list[BatchNorm]:
 
 @contextmanager
 def kept_statistics(network: nn.Module) -> Iterator[None]:
-    """Let forward passes, such as those that compute activations again, leave running statistics as they are."""
+    """Keep running statistics unchanged in the forward passes inside, such as recomputations."""
     norms = _training_norms(network)
     before = [(_statistics(norm)[2].clone(), norm.momentum) for norm in norms]
     for norm in norms:
-        # Not `track_running_stats = False`: a second pass would then save other tensors than the first.
+        # Not `track_running_stats = False`: a recomputation would then save other tensors than the first pass.
         norm.momentum = 0.0
     try:
         yield
@@ -36,14 +36,14 @@ def kept_statistics(network: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def one_update(network: nn.Module) -> Iterator[None]:
-    """Count all forward passes inside as one batch: running statistics move once, towards the mean of theirs."""
+    """Count all forward passes inside as one batch: update running statistics once, by the mean of the passes."""
     norms = _training_norms(network)
     before: list[tuple[Tensor, Tensor, Tensor, float | None]] = []
     for norm in norms:
         mean, var, count = _statistics(norm)
         before.append((mean.clone(), var.clone(), count, norm.momentum))
-        norm.momentum = None  # a plain mean over the passes since the count was zero
-        # The layer divides by the count: it would wait for the device in each pass if it had to fetch it from there.
+        norm.momentum = None  # the mean over the passes since the count was zero
+        # The layer divides by the count, and would synchronise in each pass if the count were on the device.
         norm.num_batches_tracked = torch.zeros_like(count, device="cpu")
     try:
         yield

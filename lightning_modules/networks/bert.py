@@ -16,11 +16,11 @@ from .attention import BERT_ATTENTION
 
 
 class BertTrunk(nn.Module):
-    """Embeddings and layers, without pooler and heads.
+    """Embeddings and layers of a BERT, without pooler and heads.
 
     Args:
         config: sizes and dropout.
-        layers: they get states [B, L, D] and a boolean mask [B, 1, 1, L].
+        layers: called with states [B, L, D] and a boolean mask [B, 1, 1, L].
     """
 
     embeddings: BertEmbeddings
@@ -33,27 +33,27 @@ class BertTrunk(nn.Module):
         self.encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
 
     def resize_vocabulary(self, entries: int) -> None:
-        """Keep the embeddings of so many words, the first ones."""
+        """Keep the embeddings of the first `entries` words."""
         words = self.embeddings.word_embeddings
         resize_rows(words.weight, entries)
         words.num_embeddings = entries
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor, layers: int | None = None) -> Tensor:
-        """Run the embeddings and the first so many layers, or all.
+        """Run the embeddings and the first layers.
 
         Args:
             input_ids: long [B, L].
             attention_mask: [B, L], 1 for a token, 0 for padding.
-            layers: how many.
+            layers: number of layers to run; None for all.
 
         Returns:
             States [B, L, D].
         """
         if not len(input_ids):
-            # The layers of transformers cannot reshape an empty batch. A row is lent instead of leaving them out,
-            # because sharded processes have to run the same layers.
-            lent = input_ids.new_zeros(1, input_ids.shape[1])
-            return self.encode(lent, torch.ones_like(lent), layers)[:0]
+            # The layers of transformers cannot reshape an empty batch. They run on a dummy row, because sharded
+            # processes have to run the same layers.
+            dummy = input_ids.new_zeros(1, input_ids.shape[1])
+            return self.encode(dummy, torch.ones_like(dummy), layers)[:0]
         states: Tensor = self.embeddings(input_ids)
         mask = attention_mask.bool()[:, None, None, :]
         for layer in self.encoder["layer"][:layers]:
@@ -61,17 +61,17 @@ class BertTrunk(nn.Module):
         return states
 
     def run(self, layer: nn.Module, *inputs: Any) -> Tensor:
-        """Run a layer, its activations computed again in the backward pass if `activation_checkpointing` says so."""
+        """Run a layer, with its activations recomputed in the backward pass if `activation_checkpointing` is set."""
         states: Tensor = recomputed(layer, *inputs) if self.activation_checkpointing else layer(*inputs)
         return states
 
 
 def resize_rows(parameter: nn.Parameter, rows: int) -> None:
-    """Keep the first rows of a parameter, which stays the same object: ties, and references to it, hold.
+    """Keep the first rows of a parameter; it stays the same object, so ties and references to it hold.
 
     Args:
         parameter: [R, ...].
-        rows: how many it has afterwards; those beyond R are zero, for weights that are going to be loaded.
+        rows: number of rows afterwards; rows beyond R are zero, for weights that are going to be loaded.
     """
     kept = parameter.data[:rows]
     added = kept.new_zeros(rows - len(kept), *kept.shape[1:])
@@ -90,7 +90,7 @@ def bert_config(
 ) -> BertConfig:
     """Return the `transformers` configuration of a BERT of these sizes.
 
-    GELU, LayerNorm eps 1e-12, two token types and the initial deviation of 0.02 are those of bert-base-uncased.
+    GELU, LayerNorm eps 1e-12, two token types and the initial standard deviation 0.02 are those of bert-base-uncased.
     """
     config = BertConfig(
         vocab_size=vocab_size,
@@ -108,7 +108,7 @@ def bert_config(
 
 
 def init_bert(module: nn.Module, std: float) -> None:
-    """Initialise as BERT does: N(0, std) for matrices and embeddings, zero biases, identity LayerNorms."""
+    """Initialise as BERT does: N(0, std^2) for matrices and embeddings, zero biases, identity LayerNorms."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=std)
     if isinstance(module, nn.Linear) and module.bias is not None:

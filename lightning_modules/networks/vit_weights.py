@@ -22,21 +22,21 @@ _DATA2VEC2_NAMES = {
 
 
 def resize_positions(table: Tensor, grid: tuple[int, int], prefix: int = 1) -> Tensor:
-    """Resize a ViT's position table [1, p + n, V] to a grid of patches, keeping the p rows of its class token, if any.
+    """Resize a ViT's position table [1, p + n, V] to a grid of patches, keeping its first p rows, of the class token.
 
-    Plain bicubic without antialiasing, as ALBEF's authors do it; timm's default antialiases and differs by up to 0.3.
+    Bicubic without antialiasing, as in ALBEF's code; timm's default antialiases and differs by up to 0.3.
     """
     return resample_abs_pos_embed(table, list(grid), num_prefix_tokens=prefix, antialias=False)
 
 
 def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: bool = False) -> str:
-    """Fill an image encoder from a timm model name, or from a file that such a model's state dict was saved in.
+    """Load a timm model, by name or from a file of its state dict, into an image encoder.
 
     Args:
         encoder: the ViT to fill.
         source: for example "deit_base_patch16_224.fb_in1k", or a path to a `.pth` or `.safetensors` file, which may be
             Data2Vec 2.0's of fairseq too.
-        first_blocks: whether a deeper source gives its first blocks.
+        first_blocks: whether the first blocks of a deeper source are taken.
 
     Returns:
         What was done, for a log line.
@@ -44,7 +44,7 @@ def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: b
     Raises:
         ValueError: if the source is no ViT of this size; the sentence lists the keys that do not fit.
     """
-    # The classifier is no part of an encoder.
+    # An encoder has no classifier.
     state = {
         key: value for key, value in _read(source).items() if not key.startswith(("head.", "head_dist.", "fc_norm."))
     }
@@ -70,8 +70,8 @@ def _read(source: str) -> Mapping[str, Tensor]:
         state = timm.models.load_state_dict(source, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"The file {source!r} holds more than tensors, which could run code when it is read: save the state dict "
-            "alone, where you trust the file."
+            f"Expected tensors alone in {source!r}, got objects that could run code when they are loaded: save the "
+            "state dict alone, if you trust the file."
         ) from error
     if not any(key.startswith(_DATA2VEC2) for key in state):
         return state

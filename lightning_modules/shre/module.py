@@ -117,8 +117,7 @@ class SHReModule(Method):
         self.teacher: Frozen[Any] = Frozen()
         self._teacher_images: TeacherImages | None = None
         self._logged_entropy = False
-        first, *_, last = widths
-        self.spaces = {name: widths[name] for name in (first, last)}
+        self.spaces = {name: widths[name] for name in (next(iter(widths)), "h3")}
         self.evaluation = SHReEvaluation(evaluation, self.spaces)
         self.start_vocabulary()
 
@@ -151,7 +150,7 @@ class SHReModule(Method):
     def _contrast(self, image: Results, text: Results, image_id: Tensor) -> Tensor:
         """Compute the mean of CLIP's loss over the contrasted results."""
         ids = image_id if self.contrast.mask_same_image else None
-        losses = contrasts(image, text, self.scales, ids, self.memory.loss_rows)
+        losses = contrasts(image, text, dict(self.scales.items()), ids, self.memory.loss_rows)
         self.log_dict({f"train/contrast_{name}": loss.detach() for name, loss in losses.items()})
         self.log_dict(
             {f"train/logit_scale_{name}": scale.detach().exp().squeeze() for name, scale in self.scales.items()}

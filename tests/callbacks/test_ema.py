@@ -229,7 +229,7 @@ def cosine():
     return Student(normalised(), momentum=0.5, final_momentum=1.0, schedule="cosine")
 
 
-def test_a_resumed_run_equals_the_run_that_was_never_stopped(tmp_path):
+def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path):
     torch.manual_seed(0)
     straight = cosine()
     broken = copy.deepcopy(straight)
@@ -393,7 +393,7 @@ def test_the_first_difference_is_named():
         EMACallback().update(module)
 
 
-def test_a_module_without_pairs_is_told_what_to_add():
+def test_a_module_without_pairs_raises_with_what_to_add():
     class Plain(Student):
         momentum_pairs = None
 

@@ -201,7 +201,7 @@ def blacken(images, places):
     ]
 
 
-def test_features_that_are_no_numbers_are_misses_and_teach_nothing():
+def test_non_finite_features_are_misses_and_are_not_trained_on():
     module, probe, losses = Blind(), OnlineProbe(CLASSES, learning_rate=0.03), Losses()
     images, dead = blacken(rows(50, seed=2), (2, 30)), [3, *range(16, 24)]
     data = DataLoader(blacken(rows(24), dead), 8)

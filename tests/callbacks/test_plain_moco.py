@@ -48,7 +48,7 @@ def test_it_trains_with_a_teacher_and_a_queue():
     assert torch.equal(module.queue.features, slots)
 
 
-def test_it_is_about_forty_lines_and_imports_only_what_it_says():
+def test_the_readme_example_is_about_forty_lines_and_imports_only_listed_packages():
     source = inspect.getsource(plain_moco)
     imported = {line.split()[1].split(".")[0] for line in source.splitlines() if line.startswith(("import", "from"))}
     assert imported == {"copy", "torch", "lightning", "vlightning"}

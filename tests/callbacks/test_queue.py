@@ -249,7 +249,7 @@ def test_lightnings_averages_of_weights_are_refused_where_they_would_average_the
     assert int(module.bank.filled) == 4
 
 
-def test_a_module_without_queues_is_told_what_to_add():
+def test_a_module_without_queues_raises_with_what_to_add():
     with pytest.raises(UserError, match=r"Student has no queues\(\)"):
         trainer(QueueCallback()).fit(Student(), loader(1))
     with pytest.raises(ValueError, match="empty dict"):

@@ -77,7 +77,7 @@ class SaveAt(StepSeedCallback):
     ("batch", "hook"),
     [(2, "batch"), (3, "batch"), (4, "batch"), (6, "batch"), (4, "validation"), (4, "epoch"), (8, "epoch")],
 )
-def test_a_resumed_run_goes_on_with_the_draws_of_the_run_that_was_never_stopped(tmp_path, batch, hook, accumulate):
+def test_a_resumed_run_repeats_the_draws_of_the_uninterrupted_run(tmp_path, batch, hook, accumulate):
     kwargs = {"max_epochs": 3, "accumulate_grad_batches": accumulate, "validate": True}
     straight, _ = drawn(SaveAt(tmp_path / "x.ckpt", 5, batch, hook), **kwargs)
     assert len(straight) == 12

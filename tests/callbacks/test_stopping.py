@@ -1,4 +1,4 @@
-"""A training that is sent a signal stops with a checkpoint, and goes on from it as if nothing had happened."""
+"""A training that receives a signal stops with a checkpoint, and the resumed run equals the uninterrupted one."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def uninterrupted(tmp_path_factory):
         pytest.param("SIGTERM", 143, "on_train_epoch_start", 8, 1, 9, id="between epochs"),
     ],
 )
-def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
+def test_a_stopped_and_resumed_run_equals_the_uninterrupted_run(
     tmp_path, uninterrupted, name, status, hook, batch, accumulate, stopped_after
 ):
     whole = uninterrupted(accumulate)

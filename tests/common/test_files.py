@@ -113,7 +113,7 @@ def test_what_a_killed_process_has_left_goes_with_the_next_save(folder, save):
     assert names(folder) == ["many.ckpt", "one.ckpt", "other.ckpt"]
 
 
-def test_a_number_that_another_process_has_got_since_says_nothing(folder):
+def test_a_reused_process_number_is_recognized_by_its_start(folder):
     staged = unfinished_beside(folder / "x.ckpt")
     staged.touch()
     earlier = staged.rename(str(staged).replace(f"-{os.getpid()}-", f"-{os.getpid()}-1"))  # started at another time

@@ -81,7 +81,7 @@ def test_a_collapsed_model_gets_no_recall():
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("candidates", [3, 20])
-def test_a_model_whose_features_are_no_numbers_finds_nothing_and_ranks_last(value, candidates):
+def test_a_model_with_non_finite_features_finds_nothing_and_ranks_last(value, candidates):
     ids, good = torch.arange(candidates), torch.eye(candidates)
     dead, matches = torch.full_like(good, value), Matches(ids, ids)
     for features in ((dead, dead), (good, dead), (dead, good)):
@@ -92,7 +92,7 @@ def test_a_model_whose_features_are_no_numbers_finds_nothing_and_ranks_last(valu
 
 
 @pytest.mark.parametrize("chunk", [7, 1024])
-def test_some_features_that_are_no_numbers_rank_after_all_others_and_change_nothing_else(monkeypatch, chunk):
+def test_some_non_finite_features_rank_after_all_others_and_change_nothing_else(monkeypatch, chunk):
     monkeypatch.setattr(retrieval, "_CHUNK", chunk)
     image_id, text_image_id, _ = _ids(40, 2)
     matches = Matches(image_id, text_image_id)
@@ -101,7 +101,7 @@ def test_some_features_that_are_no_numbers_rank_after_all_others_and_change_noth
     image_ranks, text_ranks = retrieval_ranks(
         image.masked_fill(images[:, None], torch.nan), text.masked_fill(texts[:, None], torch.nan), matches
     )
-    # As if what is no number were not there at all, except that nothing finds it.
+    # As if non-finite rows did not exist, except that nothing finds them.
     kept = Matches(image_id[~images], text_image_id[~texts])
     expected = retrieval_ranks(image[~images], text[~texts], kept)
     found = torch.isin(image_id, kept.text_image_id)
@@ -132,7 +132,7 @@ def test_a_match_outside_the_candidates_keeps_its_rank():
     assert reranked_ranks(order_by, match, torch.tensor([0, 17, 0]), 20).tolist() == [2, 17, 1]
 
 
-def test_a_match_whose_new_score_is_no_number_ranks_last():
+def test_a_match_with_a_non_finite_new_score_ranks_last():
     low = -torch.inf
     order_by = torch.tensor([[0.1, low, 0.5], [low, low, low], [low, 0.4, 0.1]])
     match = torch.tensor([[False, True, False], [True, True, False], [True, False, True]])

@@ -16,7 +16,7 @@ from support.tiny_modules import trainer
 from vlightning.callbacks import OwnClassification, ZeroShotClassification, rank, world_size
 from vlightning.datamodules import ShapeClassesDataModule
 
-CLASSES, PICTURES = 7, 53
+CLASSES, IMAGES = 7, 53
 
 
 class Pairs(LightningDataModule):
@@ -36,15 +36,15 @@ class Images(LightningDataModule):
 
     def __init__(self, labels=None):
         super().__init__()
-        self.label = torch.tensor([0, 1, 1, 2, 3, 3, 3, 4, 6, 6] * 6)[:PICTURES] if labels is None else labels
-        self.image = torch.randn(PICTURES, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+        self.label = torch.tensor([0, 1, 1, 2, 3, 3, 3, 4, 6, 6] * 6)[:IMAGES] if labels is None else labels
+        self.image = torch.randn(IMAGES, 3, 4, 4, generator=torch.Generator().manual_seed(1))
 
     def split(self, length):
         rows = [{"image": image, "label": label} for image, label in zip(self.image, self.label, strict=True)]
         return DataLoader(rows[:length], batch_size=8)
 
     def val_dataloader(self):
-        return self.split(PICTURES)
+        return self.split(IMAGES)
 
     def test_dataloader(self):
         return self.split(20)
@@ -83,7 +83,7 @@ class Classifier(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def reference(module, data, length=PICTURES):
+def reference(module, data, length=IMAGES):
     """The definition, one image at a time, in float64."""
     weight, bias = module.head.weight.detach().double(), module.head.bias.detach().double()
     ranks, labels = [], data.label[:length].tolist()
@@ -108,14 +108,14 @@ def validate(*callbacks, module=None, pairs=None, **options):
     return runs
 
 
-def test_accuracies_are_those_of_plain_loops_under_a_name_that_says_where_the_classes_come_from():
+def test_accuracies_are_those_of_plain_loops_under_the_default_name():
     module, data = Classifier(), Images()
     runs = validate(callback(data), module=module)
     expected = reference(module, data)
     assert found(runs) == pytest.approx(expected, abs=1e-4)
     assert set(runs.callback_metrics) == {f"val/supervised_teacher_{key}" for key in expected}
     assert len({round(value) for value in expected.values()}) == 3
-    assert (module.record.images, module.record.modes) == (PICTURES, {(False, False)})
+    assert (module.record.images, module.record.modes) == (IMAGES, {(False, False)})
 
 
 def test_the_test_split_is_measured_after_test():
@@ -128,7 +128,7 @@ def test_the_test_split_is_measured_after_test():
 
 
 def test_five_classes_have_no_top5():
-    runs = validate(callback(Images(torch.arange(PICTURES) % 5)), module=Classifier(5))
+    runs = validate(callback(Images(torch.arange(IMAGES) % 5)), module=Classifier(5))
     assert set(found(runs)) == {"top1", "class_recall"}
 
 
@@ -188,7 +188,7 @@ class NoImages(Images):
         ([callback()], NoLogits(), r"found no classify_images\(\) in NoLogits, expected a module that classifies"),
         ([callback(), callback()], None, "is there twice"),
         ([callback()], Classifier(6), "found 10 of 53 labels outside 0 to 5, expected .* the 6 classes"),
-        ([callback(Images(torch.arange(PICTURES) % 7 - 1))], None, "found 8 of 53 labels outside 0 to 6"),
+        ([callback(Images(torch.arange(IMAGES) % 7 - 1))], None, "found 8 of 53 labels outside 0 to 6"),
         ([callback(Named())], None, "found 3 classes in Named, expected 7, one for each logit"),
         ([callback(NoImages())], None, "found no image in the validation split of NoImages"),
     ],
@@ -238,7 +238,7 @@ def test_training_is_bit_for_bit_that_without_the_callback():
 def test_every_second_epoch_is_measured():
     module = Classifier()
     trainer(callback(every_n_epochs=2), max_epochs=5, num_sanity_val_steps=0).fit(module, Pairs())
-    assert module.record.images == 2 * PICTURES
+    assert module.record.images == 2 * IMAGES
 
 
 def test_the_sanity_check_takes_one_batch_and_logs_nothing():
@@ -247,7 +247,7 @@ def test_the_sanity_check_takes_one_batch_and_logs_nothing():
     runs.fit(module, Pairs())
     assert (module.record.images, found(runs)) == (8, {})
     with pytest.raises(ValueError, match="labels outside 0 to 2"):
-        trainer(callback(Images(torch.full((PICTURES,), 3))), num_sanity_val_steps=1).fit(Classifier(3), Pairs())
+        trainer(callback(Images(torch.full((IMAGES,), 3))), num_sanity_val_steps=1).fit(Classifier(3), Pairs())
 
 
 class OnFirst(Images):
@@ -268,7 +268,7 @@ def both_kinds(make):
 
 
 class SomeDead(Images):
-    """Images 4 and 40 are no numbers; the second process has a part, if there is one."""
+    """Images 4 and 40 have non-finite scores; the second process, if any, has a part."""
 
     def split(self, length):
         self.image[[4, 40]] = torch.nan
@@ -292,14 +292,14 @@ def with_dead_ones_on_rank():
     return with_dead_ones(lambda **options: rank_trainer("ddp", **options))
 
 
-def test_scores_that_are_no_numbers_are_misses_on_one_process_and_on_two():
+def test_non_finite_scores_are_misses_on_one_process_and_on_two():
     module, data = Classifier(), Images()
     ranks = []
     for place, (image, label) in enumerate(zip(data.image, data.label.tolist(), strict=True)):
         scores = module.head(image.mean((1, 2)))
         dead = label == 6 or place in (4, 40)
         ranks.append(CLASSES if dead else int((scores[:6] > scores[label]).sum()))
-    expected = accuracies(ranks, data.label.tolist()) | {"non_finite": PICTURES}
+    expected = accuracies(ranks, data.label.tolist()) | {"non_finite": IMAGES}
     with pytest.warns(
         match=r"undefined scores for 53 of 53 images \(sample_index 0, 1, .* 37 more; of the classes 6\)"
     ):
@@ -315,14 +315,14 @@ def both_on_rank():
 
 def test_two_processes_find_what_one_finds():
     expected, images = zip(*both_kinds(lambda callbacks: trainer(*callbacks)), strict=True)
-    assert images == (PICTURES, 43)
+    assert images == (IMAGES, 43)
     assert expected[0] == pytest.approx(reference(Classifier(), Images()), abs=1e-4)
-    for ends, images in zip(run_distributed(both_on_rank), ([PICTURES, 22], [0, 21]), strict=True):
+    for ends, images in zip(run_distributed(both_on_rank), ([IMAGES, 22], [0, 21]), strict=True):
         assert [number for _, number in ends] == images
         assert [metrics for metrics, _ in ends] == [pytest.approx(one, abs=1e-4) for one in expected]
 
 
-def test_the_command_line_makes_one_and_says_what_the_module_lacks(tmp_path, monkeypatch):
+def test_the_command_line_builds_one_and_reports_what_the_module_lacks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = run(
         *("validate", "--config", str(Path(__file__).parents[3] / "configs/albef/quickstart.yaml")),

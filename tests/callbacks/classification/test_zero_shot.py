@@ -29,7 +29,7 @@ from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 NAMES = ["red", "green", "blue", "dark red", "pale green", "grey", "orange fish"]
 WORDS = ["", "a", "photo", "of", "bad", "the", "red", "green", "blue", "dark", "pale", "grey", "orange", "fish"]
 TEMPLATES = ["a photo of {}", "{}", "a bad {} of the photo"]
-PICTURES = 53
+IMAGES = 53
 
 
 class Words:
@@ -76,11 +76,11 @@ class Images(LightningDataModule):
         super().__init__()
         if class_names is not None:
             self.class_names = class_names
-        self.label = torch.tensor([0, 1, 1, 2, 3, 3, 3, 4, 6, 6] * 6)[:PICTURES] if labels is None else labels
+        self.label = torch.tensor([0, 1, 1, 2, 3, 3, 3, 4, 6, 6] * 6)[:IMAGES] if labels is None else labels
         draws = torch.Generator().manual_seed(1)
         colours = torch.stack([VECTORS[Words()([name])["input_ids"][0]].sum(0) for name in NAMES])
         colours = nn.functional.normalize(colours, dim=-1)[self.label.clamp(0, 6)][..., None, None]
-        noise = torch.randn(PICTURES, 3, 4, 4, generator=draws) + 0.4 * torch.randn(PICTURES, 3, 1, 1, generator=draws)
+        noise = torch.randn(IMAGES, 3, 4, 4, generator=draws) + 0.4 * torch.randn(IMAGES, 3, 1, 1, generator=draws)
         self.image = colours + noise
         self.batch_size = batch_size
         self.calls = []
@@ -99,7 +99,7 @@ class Images(LightningDataModule):
         return DataLoader(rows[:length], batch_size=self.batch_size)
 
     def val_dataloader(self):
-        return self.split(PICTURES)
+        return self.split(IMAGES)
 
     def test_dataloader(self):
         return self.split(20)
@@ -223,12 +223,12 @@ def test_accuracies_are_those_of_plain_loops(module):
 
 
 @pytest.mark.parametrize("part", ["words", "head"])
-def test_a_dead_tower_gets_nothing_right_and_says_so(part):
+def test_a_tower_with_non_finite_weights_gets_nothing_right_and_warns(part):
     module = Linear()
     nn.init.constant_(getattr(module, part).weight, torch.nan)
     with pytest.warns(match=r"found non-finite scores for 53 of 53 images \(sample_index unknown\), which rank"):
         metrics = found(validate(callback(), module=module))
-    assert metrics == {"top1": 0, "top5": 0, "class_recall": 0, "non_finite": PICTURES}
+    assert metrics == {"top1": 0, "top5": 0, "class_recall": 0, "non_finite": IMAGES}
 
 
 def test_the_test_split_is_measured_after_test():
@@ -265,7 +265,7 @@ def test_prompts_are_encoded_some_at_a_time(prompts, monkeypatch):
 
 
 def test_five_classes_have_no_top5():
-    data = Images(labels=torch.arange(PICTURES) % 5)
+    data = Images(labels=torch.arange(IMAGES) % 5)
     assert set(found(validate(callback(data, class_names=NAMES[:5])))) == {"top1", "class_recall"}
 
 
@@ -336,7 +336,7 @@ class NoImages(Images):
         ([callback(), callback(), callback(name="other")], {}, "'zero_shot' is there twice"),
         ([callback(LightningDataModule())], {}, "neither a validation nor a test split in LightningDataModule"),
         ([callback(class_names=NAMES[:6])], {}, r"found 10 of 53 labels outside 0 to 5, expected .*the 6 class names"),
-        ([callback(Images(labels=torch.arange(PICTURES) - 1))], {}, "found 46 of 53 labels outside 0 to 6"),
+        ([callback(Images(labels=torch.arange(IMAGES) - 1))], {}, "found 46 of 53 labels outside 0 to 6"),
         ([callback(NoLabels())], {}, "found a batch of Tensor from NoLabels, expected a dict with 'image'"),
         ([callback(NoImages())], {}, "found no image in the validation split of NoImages"),
     ],
@@ -421,9 +421,9 @@ def test_encoders_run_in_the_trainers_precision_and_cosines_in_float32(precision
 
     module = Close()
     data = Images()
-    data.image = torch.ones(PICTURES, 3, 4, 4)
+    data.image = torch.ones(IMAGES, 3, 4, 4)
     for names in (["a", "photo", "of"], ["photo", "of", "a"]):  # the longer WORDS goes on, the further from (1, 1, 1)
-        data.label = torch.full((PICTURES,), names.index("a"))
+        data.label = torch.full((IMAGES,), names.index("a"))
         runs = validate(callback(data, class_names=names, templates=["{}"]), module=module, precision=precision)
         assert found(runs) == {"top1": 100.0, "class_recall": 100.0}
     assert module.record.dtypes == {dtype}
@@ -496,7 +496,7 @@ def test_every_second_epoch_can_be_monitored(tmp_path):
     best = Watcher(tmp_path, monitor="val/zero_shot_top1", mode="max", every_n_epochs=2, save_top_k=-1)
     runs = trainer(callback(every_n_epochs=2), best, max_epochs=5, enable_checkpointing=True, num_sanity_val_steps=0)
     runs.fit(module, Pairs())
-    assert module.record.images == 2 * PICTURES
+    assert module.record.images == 2 * IMAGES
     assert best.saw == [False, True, True, True, True]
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -504,7 +504,7 @@ def test_every_second_epoch_can_be_monitored(tmp_path):
 @pytest.mark.parametrize("options", [{"num_sanity_val_steps": 2, "limit_train_batches": 0}, {"fast_dev_run": True}])
 def test_trials_take_one_batch_and_one_template(options):
     module = Linear()
-    data = Images(labels=torch.full((PICTURES,), 6))
+    data = Images(labels=torch.full((IMAGES,), 6))
     runs = trainer(callback(data, every_n_epochs=9), **options)
     runs.fit(module, Pairs())
     assert (module.record.images, module.record.texts) in [(8, [7]), (0, [])]
@@ -552,12 +552,12 @@ def test_two_processes_find_what_one_finds(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir(), two.mkdir()
     (shared, *shared_work), (plain, *plain_work) = both_kinds(one, lambda callbacks: trainer(*callbacks))
-    assert (shared_work, plain_work) == ([43, 3 * 40], [PICTURES, 3 * 7])
+    assert (shared_work, plain_work) == ([43, 3 * 40], [IMAGES, 3 * 7])
     for ends, images in zip(run_distributed(both_on_rank, two), (22, 21), strict=True):
         (found_shared, *shared_work), (found_plain, *plain_work) = ends
         assert found_shared == pytest.approx(shared, abs=1e-4)
         assert found_plain == pytest.approx(plain, abs=1e-4)
-        assert (shared_work, plain_work) == ([images, 3 * 20], [PICTURES, 3 * 4])
+        assert (shared_work, plain_work) == ([images, 3 * 20], [IMAGES, 3 * 4])
 
 
 def refused_on_rank():
@@ -621,8 +621,10 @@ def test_a_sharded_albef_finds_what_a_whole_one_finds():
 
 SMALL = """
 model:
-  init_args: {vision_width: 16, vision_depth: 1, vision_heads: 2, text_width: 16, text_heads: 2, text_ffn_width: 32,
-    text_layers: 1, embed_dim: 8, queue_size: 16}
+  init_args:
+    vision: {width: 16, depth: 1, heads: 2}
+    text: {width: 16, heads: 2, ffn_width: 32, depth: 1}
+    contrast: {embed_dim: 8, queue_size: 16}
 data: {init_args: {image_size: 16, batch_size: 8, num_workers: 0, length: 16, eval_length: 8}}
 trainer: {max_epochs: 2, enable_progress_bar: false, enable_model_summary: false, logger: {init_args: {name: small}}}
 """

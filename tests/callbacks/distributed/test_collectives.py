@@ -32,7 +32,7 @@ def gathered():
     return results, total, world_size()
 
 
-def test_rows_come_rank_major_whatever_their_type():
+def test_rows_are_rank_major_for_every_type():
     for (rows, low, transposed, truth, whole), total, size in run_distributed(gathered):
         assert size == 2
         expected = torch.tensor([0.0, 0.0, 1.0, 1.0])[:, None].expand(4, 3)

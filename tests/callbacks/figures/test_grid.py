@@ -115,7 +115,7 @@ def test_no_rows_and_rows_without_images_can_be_drawn():
     assert _texts(draw_rows([Row("text")])) == ["text", ""]
 
 
-def test_heat_is_where_the_map_is_high_whatever_the_shape_of_the_image():
+def test_heat_is_where_the_map_is_high_for_any_shape_of_the_image():
     strength = torch.zeros(6, 6)
     strength[1, 4] = 7
     (axes,) = _panels(draw_rows([Row("", "", [Panel(_gray(60, 30), heat=strength)])]))

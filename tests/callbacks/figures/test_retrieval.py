@@ -165,13 +165,13 @@ def test_without_a_matching_score_the_cosine_is_shown():
     assert [panel.title for panel in rows[0].panels] == ["1.  cosine 1.00", "2.  cosine 0.75"]
 
 
-def test_equal_texts_count_as_matches_where_the_module_says_so():
+def test_equal_texts_count_as_matches_if_the_module_gives_text_ids():
     equal = torch.tensor([7, 7, 2, 3, 4, 5])  # the first two texts read the same
     rows = RetrievalFigures(queries=1, top=3).rows(*_parts(_result(text_id=equal))[:2], "validation")
     assert [panel.right for panel in rows[0].panels] == [True, True, False]
 
 
-def test_a_text_without_a_right_image_says_so_and_fewer_images_than_asked_are_shown():
+def test_a_text_without_a_right_image_has_a_note_and_fewer_images_than_asked_are_shown():
     result = _result()
     result.matches = Matches(torch.arange(5), torch.full((6,), 99))
     rows = RetrievalFigures(queries=99, top=50).rows(*_parts(result)[:2], "validation")
@@ -279,7 +279,7 @@ def test_the_sanity_check_draws_nothing_and_other_epochs_wait_their_turn(tmp_pat
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
-def test_validation_alone_is_drawn_whatever_the_epoch_and_the_precision(tmp_path, precision):
+def test_validation_alone_is_drawn_in_every_epoch_and_precision(tmp_path, precision):
     callbacks = [RetrievalFigures(every_n_epochs=3), WordMapFigures(every_n_epochs=3)]
     _trainer(tmp_path, callbacks, precision=precision).validate(_albef(), Shapes(), verbose=False)
     assert _steps(tmp_path, "val/retrieval") == _steps(tmp_path, "val/words") == [0]
@@ -314,7 +314,7 @@ def _case(name, folder):
         ("no datamodule", "draws nothing: the run has no datamodule with image()"),
     ],
 )
-def test_what_cannot_be_drawn_is_said_once_and_stops_nothing(tmp_path, case, sentence):
+def test_a_figure_that_cannot_be_drawn_warns_once_and_stops_nothing(tmp_path, case, sentence):
     module, data, changes = _case(case, tmp_path)
     trainer = _trainer(tmp_path, [RetrievalFigures()], **changes)
     with warnings.catch_warnings(record=True) as caught:
@@ -327,7 +327,7 @@ def test_what_cannot_be_drawn_is_said_once_and_stops_nothing(tmp_path, case, sen
     assert _steps(tmp_path, "val/retrieval") == []
 
 
-def test_a_module_without_word_maps_is_said_and_the_other_figure_is_drawn(tmp_path, monkeypatch):
+def test_a_module_without_word_maps_warns_and_the_other_figure_is_drawn(tmp_path, monkeypatch):
     monkeypatch.delattr("vlightning.lightning_modules.ALBEFModule.word_maps")
     trainer = _trainer(tmp_path, [WordMapFigures(), RetrievalFigures()])
     with pytest.warns(UserWarning, match=r"WordMapFigures draws nothing: ALBEFModule has no word_maps\(\)"):
@@ -335,14 +335,14 @@ def test_a_module_without_word_maps_is_said_and_the_other_figure_is_drawn(tmp_pa
     assert _events(tmp_path).Tags()["images"] == ["val/retrieval"]
 
 
-def test_a_model_whose_words_have_no_maps_is_said(tmp_path):
+def test_a_model_without_maps_of_words_warns(tmp_path):
     trainer = _trainer(tmp_path, [WordMapFigures()])
-    with pytest.warns(UserWarning, match="WordMapFigures draws nothing: With one fusion layer"):
+    with pytest.warns(UserWarning, match="WordMapFigures draws nothing: Expected two or more fusion layers"):
         trainer.validate(_albef(text={"fusion_depth": 1}), Shapes(), verbose=False)
     assert _steps(tmp_path, "val/words") == []
 
 
-def test_a_fast_dev_run_says_nothing(tmp_path):
+def test_a_fast_dev_run_does_not_warn(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _trainer(tmp_path, [RetrievalFigures(), WordMapFigures()], fast_dev_run=True).fit(_albef(), Shapes())

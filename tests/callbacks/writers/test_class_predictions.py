@@ -9,7 +9,7 @@ from support.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import ClassPredictionWriter
 from vlightning.datamodules import ShapeClassesDataModule
 
-SIDE, PICTURES = 8, 11
+SIDE, IMAGES = 8, 11
 
 
 class ByBrightness(LightningModule):
@@ -21,7 +21,7 @@ class ByBrightness(LightningModule):
 
 
 def data():
-    return ShapeClassesDataModule(eval_length=PICTURES, eval_batch_size=3, image_size=SIDE, seed=0)
+    return ShapeClassesDataModule(eval_length=IMAGES, eval_batch_size=3, image_size=SIDE, seed=0)
 
 
 def predict(folder, make=lambda **options: Trainer(accelerator="cpu", logger=False, **options)):
@@ -36,7 +36,7 @@ def predict_on_rank(folder):
 def test_file_holds_each_image_with_its_best_classes(tmp_path):
     predict(tmp_path)
     rows = pq.read_table(tmp_path / "predictions.parquet").to_pylist()
-    assert [row["sample_index"] for row in rows] == list(range(PICTURES))
+    assert [row["sample_index"] for row in rows] == list(range(IMAGES))
     module = data()
     module.setup("predict")
     batch = {name: torch.cat([b[name] for b in module.predict_dataloader()]) for name in ("image", "sample_index")}

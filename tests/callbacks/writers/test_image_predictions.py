@@ -12,7 +12,7 @@ from vlightning.callbacks import CaptionWriter, ImageEmbeddingWriter, gather_tex
 from vlightning.callbacks.writers.rows import gather_rows
 from vlightning.datamodules import ShapesDataModule
 
-PICTURES = 11
+IMAGES = 11
 WRITERS = {"embeddings": ImageEmbeddingWriter, "captions": CaptionWriter}
 
 
@@ -33,7 +33,7 @@ class Predicts(LightningModule):
 
 
 def data():
-    return ShapesDataModule(eval_length=PICTURES, eval_batch_size=3, image_size=8, seed=0, tokenizer="clip", **CLIP)
+    return ShapesDataModule(eval_length=IMAGES, eval_batch_size=3, image_size=8, seed=0, tokenizer="clip", **CLIP)
 
 
 CLIP = {"vocab_size": 49408, "max_tokens": 77, "num_workers": 0}
@@ -51,11 +51,11 @@ def test_embeddings_are_written_as_they_come_with_what_made_them(tmp_path):
     predict(tmp_path, "embeddings")
     table = pq.read_table(tmp_path / "embeddings.parquet")
     rows = table.to_pylist()
-    assert [row["sample_index"] for row in rows] == list(range(PICTURES))
+    assert [row["sample_index"] for row in rows] == list(range(IMAGES))
     for number, row in enumerate(rows):
         assert row["embedding"] == [number, -2.5 * number, 0.25 * number]
         assert row["image"] == f"shape image {number}"
-    assert len({row["image_id"] for row in rows}) == PICTURES
+    assert len({row["image_id"] for row in rows}) == IMAGES
     assert json.loads(table.schema.metadata[b"tower"]) == {"model": "none"}
     assert [file.name for file in tmp_path.iterdir()] == ["embeddings.parquet"]
 
@@ -63,7 +63,7 @@ def test_embeddings_are_written_as_they_come_with_what_made_them(tmp_path):
 def test_captions_are_written_in_the_order_of_the_data(tmp_path):
     predict(tmp_path, "captions")
     rows = pq.read_table(tmp_path / "captions.parquet").to_pylist()
-    assert [row["caption"] for row in rows] == ["é" * number for number in range(PICTURES)]
+    assert [row["caption"] for row in rows] == ["é" * number for number in range(IMAGES)]
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -72,7 +72,7 @@ def test_two_processes_write_the_file_of_one(tmp_path, writer):
     run_distributed(predict_on_rank, tmp_path / "two", writer)
     one, two = (pq.read_table(tmp_path / name / f"{writer}.parquet") for name in ("one", "two"))
     assert one.equals(two)
-    assert one.num_rows == PICTURES
+    assert one.num_rows == IMAGES
 
 
 def test_other_outputs_are_refused(tmp_path):

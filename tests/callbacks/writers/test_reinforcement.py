@@ -5,12 +5,13 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 import torch
-from lightning import Trainer
+from lightning import Callback, Trainer
 
 from support import reinforcement
 from support.distributed import rank_trainer, run_distributed
@@ -76,7 +77,7 @@ def test_predictions_are_not_kept(pairs, tmp_path):
 
 
 @pytest.mark.parametrize("kill", ["batch", "index", "rename"])
-def test_a_killed_run_goes_on_without_loss_or_repetition(pairs, tmp_path, kill):
+def test_a_killed_run_resumes_without_loss_or_repetition(pairs, tmp_path, kill):
     predict(pairs, tmp_path / "whole")
     script = [sys.executable, reinforcement.__file__, str(tmp_path / "killed"), pairs]
     environment = os.environ | {"PYTHONPATH": str(Path(reinforcement.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -91,6 +92,32 @@ def test_a_killed_run_goes_on_without_loss_or_repetition(pairs, tmp_path, kill):
     assert names(tmp_path / "killed") == NAMES
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
     assert manifest(tmp_path / "killed") == manifest(tmp_path / "whole")
+
+
+class RunsAnother(Callback):
+    """Runs a second prediction into the same folder while the first one is writing its second shard."""
+
+    def __init__(self, pairs):
+        self.pairs = pairs
+        self.unfinished = []
+
+    def on_predict_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        if batch_idx == 3:
+            folder = trainer.datamodule.folder
+            while not (folder / "00000000.tar").is_file() or not list(folder.glob(".incomplete-*")):
+                time.sleep(0.01)  # for the writing thread
+            self.unfinished = list(folder.glob(".incomplete-*"))
+            predict(self.pairs, folder)
+            assert all(file.exists() for file in self.unfinished)
+
+
+def test_two_runs_may_write_into_one_folder(pairs, tmp_path):
+    predict(pairs, tmp_path / "whole")
+    predict(pairs, tmp_path / "out", callbacks=[another := RunsAnother(pairs)])
+    assert another.unfinished
+    assert names(tmp_path / "out") == NAMES
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert manifest(tmp_path / "out") == manifest(tmp_path / "whole")
 
 
 def test_another_run_of_a_complete_folder_only_checks(pairs, tmp_path):
@@ -196,7 +223,7 @@ def test_other_settings_are_refused(pairs, tmp_path):
     assert manifest(tmp_path / "out")["complete"] is True
 
 
-def test_other_software_is_told(pairs, tmp_path):
+def test_other_software_is_warned_of(pairs, tmp_path):
     predict(pairs, tmp_path / "out")
     said = manifest(tmp_path / "out")
     said["software"]["pillow"] = "1.0"
@@ -212,7 +239,7 @@ def test_shards_of_something_else_are_refused(pairs, tmp_path):
         predict(pairs, tmp_path / "out")
 
 
-def test_a_disk_that_is_too_small_is_told_before(pairs, tmp_path, monkeypatch):
+def test_a_disk_that_is_too_small_is_reported_before_writing(pairs, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 20_000))
     with pytest.raises(UserError, match=r"would take 10 of 10 samples, about [\d.]+ KB .* where 20 KB are free"):

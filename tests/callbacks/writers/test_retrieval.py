@@ -296,8 +296,10 @@ def test_two_processes_write_the_files_of_one(folder):
 
 SMALL = """
 model:
-  init_args: {vision_width: 16, vision_depth: 1, vision_heads: 2, text_width: 16, text_heads: 2, text_ffn_width: 32,
-    text_layers: 1, embed_dim: 8, queue_size: 16}
+  init_args:
+    vision: {width: 16, depth: 1, heads: 2}
+    text: {width: 16, heads: 2, ffn_width: 32, depth: 1}
+    contrast: {embed_dim: 8, queue_size: 16}
 data: {init_args: {image_size: 16, batch_size: 8, num_workers: 0, length: 16, eval_length: 8}}
 trainer: {max_steps: 2, enable_progress_bar: false, enable_model_summary: false, logger: {init_args: {name: small}}}
 """

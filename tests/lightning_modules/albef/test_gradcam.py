@@ -98,18 +98,18 @@ def test_the_middle_fusion_layer_is_the_default(fusion_layers, middle):
 
 
 @pytest.mark.parametrize("layer", [0, 3, 4])
-def test_a_layer_without_maps_of_words_is_named(layer):
-    """What words see in the last layer stays with them: the reference has no map there either."""
+def test_a_layer_without_word_maps_is_refused(layer):
+    """In the last layer the attention of words does not reach the matching head: the reference has no map there."""
     module = _module()
-    with pytest.raises(ValueError, match=f"Layer {layer} has no map of words, .* give one from 1 to 2"):
+    with pytest.raises(ValueError, match=f"got layer {layer}, .* give one from 1 to 2"):
         word_maps(module.student, module.itm_head, *_inputs(), layer)
     last = _reference(module, *_inputs(), layer=3)
     assert last[:, 0].any()
     assert not last[:, 1:].any()
 
 
-def test_a_single_fusion_layer_has_no_maps_of_words():
-    with pytest.raises(ValueError, match="With one fusion layer nothing that a word sees reaches the matching head"):
+def test_a_single_fusion_layer_has_no_word_maps():
+    with pytest.raises(ValueError, match="Expected two or more fusion layers for word maps, got one"):
         _module(fusion_layers=1).word_maps(*_inputs())
 
 
@@ -169,7 +169,7 @@ def test_half_precision_gives_float32_maps_near_the_exact_ones():
 
 
 def _sharded(looks):
-    """Maps of a sharded model, if it is to look, and the gradients of a training step after it."""
+    """Word maps of a sharded model, computed `looks` times, and the gradients of a training step after them."""
     module = _module(text={"dropout": 0.0})
     module._device_mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
     module.configure_model()
@@ -189,7 +189,7 @@ def _with_and_without():
     return _sharded(looks=2), _sharded(looks=0)
 
 
-def test_a_sharded_model_gives_the_same_maps_and_trains_as_if_nobody_had_looked():
+def test_a_sharded_model_gives_the_same_maps_and_trains_the_same():
     expected = _module().word_maps(*_inputs())
     for (maps, gradients), (_, plain) in run_distributed(_with_and_without):
         for found in maps:

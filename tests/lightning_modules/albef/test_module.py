@@ -80,7 +80,7 @@ def test_matching_loss_reaches_the_unimodal_encoders(monkeypatch):
 
 
 @pytest.mark.parametrize("official", [False, True])
-def test_teacher_dropout_is_a_switch_whatever_lightning_calls(tmp_path, official):
+def test_teacher_dropout_is_a_switch_in_every_mode_of_lightning(tmp_path, official):
     seen = []
 
     class Recorded(ALBEFModule):
@@ -202,7 +202,7 @@ def test_empty_queue_slots_carry_no_loss_and_filled_ones_do(monkeypatch):
 
 
 @pytest.mark.parametrize("queue_start", ["empty", "random", "older checkpoint"])
-def test_any_number_may_be_the_id_of_a_image(monkeypatch, queue_start):
+def test_any_integer_may_be_an_image_id(monkeypatch, queue_start):
     losses = []
     for own in (77, -1):
         module = tiny_albef(
@@ -219,8 +219,8 @@ def test_any_number_may_be_the_id_of_a_image(monkeypatch, queue_start):
     assert torch.equal(*losses)
 
 
-def test_a_step_is_the_same_function_in_a_shuffled_batch_apart_from_the_order(monkeypatch):
-    """ITC of a permuted batch is the same number: no row depends on its place."""
+def test_itc_does_not_depend_on_the_order_of_the_batch(monkeypatch):
+    """No row depends on its position."""
     module = tiny_albef(text={"mask_probability": 0.0}).double().eval()
     batch = random_batch(8, dtype=torch.float64)
     order = torch.randperm(8)
@@ -321,12 +321,12 @@ def test_empty_evaluation_batches_change_nothing(tmp_path):
         ({"contrast": {"temperature": 0.9}}, r"contrast.temperature in \[0.001, 0.5\], got 0.9"),
     ],
 )
-def test_wrong_sizes_are_named(changes, sentence):
+def test_wrong_settings_are_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):
         tiny_albef(**changes)
 
 
-def test_token_ids_that_the_data_contradicts_are_an_error(tmp_path):
+def test_special_token_ids_that_differ_from_the_data_are_an_error(tmp_path):
     module = tiny_albef()
     trainer = _trainer(tmp_path)
     module._trainer = trainer
@@ -335,8 +335,8 @@ def test_token_ids_that_the_data_contradicts_are_an_error(tmp_path):
         module.on_fit_start()
 
 
-def test_step_never_asks_the_device_for_a_number(monkeypatch):
-    """On the meta device there are no numbers: whatever the host would wait for raises."""
+def test_a_step_does_not_synchronise_with_the_device(monkeypatch):
+    """On the meta device, reading a value raises."""
     module = tiny_albef().to("meta")
     batch = {name: column.to("meta") for name, column in random_batch(8).items()}
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # knows no meta device

@@ -225,7 +225,7 @@ def test_checkpoint_of_the_command_line_is_exported_as_it_is(tmp_path):
     assert all(torch.equal(value, saved["state_dict"][f"student.{name}"]) for name, value in written.items())
 
 
-def test_what_cannot_be_exported_costs_one_sentence_and_leaves_no_file(resnet8, resnet50, tmp_path, capsys):
+def test_invalid_exports_are_refused_and_leave_no_file(resnet8, resnet50, tmp_path, capsys):
     _, small = resnet8
     _, large = resnet50
     there = tmp_path / "there.pth"

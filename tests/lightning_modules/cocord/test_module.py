@@ -166,7 +166,7 @@ def shapes_module(tmp_path, **changes):
     return CoCoRDModule("resnet8", 40, **arguments)
 
 
-def test_teacher_stays_bit_for_bit_through_training_and_validation(tmp_path):
+def test_teacher_stays_bit_for_bit_equal_in_training_and_validation(tmp_path):
     module = shapes_module(tmp_path, kd={"weight": 1.0})
     module.setup("fit")
     before = {name: value.clone() for name, value in module.teacher.network.state_dict().items()}
@@ -242,7 +242,7 @@ def test_untrained_contrast_is_near_the_logarithm_of_the_dictionary(tmp_path):
     assert 0 < float(losses["prediction"]) < 8
 
 
-def test_plain_training_builds_and_computes_nothing_more(tmp_path):
+def test_plain_training_builds_and_computes_the_student_only(tmp_path):
     module = tiny_cocord(**OFF)
     assert {name for name, _ in module.named_children()} == {"student", "evaluation"}
     assert module.views == ["image"]
@@ -349,7 +349,7 @@ def test_learning_rate_falls_after_the_milestones_epochs(tmp_path):
         ({"teacher": {"name": None}}, "Expected a teacher for the losses that learn from one, got none"),
         ({"kd": {"weight": -1}}, "a weight of at least 0, got kd.weight -1"),
         ({"class_weight": 0, **OFF}, "Expected a loss, got 0 for class_weight, kd.weight"),
-        ({"student": "resnet21"}, "Expected a CIFAR network or .*got 'resnet21': did you mean 'resnet2.'"),
+        ({"student": "resnet21"}, "Expected a CIFAR network or .*got 'resnet21': did you mean 'resnet"),
     ],
     ids=str,
 )
@@ -358,7 +358,7 @@ def test_invalid_settings_are_refused(changes, sentence):
         tiny_cocord(**changes)
 
 
-def test_missing_teacher_says_what_to_run(tmp_path):
+def test_the_error_for_a_missing_teacher_names_the_command(tmp_path):
     weights = "runs/cocord_quickstart_teacher"
     module = tiny_cocord(teacher={"name": "resnet20", "weights": weights})
     with pytest.raises(UserError, match=r"vlightning fit --config configs/cocord/quickstart_teacher\.yaml"):
@@ -391,7 +391,7 @@ def test_folder_of_a_run_gives_its_newest_last_checkpoint(tmp_path):
 
 
 def test_class_counts_that_differ_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="The data has 40 classes, the model 5"):
+    with pytest.raises(UserError, match="as many classes in the data as in the model, 5, got 40"):
         fit(tiny_cocord(tmp_path), tmp_path)
 
 
@@ -415,7 +415,7 @@ def test_checkpoint_names_its_teacher_and_refuses_another(tmp_path):
     resumed = Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, max_steps=4, enable_progress_bar=False
     )
-    with pytest.raises(ValueError, match=r"trained with the teacher resnet14 of .*give that file"):
+    with pytest.raises(UserError, match=r"teacher that the checkpoint .*, resnet14 of .*give that file"):
         resumed.fit(other, data, ckpt_path=path)
 
 
@@ -456,7 +456,7 @@ def test_student_weights_are_evaluated_and_trained_from(tmp_path):
         ("googlenet", 1024),  # without its auxiliary heads
     ],
 )
-def test_library_networks_show_their_features(name, width):
+def test_library_networks_return_their_features(name, width):
     network = build_classifier(name, 7).eval()
     image = torch.randn(2, 3, *(2 * [224 if "vit" in name else 64]))
     features = network.forward_features(image)
@@ -475,7 +475,7 @@ def test_library_networks_without_one_last_layer_are_refused(name, found):
         build_classifier(name, 7)
 
 
-def test_student_of_a_library_starts_from_a_checkpoint_of_ours(tmp_path):
+def test_a_student_of_a_library_starts_from_a_checkpoint_of_this_package(tmp_path):
     plain = {"student": "torchvision/resnet18", **OFF}
     trained = tiny_cocord(**plain)
     trained.student.network.fc.bias.data.fill_(3.0)

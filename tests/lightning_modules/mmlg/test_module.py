@@ -212,7 +212,7 @@ def test_a_checkpoint_names_its_teacher_and_refuses_another(tmp_path, teacher):
     read = MMLGModule.load_from_checkpoint(tmp_path / "a.ckpt")
     assert all(torch.equal(read.state_dict()[name], tensor) for name, tensor in content["state_dict"].items())
     other = write_teacher(tmp_path / "other.safetensors", seed=8)
-    with pytest.raises(ValueError, match="The checkpoint was trained with the teacher"):
+    with pytest.raises(UserError, match="Expected the teacher that the checkpoint was trained with"):
         quiet_trainer(tmp_path, max_steps=3, limit_val_batches=0).fit(
             tiny_extraction(other), shapes(), ckpt_path=tmp_path / "a.ckpt"
         )
@@ -310,7 +310,7 @@ def test_a_student_starts_from_an_earlier_one_and_a_resumed_run_from_its_checkpo
     assert all(torch.equal(notes.state[name], tensor) for name, tensor in second.items())
 
 
-def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
+def test_weights_that_do_not_fit_are_refused(tmp_path):
     file, _ = checkpoint(tmp_path, student="plain", depth=3)
     torch.save({"state_dict": {"other.weight": torch.ones(1)}}, tmp_path / "other.ckpt")
     for weights, options, message in (

@@ -201,6 +201,6 @@ def test_texts_may_be_shorter_and_do_not_look_ahead():
         ({"heads": 0}, "Expected heads of at least 1, got 0"),
     ],
 )
-def test_sizes_that_do_not_fit_are_one_sentence(sizes, message):
+def test_sizes_that_do_not_fit_are_refused(sizes, message):
     with pytest.raises(UserError, match=message):
         LearngeneCLIP(LearngeneSizes(**sizes))

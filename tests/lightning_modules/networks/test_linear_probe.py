@@ -36,6 +36,6 @@ def test_it_has_the_listings_size_and_starts_small():
 
 
 @pytest.mark.parametrize("shape", [(3, 6), (3, 1, 6), (3, 6, 2, 2)])
-def test_an_encoder_without_tokens_is_one_sentence(shape):
+def test_an_encoder_without_patch_tokens_is_refused(shape):
     with pytest.raises(UserError, match=r"Expected tokens \[B, T, D\] .*, got \[3, .*\]: use"):
         LinearProbe(6, 4)(torch.zeros(shape))

@@ -97,7 +97,7 @@ def test_equal_results_and_the_teachers_logits_leave_the_contrast_of_ties(tmp_pa
     assert float(loss) == pytest.approx(mean, rel=1e-6)  # 0.07 is float32 in the module
 
 
-def test_the_first_two_results_are_treated_alike(tmp_path):
+def test_the_first_two_results_are_interchangeable(tmp_path):
     module, batch = ready(tiny_shre(tmp_path)), random_batch()
     images, texts = encoded(module, batch)
     expected = module._contrast(images, texts, batch["image_id"])
@@ -283,7 +283,7 @@ def test_a_training_logs_both_spaces_and_names_its_teacher(tmp_path, caplog):
     assert expected <= found.keys()
     entropies = [line for line in caplog.messages if "mean entropy" in line]
     assert len(entropies) == 1
-    assert f"near {math.log(CLASSES):.2f}" in entropies[0]
+    assert f"Near {math.log(CLASSES):.2f}" in entropies[0]
     end = dict(module.named_parameters())
     moved = [name for name, parameter in start.items() if not torch.equal(end[name], parameter)]
     assert "student.text_encoder.encoder.layer.0.attention.self.query.weight" in moved
@@ -298,11 +298,11 @@ def test_a_training_logs_both_spaces_and_names_its_teacher(tmp_path, caplog):
     assert module.evaluation.result.image_features.shape == (12, CLASSES)
     other = tiny_shre(**WORDS, **write_teacher(tmp_path, seed=2))
     again = Trainer(default_root_dir=tmp_path, max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False)
-    with pytest.raises(ValueError, match="was trained with the teacher resnet8"):
+    with pytest.raises(UserError, match="teacher that the checkpoint was trained with, resnet8"):
         again.fit(other, data(), ckpt_path=tmp_path / "end.ckpt", weights_only=True)
 
 
-def test_features_of_both_spaces_stand_side_by_side():
+def test_features_of_both_spaces_are_concatenated():
     module = tiny_shre().eval()
     batch = random_batch(dtype=torch.float32)
     both, _ = module.ranked_images(batch["image"])
@@ -351,7 +351,7 @@ def test_a_scale_stays_in_its_bounds(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", ["mlp", "transformer"])
-def test_pairs_are_learned_by_heart(tmp_path, shared):
+def test_64_pairs_are_overfitted(tmp_path, shared):
     """64 pairs: every contrast picks the pair, and both posteriors come near to the teacher's."""
     module = tiny_shre(vision={"width": 64, "heads": 4}, shared=shared, **write_teacher(tmp_path, 40))
     module.setup("fit")
@@ -380,7 +380,7 @@ def test_pairs_are_learned_by_heart(tmp_path, shared):
         scores = F.normalize(images[name]) @ F.normalize(texts[name]).T
         assert (scores.argmax(0) == torch.arange(64)).all(), name
         assert (scores.argmax(1) == torch.arange(64)).all(), name
-    # Contrast of the logits wants all pairs apart, the teacher those of a class alike: that keeps it above 0.
+    # It stays above 0: the contrast of the logits separates all pairs, the teacher only those of different classes.
     for name, start in starts.items():
         assert start > 1
         assert float(logged[f"train/kl_{name}"]) < 0.1 * start
@@ -422,17 +422,17 @@ def test_invalid_settings_are_refused(options, message):
         ),
     ],
 )
-def test_what_the_teacher_lacks_is_one_sentence(teacher, message, tmp_path):
+def test_missing_or_unsuitable_teacher_weights_are_refused(teacher, message, tmp_path):
     with pytest.raises(UserError, match=message):
         tiny_shre(tmp_path, teacher=teacher).setup("fit")
 
 
-def test_a_teacher_of_other_classes_is_one_sentence(tmp_path):
+def test_a_teacher_of_other_classes_is_refused(tmp_path):
     with pytest.raises(UserError, match="got weights for 7"):
         tiny_shre(**write_teacher(tmp_path, 7) | {"num_classes": CLASSES}).setup("fit")
 
 
-def test_captions_over_the_limit_are_one_sentence():
+def test_captions_over_the_limit_are_refused():
     module = ready(tiny_shre())
     with pytest.raises(UserError, match="Expected captions of at most 8 tokens, got 9"):
         module.training_step(random_batch(length=9), 0)
@@ -478,7 +478,7 @@ def test_classes_of_images_and_of_texts_are_predicted(tmp_path):
     assert [row["text"] for row in pq.read_table(tmp_path / "text_predictions.parquet").to_pylist()] == texts
 
 
-def test_it_is_built_as_the_origin_by_default():
+def test_defaults_are_those_of_the_thesis():
     with torch.device("meta"):
         module = SHReModule()
     assert sum(p.numel() for p in module.student.parameters() if p.requires_grad) == 114_983_656

@@ -57,7 +57,7 @@ def norm(values, layer):
     return (values - mean) / (variance + 1e-6).sqrt() * layer.weight + layer.bias
 
 
-def test_the_shared_mlp_is_the_origins():
+def test_the_shared_mlp_is_that_of_the_thesis():
     shared = randomised(SharedMLP(8, CLASSES))
     tokens = torch.randn(3, 4, 8, dtype=torch.float64)
     h1 = tokens[:, 0] @ shared.fc1.weight.T + shared.fc1.bias
@@ -175,7 +175,7 @@ def test_the_usual_vit_has_a_norm_behind_its_blocks():
         ({"patch_size": 7}, "Expected an image size that patches of 7 pixels divide, got 16"),
     ],
 )
-def test_sizes_that_do_not_fit_are_one_sentence(changes, message):
+def test_sizes_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         tiny_shre(vision=changes)
     assert SIZES["vision"]["heads"] == 2

@@ -77,7 +77,7 @@ def test_probing_trains_the_head_alone_and_leaves_every_encoder_tensor_bit_ident
     (optimizer,) = fitted.optimizers
     assert sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"]) == HEAD
     assert (True, {False}) in watch.modes
-    assert {mode for _, modes in watch.modes for mode in modes} == {False}  # whatever Lightning called
+    assert {mode for _, modes in watch.modes for mode in modes} == {False}
     assert all(parameter.grad is None for parameter in module.encoder.parameters())
 
 
@@ -300,7 +300,7 @@ def test_an_encoder_starts_from_a_training_of_shre_or_from_an_earlier_run(tmp_pa
 TIMM = {"encoder": "vit_tiny_patch16_224", "vision": {"image_size": 32}}
 
 
-def test_an_encoder_of_timms_is_taken_as_it_is_and_its_weights_too(monkeypatch, tmp_path):
+def test_an_encoder_of_timm_and_its_weights_are_used_unchanged(monkeypatch, tmp_path):
     module = ImageProbeModule(3, **TIMM)
     assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
     assert (len(module.encoder.blocks), module.probe.norm.weight.shape) == (12, (192,))
@@ -328,7 +328,7 @@ def test_an_encoder_of_timms_is_taken_as_it_is_and_its_weights_too(monkeypatch, 
         tiny_probe(weights="pretrained")
 
 
-def test_weights_that_do_not_fit_are_one_sentence(tmp_path):
+def test_weights_that_do_not_fit_are_refused(tmp_path):
     path = str(tmp_path / "a.ckpt")
     with pytest.raises(UserError, match=r"Expected a checkpoint in '.*gone', got no file: correct model.weights"):
         loaded(weights=str(tmp_path / "gone"))
@@ -370,15 +370,15 @@ def test_invalid_settings_are_refused(options, message):
         ImageProbeModule(**merged({"vision": ENCODER}, options))
 
 
-def test_other_classes_are_one_sentence():
-    with pytest.raises(ValueError, match=r"The data has 40 classes, the model 7: set model\.num_classes"):
+def test_another_number_of_classes_is_refused():
+    with pytest.raises(UserError, match=r"as in the model, 7, got 40: set model\.num_classes"):
         fit(tiny_probe(num_classes=7))
 
 
 # Runs.
 
 
-def test_it_brings_its_callbacks_and_trains_in_half_precision():
+def test_required_callbacks_are_added_and_half_precision_trains():
     fitted = fit(tiny_probe(linear_probe=False), precision="bf16-mixed")
     assert fitted.callback_metrics["train/loss"].isfinite()
     found = [type(callback) for callback in fitted.callbacks]

@@ -89,7 +89,7 @@ def _equal(first, second):
         assert torch.equal(value, second[name]), name
 
 
-def test_what_the_authors_wrote_comes_out_as_it_went_in(authors, build):
+def test_a_pre_training_file_of_the_authors_round_trips(authors, build):
     module = build()
     line = load_official(module, authors)
     assert line == "a state dict of the authors"
@@ -98,7 +98,7 @@ def test_what_the_authors_wrote_comes_out_as_it_went_in(authors, build):
     assert (module.image_queue.ids == NO_ID).all()
 
 
-def test_retrieval_layout_comes_out_as_it_went_in(authors, build):
+def test_a_retrieval_file_of_the_authors_round_trips(authors, build):
     module = build(mlm=False)
     retrieval = _retrieval(authors)
     load_official(module, retrieval)
@@ -108,7 +108,7 @@ def test_retrieval_layout_comes_out_as_it_went_in(authors, build):
 
 
 @pytest.mark.parametrize("changes", [{}, {"mlm": False}, {"contrast": {"queue_start": "random"}}])
-def test_our_layout_through_the_authors_and_back_is_exact(tmp_path, changes):
+def test_our_state_through_the_authors_layout_round_trips(tmp_path, changes):
     module, other = _noisy(tiny_albef(0, **changes)), tiny_albef(1, **changes)
     rows = torch.nn.functional.normalize(torch.randn(5, 8), dim=1)
     for queue in module.queues().values():  # filled in part, unless it started with random rows
@@ -131,7 +131,7 @@ def test_queue_slots_of_two_images_are_written_without_an_id():
     assert to_official(module)["idx_queue"][0, :4].tolist() == [5, -100, 7, -100]
 
 
-def test_writing_fails_without_touching_what_is_there(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     (tmp_path / "albef.pth").write_text("old")
     monkeypatch.setattr(torch, "save", lambda content, file: file.write(b"half") and (_ for _ in ()).throw(OSError()))
     with pytest.raises(OSError, match=r"albef\.pth could not be written"):
@@ -167,7 +167,7 @@ def test_every_form_of_the_authors_files_starts_a_module(
     assert not module.image_queue.valid.any()  # keys of another model
 
 
-def test_what_is_left_out_is_said(authors, build, tmp_path, caplog):
+def test_what_is_left_out_is_logged(authors, build, tmp_path, caplog):
     torch.save(authors, tmp_path / "theirs.pth")
     module = build(weights=str(tmp_path / "theirs.pth"), mlm=False, vision={"image_size": 96})
     with caplog.at_level(logging.INFO):
@@ -180,7 +180,7 @@ def test_what_is_left_out_is_said(authors, build, tmp_path, caplog):
     assert load_official(build(), few) == "a state dict of the authors, the teacher as the student's copy"
 
 
-def test_queues_of_another_size_are_left_as_they_are(authors, build):
+def test_queues_of_another_size_are_not_loaded(authors, build):
     module = build(contrast={"queue_size": 32, "queue_start": "random"})
     before = copy.deepcopy(module.image_queue.state_dict())
     assert "without its queues, which have another size" in load_official(module, authors)
@@ -249,7 +249,7 @@ def _without(*names):
         ),
     ],
 )
-def test_a_wrong_file_says_which_keys_and_changes_nothing(authors, build, spoil, changes, sentence):
+def test_a_wrong_file_names_its_keys_and_changes_nothing(authors, build, spoil, changes, sentence):
     module = build(**changes)
     before = copy.deepcopy(module.state_dict())
     state = dict(authors)
@@ -283,7 +283,7 @@ def test_a_retrieval_file_cannot_start_masked_language_modelling(authors, build)
         (b"no checkpoint", "Found no checkpoint in"),
     ],
 )
-def test_what_is_no_checkpoint_is_named(tmp_path, content, sentence):
+def test_other_files_are_refused_as_checkpoints(tmp_path, content, sentence):
     if isinstance(content, bytes):
         (tmp_path / "theirs.pth").write_bytes(content)
     else:
@@ -293,7 +293,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path, content, sentence):
     assert "\n" not in str(raised.value)
 
 
-def test_weights_that_are_not_there_are_named(tmp_path):
+def test_missing_weights_are_named(tmp_path):
     with pytest.raises(UserError, match=r"no file or folder '.*gone\.pth'"):
         tiny_albef(weights=str(tmp_path / "gone.pth")).load_initial_weights()
     with pytest.raises(UserError, match=r"no config\.json and no model\.safetensors in"):
@@ -335,19 +335,19 @@ def test_evaluation_without_a_checkpoint_is_of_the_weights(tmp_path, stage):
     save_official(source, tmp_path / "theirs.pth")
     batch = random_batch(12) | {"text_image_id": torch.arange(12), "text_id": torch.arange(12)}
     loader = DataLoader([batch], batch_size=None)
-    module = tiny_albef(seed=1, weights=str(tmp_path / "theirs.pth"), rerank={"on": "never"})
+    module = tiny_albef(seed=1, weights=str(tmp_path / "theirs.pth"), rerank={"when": "never"})
     getattr(_trainer(tmp_path), stage)(module, loader)
     with torch.no_grad():
         assert torch.equal(module.evaluation.result.image_features, source(batch)[0])
 
 
 def test_evaluation_of_a_checkpoint_does_not_need_the_weights(tmp_path):
-    source = tiny_albef(weights=str(tmp_path / "gone.pth"), rerank={"on": "never"})
+    source = tiny_albef(weights=str(tmp_path / "gone.pth"), rerank={"when": "never"})
     source._initial.loaded = True
     trainer = _trainer(tmp_path, limit_train_batches=1)
     trainer.fit(source, pairs_loader(8, 8))
     trainer.save_checkpoint(tmp_path / "run.ckpt")
     batch = random_batch(12) | {"text_image_id": torch.arange(12), "text_id": torch.arange(12)}
-    module = tiny_albef(seed=1, weights=str(tmp_path / "gone.pth"), rerank={"on": "never"})
+    module = tiny_albef(seed=1, weights=str(tmp_path / "gone.pth"), rerank={"when": "never"})
     _trainer(tmp_path).test(module, DataLoader([batch], batch_size=None), ckpt_path=tmp_path / "run.ckpt")
     assert torch.equal(module.student.text_proj.weight, source.student.text_proj.weight)
