@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ..callbacks.checkpoints.saved_run import step_of
+from ..common.messages import say, warn
 from ..common.named_code import defined_here
-from .errors import say, warn
 
 
 def results_table(results: Sequence[Mapping[str, float]]) -> str:

@@ -112,25 +112,25 @@ class CoCoRDModule(Method):
         self.views = ["image", *["image_slow"] * predicts, *["image_teacher"] * contrasts]
         encoders = {*[contrast.encoder] * contrasts, *[prediction.encoder] * predicts}
 
-        # Student g_s, head f_s, predictor h_s; slow-moving student and head
+        # Student g_s and teacher g_t
         self.student = build_classifier(student, num_classes)
         if not class_weight and not kd.weight:
             freeze_classifier(self.student)  # DDP requires a gradient for each trainable parameter
+        self.teacher: Frozen[Classifier] | None = None
+        if "teacher" in encoders or kd.weight:
+            self.teacher = Frozen(build_classifier(teacher_name(teacher), num_classes))
+        # Head f_s and predictor h_s; slow-moving student and head; the teacher's head f_t
         width, sizes = self.student.feature_dim, (heads.hidden, heads.embed_dim)
         self.student_head = ProjectionHead(width, *sizes) if encoders else None
         self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if predicts else None
         slow = "slow_student" in encoders
         self.slow_student = frozen_copy(self.student) if slow else None
         self.slow_head = frozen_copy(self.student_head) if slow else None
-        # Teacher g_t; its head f_t follows f_s where both read features of the same width
-        self.teacher: Frozen[Classifier] | None = None
         self.teacher_head: ProjectionHead | None = None
         self.teacher_head_moves = False
-        if "teacher" in encoders or kd.weight:
-            self.teacher = Frozen(build_classifier(teacher_name(teacher), num_classes))
         if self.teacher is not None and "teacher" in encoders:
             teacher_width = self.teacher.network.feature_dim
-            self.teacher_head_moves = teacher_width == width
+            self.teacher_head_moves = teacher_width == width  # then f_t follows f_s
             head = self.student_head if self.teacher_head_moves else ProjectionHead(teacher_width, *sizes)
             self.teacher_head = frozen_copy(head)
         start = contrast.queue_start == "random"

@@ -87,7 +87,8 @@ class ImageProbeModule(Method):
                 "one, or set model.encoder to the name of timm's model."
             )
         self.encoder = image_encoder(vision) if encoder is None else timm_encoder(encoder, vision.image_size)
-        self.encoder.requires_grad_(not linear_probe)
+        if linear_probe:
+            self.encoder.requires_grad_(False)
         self.probe = LinearProbe(self.encoder.num_features, num_classes)
         self.evaluation = ClassificationEvaluation()
         kinds = ((v2.CutMix, mix.cutmix), (v2.MixUp, mix.mixup))

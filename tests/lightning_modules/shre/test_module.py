@@ -283,7 +283,7 @@ def test_a_training_logs_both_spaces_and_names_its_teacher(tmp_path, caplog):
     assert expected <= found.keys()
     entropies = [line for line in caplog.messages if "mean entropy" in line]
     assert len(entropies) == 1
-    assert f"near {math.log(CLASSES):.2f}" in entropies[0]
+    assert f"Near {math.log(CLASSES):.2f}" in entropies[0]
     end = dict(module.named_parameters())
     moved = [name for name, parameter in start.items() if not torch.equal(end[name], parameter)]
     assert "student.text_encoder.encoder.layer.0.attention.self.query.weight" in moved
