@@ -17,24 +17,12 @@ from vlightning.callbacks.checkpoints.run_config import SaveRunConfig
 from vlightning.callbacks.checkpoints.saved_run import read_saved_run
 from vlightning.callbacks.distributed.lost_processes import lost_processes_reported
 from vlightning.callbacks.optimizer_options import TypedOptimizerOptions
-from vlightning.cli_support import convert, export
+from vlightning.cli_support import convert, defaults, export, mistakes, results, resume, run_folder
 from vlightning.cli_support.command_line import UsageError, read_command_line
-from vlightning.cli_support.defaults import TRAINER_DEFAULTS, check_strategy, leave_out_hp_metric, with_defaults
-from vlightning.cli_support.errors import readable_errors, silence_noise, usage_errors
+from vlightning.cli_support.errors import readable_errors, usage_errors
 from vlightning.cli_support.help import HelpfulParser
 from vlightning.cli_support.links import apply_links
-from vlightning.cli_support.mistakes import check_help, check_sections, explain
-from vlightning.cli_support.results import print_checkpoints, results_table, warn_of_random_weights
-from vlightning.cli_support.resume import as_first_config, find_checkpoint, merge, report_overrides
-from vlightning.cli_support.run_folder import (
-    checkpoint_of,
-    claim_run_dir,
-    find_named_run,
-    name_run,
-    run_dir_released,
-    run_name,
-    shaping_settings,
-)
+from vlightning.common.messages import silence_noise
 
 DESCRIPTION = (
     "Train and evaluate vision-language models, as in `vlightning fit --config configs/albef/quickstart.yaml`. "
@@ -59,30 +47,30 @@ class VLightningCLI(LightningCLI):
         """Parse what was typed, with the checkpoint's hyper-parameters, if any, as the first config file."""
         self.typed = typed = read_command_line(sys.argv[1:] if args is None else list(args))
         if typed.subcommand is not None:
-            check_help(typed, self._subcommand_parsers[typed.subcommand])
+            mistakes.check_help(typed, self._subcommand_parsers[typed.subcommand])
         with usage_errors():
-            path = find_named_run(typed) or find_checkpoint(typed)
+            path = run_folder.find_named_run(typed) or resume.find_checkpoint(typed)
             if path is not None and (path / "checkpoints").is_dir():
-                path = checkpoint_of(path, best=typed.subcommand != "fit")
+                path = run_folder.checkpoint_of(path, best=typed.subcommand != "fit")
             self.saved = read_saved_run(path) if path else None
             if self.saved is not None:
-                merge(self.saved, typed)
-        with as_first_config(typed) as words:
-            try:
-                self.config = parser.parse_args(words)
-                check_sections(self.config[self.config.subcommand])
-            except ArgumentError as error:
-                raise UsageError(explain(error, typed, self._subcommand_parsers[str(typed.subcommand)])) from error
+                resume.merge(self.saved, typed)
+        try:
+            self.config = parser.parse_args(resume.words_for_parser(typed))
+            mistakes.check_sections(self.config[self.config.subcommand])
+        except ArgumentError as error:
+            parsers = self._subcommand_parsers
+            raise UsageError(mistakes.explain(error, typed, parsers[str(typed.subcommand)])) from error
 
     def _parse_ckpt_path(self) -> None:
         """Complete the parsed configuration from the checkpoint, the config's name and the data."""
         config = self.config[self.config.subcommand]
-        self.replaced = report_overrides(self.saved, config, self.typed)
+        self.replaced = resume.report_overrides(self.saved, config, self.typed)
         if self.saved is not None:
             config["ckpt_path"] = str(self.saved.path)
-        name_run(config, self.typed, self.saved)
-        leave_out_hp_metric(config, self.typed)
-        check_strategy(config.trainer.strategy)
+        run_folder.name_run(config, self.typed, self.saved)
+        defaults.leave_out_hp_metric(config, self.typed)
+        defaults.check_strategy(config.trainer.strategy)
         linked = apply_links(config, self.typed, self.saved)
         self.reproducible = _reproducible(config, without=[f"model.init_args.{name}" for name in linked])
 
@@ -90,8 +78,11 @@ class VLightningCLI(LightningCLI):
         """Claim the run's folder; the seed is known by now."""
         config = self.config[self.config.subcommand]
         self.reproducible.seed_everything = config.seed_everything
-        claimed = claim_run_dir(config, self.typed, self.saved)
-        run = {"trainer": shaping_settings(config), "name": run_name(config, self.typed, self.saved)}
+        claimed = run_folder.claim_run_dir(config, self.typed, self.saved)
+        run = {
+            "trainer": run_folder.shaping_settings(config),
+            "name": run_folder.run_name(config, self.typed, self.saved),
+        }
         self.save_config_kwargs = {"reproducible": self.reproducible, "run": run}
         if claimed is not None:
             self.save_config_kwargs["on_begin"] = claimed.begin
@@ -99,7 +90,7 @@ class VLightningCLI(LightningCLI):
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         if self.replaced:
             callbacks = [*callbacks, TypedOptimizerOptions()]
-        return super()._instantiate_trainer(*with_defaults(config, callbacks))
+        return super()._instantiate_trainer(*defaults.with_defaults(config, callbacks))
 
     def validate(self, verbose: bool = True, **kwargs: Any) -> None:
         """Validate, and print the metrics in a table of our own."""
@@ -110,19 +101,19 @@ class VLightningCLI(LightningCLI):
         self._evaluate(self.trainer.test, verbose, kwargs)
 
     def _evaluate(self, function: Callable[..., Any], verbose: bool, kwargs: dict[str, Any]) -> None:
-        results = function(verbose=False, **kwargs)
+        metrics = function(verbose=False, **kwargs)
         if verbose and self.trainer.is_global_zero:
-            sys.stdout.write(results_table(results))
+            sys.stdout.write(results.results_table(metrics))
 
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand != "fit" and self.config[subcommand].ckpt_path is None:
-            warn_of_random_weights(subcommand, self.model)
+            results.warn_of_random_weights(subcommand, self.model)
         if self.saved is not None and hasattr(self.model, "expect_checkpoint"):
             self.model.expect_checkpoint()
         with lost_processes_reported(self.trainer):
             super()._run_subcommand(subcommand)
         if subcommand == "fit":
-            print_checkpoints(self.trainer, self.model, self.datamodule)
+            results.print_checkpoints(self.trainer, self.model, self.datamodule)
 
 
 def _reproducible(config: Namespace, without: Sequence[str]) -> Namespace:
@@ -150,7 +141,7 @@ def main(args: list[str] | None = None) -> None:
         sys.stdout.write(f"vlightning {version('vlightning')}\n")
         return
     silence_noise()
-    with readable_errors(debug="--debug" in words), run_dir_released():
+    with readable_errors(debug="--debug" in words), run_folder.run_dir_released():
         callbacks.load_all()  # and the two packages beside it, so that YAML can name classes without a module path
         if words[:1] in (["export"], ["convert"]):
             command = export.run if words[0] == "export" else convert.run
@@ -162,7 +153,7 @@ def main(args: list[str] | None = None) -> None:
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_callback=SaveRunConfig,
-            trainer_defaults=copy.deepcopy(TRAINER_DEFAULTS),
+            trainer_defaults=copy.deepcopy(defaults.TRAINER_DEFAULTS),
             seed_everything_default=0,
             parser_class=HelpfulParser,
             parser_kwargs={"prog": "vlightning", "description": DESCRIPTION},

@@ -18,6 +18,7 @@ from ..common.errors import UserError
 from ..common.names import did_you_mean
 from .modules import find_module
 from .optimizer_step import OptimizerStepCallback
+from .private_api import state_key
 
 Schedule = Literal["constant", "linear", "cosine"]
 Buffers = Literal["copy", "keep", "average"]
@@ -136,7 +137,7 @@ class EMACallback(OptimizerStepCallback):
     @override
     def state_key(self) -> str:
         """Contain the pairs' names, so that several instances have separate states."""
-        return self._generate_state_key(pairs=None if self.pairs is None else sorted(self.pairs))
+        return state_key(self, pairs=None if self.pairs is None else sorted(self.pairs))
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -305,7 +306,7 @@ def _by_name(
             has, lacks = ("target", "source") if label in mine else ("source", "target")
             there = list(theirs if label in mine else mine)
             raise ValueError(
-                f"{what} {label!r} is in the {has} but not in the {lacks} ({did_you_mean(label, there)}): "
+                f"{what} {label!r} is in the {has} but not in the {lacks} ({did_you_mean(label, there).rstrip('.')}): "
                 "make the target with copy.deepcopy of the source."
             )
     for label, tensor in mine.items():

@@ -8,13 +8,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from ..common.errors import UserError
 from ..metrics.finite import some_of
 from .distributed.collectives import all_reduce_max, gather_uneven
+from .private_api import accumulates, is_batch_norm, largest_values, loss_scale
 from .stopping import act_last, save_resumable
 
 _NAMED = 64  # samples in a message
@@ -83,7 +83,7 @@ class SkipNonFiniteSteps(Callback):
         moved = [
             buffer
             for module in pl_module.modules()
-            if isinstance(module, _NormBase) and module.training
+            if is_batch_norm(module) and module.training
             for buffer in module.buffers(recurse=False)
         ]
         self._statistics = [(buffer, buffer.clone()) for buffer in moved]
@@ -94,14 +94,14 @@ class SkipNonFiniteSteps(Callback):
 
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.fit_loop._should_accumulate():
+        if accumulates(trainer):
             self._judge([])
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        scale = None if scaler is None else scaler._get_scale_async()  # on the device
+        scale = None if scaler is None else loss_scale(scaler)  # on the device
         self._judge([weight.grad for weight in weights], scale)
         if not self._step_is_bad:
             return
@@ -116,7 +116,7 @@ class SkipNonFiniteSteps(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.fit_loop._should_accumulate():
+        if accumulates(trainer):
             return
         if self._step_is_bad:
             self.skipped_steps += 1
@@ -177,7 +177,7 @@ def _extremes(gradients: list[Tensor]) -> Tensor:
     """Return the extreme values of each gradient: they are non-finite if any value is, and never overflow."""
     if gradients[0].device.type == "cpu":  # the norm takes forty times as long there
         return torch.stack([end for gradient in gradients for end in torch.aminmax(gradient)])
-    return torch.stack(torch._foreach_norm(gradients, torch.inf))
+    return torch.stack([*largest_values(gradients)])
 
 
 def is_skipped(trainer: Trainer) -> bool:

@@ -18,6 +18,7 @@ from ..metrics.finite import some_of
 from .distributed.collectives import all_reduce_sum, gather_uneven
 from .modules import evaluating, features_of
 from .non_finite import is_skipped
+from .private_api import state_key
 
 
 class OnlineProbe(Callback):
@@ -84,7 +85,7 @@ class OnlineProbe(Callback):
     @override
     def state_key(self) -> str:
         """Hold the name, so that several instances keep their states apart."""
-        return self._generate_state_key(name=self.name)
+        return state_key(self, name=self.name)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class OnlineProbe(Callback):
             methods = [name for name in dir(type(pl_module)) if callable(getattr(type(pl_module), name))]
             raise ValueError(
                 f"{self} found no {self.method}() in {type(pl_module).__name__}, expected a method that encodes "
-                f"images ({did_you_mean(self.method, methods)}): set method."
+                f"images ({did_you_mean(self.method, methods).rstrip('.')}): set method."
             )
 
     @override

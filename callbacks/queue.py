@@ -15,6 +15,7 @@ from ..common.names import did_you_mean
 from .distributed.collectives import broadcast, gather, keep_from_ddp
 from .modules import find_module
 from .non_finite import is_skipped
+from .private_api import accumulates, averages_buffers, state_key
 
 NO_ID = torch.iinfo(torch.long).min
 """Id of a slot of a `FeatureQueue` without a row of the data; no data has this id."""
@@ -186,7 +187,7 @@ class QueueCallback(Callback):
     @override
     def state_key(self) -> str:
         """Contain the queues' names, so that several instances have separate states."""
-        return self._generate_state_key(queues=None if self.queues is None else sorted(self.queues))
+        return state_key(self, queues=None if self.queues is None else sorted(self.queues))
 
     def queues_of(self, pl_module: LightningModule) -> dict[str, FeatureQueue]:
         """Return the queues by name: those of the constructor's paths, else the module's `queues()`.
@@ -243,8 +244,7 @@ class QueueCallback(Callback):
                 queue.put_back(before)
             self._overwritten = []
             return
-        accumulates = trainer.fit_loop._should_accumulate()
-        if not accumulates:
+        if not accumulates(trainer):
             self._overwritten = []
         if not outputs:  # the training step returned None
             return
@@ -255,7 +255,7 @@ class QueueCallback(Callback):
         for name, queue in queues.items():
             own_ids = ids.get(name)
             rows = spread(keys[name])
-            if accumulates:
+            if accumulates(trainer):
                 self._overwritten.append((queue, queue.next_slots(len(rows))))
             try:
                 queue.enqueue(rows, None if own_ids is None else spread(own_ids))
@@ -268,7 +268,7 @@ class QueueCallback(Callback):
 def _refuse_averaged_buffers(trainer: Trainer) -> None:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
-        if isinstance(callback, WeightAveraging) and callback._use_buffers:
+        if isinstance(callback, WeightAveraging) and averages_buffers(callback):
             raise ValueError(
                 f"Found Lightning's {type(callback).__name__} beside a queue, whose rows, ids and pointer it would "
                 "average like weights: give it use_buffers=False, or average a part of the module by EMACallback."
@@ -292,11 +292,11 @@ def _keys_of(outputs: Any, queues: dict[str, FeatureQueue], module: str) -> Mapp
         if name not in queues:
             raise ValueError(
                 f"training_step of {module} returned keys {name!r}, for which there is no queue: "
-                f"{did_you_mean(name, list(queues))}."
+                f"{did_you_mean(name, list(queues))}"
             )
     for name in queues:
         if name not in keys:
             raise ValueError(
-                f"training_step of {module} returned no keys for the queue {name!r}: {did_you_mean(name, list(keys))}."
+                f"training_step of {module} returned no keys for the queue {name!r}: {did_you_mean(name, list(keys))}"
             )
     return keys

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
+from .private_api import accumulates
 from .stopping import validate_after_resume
 
 
@@ -70,7 +71,7 @@ class StepSeedCallback(Callback):
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         training = trainer.state.fn == "fit" and not trainer.sanity_checking
-        if training and trainer.fit_loop._should_accumulate() and not self._told:
+        if training and accumulates(trainer) and not self._told:
             self._told = True
             batches = trainer.accumulate_grad_batches
             rank_zero_warn(

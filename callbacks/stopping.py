@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
 from .distributed.collectives import LateMax, all_reduce_max
+from .private_api import accumulates, validates_next
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REQUEUE = signal.SIGUSR1
@@ -79,7 +80,7 @@ class StopOnSignal(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # Accumulated gradients are in no checkpoint.
-        if not trainer.fit_loop._should_accumulate() and not _validates_next(trainer):
+        if not accumulates(trainer) and not validates_next(trainer):
             self._stop_if_asked(trainer)
 
     @override
@@ -191,7 +192,7 @@ def validate_after_resume(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     if trainer.state.fn != "fit" or trainer.sanity_checking:
         return
     begun = trainer.fit_loop.epoch_loop.batch_progress.total
-    if begun.processed != begun.completed + 1 or not _validates_next(trainer):  # type: ignore[attr-defined]
+    if begun.processed != begun.completed + 1 or not validates_next(trainer):  # type: ignore[attr-defined]
         return
     loops = checkpoint["loops"]["fit_loop"]
     for counts in (loops["epoch_loop.batch_progress"][kind] for kind in ("total", "current")):
@@ -205,13 +206,7 @@ def validate_after_resume(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 def _is_between_steps(trainer: Trainer) -> bool:
     """Return whether a validation during training runs without accumulated gradients, which are in no checkpoint."""
     training = trainer.state.fn == "fit" and not trainer.sanity_checking
-    return training and not trainer.fit_loop._should_accumulate()
-
-
-def _validates_next(trainer: Trainer) -> bool:
-    """Return whether a validation follows the batch that ends now; the run then stops in that validation."""
-    fetcher: Any = trainer.fit_loop._data_fetcher
-    return trainer.enable_validation and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+    return training and not accumulates(trainer)
 
 
 def _restart_validation(trainer: Trainer) -> None:

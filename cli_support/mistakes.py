@@ -135,9 +135,8 @@ class _Check:
         """Check a number, a string or a choice by parsing it with jsonargparse."""
         if hint is None or class_arguments.accepts(hint, value):
             return None
-        who = f"{key}{source.place} is {value!r}, " + (
-            f"but {owner} expects" if owner else "where the expected value is"
-        )
+        expects = f"but {owner} expects" if owner else "where the expected value is"
+        who = f"{key}{source.place} is {value!r}, {expects}"
         literals = [member for member in members(hint) if get_origin(member) is Literal]
         if choices := [str(choice) for literal in literals for choice in get_args(literal)]:
             return f"{who} one of {', '.join(choices)}; {did_you_mean(str(value), choices)}"

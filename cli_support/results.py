@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ..callbacks.checkpoints.saved_run import step_of
+from ..common.messages import say, warn
 from ..common.named_code import defined_here
-from .errors import say, warn
 
 
 def results_table(results: Sequence[Mapping[str, float]]) -> str:
@@ -43,8 +43,9 @@ def print_checkpoints(trainer: Trainer, module: LightningModule, data: Any) -> N
     if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
         return
     chosen: str | None = None
-    for callback in sorted(trainer.checkpoint_callbacks, key=lambda each: getattr(each, "monitor", None) is None):
-        path = callback.best_model_path if isinstance(callback, ModelCheckpoint) else None
+    kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    for callback in sorted(kept, key=lambda each: each.monitor is None):  # the best first
+        path = callback.best_model_path
         if not path or not Path(path).exists():
             continue
         if callback.monitor is None:

@@ -5,9 +5,7 @@ silently trains with the old value (lightning 2.6.6). Here the checkpoint is the
 typed comes later and wins, as one `--config` wins over an earlier one.
 """
 
-import contextlib
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ from lightning.pytorch import LightningDataModule, LightningModule
 
 from ..callbacks.checkpoints.saved_run import LENGTHS, SavedRun
 from ..common.class_arguments import subclasses
-from ..common.named_code import ForeignCode, TypedNames, check_arguments, check_class, imported
+from ..common.messages import say, warn
+from ..common.named_code import ForeignCode, TypedNames, check_described, imported
 from ..common.names import nearest
 from .command_line import Source, Typed, UsageError
-from .errors import say, warn
 
 # Values of `ckpt_path` that Lightning resolves itself, once the run has begun.
 KEYWORDS = ("last", "best", "hpc")
@@ -94,17 +92,13 @@ def merge(saved: SavedRun, typed: Typed) -> None:
 
 def _checked(saved: SavedRun, section: str, typed: Typed, names: TypedNames) -> dict[str, Any]:
     """Return a section of the checkpoint, without foreign code that a typed class replaces."""
-    values = saved.hyper_parameters[section]
-    arguments: dict[str, Any] = {}
+
+    def is_replaced(argument: str) -> bool:
+        instead = typed.lookup(f"{section}.init_args.{argument}")
+        return isinstance(instead, str) or (isinstance(instead, dict) and "class_path" in instead)
+
     try:
-        name, cls = check_class(values["class_path"], (_BASES[section],), names)
-        for argument, value in values["init_args"].items():
-            try:
-                arguments |= check_arguments({argument: value}, cls, names)
-            except ForeignCode:
-                instead = typed.lookup(f"{section}.init_args.{argument}")
-                if not (isinstance(instead, str) or (isinstance(instead, dict) and "class_path" in instead)):
-                    raise
+        return check_described(saved.hyper_parameters[section], _BASES[section], names, is_replaced)
     except ForeignCode as error:
         option = ".".join([section, *([error.key] if error.key else [])])
         raise UsageError(
@@ -112,21 +106,15 @@ def _checked(saved: SavedRun, section: str, typed: Typed, names: TypedNames) -> 
             f"of torch.optim, so that it could run any code: if you trust it, type --{option} {error.name}, or give "
             "the run's own config.yaml with --config."
         ) from error
-    return {"class_path": name, "init_args": arguments}
 
 
-@contextlib.contextmanager
-def as_first_config(typed: Typed) -> Iterator[list[str]]:
-    """Yield the words for the parser, with the checkpoint's values as the first config file."""
+def words_for_parser(typed: Typed) -> list[str]:
+    """Return the words for the parser, with the checkpoint's values, if any, as the first config, in YAML."""
     words = list(typed.args)
-    if not typed.sources or typed.sources[0].kind != "checkpoint":
-        yield words
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "checkpoint.yaml"
-        file.write_text(yaml.safe_dump(typed.sources[0].tree), encoding="utf-8")
-        words.insert(words.index(str(typed.subcommand)) + 1, f"--config={file}")
-        yield words
+    if typed.sources and typed.sources[0].kind == "checkpoint":
+        tree = yaml.safe_dump(typed.sources[0].tree, default_flow_style=True, width=float("inf"))
+        words.insert(words.index(str(typed.subcommand)) + 1, f"--config={tree}")
+    return words
 
 
 def report_overrides(saved: SavedRun | None, config: Any, typed: Typed) -> bool:

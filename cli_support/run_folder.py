@@ -14,9 +14,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from ..callbacks.checkpoints.checkpoint_io import newest_whole
 from ..callbacks.checkpoints.saved_run import SHAPING, SavedRun, best_beside
+from ..common.messages import say, warn
 from . import slurm_job
 from .command_line import Typed, UsageError
-from .errors import say, warn
 from .resume import KEYWORDS
 
 # Tell the processes that Lightning's DDP launcher starts which folder the first one has claimed, and which checkpoint

@@ -1,4 +1,4 @@
-"""Logging of values that every process has computed alike."""
+"""Logging of values that are the same in every process."""
 
 from collections.abc import Mapping
 

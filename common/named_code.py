@@ -9,7 +9,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib.machinery import PathFinder
@@ -120,6 +120,31 @@ def check_class(name: Any, bases: tuple[type, ...], typed: TypedNames, key: str 
     if typed.allow(name, found, bases):
         return name, found
     raise ForeignCode(key, name)
+
+
+def check_described(
+    described: Mapping[str, Any], base: type, typed: TypedNames, is_replaced: Callable[[str], bool] = lambda _: False
+) -> dict[str, Any]:
+    """Return a class and its arguments as a checkpoint gives them, if they name no other code than they may.
+
+    Args:
+        described: `{"class_path": ..., "init_args": {...}}`.
+        base: Of which the class should be.
+        typed: What the user typed.
+        is_replaced: Whether another value replaces an argument, so that its foreign code can be left out.
+
+    Raises:
+        ForeignCode: At the first name that is not allowed.
+    """
+    name, cls = check_class(described["class_path"], (base,), typed)
+    arguments: dict[str, Any] = {}
+    for argument, value in described["init_args"].items():
+        try:
+            arguments |= check_arguments({argument: value}, cls, typed)
+        except ForeignCode:
+            if not is_replaced(argument):
+                raise
+    return {"class_path": name, "init_args": arguments}
 
 
 def defined_here(found: type) -> bool:

@@ -22,11 +22,7 @@ ALLOWED = {
     "common": set(),
 }
 
-# What is still wrong; to be empty.
-IMPORTS_TO_DO: set[str] = set()
-TWICE_TO_DO = {"_NormBase", "_actions", "_generate_state_key", "_should_accumulate", "_typehint"}
-
-DOCUMENTED = {"_replace", "_asdict", "_exit"}  # of named tuples and of `os`: public in spite of their names
+DOCUMENTED = {"_replace", "_asdict", "_make", "_exit"}  # of named tuples and of `os`: public in spite of their names
 
 
 def files():
@@ -108,7 +104,7 @@ def private_names():
 
 
 def test_rooms_import_only_what_they_may():
-    assert violations() <= IMPORTS_TO_DO
+    assert violations() == set()
 
 
 def test_private_names_of_other_packages_stand_in_one_listed_file_each():
@@ -119,7 +115,7 @@ def test_private_names_of_other_packages_stand_in_one_listed_file_each():
             assert {name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", listed)} == found[file], file
     assert {file for file, _ in rows} == set(found)
     used = [name for names in found.values() for name in names]
-    assert {name for name in used if used.count(name) > 1} <= TWICE_TO_DO
+    assert {name for name in used if used.count(name) > 1} == set()
 
 
 def test_the_import_of_a_sibling_is_found():

@@ -107,7 +107,7 @@ def test_named_tokenizer_that_cannot_be_opened_is_said_and_left_out(trained, tmp
     content["datamodule_hyper_parameters"]["tokenizer"] = "/gone/vocab.txt"
     torch.save(content, tmp_path / "x.ckpt")
     main([str(tmp_path / "x.ckpt"), str(tmp_path / "out")])
-    assert "without its tokenizer (found no tokenizer under '/gone/vocab.txt'" in capsys.readouterr().out
+    assert "without its tokenizer (Expected a tokenizer" in capsys.readouterr().out
     assert not (tmp_path / "out" / "tokenizer.json").exists()
 
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_exported_costs_one_sentence(trained, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "name of a new file" in _refused(capsys, trained, tmp_path / "empty", "--layout", "albef")
     line = _refused(capsys, trained, tmp_path / "student.pth", "--layout", "student")
-    assert line.endswith("is not written in the layout 'student': give vlightning or albef.")
+    assert "is not written in the layout 'student': give vlightning or albef." in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "x.ckpt"]
 
 

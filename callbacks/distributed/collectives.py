@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+
+from ..private_api import copy_all, ignore_in_ddp
 
 
 def world_size() -> int:
@@ -160,7 +161,7 @@ def broadcast_all(tensors: Iterable[Tensor]) -> None:
     for group in alike.values():
         content = torch.cat([tensor.detach().flatten() for tensor in group])
         dist.broadcast(content, src=0)
-        torch._foreach_copy_(
+        copy_all(
             group,
             [
                 part.view_as(tensor)
@@ -180,8 +181,7 @@ def keep_from_ddp(module: nn.Module, parts: Iterable[nn.Module]) -> None:
     """
     kept = {id(buffer) for part in parts for buffer in part.buffers()}
     names = {name for name, buffer in module.named_buffers(remove_duplicate=False) if id(buffer) in kept}
-    others = getattr(module, "_ddp_params_and_buffers_to_ignore", [])
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, sorted({*others, *names}))
+    ignore_in_ddp(module, names)
 
 
 class _GatherRows(torch.autograd.Function):

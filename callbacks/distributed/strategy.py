@@ -16,7 +16,6 @@ from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -32,6 +31,7 @@ from ..checkpoints.sharded_checkpoint import (
     split_checkpoint,
     whole_checkpoint,
 )
+from ..private_api import ignored_by_ddp, is_batch_norm
 from .collectives import broadcast_all
 
 FloatType = Literal["float32", "bfloat16"]
@@ -109,8 +109,8 @@ class ShardedStrategy(ModelParallelStrategy):
         """Return the buffers of norms, without those excluded from DDP's broadcast, such as a frozen teacher's."""
         module = self.lightning_module
         assert module is not None
-        norms = {name for name, part in module.named_modules() if isinstance(part, _NormBase)}
-        left_out = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        norms = {name for name, part in module.named_modules() if is_batch_norm(part)}
+        left_out = ignored_by_ddp(module)
         return [
             buffer
             for name, buffer in module.named_buffers()

@@ -98,9 +98,8 @@ def _recording(attention: CrossAttention) -> Iterator[dict[str, Tensor]]:
         return hook
 
     def keep_context(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        context, *rest = inputs
-        seen["context"] = context.detach().requires_grad_()
-        return seen["context"], *rest
+        seen["context"] = inputs[0].detach().requires_grad_()
+        return seen["context"], *inputs[1:]
 
     hooks = [attention.self[name].register_forward_hook(keep(name)) for name in ("query", "key", "value")]
     hooks.append(attention.output.register_forward_pre_hook(keep_context))

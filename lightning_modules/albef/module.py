@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ...callbacks import (
@@ -25,6 +24,7 @@ from ...callbacks import (
     StepSeedCallback,
     missing_callbacks,
 )
+from ...callbacks.distributed.full_tensor import full_tensor
 from ..base.method import Bound, Method
 from ..base.settings import settings
 from ..base.trainers import trainer_of
@@ -233,8 +233,7 @@ class ALBEFModule(Method):
 
     def contrastive_temperature(self) -> float:
         """Return the learned temperature; every process calls it, because the temperature may be sharded."""
-        value = self.temperature
-        return float(value.full_tensor() if isinstance(value, DTensor) else value)
+        return float(full_tensor(self.temperature))
 
     def word_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Images [B, 3, S, S] and texts [B, L], in eval mode, to Grad-CAM maps [B, L, g, g] of every token."""

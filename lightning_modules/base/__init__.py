@@ -1,1 +1,1 @@
-"""What stands above every method."""
+"""The base class of the methods and its parts."""

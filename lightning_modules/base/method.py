@@ -51,7 +51,7 @@ class Method(CheckedLoading, LightningModule):
        networks, the vocabulary and the settings. Strategies that shard do so after 6.
     5. `configure_optimizers`: the paper's optimizer and schedule, or the user's.
     6. `on_fit_start`: loads initial weights, unless a checkpoint was restored.
-    7. `on_train_start`: logs who the frozen networks are, and sets the learning rate of the first step.
+    7. `on_train_start`: logs which frozen networks are used, and sets the learning rate of the first step.
     8. for each batch: `on_train_batch_start` compares the sizes of the first batch of an epoch with `data_sizes()`;
        `optimizer_step`, which calls the method's `training_step` and `configure_gradient_clipping`, steps, and clamps
        parameters to their `bounds()`.
@@ -275,7 +275,7 @@ class Method(CheckedLoading, LightningModule):
         """Shrink text towers that start at random to a tokenizer; datamodules call it in `setup`.
 
         Towers are built for `text.vocab_size` words, and lose the rows that no token id reaches before anything copies,
-        shards or optimizes them. The other parameters start as they would have, whatever the data are.
+        shards or optimizes them. The other parameters start with the same values for all data.
 
         Args:
             entries: trains the tokenizer, where that has not been done, and counts its entries.

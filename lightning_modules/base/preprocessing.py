@@ -1,4 +1,4 @@
-"""What is done to an image before a model sees it, as plain data: in checkpoints, exports and messages.
+"""Preprocessing of images as plain data: in checkpoints, exports and messages.
 
 The words are those of the datamodules' transforms for evaluation: `image_size`, `mean`, `std`, `interpolation`,
 `resize_mode` ("shortest" or "squash") and `resize`, the size before the crop where that is larger. Of a transform that
@@ -14,10 +14,10 @@ from ...callbacks.checkpoints.sharded_checkpoint import METADATA
 
 
 def recorded_preprocessing(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What evaluation did to an image in the training that a checkpoint is of; None where it does not say.
+    """Return the preprocessing that a checkpoint's training evaluated with; None where the checkpoint does not hold it.
 
     Args:
-        content: the checkpoint. Lightning keeps the datamodule's state under the name of its class, whatever that is.
+        content: the checkpoint. Lightning keeps the datamodule's state under the name of its class.
     """
     states = (state for name, state in content.items() if name != "state_dict" and isinstance(state, Mapping))
     found = (state.get("preprocessing") for state in states)
@@ -25,16 +25,16 @@ def recorded_preprocessing(content: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether there is a checkpoint of a training here: a file, or a sharded one's folder."""
+    """Return whether a path is a checkpoint of a training: a file, or the folder of a sharded one."""
     file = Path(path).expanduser()
     return (file / METADATA).is_file() or (file.suffix == ".ckpt" and file.is_file())
 
 
 def preprocessing_of_checkpoint(path: str | Path) -> dict[str, Any] | None:
-    """What evaluation did to an image in a training; None where nobody says.
+    """Return the preprocessing of a training's evaluation; None where the checkpoint does not hold it.
 
     Args:
-        path: its checkpoint. Where there is none, loading the weights says so.
+        path: its checkpoint. A missing one is reported when the weights are loaded.
     """
     if not is_checkpoint(path):
         return None
@@ -44,7 +44,7 @@ def preprocessing_of_checkpoint(path: str | Path) -> dict[str, Any] | None:
 def said(record: Mapping[str, Any] | None) -> str:
     """A record in words, the end of a sentence about a model."""
     if record is None or ("mean" not in record and "transform" not in record):
-        return "nothing is known of how its images were prepared"
+        return "the preprocessing of its images is unknown"
     if "transform" in record:
         return f"its images were prepared by {record['transform']}, which no file can say"
     size, resize = record["image_size"], record.get("resize") or record["image_size"]

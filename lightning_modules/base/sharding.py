@@ -26,7 +26,7 @@ NETWORK_METHODS = (
     "forward_features",
     "classify",
 )
-"""What is called of a network beside `forward`: FSDP2 has to know, so that it gathers the parameters first."""
+"""Methods of a network, beside `forward`, before which FSDP2 gathers the parameters."""
 MODULE_METHODS = (
     "training_step",
     "validation_step",
@@ -79,7 +79,7 @@ def shard(module: LightningModule, networks: Sequence[nn.Module]) -> None:
     if not isinstance(strategy, ShardedStrategy):
         strategy = None
     recompute = strategy is not None and strategy.activation_checkpointing
-    _start_alike(module, mesh.device_type)
+    _broadcast_start(module, mesh.device_type)
     for network in networks:
         policy = MixedPrecisionPolicy()
         if strategy is not None and not getattr(network, "sums_weights", False):
@@ -101,7 +101,7 @@ def shard(module: LightningModule, networks: Sequence[nn.Module]) -> None:
 
 
 def _blocks(network: nn.Module) -> Iterator[nn.Module]:
-    """Members of the lists of blocks in a network, inner ones before those they are in."""
+    """Iterate over the members of the lists of blocks in a network, inner ones first."""
     for part in reversed(list(network.modules())):
         alike = isinstance(part, nn.Sequential) and len(part) > 1 and len({type(block) for block in part}) == 1
         if isinstance(part, nn.ModuleList) or alike:
@@ -109,7 +109,7 @@ def _blocks(network: nn.Module) -> Iterator[nn.Module]:
 
 
 def _shard_norms(block: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-    """Make a group of the norms of a block, which compute in float32, or in the type of their running statistics."""
+    """Shard the norms of a block as a group that computes in float32, or in the type of their running statistics."""
     norms: list[nn.Module] = [
         part for part in block.modules() if isinstance(part, NORMS) and not isinstance(part, FSDPModule)
     ]
@@ -118,15 +118,15 @@ def _shard_norms(block: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolic
 
 
 def _recompute(block: nn.Module) -> None:
-    """Let a block keep its inputs only, and run again in the backward pass."""
+    """Recompute a block's activations in the backward pass."""
     forward = block.forward
     block.forward = lambda *args, **kwargs: recomputed(
         partial(forward, **kwargs), *args, again=partial(kept_statistics, block)
     )
 
 
-def _start_alike(module: nn.Module, device: str) -> None:
-    """Give every process rank 0's parameters and buffers, as DDP does: without a seed each would bring its own."""
+def _broadcast_start(module: nn.Module, device: str) -> None:
+    """Broadcast rank 0's parameters and buffers, as DDP does: without a seed every rank draws its own."""
     for tensor in (*module.parameters(), *module.buffers()):
         start = tensor.detach().to(device)
         dist.broadcast(start, src=0)

@@ -1,1 +1,1 @@
-"""What several methods evaluate alike."""
+"""Evaluation components of the methods."""

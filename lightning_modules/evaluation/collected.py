@@ -62,7 +62,7 @@ class CollectedFeatures:
             widths = [batches[0][0].shape[1] for batches in (self._images, self._texts) if batches]
             width = int(gather_uneven(torch.tensor([max(widths, default=0)])).max())
         images, texts = _joined(self._images, width, columns=3), _joined(self._texts, width, columns=4)
-        return Gathered(*images, *texts, *_joined_ids(self._ids))
+        return Gathered._make([*images, *texts, *_joined_ids(self._ids)])
 
 
 def _joined(batches: list[tuple[Tensor, ...]], width: int, columns: int) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...callbacks.distributed.collectives import all_reduce_sum, gather_uneven, rank
 from ...metrics.retrieval import Candidates
 
-RerankOn = Literal["never", "test", "always"]
+RerankWhen = Literal["never", "test", "always"]
 RerankScore = Literal["itm", "itm+itc", "itm+itc_logits"]
 
 
@@ -28,7 +28,7 @@ class RerankSettings:
 
     Args:
         k: candidates by contrast that the matching head re-orders; 0 leaves re-ranking out.
-        on: "test" re-ranks in `test` and `predict`, "always" in validation too.
+        when: "test" re-ranks in `test` and `predict`, "always" in validation too.
         score: "itm" orders by the logit of a match alone; "itm+itc" adds the cosine, "itm+itc_logits" the cosine over
             the temperature.
         memory_gib: main memory in GiB that a process may use for image tokens, and again for text states; the rest is
@@ -37,7 +37,7 @@ class RerankSettings:
     """
 
     k: int = 128
-    on: RerankOn = "test"
+    when: RerankWhen = "test"
     score: RerankScore = "itm"
     memory_gib: float = 8.0
     rows: int = 256
@@ -45,7 +45,7 @@ class RerankSettings:
     def applies(self, stage: str) -> bool:
         """Return whether candidates are re-ranked in a stage ("validate", "test" or "predict")."""
         stages = {"never": (), "test": ("test", "predict"), "always": ("validate", "test", "predict")}
-        return self.k > 0 and stage in stages[self.on]
+        return self.k > 0 and stage in stages[self.when]
 
 
 NO_RERANKING = RerankSettings(k=0)

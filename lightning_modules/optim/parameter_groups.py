@@ -19,7 +19,7 @@ def weight_decay_groups(module: nn.Module, no_weight_decay: Collection[str] = ()
 
     Args:
         module: its trainable parameters are taken.
-        no_weight_decay: names of parameters that do not decay whatever their shape.
+        no_weight_decay: names of parameters that do not decay.
     """
     groups = param_groups_weight_decay(module, _DECAYS, no_weight_decay_list=no_weight_decay)
     return [_without_decay(group) for group in reversed(groups)]
@@ -33,7 +33,7 @@ def layer_decay_groups(
     Args:
         module: has a `group_matcher`, as timm's models have, that says which parameters are of which layer.
         layer_decay: factor of the learning rate from each layer to the one below it.
-        no_weight_decay: names of parameters that do not decay whatever their shape.
+        no_weight_decay: names of parameters that do not decay.
     """
     groups = param_groups_layer_decay(module, _DECAYS, no_weight_decay, layer_decay=layer_decay)
     return [_without_decay(group) for group in groups]

@@ -268,8 +268,8 @@ def test_past_the_share_a_training_ends_with_the_sentence(shards, module, way):
         if seen >= 200 and len(met) > 0.004 * seen:
             break
     found = re.fullmatch(
-        rf"found {len(met)} of {seen} \((.*)\) of the train samples unusable, expected at most 0\.40% "
-        r"\(max_bad_share\): mend the data or raise that limit",
+        r"Expected at most 0\.40% unusable train samples \(data.max_bad_share\), got "
+        rf"{len(met)} of {seen} \((.*)\): correct the data, or increase the limit\.",
         str(error.value),
     )
     assert sorted(found[1].split(", ")) == sorted(f"{cause}: {met.count(cause)}" for cause in set(met))

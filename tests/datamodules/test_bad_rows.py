@@ -15,6 +15,7 @@ import torch
 from support.images import draw_image, encoded
 from support.processes import by_another_process
 from support.reinforced import augmentations, pth_gz, sample, write_tar
+from vlightning.common.errors import UserError
 from vlightning.common.files import unfinished_beside
 from vlightning.datamodules import ImageClassificationDataModule, ReinforcedImageTextDataModule
 from vlightning.datamodules.core.decode import decode_image, read_regular
@@ -77,7 +78,7 @@ def test_ids_of_thousands_of_digits_leave_a_list_readable_and_ids_apart(files, m
     (batch,) = data.test_dataloader()
     assert len(set(batch["image_id"].tolist())) == 4
     (files.folder / "deep.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=r"found no valid JSON in '.*deep.json' \(maximum recursion depth"):
+    with pytest.raises(UserError, match=r"valid JSON in '.*deep.json', got another content \(maximum recursion depth"):
         module(test=str(files.folder / "deep.json")).setup("test")
 
 
@@ -231,7 +232,7 @@ def test_reinforced_rows(tmp_path, changes, cause):
 
 
 def test_embeddings_do_not_unpack_to_more_than_they_may(monkeypatch):
-    monkeypatch.setattr("vlightning.datamodules.sources.reinforced_rows.MAX_EMBEDDING_BYTES", 100_000)
+    monkeypatch.setattr("vlightning.datamodules.sources.sample_embeddings.MAX_EMBEDDING_BYTES", 100_000)
     arrays = {"image_emb": torch.zeros(4, 12), "text_emb": torch.zeros(4, 12)}
     TeacherEmbeddings({"pth.gz": pth_gz(arrays)}, "good")
     bomb = io.BytesIO()
@@ -272,7 +273,7 @@ def test_an_index_beside_a_shard_that_was_replaced_by_one_of_equal_size_is_not_t
     write_tar(tmp_path / "0.tar", {key: content(int(key)) for key in "03214"})
     kept = Shards([str(tmp_path / "0.tar")], tmp_path / "other")
     assert kept.members(0) == content(0)
-    with pytest.raises(BadSample, match="another sample than the index says"):
+    with pytest.raises(BadSample, match="another sample than in the index"):
         kept.members(1)
 
 

@@ -10,7 +10,9 @@ import torch
 from support.captioning import CAPTIONS, EMBED_DIM, TOWER, caption_data, embedding, image_name, write_data
 from support.captioning import write_embeddings as write
 from support.images import draw_image
+from vlightning.common.errors import UserError
 from vlightning.datamodules import EmbeddedCaptionsDataModule
+from vlightning.datamodules.core.faults import BadDataError
 
 TEXTS = [text for texts in CAPTIONS for text in texts]
 
@@ -93,7 +95,7 @@ def test_long_captions_are_cut_and_their_end_is_not_shown(arguments):
 
 def test_images_that_have_moved_are_found_by_their_id(arguments, tmp_path):
     moved = {"image_root": str(tmp_path / "elsewhere")}
-    with pytest.raises(ValueError, match=r"no embedding: 6, for example .*elsewhere.*set data.join_on"):
+    with pytest.raises(UserError, match=r"no embedding: 6, for example .*elsewhere.*set data.join_on"):
         ready(arguments | moved)
     data = ready(arguments | moved, join_on="image_id")
     (batch,) = list(data.val_dataloader())[:1]
@@ -109,7 +111,7 @@ def test_images_without_an_embedding_are_replaced_and_end_the_run_where_they_are
     assert [len(batch["embedding"]) for batch in batches] == [6, 6, 6]
     assert torch.cat([batch["sample_index"] for batch in batches]).max() < 15
     assert sum(len(batch["references"]) for batch in data.val_dataloader()) == 5
-    with pytest.raises(RuntimeError, match="no embedding"):
+    with pytest.raises(BadDataError, match="no embedding"):
         list(ready(some, max_bad_share=0.01).train_dataloader())
 
 
@@ -142,34 +144,36 @@ def test_files_are_read_from_folders_and_patterns(arguments, tmp_path):
 
 
 def refused(arguments, files, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         ready(arguments | {"embeddings": files})
 
 
 def test_other_files_are_refused(arguments, tmp_path):
-    refused(
-        arguments, str(tmp_path / "none.parquet"), "found no Parquet file of embeddings in .*embed the images first"
-    )
+    refused(arguments, str(tmp_path / "none.parquet"), "Expected Parquet files of embeddings, .*embed the images first")
     # What a retrieval prediction writes, of unit length, has no ids.
     table = pq.read_table(arguments["embeddings"])
     pq.write_table(table.drop_columns(["image_id"]), tmp_path / "unit.parquet")
-    refused(arguments, str(tmp_path / "unit.parquet"), "expected image, image_id, embedding, as `vlightning predict`")
-    refused(arguments, [arguments["embeddings"]] * 2, r"found several embeddings with the image .*0\.jpg")
+    refused(
+        arguments,
+        str(tmp_path / "unit.parquet"),
+        "Expected the columns image, image_id, embedding in .*, as `vlightning predict`",
+    )
+    refused(arguments, [arguments["embeddings"]] * 2, r"one embedding per image .* got several for .*0\.jpg")
     names = [f"/other/{number}" for number in range(3)]
     other = write(tmp_path / "other.parquet", names, TOWER | {"sha256": "1" * 64})
-    refused(arguments, [arguments["embeddings"], other], "found embeddings of 2 towers with the widths")
+    refused(arguments, [arguments["embeddings"], other], "got those of 2 towers with the dimensions")
     narrow = write(tmp_path / "narrow.parquet", names, width=EMBED_DIM - 1)
-    refused(arguments, [arguments["embeddings"], narrow], r"of 1 towers with the widths \[11, 12\]")
+    refused(arguments, [arguments["embeddings"], narrow], r"of 1 towers with the dimensions \[11, 12\]")
     pq.write_table(table.slice(0, 0), tmp_path / "empty.parquet")
-    refused(arguments, str(tmp_path / "empty.parquet"), "found 0 embeddings of 0 widths")
+    refused(arguments, str(tmp_path / "empty.parquet"), "got 0 of 0 dimensions")
     mixed = table.set_column(3, "embedding", pa.array([[1.0] * (1 + row % 2) for row in range(6)]))
     pq.write_table(mixed, tmp_path / "mixed.parquet")
-    refused(arguments, str(tmp_path / "mixed.parquet"), "found 6 embeddings of 2 widths")
+    refused(arguments, str(tmp_path / "mixed.parquet"), "got 6 of 2 dimensions")
 
 
 def test_a_language_model_without_a_tokenizer_is_refused(arguments, tmp_path):
     data = ready(arguments | {"language_model": str(tmp_path / "nothing")})
-    with pytest.raises(ValueError, match="found no tokenizer under"):
+    with pytest.raises(UserError, match=r"of a tokenizer, got|Expected a tokenizer folder"):
         next(iter(data.train_dataloader()))
-    with pytest.raises(ValueError, match="max_tokens=1"):
+    with pytest.raises(UserError, match=r"data.max_tokens of at least 2, got 1"):
         EmbeddedCaptionsDataModule("embeddings.parquet", max_tokens=1)

@@ -15,6 +15,7 @@ from PIL import Image
 
 from support.distributed import run_distributed
 from support.images import draw_image, encoded
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ALBEFEvalTransform, ImageTextDataModule, ShapesDataModule, Source
 from vlightning.datamodules.core.faults import BadDataError
 
@@ -159,7 +160,7 @@ def test_past_the_share_the_run_stops_with_one_sentence(files, module, workers):
     source = files.json(items(files, 24, bad=[(number, "truncated") for number in range(1, 9)]))
     data = opened(module, train=source, max_bad_share=0.1, num_workers=workers)
     with pytest.raises(
-        BadDataError, match=r"^found \d+ of \d+ \(truncated: \d+\) of the train samples unusable, expected at"
+        BadDataError, match=r"^Expected at most .* unusable train samples .*, got \d+ of \d+ \(truncated: \d+\)"
     ):
         list(data.train_dataloader())
     data.teardown()
@@ -182,7 +183,7 @@ def test_a_short_split_is_judged_at_its_end_under_a_trainer(files, module, tmp_p
     source = files.json(items(files, 9, bad=[(0, "truncated")]))
     data = module(train=source, validation=source)
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
-    with pytest.raises(BadDataError, match=r"1 of 9 \(truncated: 1\) of the validation samples"):
+    with pytest.raises(BadDataError, match=r"unusable validation samples .* got 1 of 9 \(truncated: 1\)"):
         trainer.validate(Reader(), datamodule=data)
 
 
@@ -202,13 +203,13 @@ def test_prediction_takes_a_folder_of_images(files, module):
 
 
 def test_errors_come_before_training(files, module):
-    with pytest.raises(ValueError, match="found no source for 'train', which 'fit' needs"):
+    with pytest.raises(UserError, match="Expected a train source for 'fit', got none"):
         opened(module)
-    with pytest.raises(ValueError, match="found no column 'text'"):
+    with pytest.raises(UserError, match="the column 'text'"):
         opened(module, train=files.parquet(4), caption_column="text")
-    with pytest.raises(ValueError, match="found no rows in the validation split"):
+    with pytest.raises(UserError, match="Expected rows in the validation split"):
         opened(module, train=files.parquet(4), validation=files.json([], "empty.json"))
-    with pytest.raises(ValueError, match="neither a tokenizer nor training captions"):
+    with pytest.raises(UserError, match="a tokenizer or training captions to train one on, got neither"):
         _ = opened(module, "test", test=files.parquet(4)).tokenizer
 
 
@@ -365,21 +366,21 @@ def test_a_text_files_lines_keep_their_numbers_and_empty_ones_are_left_out_and_c
     assert data.predict_texts == ["image one", "", "  ", "number\u2028two", "?!", "thrée"]
     (batch,) = data.predict_dataloader()
     assert batch["text_index"].tolist() == [0, 3, 4, 5]
-    assert "2 of the 6 texts to predict are empty and left out" in caplog.text
+    assert "2 of the 6 texts to predict are empty and skipped" in caplog.text
     (batch,) = opened(module, "predict", clean_captions=True, **options).predict_dataloader()
     assert batch["text_index"].tolist() == [0, 3, 5]
 
 
 def test_texts_that_cannot_be_read_are_one_sentence(files, module):
-    with pytest.raises(ValueError, match=r"^found no text file 'gone.txt' \(No such file.*\), expected one in UTF-8"):
+    with pytest.raises(UserError, match=r"^Expected a UTF-8 text file .*, got 'gone.txt' \(No such file.*\)"):
         opened(module, "predict", predict_texts="gone.txt")
     (files.folder / "latin.txt").write_bytes(b"caf\xe9\n")
-    with pytest.raises(ValueError, match=r"latin.txt' \(it is not UTF-8\)"):
+    with pytest.raises(UserError, match=r"latin.txt' \(it is not UTF-8\)"):
         opened(module, "predict", predict_texts=str(files.folder / "latin.txt"))
     (files.folder / "blank.txt").write_text("\n\n")
-    with pytest.raises(ValueError, match=r"^found 2 text\(s\) in '.*blank.txt' and content in none of them"):
+    with pytest.raises(UserError, match=r"^Expected texts with content, got 2 without in '.*blank.txt'"):
         opened(module, "predict", predict_texts=str(files.folder / "blank.txt"))
-    with pytest.raises(ValueError, match=r"^found no source for 'predict', .*: set data.predict or data.predict_texts"):
+    with pytest.raises(UserError, match=r"^Expected a predict source .*: set data.predict or data.predict_texts"):
         opened(module, "predict")
 
 
@@ -439,7 +440,7 @@ def test_prediction_needs_none_of_the_training_files(files, module, tmp_path):
     data = module(predict=str(files.folder / "images"), tokenizer=str(files.folder / "vocab.txt"), **gone)
     returned, _ = predicted(tmp_path, data)
     assert [batch["sample_index"] for batch in returned] == [[0, 1]]
-    with pytest.raises(ValueError, match=r"found no file 'gone/train.jsonl'"):
+    with pytest.raises(UserError, match=r"got 'gone/train.jsonl', which does not exist"):
         module(**gone).prepare_data()
 
 
@@ -479,9 +480,9 @@ def test_images_are_opened_again_as_they_are_read_for_evaluation(files, module):
     assert data.picture_name("test", 4) == str(files.folder / "images/0.png")
     assert data.picture_name("test", 1) == f"{files.folder}/pairs.parquet, row 1"
     (files.folder / paths[0]).unlink()
-    with pytest.raises(ValueError, match=r"^found an unusable image, .*/0.png \(missing file\), expected one"):
+    with pytest.raises(UserError, match=r"^Expected a usable image, got .*/0.png \(missing file\)"):
         data.image("test", 4)
-    with pytest.raises(ValueError, match="found no 'predict' rows"):
+    with pytest.raises(UserError, match="Expected an open predict split"):
         data.picture_name("predict", 0)
 
 
@@ -491,7 +492,7 @@ def test_a_streamed_image_has_a_name_and_cannot_be_opened_again(files, module):
     (batch,) = data.test_dataloader()
     names = [data.picture_name("test", index) for index in batch["sample_index"].tolist()]
     assert names == [f"{source}, shard 0, row {number}" for number in range(3)]
-    with pytest.raises(ValueError, match=r"^found 'test' to be streamed, expected .*: set data.streaming to false$"):
+    with pytest.raises(UserError, match=r"^Expected a test split .* got a streamed one: set data.streaming to false.$"):
         data.image("test", 0)
 
 

@@ -11,6 +11,7 @@ from datasets import Dataset, Features, List, Value
 from PIL import Image as Pillow
 
 from support.images import draw_image, encoded
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule, ReinforcementDataModule
 from vlightning.datamodules.core.decode import image_suffix
 from vlightning.datamodules.core.faults import BadDataError
@@ -175,7 +176,7 @@ def test_unusable_rows_come_with_their_cause(pairs, module, caplog):
     account = data.account("predict")
     assert account.seen == 8
     assert account.causes.total() == 5
-    assert dict(account.remarks) == {"further captions of a row left out": 1}
+    assert dict(account.remarks) == {"further captions of a row skipped": 1}
     assert next(pair.caption for batch in found for pair in batch["originals"].pairs if pair.row == 6) == "one"
 
 
@@ -354,23 +355,23 @@ def test_images_are_not_turned(tmp_path, pairs, module):
 
 
 def test_only_predict(pairs, module):
-    with pytest.raises(ValueError, match="expected 'predict'"):
+    with pytest.raises(UserError, match="Expected the command 'predict'"):
         module(pairs()).setup("fit")
 
 
 @pytest.mark.parametrize("options", [{"augmentations": 0}, {"shard_size": 0}, {"operations": ["Flip"]}])
 def test_wrong_arguments(options, module):
-    with pytest.raises(ValueError, match=r"found .*: (raise it|correct the names)"):
+    with pytest.raises(UserError, match=r"got .*: (increase it|correct the names)"):
         module("x", **options)
 
 
 def test_no_source(module):
-    with pytest.raises(ValueError, match=r"data\.pairs"):
+    with pytest.raises(UserError, match=r"data\.pairs"):
         module(None).setup("predict")
 
 
 def test_a_column_that_is_not_there(pairs, module):
-    with pytest.raises(ValueError, match="'synth'"):
+    with pytest.raises(UserError, match="'synth'"):
         module(pairs(), synthetic_column="synth").setup("predict")
 
 

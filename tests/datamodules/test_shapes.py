@@ -4,10 +4,20 @@ import numpy as np
 import pytest
 import torch
 
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.datamodules.core.sampling import generator
-from vlightning.datamodules.shapes import SIZES
-from vlightning.datamodules.sources.shapes import COLORS, PAIRS, RELATIONS, SHAPES, THINGS, Scene, ShapesTable, draw
+from vlightning.datamodules.sources.shapes import (
+    COLORS,
+    PAIRS,
+    RELATIONS,
+    SHAPES,
+    SIZES,
+    THINGS,
+    Scene,
+    ShapesTable,
+    draw,
+)
 
 
 def table(split, **options):
@@ -170,9 +180,9 @@ def test_every_word_is_one_token_with_the_default_vocabulary():
 
 
 def test_wrong_lengths_are_named():
-    with pytest.raises(ValueError, match="eval_length=1580, expected 1 to 1579"):
+    with pytest.raises(UserError, match=r"data.eval_length from 1 to 1579, got 1580"):
         table("train", eval_length=1580)
-    with pytest.raises(ValueError, match="length=0"):
+    with pytest.raises(UserError, match=r"data.length of at least 1, got 0"):
         table("train", length=0)
 
 

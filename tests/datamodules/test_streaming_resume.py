@@ -13,7 +13,7 @@ from PIL import Image
 
 from support.images import draw_image, encoded
 from vlightning.datamodules.core.sampling import block_order, shard_order
-from vlightning.datamodules.sources import records
+from vlightning.datamodules.sources import tar_records
 from vlightning.datamodules.sources.open import Opening
 from vlightning.datamodules.sources.stream import Stream
 from vlightning.datamodules.sources.stream_sets import StreamedTrainingSet
@@ -185,7 +185,7 @@ def test_what_a_tar_file_holds_before_the_position_is_not_read(files, monkeypatc
         texts = [(f"{row:04}.txt", b"caption") for row in range(count)]
         files.tar([member for pair in zip(parts, texts, strict=True) for member in pair], f"{shard}.tar")
     sample = 1536 + 512 * -(-len(images[0]) // 512)  # bytes: two headers, the caption and the image, in full blocks
-    monkeypatch.setattr(records, "open", Counted, raising=False)
+    monkeypatch.setattr(tar_records, "open", Counted, raising=False)
     monkeypatch.setattr(tarfile, "bltn_open", Counted)
 
     def cost(done, replicas=(1, 0)):

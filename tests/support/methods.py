@@ -34,7 +34,7 @@ def albef(outside, seed, changes=None, **data):
 def albef_fine_tuning(outside, seed, **data):
     """For retrieval: without masked words, in slices, re-ranking in validation."""
     return albef(
-        outside, seed, {"mlm": False, "memory": {"micro_batch_size": 3}, "rerank": {"on": "always", "k": 10}}, **data
+        outside, seed, {"mlm": False, "memory": {"micro_batch_size": 3}, "rerank": {"when": "always", "k": 10}}, **data
     )
 
 

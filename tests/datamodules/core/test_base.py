@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.trainer.states import TrainerFn
 
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ALBEFTrainTransform, ShapesDataModule
 from vlightning.datamodules.core.sampling import epoch_order
 
@@ -209,7 +210,7 @@ def test_fitting_without_validation(tmp_path):
     module = fit(tmp_path, max_epochs=1, datamodule=TrainOnly(batch_size=4, length=8, image_size=16))
     assert len(module.seen) == 2
     assert module.validated == []
-    with pytest.raises(ValueError, match=r"found no source for 'test', which 'test' needs"):
+    with pytest.raises(UserError, match="Expected a test source for 'test', got none"):
         TrainOnly().setup(TrainerFn.TESTING)  # what the Trainer passes prints as its member's name
 
 
@@ -228,7 +229,7 @@ def test_checkpoints_hold_seed_and_tokenizer_as_plain_data(tmp_path):
 def test_the_checkpoints_seed_wins_with_a_warning():
     module = data(seed=1)
     state = data(seed=3).state_dict()
-    with pytest.warns(UserWarning, match="data seed 1 gives way to the checkpoint's, 3"):
+    with pytest.warns(UserWarning, match="data seed 1 is replaced by the checkpoint's, 3"):
         module.load_state_dict(state)
     assert module.run_seed == 3
     assert module.state_dict()["seed"] == 3
@@ -264,15 +265,15 @@ def test_the_seed_defaults_to_lightnings(monkeypatch):
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match="found batch_size=0"):
+    with pytest.raises(UserError, match=r"data.batch_size of at least 1, got 0"):
         data(batch_size=0)
-    with pytest.raises(ValueError, match="found max_bad_share=2"):
+    with pytest.raises(UserError, match=r"data.max_bad_share from 0 to 1, got 2"):
         data(max_bad_share=2)
-    with pytest.raises(ValueError, match="found seed=4294967296"):
+    with pytest.raises(UserError, match=r"data.seed below 2\*\*32, got 4294967296"):
         data(seed=2**32)
     module = data(batch_size=31)
     module.setup("fit")
-    with pytest.raises(ValueError, match="found 30 training rows an epoch, expected at least one global batch of 31"):
+    with pytest.raises(UserError, match=r"at least one global batch of 31 training rows .* got 30"):
         module.train_dataloader()
     module = data(vocab_size=150)
     module.setup("fit")
@@ -283,7 +284,7 @@ def test_a_given_tokenizer_larger_than_vocab_size_is_an_error(tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(50))]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     module = data(tokenizer=str(tmp_path / "vocab.txt"), vocab_size=54)
-    with pytest.raises(ValueError, match=r"found 55 entries in the tokenizer .* expected at most vocab_size=54"):
+    with pytest.raises(UserError, match=r"at most data.vocab_size=54 entries in the tokenizer .* got 55"):
         _ = module.tokenizer
     assert data(tokenizer=str(tmp_path / "vocab.txt"), vocab_size=55).special_token_ids["cls"] == 2
 

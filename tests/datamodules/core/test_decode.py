@@ -155,7 +155,7 @@ def test_account_ends_the_run_past_the_share_with_the_counts():
     account = Account("train", max_bad_share=0.05)
     account.update(100, [Fault("truncated", "a")] * 9)  # too few seen to judge
     account.update(150, [Fault("truncated", "a")] * 3)
-    with pytest.raises(BadDataError, match=r"found 14 of 251 \(truncated: 12, missing file: 2\) of the train samples"):
+    with pytest.raises(BadDataError, match=r"unusable train .* got 14 of 251 \(truncated: 12, missing file: 2\)"):
         account.update(1, [Fault("missing file", "b")] * 2)
 
 

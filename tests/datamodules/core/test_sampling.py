@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
+from vlightning.common.errors import UserError
 from vlightning.datamodules.core.sampling import (
     TrainingBatchSampler,
     TrainingPosition,
@@ -105,7 +106,7 @@ def test_evaluation_reads_each_item_once_in_equally_many_batches(length, world_s
 
 
 def test_fewer_items_than_processes_is_an_error():
-    with pytest.raises(ValueError, match=r"2 item\(s\) to evaluate but 3 processes"):
+    with pytest.raises(UserError, match="at least one item to evaluate for each of 3 processes, got 2"):
         evaluation_batches(2, 4, 0, 3)
 
 

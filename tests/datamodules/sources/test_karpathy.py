@@ -2,6 +2,7 @@
 
 import pytest
 
+from vlightning.common.errors import UserError
 from vlightning.datamodules import Source
 
 COCO = ["train", "restval", "val", "train", "test", "restval"]
@@ -98,10 +99,10 @@ def test_images_lie_under_image_root(karpathy, files, module, tmp_path):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_split_that_is_not_there_is_named_with_those_that_are(karpathy, module, streaming):
     options = {"streaming": True, "samples_per_epoch": 4} if streaming else {}
-    message = r"^found the splits test, train, val in '.*dataset.json', expected dev: name one of them as `split`, or"
-    with pytest.raises(ValueError, match=message):
+    message = r"^Expected the splits dev in '.*dataset.json', got test, train, val: name one of them as `split`, or"
+    with pytest.raises(UserError, match=message):
         read(module(train=Source(karpathy(FLICKR), split="train+dev"), **options), "train")
-    with pytest.raises(ValueError, match=r"expected val: name"):
+    with pytest.raises(UserError, match="Expected the splits val in"):
         read(module(train=Source(karpathy(FLICKR)), validation=karpathy(["train"], name="no_val.json")), "validation")
 
 
@@ -109,14 +110,12 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(karpathy, module
     "changes", [{"sentences": None}, {"sentences": [{"tokens": []}]}, {"filename": 3}, {"split": None}]
 )
 def test_an_incomplete_image_is_named(karpathy, module, changes):
-    with pytest.raises(
-        ValueError, match=r"^found something else in image 0 of '.*dataset.json', expected an object with"
-    ):
+    with pytest.raises(UserError, match=r"^Expected images as objects with .* got no such object in '.*dataset.json'"):
         read(module(train=karpathy(["train"], **changes)), "train")
 
 
 def test_another_object_is_not_taken_for_one(files, module):
     with pytest.raises(
-        ValueError, match=r"^found a JSON object with the keys annotations, info in '.*', expected a flat"
+        UserError, match=r"^Expected a list .* got a JSON object with the keys annotations, info in '.*'"
     ):
         read(module(train=files.json({"annotations": [], "info": {}})), "train")

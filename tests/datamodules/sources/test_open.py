@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from support.images import draw_image, encoded
+from vlightning.common.errors import UserError
 from vlightning.datamodules.core.faults import BadSample
 from vlightning.datamodules.sources.hub import hub_answers
 from vlightning.datamodules.sources.layout import FAULT, identity_number
@@ -122,7 +123,7 @@ def test_image_folder_without_captions_serves_prediction_only(files, table):
     rows = table(str(files.folder), split="predict", need_captions=False)
     assert [shown(rows, row) for row in range(3)] == [0, 1, 2]
     assert rows.captions(0) == []
-    with pytest.raises(ValueError, match=r"found 3 images but none of metadata.jsonl, metadata.csv"):
+    with pytest.raises(UserError, match=r"captions in one of metadata.jsonl, metadata.csv in .* got 3 images"):
         table(str(files.folder))
 
 
@@ -161,7 +162,7 @@ def test_a_damaged_tar_is_named(files, table):
     path = files.tar([("0.png", encoded(draw_image(0))), ("0.txt", b"x")])
     with open(path, "r+b") as file:
         file.truncate(600)
-    with pytest.raises(ValueError, match=r"found no readable tar file in '.*shard.tar'"):
+    with pytest.raises(UserError, match=r"Expected a readable tar file, got '.*shard.tar'"):
         table(path)
 
 
@@ -172,7 +173,7 @@ def test_saved_dataset_and_its_splits(files, table):
     assert len(table(str(files.folder / "saved"))) == 4
     rows = table(Source(str(files.folder / "split"), split="dev"))
     assert (len(rows), shown(rows, 0)) == (1, 2)
-    with pytest.raises(ValueError, match=r"found the splits train, dev in .* expected 'validation'"):
+    with pytest.raises(UserError, match=r"Expected the split 'validation' in .* got train, dev"):
         table(str(files.folder / "split"), split="validation")
 
 
@@ -187,53 +188,51 @@ def test_changed_files_are_read_anew(files, table):
 def test_missing_columns_are_named_with_those_that_exist(files, table):
     parquet = files.parquet(2, captions=["a", "b"], title=["c", "d"])
     with pytest.raises(
-        ValueError, match=r"no column 'titel' in .* image, caption, title: set data.caption_column to 'title'"
+        UserError, match=r"the column 'titel' in .* image, caption, title: set data.caption_column to 'title'"
     ):
         table(parquet, caption_column="titel")
-    with pytest.raises(ValueError, match="no column 'photo'"):
+    with pytest.raises(UserError, match="the column 'photo'"):
         table(parquet, image_column="photo")
-    with pytest.raises(ValueError, match=r"set data.image_id_column"):
+    with pytest.raises(UserError, match=r"set data.image_id_column"):
         table(parquet, image_id_column="number")
     listed = files.json([{"image": "a.png", "text": "b"}])
-    with pytest.raises(ValueError, match=r"no column 'caption' in .* image, text"):
+    with pytest.raises(UserError, match=r"the column 'caption' in .* image, text"):
         table(listed)
 
 
 def test_columns_of_the_wrong_kind_are_named(files, table):
     parquet = files.parquet(2, number=[1, 2])
-    with pytest.raises(ValueError, match=r"in the column 'number' .* expected a string"):
+    with pytest.raises(UserError, match=r"Expected a string .* in the column 'number'"):
         table(parquet, caption_column="number")
-    with pytest.raises(ValueError, match=r"in the column 'number' .* expected images"):
+    with pytest.raises(UserError, match=r"Expected images, .* in the column 'number'"):
         table(parquet, image_column="number")
 
 
 def test_missing_files_are_named_with_a_near_one(files, table):
     files.parquet(1, "train.parquet")
-    with pytest.raises(ValueError, match=r"found no file '.*trian.parquet', .* \(there is '.*train.parquet'\)"):
+    with pytest.raises(UserError, match=r"got '.*trian.parquet', which .* \(there is '.*train.parquet'\)"):
         table(str(files.folder / "trian.parquet"))
-    with pytest.raises(ValueError, match="found no file that matches"):
+    with pytest.raises(UserError, match="Expected files that match"):
         table(str(files.folder / "*.tar"))
     (files.folder / "a.txt").write_text("x")
-    with pytest.raises(ValueError, match=r"ending\(s\) \['.txt'\]"):
+    with pytest.raises(UserError, match=r"got \['.txt'\]"):
         table(str(files.folder / "a.txt"))
-    with pytest.raises(ValueError, match="expected a flat list"):
+    with pytest.raises(UserError, match="Expected a list of objects"):
         table(files.json({"a": 1}))
     (files.folder / "bad.json").write_text("[{")
-    with pytest.raises(ValueError, match="found no valid JSON"):
+    with pytest.raises(UserError, match="Expected valid JSON"):
         table(str(files.folder / "bad.json"))
 
 
 def test_empty_and_useless_splits_are_named(files, table):
-    with pytest.raises(ValueError, match=r"found no rows in the train split \('.*empty.json'\)"):
+    with pytest.raises(UserError, match=r"Expected rows in the train split \('.*empty.json'\), got none"):
         table(files.json([], "empty.json")).check("train", True, False, 30)
     rows = table(files.json([{"image": f"gone/{number}.png", "caption": "x"} for number in range(3)], "gone.json"))
-    with pytest.raises(
-        ValueError, match=r"found no usable row among 3 of the 3 .* missing file: 3, for example .*gone/2.png"
-    ):
+    with pytest.raises(UserError, match=r"got no usable row among 3 of 3 .*missing file: 3, for example .*gone/2.png"):
         rows.check("train", True, False, 30)
     rows = table(files.json([{"image": path, "caption": "?!"} for path in files.images(2)], "blank.json"))
     rows.check("train", True, False, 30)
-    with pytest.raises(ValueError, match="empty caption: 2"):
+    with pytest.raises(UserError, match="empty caption: 2"):
         rows.check("train", True, True, 30)
 
 
@@ -309,7 +308,7 @@ def test_csv_as_spreadsheets_save_it(files, table, name, delimiter, encoding):
 )
 def test_text_in_the_encoding_of_windows_is_named(files, table, name, text):
     (files.folder / name).write_text(text, encoding="cp1252")
-    with pytest.raises(ValueError, match=rf"no UTF-8 in '.*{name}' \(the byte 0xe8\), .*iconv -f CP1252"):
+    with pytest.raises(UserError, match=rf"UTF-8 in '.*{name}', got the byte 0xe8: .*iconv -f CP1252"):
         table(str(files.folder / name))
 
 
@@ -341,9 +340,9 @@ def test_one_image_serves_prediction_only(files, table):
     rows = table(path, split="predict", need_captions=False)
     assert [shown(rows, row) for row in range(len(rows))] == [1]
     assert len(table(str(files.folder / "images" / "*.png"), split="predict", need_captions=False)) == 3
-    with pytest.raises(ValueError, match=r"found 1 image\(s\) in '.*1.png' and nothing .* expected captions"):
+    with pytest.raises(UserError, match=r"Expected images with captions, got 1 image\(s\) without in '.*1.png'"):
         table(path)
-    with pytest.raises(ValueError, match="expected labels"):
+    with pytest.raises(UserError, match="Expected images with labels"):
         table(path, labels=True)
 
 
@@ -369,7 +368,7 @@ def unreachable(monkeypatch):
 def test_a_folder_with_a_typo_is_not_looked_for_on_the_hub(files, table, monkeypatch, unreachable):
     files.images(1)
     monkeypatch.chdir(files.folder.parent)
-    with pytest.raises(ValueError, match=r"found no file 'data/imagse', nor a folder.*there is 'data/images'"):
+    with pytest.raises(UserError, match=r"got 'data/imagse', which does not exist.*there is 'data/images'"):
         table("data/imagse")
     assert unreachable == []
 
@@ -377,12 +376,12 @@ def test_a_folder_with_a_typo_is_not_looked_for_on_the_hub(files, table, monkeyp
 def test_a_hub_that_does_not_answer_is_asked_once(files, table, monkeypatch, unreachable):
     (files.folder / "images").mkdir()
     monkeypatch.chdir(files.folder)
-    with pytest.raises(ValueError, match=r"data set 'user/name' \(the hub does not answer, and .*: correct the name$"):
+    with pytest.raises(UserError, match=r"got 'user/name' \(the hub cannot be reached, and .*: correct the name\.$"):
         table("user/name")
-    with pytest.raises(ValueError, match=r"the hub does not answer.*there is 'images'"):
+    with pytest.raises(UserError, match=r"the hub cannot be reached.*there is 'images'"):
         table("imagse")
-    with pytest.raises(ValueError, match=r"no tokenizer under 'user/bert' \(the hub does not answer"):
+    with pytest.raises(UserError, match=r"of a tokenizer, got 'user/bert' \(the hub cannot be reached"):
         open_tokenizer("user/bert")
-    with pytest.raises(ValueError, match="the hub does not answer"):
+    with pytest.raises(UserError, match="the hub cannot be reached"):
         table(Source("images/name", format="hub"))
     assert unreachable == ["whether it is there"]

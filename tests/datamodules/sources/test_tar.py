@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from support.reinforced import write_tar
+from vlightning.common.errors import UserError
 from vlightning.datamodules.core.faults import BadSample
-from vlightning.datamodules.sources import tar as shards
 from vlightning.datamodules.sources.shards import Shards, find_shards
+from vlightning.datamodules.sources.tar import sample_spans
 from vlightning.datamodules.sources.tar_index import tar_index
 
 
@@ -39,8 +40,8 @@ def test_the_headers_are_read_once_and_again_when_the_file_has_changed(tmp_path,
     two_files(tmp_path / "data")
     file = str(tmp_path / "data" / "1.tar")
     reads = []
-    whole = shards._members
-    monkeypatch.setattr(shards, "_members", lambda path: reads.append(path) or whole(path))
+    read = "vlightning.datamodules.sources.tar_index.sample_spans"
+    monkeypatch.setattr(read, lambda path: reads.append(path) or sample_spans(path))
     first, second = (tar_index(file, tmp_path / "cache") for _ in range(2))
     assert len(reads) == 1
     assert all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
@@ -64,7 +65,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     index = tar_index(str(tmp_path / "data" / "1.tar"), tmp_path / "file" / "cache")
     assert len(index.keys) == 4
-    assert "was not kept" in caplog.text
+    assert "is not cached" in caplog.text
 
 
 def damaged(path, change):
@@ -75,20 +76,20 @@ def damaged(path, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data[:2500], "unexpected end of data|ends too early"),
+        (lambda data: data[:2500], "unexpected end of data|it is truncated"),
         (lambda data: data[:2560] + b"\xff" * 512 + data[3072:], "a damaged header at byte"),
-        (lambda data: b"no tar file" * 100, "found no readable tar file"),
-        (lambda data: b"", "found no readable tar file"),
+        (lambda data: b"no tar file" * 100, "Expected a readable tar file"),
+        (lambda data: b"", "Expected a readable tar file"),
     ],
     ids=["cut", "damaged in the middle", "no tar", "empty"],
 )
 def test_a_damaged_file_is_one_sentence(tmp_path, change, message):
     path = write_tar(tmp_path / "1.tar", {f"{number}": {"txt": b"x" * 10, "cls": b"1" * 600} for number in range(4)})
     damaged(path, change)
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         tar_index(str(path), tmp_path / "cache")
     assert str(path) in str(error.value)
-    assert str(error.value).endswith("expected a shard: copy it anew")
+    assert str(error.value).endswith("copy the file again.")
 
 
 def test_a_file_that_changes_under_the_index_is_a_bad_sample(tmp_path):
@@ -122,5 +123,5 @@ def test_names_need_not_be_utf_8(tmp_path):
 
 def test_missing_shards_are_one_sentence(tmp_path):
     for source in (str(tmp_path), str(tmp_path / "*.tar"), str(tmp_path / "none.tar")):
-        with pytest.raises(ValueError, match="found no tar file under"):
+        with pytest.raises(UserError, match="Expected tar shards, got"):
             find_shards([source])

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from vlightning.common.errors import UserError
 from vlightning.datamodules.text.captions import clean_caption, text_id, usable_caption
 from vlightning.datamodules.text.tokenizers import (
     TextEncoder,
@@ -104,7 +105,7 @@ def test_rare_letters_give_way_in_a_small_vocabulary():
 
 
 def test_a_vocabulary_without_room_is_an_error():
-    with pytest.raises(ValueError, match="vocab_size=104, expected at least 108"):
+    with pytest.raises(UserError, match=r"vocab_size of at least 108 .* got 104"):
         train_wordpiece(CAPTIONS, 104)
 
 
@@ -127,9 +128,9 @@ def test_saved_folder_opens(bert, tmp_path):
 
 def test_wrong_tokenizers_are_named(tmp_path):
     (tmp_path / "vocab.txt").write_text("a\nb\n")
-    with pytest.raises(ValueError, match=r"found no \[PAD\], \[UNK\]"):
+    with pytest.raises(UserError, match=r"without \[PAD\], \[UNK\]"):
         open_tokenizer(str(tmp_path / "vocab.txt"))
-    with pytest.raises(ValueError, match="found no tokenizer under '/nowhere/at/all'"):
+    with pytest.raises(UserError, match="got '/nowhere/at/all': correct the path"):
         open_tokenizer("/nowhere/at/all")
 
 

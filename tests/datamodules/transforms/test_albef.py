@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vlightning.common.errors import UserError
 from vlightning.datamodules.core.sampling import seeded
 from vlightning.datamodules.transforms.albef import (
     ALBEF_OPERATIONS,
@@ -139,7 +140,7 @@ def test_each_operation_is_drawn_equally_often_and_skipped_half_the_time(image, 
 
 
 def test_unknown_operation_is_named():
-    with pytest.raises(ValueError, match=r"found operations \['Colour'\]"):
+    with pytest.raises(UserError, match=r"got \['Colour'\]"):
         ALBEFRandAugment(operations=["Colour", "Rotate"])
 
 

@@ -139,7 +139,7 @@ def test_two_processes_find_what_one_finds():
 def test_validation_re_ranks_only_when_asked_to():
     names = {}
     for when in ("never", "test", "always"):
-        module = tiny_albef(rerank={"k": K, "on": when})
+        module = tiny_albef(rerank={"k": K, "when": when})
         trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
         names[when] = [
             any(

@@ -82,7 +82,7 @@ def test_twenty_steps_are_those_of_ddp(dtype, changes, options):
 
 
 def albef():
-    return tiny_albef(text={"vocab_size": 200, "fusion_depth": 2}, rerank={"on": "always", "k": 10})
+    return tiny_albef(text={"vocab_size": 200, "fusion_depth": 2}, rerank={"when": "always", "k": 10})
 
 
 def answers(module):

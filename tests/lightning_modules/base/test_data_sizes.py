@@ -100,5 +100,5 @@ def test_texts_longer_than_the_model_s_positions(tmp_path):
         tiny_albef(text={"vocab_size": 200, "max_positions": 4}),
         data,
         tmp_path,
-        "at most 4 tokens, the model's positions, got 25",
+        r"at most 4 tokens, the model's positions, got \d+ in the data",
     )

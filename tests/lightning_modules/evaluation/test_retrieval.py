@@ -94,7 +94,7 @@ def _broken_share(shares):
     return result.recalls, result.non_finite, result.non_finite_images, result.non_finite_texts
 
 
-def test_features_and_matching_scores_that_are_no_numbers_count_as_misses_on_one_process_and_on_two():
+def test_non_finite_features_and_matching_scores_count_as_misses_on_one_process_and_on_two():
     recalls, counts, images, texts = _broken_share([(0, IMAGES)])
     assert (images.tolist(), texts.tolist()) == DEAD
     near = _add(RetrievalEvaluation(rerank=RerankSettings(12)), 0, IMAGES, dead=DEAD).compute()

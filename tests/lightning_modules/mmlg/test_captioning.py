@@ -238,7 +238,7 @@ def test_checkpoint_names_language_model_and_tower_and_refuses_others(arguments,
         assert len(again(embedding(0)[None])) == 1
 
     other = arguments | {"language_model": write_language_model(tmp_path / "other", seed=1)}
-    with pytest.raises(ValueError, match="trained with the language model GPT2LMHeadModel of"):
+    with pytest.raises(UserError, match="language model that the checkpoint was trained with, GPT2LMHeadModel of"):
         trainer().test(caption_module(other), caption_data(other), ckpt_path=path, verbose=False)
 
     names = pq.read_table(arguments["embeddings"])["image"].to_pylist()

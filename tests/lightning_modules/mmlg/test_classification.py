@@ -180,7 +180,7 @@ def test_two_beginnings_or_other_classes_are_one_sentence(tmp_path):
     callback = LearngeneExpansionCallback("l.safetensors", "tower")
     with pytest.raises(UserError, match=r"got weights '.*a.ckpt' beside a LearngeneExpansionCallback"):
         fit(tiny_classifier(weights=str(tmp_path / "a.ckpt")), callback)
-    with pytest.raises(ValueError, match=r"The data has 40 classes, the model 7: set model\.num_classes"):
+    with pytest.raises(UserError, match=r"as in the model, 7, got 40: set model\.num_classes"):
         fit(tiny_classifier(num_classes=7))
 
 

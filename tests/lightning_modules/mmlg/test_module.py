@@ -212,7 +212,7 @@ def test_a_checkpoint_names_its_teacher_and_refuses_another(tmp_path, teacher):
     read = MMLGModule.load_from_checkpoint(tmp_path / "a.ckpt")
     assert all(torch.equal(read.state_dict()[name], tensor) for name, tensor in content["state_dict"].items())
     other = write_teacher(tmp_path / "other.safetensors", seed=8)
-    with pytest.raises(ValueError, match="The checkpoint was trained with the teacher"):
+    with pytest.raises(UserError, match="Expected the teacher that the checkpoint was trained with"):
         quiet_trainer(tmp_path, max_steps=3, limit_val_batches=0).fit(
             tiny_extraction(other), shapes(), ckpt_path=tmp_path / "a.ckpt"
         )

@@ -1,7 +1,9 @@
+import math
+
 import pytest
 import torch
 
-from vlightning.lightning_modules.albef import itm, mlm
+from vlightning.lightning_modules.albef import mlm
 from vlightning.lightning_modules.albef.settings import TextSettings
 
 PAD, CLS, SEP, MASK, VOCAB = 0, 101, 102, 103, 1000
@@ -18,54 +20,6 @@ def _texts(rows, length, seed=0):
 
 def _mask(ids, probability=0.15):
     return mlm.draw_masked_tokens(ids, TextSettings(vocab_size=VOCAB, mask_probability=probability))
-
-
-def test_negatives_never_come_from_the_same_row_or_image():
-    torch.manual_seed(0)
-    image_id = torch.tensor([1, 1, 2, 3, 2, 4, 5, 6])
-    forbidden = image_id[:, None] == image_id
-    for _ in range(200):
-        drawn = itm.draw_hard_negatives(torch.randn(8, 8) * 20, forbidden)
-        assert drawn.exists.all()
-        assert not forbidden[torch.arange(8), drawn.row].any()
-
-
-def test_negatives_survive_the_sharpest_temperature_and_identical_features():
-    forbidden = torch.eye(6, dtype=torch.bool)
-    # cosine 1 on the diagonal, -1 off it, over the smallest temperature: off-diagonal mass underflows after a softmax
-    sharp = (2 * torch.eye(6) - 1) / 0.001
-    for similarity in (sharp, torch.ones(6, 6) / 0.001):
-        drawn = itm.draw_hard_negatives(similarity, forbidden)
-        assert drawn.exists.all()
-        assert (drawn.row != torch.arange(6)).all()
-
-
-def test_negatives_follow_the_softmax_of_the_admissible_candidates():
-    torch.manual_seed(0)
-    similarity = torch.tensor([[9.0, 1.0, 0.0, 2.0]]).repeat(4, 1)
-    forbidden = torch.eye(4, dtype=torch.bool)
-    counts = torch.zeros(4)
-    for _ in range(20_000):
-        counts[itm.draw_hard_negatives(similarity, forbidden).row[0]] += 1
-    expected = torch.tensor([1.0, 0.0, 2.0]).softmax(0)
-    assert counts[0] == 0
-    torch.testing.assert_close(counts[1:] / 20_000, expected, atol=0.015, rtol=0)
-
-
-def test_batched_draw_equals_row_by_row_draws_under_one_seed():
-    similarity, forbidden = torch.randn(32, 32), torch.eye(32, dtype=torch.bool)
-    torch.manual_seed(7)
-    batched = itm.draw_hard_negatives(similarity, forbidden).row
-    torch.manual_seed(7)
-    weights = similarity.masked_fill(forbidden, -torch.inf).softmax(-1)
-    assert torch.equal(batched, torch.cat([torch.multinomial(row, 1) for row in weights]))
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_rows_without_candidates_are_marked_and_draw_themselves(rows):
-    drawn = itm.draw_hard_negatives(torch.randn(rows, rows), torch.ones(rows, rows, dtype=torch.bool))
-    assert not drawn.exists.any()
-    assert torch.equal(drawn.row, torch.arange(rows))
 
 
 def test_masking_spares_special_tokens_and_keeps_the_stated_shares():
@@ -116,3 +70,26 @@ def test_a_bounded_number_of_rows_unmasks_what_does_not_fit():
     masked = mlm.select_positions(ids, torch.full_like(ids, MASK), chosen, rows=5)
     assert masked.positions.tolist() == [0, 1, 2, 3, 4]
     assert (masked.input_ids == MASK).sum() == 5
+
+
+def test_mlm_equals_a_slow_reference_and_ignores_unlabelled_rows():
+    torch.manual_seed(0)
+    logits, teacher = torch.randn(2, 6, 9, dtype=torch.float64)
+    labels = torch.tensor([3, -100, 0, 8, -100, 2])
+    total = 0.0
+    for row, soft, label in zip(logits.tolist(), teacher.tolist(), labels.tolist(), strict=True):
+        if label == -100:
+            continue
+        log_sum = math.log(sum(map(math.exp, row)))
+        weights = [math.exp(x) / sum(map(math.exp, soft)) for x in soft]
+        total += 0.7 * (log_sum - row[label]) + 0.3 * sum(w * (log_sum - x) for w, x in zip(weights, row, strict=True))
+    loss = mlm.mlm_loss(logits, teacher, labels, 0.3, torch.tensor(4.0))
+    assert loss.item() == pytest.approx(total / 4, rel=1e-12)
+
+
+def test_mlm_without_any_label_is_zero_with_a_finite_gradient():
+    logits = torch.randn(1, 9, requires_grad=True)
+    loss = mlm.mlm_loss(logits, torch.randn(1, 9), torch.tensor([-100]), 0.4, torch.tensor(1.0))
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.equal(logits.grad, torch.zeros(1, 9))

@@ -335,19 +335,19 @@ def test_evaluation_without_a_checkpoint_is_of_the_weights(tmp_path, stage):
     save_official(source, tmp_path / "theirs.pth")
     batch = random_batch(12) | {"text_image_id": torch.arange(12), "text_id": torch.arange(12)}
     loader = DataLoader([batch], batch_size=None)
-    module = tiny_albef(seed=1, weights=str(tmp_path / "theirs.pth"), rerank={"on": "never"})
+    module = tiny_albef(seed=1, weights=str(tmp_path / "theirs.pth"), rerank={"when": "never"})
     getattr(_trainer(tmp_path), stage)(module, loader)
     with torch.no_grad():
         assert torch.equal(module.evaluation.result.image_features, source(batch)[0])
 
 
 def test_evaluation_of_a_checkpoint_does_not_need_the_weights(tmp_path):
-    source = tiny_albef(weights=str(tmp_path / "gone.pth"), rerank={"on": "never"})
+    source = tiny_albef(weights=str(tmp_path / "gone.pth"), rerank={"when": "never"})
     source._initial.loaded = True
     trainer = _trainer(tmp_path, limit_train_batches=1)
     trainer.fit(source, pairs_loader(8, 8))
     trainer.save_checkpoint(tmp_path / "run.ckpt")
     batch = random_batch(12) | {"text_image_id": torch.arange(12), "text_id": torch.arange(12)}
-    module = tiny_albef(seed=1, weights=str(tmp_path / "gone.pth"), rerank={"on": "never"})
+    module = tiny_albef(seed=1, weights=str(tmp_path / "gone.pth"), rerank={"when": "never"})
     _trainer(tmp_path).test(module, DataLoader([batch], batch_size=None), ckpt_path=tmp_path / "run.ckpt")
     assert torch.equal(module.student.text_proj.weight, source.student.text_proj.weight)

@@ -1,0 +1,68 @@
+"""Every private name of Lightning and torch that callbacks and strategies use.
+
+Each stands here once, with the reason why no public name serves. Checked with Lightning 2.6.6.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
+
+
+def accumulates(trainer: Trainer) -> bool:
+    """Return whether the current batch only accumulates gradients; Lightning has no public name for it."""
+    return bool(trainer.fit_loop._should_accumulate())
+
+
+def validates_next(trainer: Trainer) -> bool:
+    """Return whether a validation follows the current batch: Lightning's decision depends on six settings."""
+    fetcher: Any = trainer.fit_loop._data_fetcher
+    return trainer.enable_validation and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def state_key(callback: Callback, **settings: Any) -> str:
+    """Return the key of a callback's state with settings in it; Lightning documents the method under this name."""
+    return callback._generate_state_key(**settings)
+
+
+def averages_buffers(callback: WeightAveraging) -> bool:
+    """Return whether Lightning's weight averaging also averages buffers; the argument is kept privately."""
+    return callback._use_buffers
+
+
+def loss_scale(scaler: Any) -> Tensor:
+    """Return the scale of a `GradScaler` on its device: `get_scale` makes the host wait for it."""
+    scale: Tensor = scaler._get_scale_async()
+    return scale
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Return whether a module has running statistics: BatchNorm of any kind has no public common class."""
+    return isinstance(module, _NormBase)
+
+
+def ignored_by_ddp(module: nn.Module) -> Sequence[str]:
+    """Return the names that DDP does not broadcast; DDP reads this attribute."""
+    names: Sequence[str] = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    return names
+
+
+def ignore_in_ddp(module: nn.Module, names: Iterable[str]) -> None:
+    """Exclude further names from DDP's broadcast; its documentation names this method, with the underscore."""
+    kept = sorted({*ignored_by_ddp(module), *names})
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, kept)
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors in one kernel; torch has no public name for operations on lists of tensors."""
+    torch._foreach_copy_(targets, sources)
+
+
+def largest_values(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Return the largest absolute value of each tensor in one kernel, for the same reason."""
+    return torch._foreach_norm(tensors, torch.inf)

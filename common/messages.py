@@ -1,0 +1,54 @@
+"""Lines of a run for the user, printed once for all its processes, without the noise of other packages."""
+
+import functools
+import logging
+import os
+import sys
+import warnings
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+# Messages of other packages that no user can act on.
+NOISE = (
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"The number of training batches .* is smaller than the logging interval",
+    r".*jsonargparse.*deprecat",
+    # Teachers are in eval mode on purpose.
+    r"Found \d+ module\(s\) in eval mode at the start of training",
+    # Modules look labels up in this hook while they are on the host; no datamodule here has one of its own.
+    r"You have overridden `on_before_batch_transfer`",
+    # A run that is resumed in a folder of its own keeps its own best checkpoint.
+    r"The dirpath has changed from",
+    # A run that is resumed in its own folder, whose folder was checked before.
+    r"Checkpoint directory .* exists and is not empty",
+)
+# The same in log messages, by logger.
+LOGGED_NOISE = {
+    "lightning.pytorch.utilities.rank_zero": ("litlogger", "litmodels"),
+    "lightning.pytorch.trainer.connectors.checkpoint_connector": ("`weights_only` was not set",),
+}
+
+
+def warn(line: str) -> None:
+    """Print one line of warning, once for all processes."""
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        sys.stderr.write(f"vlightning: warning: {line}\n")
+
+
+def say(line: str) -> None:
+    """Print one line about the run, once for all processes."""
+    if getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("LOCAL_RANK", "0") == "0":
+        sys.stdout.write(f"{line}\n")
+
+
+def silence_noise() -> None:
+    """Silence messages of other packages that no user can act on."""
+    for pattern in NOISE:
+        warnings.filterwarnings("ignore", message=pattern)
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"jsonargparse|lightning")
+    for name, words in LOGGED_NOISE.items():
+        logging.getLogger(name).addFilter(functools.partial(_is_no_noise, words))
+
+
+def _is_no_noise(words: tuple[str, ...], record: logging.LogRecord) -> bool:
+    return not any(word in record.getMessage() for word in words)

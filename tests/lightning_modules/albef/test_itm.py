@@ -1,0 +1,60 @@
+import pytest
+import torch
+
+from vlightning.lightning_modules.albef import itm
+
+
+def test_negatives_never_come_from_the_same_row_or_image():
+    torch.manual_seed(0)
+    image_id = torch.tensor([1, 1, 2, 3, 2, 4, 5, 6])
+    forbidden = image_id[:, None] == image_id
+    for _ in range(200):
+        drawn = itm.draw_hard_negatives(torch.randn(8, 8) * 20, forbidden)
+        assert drawn.exists.all()
+        assert not forbidden[torch.arange(8), drawn.row].any()
+
+
+def test_negatives_survive_the_sharpest_temperature_and_identical_features():
+    forbidden = torch.eye(6, dtype=torch.bool)
+    # cosine 1 on the diagonal, -1 off it, over the smallest temperature: off-diagonal mass underflows after a softmax
+    sharp = (2 * torch.eye(6) - 1) / 0.001
+    for similarity in (sharp, torch.ones(6, 6) / 0.001):
+        drawn = itm.draw_hard_negatives(similarity, forbidden)
+        assert drawn.exists.all()
+        assert (drawn.row != torch.arange(6)).all()
+
+
+def test_negatives_follow_the_softmax_of_the_admissible_candidates():
+    torch.manual_seed(0)
+    similarity = torch.tensor([[9.0, 1.0, 0.0, 2.0]]).repeat(4, 1)
+    forbidden = torch.eye(4, dtype=torch.bool)
+    counts = torch.zeros(4)
+    for _ in range(20_000):
+        counts[itm.draw_hard_negatives(similarity, forbidden).row[0]] += 1
+    expected = torch.tensor([1.0, 0.0, 2.0]).softmax(0)
+    assert counts[0] == 0
+    torch.testing.assert_close(counts[1:] / 20_000, expected, atol=0.015, rtol=0)
+
+
+def test_batched_draw_equals_row_by_row_draws_under_one_seed():
+    similarity, forbidden = torch.randn(32, 32), torch.eye(32, dtype=torch.bool)
+    torch.manual_seed(7)
+    batched = itm.draw_hard_negatives(similarity, forbidden).row
+    torch.manual_seed(7)
+    weights = similarity.masked_fill(forbidden, -torch.inf).softmax(-1)
+    assert torch.equal(batched, torch.cat([torch.multinomial(row, 1) for row in weights]))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_without_candidates_are_marked_and_draw_themselves(rows):
+    drawn = itm.draw_hard_negatives(torch.randn(rows, rows), torch.ones(rows, rows, dtype=torch.bool))
+    assert not drawn.exists.any()
+    assert torch.equal(drawn.row, torch.arange(rows))
+
+
+def test_itm_leaves_out_pairs_that_could_not_be_formed():
+    logits = torch.randn(5, 2)
+    labels, weights = torch.tensor([1, 1, 0, 0, 0]), torch.tensor([1.0, 1, 1, 0, 1])
+    kept = weights.bool()
+    expected = torch.nn.functional.cross_entropy(logits[kept], labels[kept])
+    torch.testing.assert_close(itm.itm_loss(logits, labels, weights, weights.sum()), expected)
