@@ -306,7 +306,7 @@ def _by_name(
             has, lacks = ("target", "source") if label in mine else ("source", "target")
             there = list(theirs if label in mine else mine)
             raise ValueError(
-                f"{what} {label!r} is in the {has} but not in the {lacks} ({did_you_mean(label, there)}): "
+                f"{what} {label!r} is in the {has} but not in the {lacks} ({did_you_mean(label, there).rstrip('.')}): "
                 "make the target with copy.deepcopy of the source."
             )
     for label, tensor in mine.items():

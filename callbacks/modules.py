@@ -33,7 +33,7 @@ def find_module(root: nn.Module, path: str, kind: type[nn.Module], asked_by: str
             children = [child for child, _ in found.named_children()] if isinstance(found, nn.Module) else []
             raise UserError(
                 f"The {asked_by} is given as {path!r}, but {where} has no submodule {name!r}: "
-                f"{did_you_mean(name, children)}."
+                f"{did_you_mean(name, children)}"
             )
         found = getattr(found, name)
     if not isinstance(found, kind):

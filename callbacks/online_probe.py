@@ -109,7 +109,7 @@ class OnlineProbe(Callback):
             methods = [name for name in dir(type(pl_module)) if callable(getattr(type(pl_module), name))]
             raise ValueError(
                 f"{self} found no {self.method}() in {type(pl_module).__name__}, expected a method that encodes "
-                f"images ({did_you_mean(self.method, methods)}): set method."
+                f"images ({did_you_mean(self.method, methods).rstrip('.')}): set method."
             )
 
     @override

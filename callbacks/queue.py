@@ -292,11 +292,11 @@ def _keys_of(outputs: Any, queues: dict[str, FeatureQueue], module: str) -> Mapp
         if name not in queues:
             raise ValueError(
                 f"training_step of {module} returned keys {name!r}, for which there is no queue: "
-                f"{did_you_mean(name, list(queues))}."
+                f"{did_you_mean(name, list(queues))}"
             )
     for name in queues:
         if name not in keys:
             raise ValueError(
-                f"training_step of {module} returned no keys for the queue {name!r}: {did_you_mean(name, list(keys))}."
+                f"training_step of {module} returned no keys for the queue {name!r}: {did_you_mean(name, list(keys))}"
             )
     return keys

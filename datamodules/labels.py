@@ -33,7 +33,7 @@ class LabelDataModule(ImageDataModule):
     :meth:`open_split`, and :attr:`num_classes`.
 
     Args:
-        preset: whose transforms are the default: "cifar" pads by 4, crops and flips; "imagenet" crops at random and
+        preset: default transforms: "cifar" pads by 4, crops and flips; "imagenet" crops at random and
             flips, and evaluates the center crop. None: as the module's checkpoint was evaluated, else "cifar".
         image_size: side of the square images, pixels; by default the module's or its checkpoint's, else 32 for "cifar"
             and 224 for "imagenet".

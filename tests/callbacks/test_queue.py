@@ -204,7 +204,7 @@ def test_a_step_that_returns_none_enqueues_nothing():
         (lambda loss, batch: {"loss": loss, "keys": {}}, "no keys for the queue 'rows': there are none"),
         (
             lambda loss, batch: {"loss": loss, "keys": {"row": batch}},
-            "keys 'row', for which there is no queue: the nearest names are 'rows'",
+            "keys 'row', for which there is no queue: did you mean 'rows'",
         ),
         (
             lambda loss, batch: {"loss": loss, "keys": {"rows": batch}, "key_ids": {"rosw": batch}},
@@ -225,7 +225,7 @@ def test_what_a_step_returns_wrongly_ends_in_a_sentence(result, message):
 @pytest.mark.parametrize(
     ("queues", "error", "message"),
     [
-        ({"rows": "bnak"}, UserError, "queue 'rows' is given as 'bnak'.*nearest names are 'bank'"),
+        ({"rows": "bnak"}, UserError, "queue 'rows' is given as 'bnak'.*did you mean 'bank'"),
         ({"rows": "student"}, UserError, "type Linear; expected an instance of FeatureQueue"),
     ],
 )
