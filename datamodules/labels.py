@@ -96,7 +96,7 @@ class LabelDataModule(ImageDataModule):
         """
         if self._views is not None:
             return self._views
-        module = self.module_as(NamesViews)
+        module = self.module_as(NamesViews)  # type: ignore[type-abstract]
         names = ["image"] if module is None else list(module.views)
         if len(set(names)) < len(names):
             raise UserError(f"Expected different names of views from {type(module).__name__}.views, got {names}.")
