@@ -32,7 +32,8 @@ from ..base.method import Bound, Method
 from ..base.preprocessing import preprocessing_of_checkpoint
 from ..base.settings import settings
 from ..contrast import Side, contrast_terms
-from ..evaluation.retrieval import Batch, RetrievalEvaluation
+from ..evaluation.protocol import Batch
+from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.precision import unit
 from ..optim.adamw import adamw
 from ..optim.schedules import Schedule, WarmupCosine

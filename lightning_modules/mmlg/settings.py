@@ -6,7 +6,7 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
 from ...callbacks.learngene.sizes import LearngeneSizes
 from ...common.errors import UserError
-from ..evaluation.retrieval import Protocol
+from ..evaluation.ranking import Protocol
 
 Three = tuple[float, float, float]
 

@@ -11,7 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from ...callbacks.modules import missing_callbacks
-from ...callbacks.writers.reinforcement import LeftOut, Reinforced, ReinforcementWriter
+from ...callbacks.writers.reinforced import LeftOut, Reinforced
+from ...callbacks.writers.reinforcement import ReinforcementWriter
 from ...common.errors import UserError
 from ..base.method import Method
 from ..evaluation.protocol import Batch, Stage
