@@ -269,11 +269,10 @@ def _cocord(module: Any, networks: dict[str, Any]) -> Method:
 
 
 def _mmlg(module: Any, networks: dict[str, Any]) -> Method:
-    hparams = module.hparams
-    taught = bool(hparams["teacher"]["distillation_weight"])
+    taught = bool(module.distillation.distillation_weight)
     return Method(
         moments=2,
-        features=2 * hparams["towers"]["embed_dim"] * FLOAT,
+        features=2 * module.student.sizes.embed_dim * FLOAT,
         keys=2 * _width(module.teacher.network) * FLOAT if taught else 0,
         ids=0,
         counts=0,

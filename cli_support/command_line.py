@@ -170,6 +170,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def _option_source(key: str, text: str | None) -> Source:
     """Read one `--key value`; `--model model.yaml` reads that file."""
+    value: Any
     try:
         value = None if text is None else yaml.safe_load(text)
     except yaml.YAMLError:

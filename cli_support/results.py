@@ -43,8 +43,9 @@ def print_checkpoints(trainer: Trainer, module: LightningModule, data: Any) -> N
     if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
         return
     chosen: str | None = None
-    for callback in sorted(trainer.checkpoint_callbacks, key=lambda each: getattr(each, "monitor", None) is None):
-        path = callback.best_model_path if isinstance(callback, ModelCheckpoint) else None
+    kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    for callback in sorted(kept, key=lambda each: each.monitor is None):  # the best first
+        path = callback.best_model_path
         if not path or not Path(path).exists():
             continue
         if callback.monitor is None:

@@ -33,7 +33,7 @@ class LabelDataModule(ImageDataModule):
     :meth:`open_split`, and :attr:`num_classes`.
 
     Args:
-        preset: whose transforms are the default: "cifar" pads by 4, crops and flips; "imagenet" crops at random and
+        preset: default transforms: "cifar" pads by 4, crops and flips; "imagenet" crops at random and
             flips, and evaluates the center crop. None: as the module's checkpoint was evaluated, else "cifar".
         image_size: side of the square images, pixels; by default the module's or its checkpoint's, else 32 for "cifar"
             and 224 for "imagenet".
@@ -96,7 +96,7 @@ class LabelDataModule(ImageDataModule):
         """
         if self._views is not None:
             return self._views
-        module = self.module_as(NamesViews)
+        module = self.module_as(NamesViews)  # type: ignore[type-abstract]
         names = ["image"] if module is None else list(module.views)
         if len(set(names)) < len(names):
             raise UserError(f"Expected different names of views from {type(module).__name__}.views, got {names}.")

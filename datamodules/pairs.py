@@ -238,7 +238,7 @@ class PairDataModule(ImageDataModule):
 
     def _size_vocabulary(self) -> None:
         """Let the module adopt the size of the trained tokenizer, before callbacks copy the module."""
-        module = self.module_as(AdoptsVocabulary)
+        module = self.module_as(AdoptsVocabulary)  # type: ignore[type-abstract]
         if module is not None and self._tokenizer_name is None:
             module.adopt_vocabulary(lambda: len(tokenizer_from_json(self._trained or self._train_tokenizer())))
 

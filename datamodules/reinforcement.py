@@ -273,6 +273,6 @@ class ReinforcementDataModule(SampledDataModule):
             yield batch_of([written.looked], []), written
 
     def _looks(self) -> Looks:
-        module = self.module_as(EmbedsAugmentations)
+        module = self.module_as(EmbedsAugmentations)  # type: ignore[type-abstract]
         views = (None if module is None else module.views) or [(self.image_size, "bicubic")]
         return Looks([View(*view) for view in views], None if module is None else module.whole)

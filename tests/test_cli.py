@@ -133,7 +133,7 @@ def test_a_mistake_that_stops_the_run_is_one_sentence_with_status_1():
 def test_a_mistake_that_a_constructor_finds_is_one_sentence():
     ran = run("fit", *PLAIN_CLASSIFIER, "--model.student=resnet21")
     assert ran.status == 1
-    assert ran.sentence.startswith("There is no classifier 'resnet21'")
+    assert "got 'resnet21': did you mean 'resnet32'?" in ran.sentence
     assert run("fit", *PLAIN_CLASSIFIER, "--data.batch_size=0").sentence.startswith("found batch_size=0")
 
 

@@ -188,7 +188,7 @@ def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_
 
 
 def shapes(folder):
-    return ShapesDataModule(8, image_size=SIZE, length=8, eval_length=8, **CLIP_WORDS)
+    return ShapesDataModule(batch_size=8, image_size=SIZE, length=8, eval_length=8, **CLIP_WORDS)
 
 
 @pytest.mark.parametrize("data", [pairs, shapes])

@@ -45,7 +45,17 @@ class SaveRunConfig(SaveConfigCallback):
         if not trainer.sanity_checking:
             self.on_begin()
 
-    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Report that the run began, unless this is the sanity check."""
+        self.on_train_batch_end(trainer)
+
+    def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Report that the run began."""
+        self.on_train_batch_end(trainer)
+
+    def on_predict_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Report that the run began."""
+        self.on_train_batch_end(trainer)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose a free name, then save."""

@@ -10,6 +10,7 @@ from PIL.Image import Image
 from torch import Tensor
 from typing_extensions import override
 
+from ...common.errors import UserError
 from .grid import Row, draw_rows, missing_glyphs
 
 Split = Literal["validation", "test"]
@@ -92,7 +93,7 @@ def open_image(data: Any, split: Split, sample_index: Tensor) -> Image:
     """
     try:
         image: Image = data.image(split, int(sample_index))
-    except ValueError as error:  # streamed, or deleted since its evaluation
+    except (UserError, ValueError) as error:  # streamed, or deleted since its evaluation
         raise NoFigureError(f"an image could not be opened: {error}") from error
     return image
 
@@ -119,7 +120,7 @@ def captions_of(data: Any, split: Split, result: Any, texts: Sequence[int]) -> l
     images = (matches.image_id == owners[:, None]).int().argmax(1)
     try:
         written = data.captions(split, result.sample_index[images].tolist())
-    except ValueError:  # streamed: opening an image then raises the NoFigureError
+    except (UserError, ValueError):  # streamed: opening an image then raises the NoFigureError
         return read
     for number, (text, owner) in enumerate(zip(texts, owners, strict=True)):
         # The captions of an image are evaluated together and in their order.

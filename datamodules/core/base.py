@@ -77,7 +77,7 @@ class ImageDataModule(SampledDataModule):
 
     def expected_preprocessing(self) -> Mapping[str, Any]:
         """Return the preprocessing that the trainer's module expects; empty without a module."""
-        module = self.module_as(ExpectsPreprocessing)
+        module = self.module_as(ExpectsPreprocessing)  # type: ignore[type-abstract]
         expected = {} if module is None else module.expected_preprocessing()
         if "transform" in expected:
             rank_zero_warn(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
 
+    from ..transforms.replay import Interpolation
+
 # What a datamodule may ask of its module.
 
 
@@ -48,7 +50,7 @@ class EmbedsAugmentations(Protocol):
     """A module that embeds augmented images into a reinforced dataset. :class:`ReinforcementDataModule` asks."""
 
     @property
-    def views(self) -> Sequence[tuple[int, str]]:
+    def views(self) -> Sequence[tuple[int, Interpolation]]:
         """Image size and interpolation of each kind of view that a teacher embeds."""
 
     @property

@@ -34,7 +34,8 @@ def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | No
     values = dict(module.hparams)
     if "_instantiator" not in values:
         # Frames hold values, too, that a subclass passes to its base and does not take itself.
-        values = {name: value for name, value in values.items() if name in argument_names(type(module))}
+        own = argument_names(type(module))  # type: ignore[arg-type]
+        values = {name: value for name, value in values.items() if name in own}
     plain = {name: _plain(value) for name, value in values.items()}
     replace_hyperparameters(module, {name: value for name, value in plain.items() if value is not _NOT_PLAIN})
 

@@ -46,4 +46,5 @@ def replace_hyperparameters(module: pl.LightningDataModule, values: Mapping[str,
     """Replace the recorded hyperparameters; Lightning offers no way to change a value that it has recorded."""
     module.hparams.clear()
     module.hparams.update(values)
-    module._hparams_initial = copy.deepcopy(module.hparams)
+    recorded: Any = module
+    recorded._hparams_initial = copy.deepcopy(module.hparams)

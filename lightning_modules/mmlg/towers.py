@@ -13,10 +13,12 @@ from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ..base.fitting import load_fitting
 from ..base.frozen import Frozen
+from ..base.settings import settings
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.published_clip import load_published
 from .descendant import as_clip
 from .pretrained import preprocessing_of_training, rebuild_student
+from .settings import ClassifierVisionSettings, TowerSettings
 
 _TOWERS = ("tower.", "student.visual.")  # in checkpoints of VisionClassifierModule and of MMLGModule
 _PROJECTION, _POSITIONS = "proj", "positional_embedding"
@@ -101,15 +103,23 @@ def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:
         raise UserError(f"Expected a checkpoint to start from, found none at {source!r}: correct model.weights.")
     content = AtomicCheckpointIO().load_checkpoint(path)
     state = _tower_state(content, source)
-    arguments = content.get("hyper_parameters", {})
-    sizes = arguments.get("towers", arguments.get("vision", {}))  # of MMLGModule, else of VisionClassifierModule
-    if sizes.get("heads", heads) != heads:
+    found = _heads_of_training(content.get("hyper_parameters", {}))
+    if found not in (None, heads):
         raise UserError(
-            f"Expected a tower with {heads} heads in {source!r}, got {sizes['heads']}: set model.vision.heads to that."
+            f"Expected a tower with {heads} heads in {source!r}, got {found}: set model.vision.heads to that."
         )
     resampled = _resample_positions(state, tower)
     load_fitting(tower, state, f"the vision tower from {source!r}")
     return f"The vision tower starts from {source!r}{resampled}."
+
+
+def _heads_of_training(arguments: Mapping[str, Any]) -> int | None:
+    """Return the attention heads of a training of `MMLGModule` or `VisionClassifierModule`; None of any other."""
+    if "towers" in arguments:
+        return settings(TowerSettings, arguments["towers"]).heads
+    if "num_classes" in arguments and "vision" in arguments:
+        return settings(ClassifierVisionSettings, arguments["vision"]).heads
+    return None
 
 
 def _tower_state(content: Mapping[str, Any], source: str) -> dict[str, Tensor]:

@@ -89,6 +89,8 @@ def export_towers(
         "preprocessing": dict(preprocessing or {}),
         "versions": _versions(format),
     }
+    with writing(target):  # names the target if a file stands in place of its folder
+        target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as staged:
         staged.mkdir()
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -242,6 +242,6 @@ def test_a_tokenizers_folder_does_not_run_its_own_python_files(monkeypatch: pyte
     named = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     (folder / "config.json").write_text(json.dumps(named | {"auto_map": {"AutoConfig": "own.Own"}}))
-    with pytest.raises(ValueError, match="contains custom code"):
+    with pytest.raises(UserError, match="contains custom code"):
         open_tokenizer("own")
     assert nothing_ran()

@@ -153,13 +153,17 @@ def test_other_files_are_refused(arguments, tmp_path):
     # What a retrieval prediction writes, of unit length, has no ids.
     table = pq.read_table(arguments["embeddings"])
     pq.write_table(table.drop_columns(["image_id"]), tmp_path / "unit.parquet")
-    refused(arguments, str(tmp_path / "unit.parquet"), "expected image, image_id, embedding, as `vlightning predict`")
+    refused(
+        arguments,
+        str(tmp_path / "unit.parquet"),
+        "Expected the columns image, image_id, embedding in .*, as `vlightning predict`",
+    )
     refused(arguments, [arguments["embeddings"]] * 2, r"one embedding per image .* got several for .*0\.jpg")
     names = [f"/other/{number}" for number in range(3)]
     other = write(tmp_path / "other.parquet", names, TOWER | {"sha256": "1" * 64})
     refused(arguments, [arguments["embeddings"], other], "got those of 2 towers with the dimensions")
     narrow = write(tmp_path / "narrow.parquet", names, width=EMBED_DIM - 1)
-    refused(arguments, [arguments["embeddings"], narrow], r"of 1 towers with the widths \[11, 12\]")
+    refused(arguments, [arguments["embeddings"], narrow], r"of 1 towers with the dimensions \[11, 12\]")
     pq.write_table(table.slice(0, 0), tmp_path / "empty.parquet")
     refused(arguments, str(tmp_path / "empty.parquet"), "got 0 of 0 dimensions")
     mixed = table.set_column(3, "embedding", pa.array([[1.0] * (1 + row % 2) for row in range(6)]))

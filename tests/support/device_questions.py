@@ -11,7 +11,8 @@ import torch
 from support.clip import DIMS, SCALES, reinforced_batch
 from support.pretend_cuda import Questions, pretended_cuda, questions
 from support.shre import CLASSES, random_batch, tiny_shre
-from vlightning.callbacks import SkipNonFiniteSteps, StopOnSignal, distributed
+from vlightning.callbacks import SkipNonFiniteSteps, StopOnSignal
+from vlightning.callbacks.distributed import collectives as distributed
 from vlightning.lightning_modules import MobileCLIPModule
 
 

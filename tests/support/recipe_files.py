@@ -152,7 +152,8 @@ def _write_networks(folder):
         json.dumps({"model_cfg": COCA | {"custom_text": True}, "preprocess_cfg": look})
     )
     coca = CoCa(**COCA)
-    coca.text_decoder.init_parameters()  # open_clip leaves the output projection uninitialized: at times it holds NaN
+    # open_clip leaves the output projection uninitialized, so that it may hold NaN.
+    torch.nn.init.normal_(coca.text_decoder.text_projection, std=0.1)
     save_file(coca.state_dict(), folder / "coca/open_clip_model.safetensors")
     for file, module in (("deit.pth", ALBEFModule), ("data2vec.pth", SHReModule)):
         sizes = {"vision.image_size": SIZE} | MODELS[module.__name__]

@@ -65,7 +65,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     index = tar_index(str(tmp_path / "data" / "1.tar"), tmp_path / "file" / "cache")
     assert len(index.keys) == 4
-    assert "was not kept" in caplog.text
+    assert "is not cached" in caplog.text
 
 
 def damaged(path, change):
@@ -76,7 +76,7 @@ def damaged(path, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data[:2500], "unexpected end of data|ends too early"),
+        (lambda data: data[:2500], "unexpected end of data|it is truncated"),
         (lambda data: data[:2560] + b"\xff" * 512 + data[3072:], "a damaged header at byte"),
         (lambda data: b"no tar file" * 100, "Expected a readable tar file"),
         (lambda data: b"", "Expected a readable tar file"),
@@ -89,7 +89,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path, change, message):
     with pytest.raises(UserError, match=message) as error:
         tar_index(str(path), tmp_path / "cache")
     assert str(path) in str(error.value)
-    assert str(error.value).endswith("expected a shard: copy it anew")
+    assert str(error.value).endswith("copy the file again.")
 
 
 def test_a_file_that_changes_under_the_index_is_a_bad_sample(tmp_path):

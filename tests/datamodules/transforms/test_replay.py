@@ -85,5 +85,5 @@ def test_boxes_follow_the_image_to_another_size():
     [None, [], "[]", "not JSON", [[[0, 0, 5], []]], [[[0, 0, 5, 5], [[14, 0.0]]]], [[[0, 0, 5, 5], [[1, "x"]]]], [7]],
 )
 def test_other_forms_are_refused(value):
-    with pytest.raises(ValueError, match=r"expected|Expecting"):
+    with pytest.raises(ValueError, match=r"Expected|Expecting"):
         [parse_augmentation(entry) for entry in augmentation_entries(value)]
