@@ -123,7 +123,7 @@ def warn_of_capped_warmup(warmup_steps: int, total: int) -> None:
     if used != warmup_steps:
         rank_zero_warn(
             f"warmup_steps is {warmup_steps}, but the run has {total} optimizer steps: it warms up for {used}; set "
-            "model.warmup_steps."
+            "model.optim.warmup_steps."
         )
 
 

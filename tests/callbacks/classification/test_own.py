@@ -301,7 +301,7 @@ def test_non_finite_scores_are_misses_on_one_process_and_on_two():
         ranks.append(CLASSES if dead else int((scores[:6] > scores[label]).sum()))
     expected = accuracies(ranks, data.label.tolist()) | {"non_finite": IMAGES}
     with pytest.warns(
-        match=r"undefined scores for 53 of 53 images \(sample_index 0, 1, .* 37 more; of the classes 6\)"
+        match=r"non-finite scores for 53 of 53 images \(sample_index 0, 1, .* 37 more; of the classes 6\)"
     ):
         one = with_dead_ones(lambda callbacks: trainer(*callbacks))
     assert one == pytest.approx(expected, abs=1e-4)
