@@ -1,6 +1,6 @@
-"""Contrast of pairs, and distillation of how teachers relate images and texts (MobileCLIP, MM-LG).
+"""Contrastive loss over pairs, and distillation of the similarities of teachers (MobileCLIP, MM-LG).
 
-Shapes: b rows of this process, n columns of all processes, d values of a unit feature, K teachers.
+Shapes: b rows of this rank, n columns of all ranks, embedding dimension d, K teachers.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ from .networks.precision import at_least_float32
 
 
 class Side(NamedTuple):
-    """Unit features of one network, of this process's pairs and of all processes'."""
+    """Unit-length embeddings of one network: of the pairs of this rank, and of all ranks."""
 
     image: Tensor  # [b, d]
     text: Tensor  # [b, d]
     all_image: Tensor  # [n, d]
     all_text: Tensor  # [n, d]
-    scale: Tensor | float  # what cosines are multiplied by, 1 / temperature
+    scale: Tensor | float  # logit scale, 1 / temperature
 
 
 class Terms(NamedTuple):
-    """Means over this process's rows and both directions."""
+    """Means over the rows of this rank and both directions."""
 
     contrast: Tensor  # cross entropy with the pairs
     distillation: Tensor  # mean over the teachers of KL(teacher || student); 0 without teachers
-    entropy: Tensor  # of the teachers; with the divergence it is the cross entropy of student and teacher
+    entropy: Tensor  # of the teachers; entropy + distillation is the cross entropy of student and teacher
 
 
 def contrast_terms(
@@ -39,21 +39,21 @@ def contrast_terms(
     chunk: int | None = None,
     image_ids: tuple[Tensor, Tensor] | None = None,
 ) -> Terms:
-    """Contrast and distillation of one batch of pairs.
+    """Return contrastive loss and distillation of one batch of pairs.
 
-    With the columns gathered and gradients averaged over processes, N processes with b pairs give what one gives with
-    N b. All softmaxes are in float32 at least.
+    With gathered columns and gradients averaged over ranks, N ranks with b pairs each give the result of one rank with
+    N b pairs. Softmaxes are computed in float32 at least.
 
     Args:
-        student: its features, with gradient.
-        teachers: theirs, without; widths and scales may differ.
-        first: column of this process's first pair.
-        chunk: rows at a time, whose logits are computed again in the backward pass; None keeps all logits at once.
-        image_ids: long [b] and [n], of the pairs of this process and of all. If given, the student's columns that are
-            of a row's image, but of another pair, are left out: they are no negatives.
+        student: embeddings of the student, with gradient.
+        teachers: embeddings of the teachers, without gradient; dimensions and scales may differ.
+        first: column of the first pair of this rank.
+        chunk: number of rows whose logits are held at a time and computed again in the backward pass; None holds all.
+        image_ids: image ids, long [b] and [n]. If given, other pairs of the same image are not negatives: their columns
+            are masked.
 
     Raises:
-        ValueError: for `image_ids` beside teachers, who relate those pairs too.
+        ValueError: if `image_ids` are given together with teachers, whose targets include those pairs.
     """
     if image_ids is not None and teachers:
         raise ValueError("Pairs of the same image cannot be left out of a distillation: give no image_ids.")
@@ -71,7 +71,7 @@ def contrast_terms(
 
 
 class _Direction(NamedTuple):
-    """From rows of one modality to columns of the other: tensors in a row, as `checkpoint` wants them."""
+    """Rows of one modality against columns of the other; a flat tuple, as `checkpoint` requires."""
 
     row: Tensor
     column: Tensor
@@ -94,7 +94,7 @@ def _direction(
 
 
 def _rows(direction: _Direction, first: int, chunk: int | None) -> list[Tensor]:
-    """Means over the rows, in the order of `Terms`."""
+    """Return means over the rows, in the order of `Terms`."""
     rows = len(direction.row)
     sums = []
     for start in range(0, rows, chunk or rows):

@@ -1,4 +1,4 @@
-"""Large batches on small memory: a function runs over slices of its batch, and keeps no activations of them."""
+"""Large batches in little memory: slices of a batch whose activations are recomputed in the backward pass."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,18 +12,18 @@ from torch.utils.checkpoint import checkpoint
 def recomputed(
     function: Callable[..., Any], *inputs: Any, again: Callable[[], AbstractContextManager[Any]] | None = None
 ) -> Any:
-    """Call `function`; its activations are dropped and computed again in the backward pass.
+    """Call a function whose activations are recomputed in the backward pass.
 
-    Random draws repeat, so the result is that of the plain call. Without gradient it is the plain call.
+    Random draws are repeated, so the result equals that of a plain call. Without gradients it is a plain call.
 
     Args:
         function: tensors in, tensors out.
-        *inputs: its arguments.
-        again: makes the context of the second call.
+        *inputs: arguments of the function.
+        again: returns the context in which the function is called for the second time.
     """
     if not torch.is_grad_enabled():
         return function(*inputs)
-    if again is None:  # torch.compile knows no contexts here
+    if again is None:  # torch.compile does not support `context_fn`
         return checkpoint(function, *inputs, use_reentrant=False)
     return checkpoint(function, *inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), again()))
 
@@ -34,17 +34,17 @@ def in_slices(
     *inputs: Tensor,
     again: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Call `function` on slices of its inputs' rows and join what it returns.
+    """Call a function on slices of the rows of its inputs, and concatenate the results.
 
-    The backward pass runs each slice again and frees it before the next, so that the activations of one slice are the
-    most that is held: one loss and one backward pass over a batch of any size, at the price of a second forward pass.
-    Exact where no row depends on the others of its slice, as with everything but a BatchNorm in train mode.
+    The backward pass recomputes one slice at a time, so that activations of a single slice are held: one loss and one
+    backward pass over a batch of any size, for a second forward pass. The result is exact if rows do not depend on one
+    another, which only BatchNorm in train mode violates.
 
     Args:
         function: tensors with equally many rows in, a tuple of tensors with a row dimension out.
         size: rows of a slice, or of each slice; None calls the function once and keeps its activations.
         *inputs: tensors [B, ...].
-        again: makes the context in which a slice runs for the second time.
+        again: returns the context in which a slice is recomputed.
     """
     if size is None:
         return function(*inputs)

@@ -1,4 +1,4 @@
-"""Weights that a network is filled with whole, or not at all."""
+"""Strict loading: all weights of a network, or none."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,16 +12,16 @@ _STUDENT = "student."
 
 
 def load_fitting(module: nn.Module, state: Mapping[str, Tensor], what: str, say: Callable[[str], str] = str) -> None:
-    """Load a state dict of which every key and every shape fits.
+    """Load a state dict whose keys and shapes all match.
 
     Args:
-        module: what to fill.
-        state: its whole state.
-        what: what is filled and where it is from, for the message.
-        say: gives the name under which a key is reported.
+        module: network to load into.
+        state: complete state dict.
+        what: the network and its source, for the message.
+        say: returns the name under which a key is reported.
 
     Raises:
-        ValueError: if something does not fit; the sentence lists it. Nothing is loaded then.
+        ValueError: if a key or shape does not match; the message lists them. Nothing is loaded then.
     """
     own = module.state_dict()
     missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
@@ -39,19 +39,19 @@ def load_fitting(module: nn.Module, state: Mapping[str, Tensor], what: str, say:
 
 
 def load_student(student: nn.Module, source: str, trained_by: str) -> str:
-    """Fill a module's network `student` from the checkpoint of an earlier training.
+    """Load the network `student` of a module from a checkpoint of an earlier training.
 
     Args:
-        student: what to fill.
-        source: the checkpoint, a file or a sharded one's folder.
+        student: network to load into.
+        source: checkpoint, a file or the folder of a sharded one.
         trained_by: class of the module, for messages.
 
     Returns:
-        What was done, for a log line.
+        A log line.
 
     Raises:
         FileNotFoundError: if there is no such checkpoint.
-        ValueError: if it has no student, or one of another kind or size. Nothing is loaded then.
+        ValueError: if it has no student, or a different one. Nothing is loaded then.
     """
     path = Path(source).expanduser()
     if not path.exists():
@@ -66,7 +66,7 @@ def load_student(student: nn.Module, source: str, trained_by: str) -> str:
 
 
 def student_state(content: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The part of a checkpoint that is the network `student` of its module, under its own names."""
+    """Return the state dict of the network `student` in a checkpoint."""
     state = content.get("state_dict", {})
     return {name.removeprefix(_STUDENT): tensor for name, tensor in state.items() if name.startswith(_STUDENT)}
 

@@ -1,4 +1,4 @@
-"""How the weights of convolutions, and what an optimizer keeps for them, lie in memory."""
+"""Memory format of convolution weights and of the optimizer state that belongs to them."""
 
 import torch
 from torch import Tensor, nn
@@ -6,10 +6,11 @@ from torch.optim import Optimizer
 
 
 def channels_last(module: nn.Module) -> None:
-    """Lay out convolutions with channels last, in which they run several times as fast on a CPU; values stay.
+    """Convert convolution weights to channels-last, which is several times as fast on a CPU.
 
-    Not those of the images, which therefore come in as they are: torch 2.15 writes beyond its memory in the backward
-    pass of a 1x1 convolution with stride 2 of three channels in that layout (oneDNN), and MCi's stem has one.
+    Convolutions of three input channels keep their format, and so do the images: torch 2.15 writes out of bounds in the
+    backward pass of a 1x1 convolution with stride 2 and three channels in channels-last format (oneDNN), which the stem
+    of MCi contains.
     """
     module.to(memory_format=torch.channels_last)
     for part in module.modules():
@@ -18,11 +19,10 @@ def channels_last(module: nn.Module) -> None:
 
 
 def lay_out_moments(optimizer: Optimizer) -> None:
-    """Lay out moments as their weights are, now and whenever a state is loaded; values stay.
+    """Give moments the memory format of their weights, now and after each load of a state dict.
 
-    A sharded checkpoint holds contiguous moments, whatever the weights of the process that loads it, and torch 2.15
-    loads them as they lie. A fused optimizer then pairs numbers by their order in memory: those of a convolution with
-    channels last with the moments of others.
+    A sharded checkpoint holds contiguous moments, and torch 2.15 keeps that format when it loads them. A fused optimizer
+    pairs weights and moments by their position in memory, which differs for channels-last weights.
     """
     optimizer.register_load_state_dict_post_hook(_lay_out_moments)
     _lay_out_moments(optimizer)
