@@ -50,8 +50,8 @@ class PlainRows(Dataset[tuple[Tensor, str]]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> tuple[Tensor, str]:
-        picture, captions = self.rows[index]
-        image = Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture).convert("RGB")
+        encoded, captions = self.rows[index]
+        image = Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded).convert("RGB")
         return self.transform(image), random.choice(captions)
 
 

@@ -68,7 +68,7 @@ class ShapeClassTable:
         """Return the name of an image in messages."""
         return f"shape image {row}"
 
-    def picture_name(self, row: int) -> str:
+    def image_name(self, row: int) -> str:
         """Return the name of the image, which is not a file."""
         return self.name(row)
 

@@ -16,7 +16,7 @@ from .rows import PredictionRowsWriter, gather_rows
 class CaptionWriter(PredictionRowsWriter):
     """Write `captions.parquet` after `predict`: sample_index, image, image_id, caption.
 
-    `image` is the image's path, or its source and row, from the datamodule's `picture_name`, or null.
+    `image` is the image's path, or its source and row, from the datamodule's `image_name`, or null.
     The file is written atomically.
 
     The module's `predict_step` returns `{"sample_index": long [B], "image_id": long [B], "caption": list of B texts}`.

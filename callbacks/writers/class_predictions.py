@@ -8,7 +8,7 @@ class ClassPredictionWriter(ClassesWriter):
 
     Columns: sample_index; image, its path, or its source and row; label, the most probable class; name of that class;
     probability; top_labels and top_probabilities, the `top_k` most probable, best first. Names come from the
-    datamodule's `picture_name` and `class_names`; unknown values are null. The file is
+    datamodule's `image_name` and `class_names`; unknown values are null. The file is
     written atomically.
 
     The module's `predict_step` returns `{"sample_index": long [B], "probabilities": [B, C]}`.

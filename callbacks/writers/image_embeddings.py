@@ -20,7 +20,7 @@ class ImageEmbeddingWriter(PredictionRowsWriter):
     """Write `embeddings.parquet` after `predict`: sample_index, image, image_id, embedding (D float32).
 
     Embeddings are not normalized. `image` is the image's path, or its source and row, from the
-    datamodule's `picture_name`; null if it has none. The module's `origin` (plain data), if it has one, describes
+    datamodule's `image_name`; null if it has none. The module's `origin` (plain data), if it has one, describes
     what made the embeddings; it is the entry "tower" of the file's metadata. The file is written atomically.
 
     The module's `predict_step` returns `{"sample_index": long [B], "image_id": long [B], "embedding": [B, D]}`. Every

@@ -43,7 +43,7 @@ class RetrievalPredictionWriter(Callback):
     used. All four files are written, some without rows if there were only images or only texts. They are written
     atomically.
 
-    The names come from the datamodule's `picture_name` and `predict_texts`. Other texts are decoded by its `tokenizer`
+    The names come from the datamodule's `image_name` and `predict_texts`. Other texts are decoded by its `tokenizer`
     from what the model read. Unknown names are null.
 
     Memory: the evaluation holds the features and the candidates of all images and texts in main memory, in every
@@ -167,8 +167,8 @@ class _Side:
 
 def _images(result: Any, data: Any) -> _Side:
     numbers = result.sample_index
-    known = hasattr(data, "picture_name")
-    names = [data.picture_name("predict", number) if known else None for number in numbers.tolist()]
+    known = hasattr(data, "image_name")
+    names = [data.image_name("predict", number) if known else None for number in numbers.tolist()]
     return _Side(_IMAGE, result.image_features, numbers, names, numbers.argsort(stable=True))
 
 

@@ -18,7 +18,7 @@ from .parquet import prediction_folder, write_table
 class PredictionRowsWriter(Callback):
     """Write a row for each image, or for each text, after `predict`, in the order of the data.
 
-    Columns of images: sample_index; image, its path, or its source and row, from the datamodule's `picture_name`. Of
+    Columns of images: sample_index; image, its path, or its source and row, from the datamodule's `image_name`. Of
     texts: text_index, the index in the list of texts; text, from the datamodule's `predict_texts`. Unknown values are
     null. The columns of the subclass follow. The file is written atomically. Every process holds all rows in main
     memory.
@@ -99,8 +99,8 @@ class PredictionRowsWriter(Callback):
         if self.of_texts:
             texts = getattr(data, "predict_texts", None)
             return [None if texts is None else texts[number] for number in numbers]
-        named = hasattr(data, "picture_name")
-        return [data.picture_name("predict", number) if named else None for number in numbers]
+        named = hasattr(data, "image_name")
+        return [data.image_name("predict", number) if named else None for number in numbers]
 
     def metadata(self, pl_module: LightningModule) -> dict[bytes, bytes] | None:
         """Return the metadata of the file."""

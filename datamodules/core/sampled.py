@@ -256,7 +256,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
                 f"Expected a usable image, got {bad.fault.name} ({bad.fault.cause}): correct the file."
             ) from None
 
-    def picture_name(self, split: Split, sample_index: int) -> str:
+    def image_name(self, split: Split, sample_index: int) -> str:
         """Return the path of an image where it is a file, else its source and row.
 
         Args:
@@ -266,7 +266,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         Raises:
             UserError: the split is not set up.
         """
-        name: str = self._opened(split).picture_name(sample_index)
+        name: str = self._opened(split).image_name(sample_index)
         return name
 
     # Parts that subclasses share

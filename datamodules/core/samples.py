@@ -31,7 +31,7 @@ class Rows(Protocol):
     def name(self, row: int) -> str:
         """Return the name of a row in messages."""
 
-    def picture_name(self, row: int) -> str:
+    def image_name(self, row: int) -> str:
         """Return the path of the image where it is a file, else the name of the row."""
 
 

@@ -53,7 +53,7 @@ class EmbeddedImages(PairTable):
         return embedding
 
     def _key(self, row: int) -> str | int:
-        return self.picture_name(row) if self.embeddings.join_on == "image" else self.image_id(row)
+        return self.image_name(row) if self.embeddings.join_on == "image" else self.image_id(row)
 
     def check_embedded(self, split: str, need_captions: bool) -> None:
         """Check that the split is not empty, and that a row in it can be used.
@@ -108,9 +108,9 @@ class CaptionRows:
         """Return the decoded image; raises :class:`BadSample`, for example if the file is missing."""
         return self.images.image(self.image_row(row))
 
-    def picture_name(self, row: int) -> str:
+    def image_name(self, row: int) -> str:
         """Return the path of the image where it is a file, else its source and row."""
-        return self.images.picture_name(self.image_row(row))
+        return self.images.image_name(self.image_row(row))
 
 
 class EmbeddedCaption(NamedTuple):

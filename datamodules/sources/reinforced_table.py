@@ -60,7 +60,7 @@ class ReinforcedTable:
         """Return shard and key of a row."""
         return self.shards.name(row)
 
-    def picture_name(self, row: int) -> str:
+    def image_name(self, row: int) -> str:
         """Return the name of the row, since images are in shards."""
         return self.name(row)
 

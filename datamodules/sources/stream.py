@@ -50,10 +50,10 @@ class Stream:
         source, layout = self.parts[part]
         for place, values in enumerate(source.rows(number, start), start):
             index = shard << 32 | place
-            name = self.picture_name(index)
+            name = self.image_name(index)
             yield StreamedRow(layout.row(values, name), index, name)
 
-    def picture_name(self, sample_index: int) -> str:
+    def image_name(self, sample_index: int) -> str:
         """Return source, shard and row of an image; its path is known only while the row is read."""
         part, shard = self.shards[sample_index >> 32]
         return f"{self.parts[part][1].origin}, shard {shard}, row {sample_index & 0xFFFFFFFF}"

@@ -109,7 +109,7 @@ class ImageTable:
         part, local = self._locate(row)
         return f"{self.layouts[part].origin}, row {local}"
 
-    def picture_name(self, row: int) -> str:
+    def image_name(self, row: int) -> str:
         """Return the absolute path of the image where it is a file, else the name of the row.
 
         Raises:

@@ -24,7 +24,7 @@ def rows(count, seed=0, image="image"):
     colours = torch.randn(CLASSES, 3, generator=torch.Generator().manual_seed(9))
     label = torch.randint(CLASSES, (count,), generator=draws)
     images = colours[label][..., None, None] + 0.3 * torch.randn(count, 3, SIZE, SIZE, generator=draws)
-    return [{image: picture, "label": number} for picture, number in zip(images, label, strict=True)]
+    return [{image: one, "label": number} for one, number in zip(images, label, strict=True)]
 
 
 def loader(count=24, batch_size=8, **options):

@@ -125,7 +125,7 @@ def test_prediction_needs_no_captions(arguments, tmp_path):
     data = ready(found, "predict")
     (batch,) = data.predict_dataloader()
     assert torch.equal(batch["embedding"], torch.stack([embedding(number) for number in range(3)]))
-    assert [data.picture_name("predict", number) for number in range(3)] == names
+    assert [data.image_name("predict", number) for number in range(3)] == names
 
 
 def test_files_are_read_from_folders_and_patterns(arguments, tmp_path):

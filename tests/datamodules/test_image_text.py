@@ -477,20 +477,20 @@ def test_images_are_opened_again_as_they_are_read_for_evaluation(files, module):
     for index, image in zip(batch["sample_index"].tolist(), batch["image"], strict=True):
         assert torch.equal(data.eval_transform(data.image("test", index)), image)
     assert data.image("test", 4).mode == "RGB"
-    assert data.picture_name("test", 4) == str(files.folder / "images/0.png")
-    assert data.picture_name("test", 1) == f"{files.folder}/pairs.parquet, row 1"
+    assert data.image_name("test", 4) == str(files.folder / "images/0.png")
+    assert data.image_name("test", 1) == f"{files.folder}/pairs.parquet, row 1"
     (files.folder / paths[0]).unlink()
     with pytest.raises(UserError, match=r"^Expected a usable image, got .*/0.png \(missing file\)"):
         data.image("test", 4)
     with pytest.raises(UserError, match="Expected an open predict split"):
-        data.picture_name("predict", 0)
+        data.image_name("predict", 0)
 
 
 def test_a_streamed_image_has_a_name_and_cannot_be_opened_again(files, module):
     source = files.parquet(3)
     data = opened(module, "test", train=source, test=source, streaming=True, samples_per_epoch=4)
     (batch,) = data.test_dataloader()
-    names = [data.picture_name("test", index) for index in batch["sample_index"].tolist()]
+    names = [data.image_name("test", index) for index in batch["sample_index"].tolist()]
     assert names == [f"{source}, shard 0, row {number}" for number in range(3)]
     with pytest.raises(UserError, match=r"^Expected a test split .* got a streamed one: set data.streaming to false.$"):
         data.image("test", 0)

@@ -196,6 +196,6 @@ def test_texts_are_predicted_beside_the_test_splits_images():
     images, texts = (list(loader) for loader in module.predict_dataloader())
     assert torch.cat([batch["sample_index"] for batch in images]).tolist() == [0, 1, 2]
     assert torch.cat([batch["text_index"] for batch in texts]).tolist() == [0, 1]
-    assert module.picture_name("predict", 2) == "shape image 2"
+    assert module.image_name("predict", 2) == "shape image 2"
     module.setup("test")
     assert module.image("predict", 2) == module.image("test", 2)

@@ -92,7 +92,7 @@ def test_images_lie_under_image_root(karpathy, files, module, tmp_path):
     moved = (files.folder / "dataset.json").rename(tmp_path / "elsewhere/dataset.json")
     data = module(train=str(moved), image_root=str(files.folder), batch_size=4)
     assert len(read(data, "train")) == 1
-    assert data.picture_name("train", 1) == str(files.folder / "images/1.png")
+    assert data.image_name("train", 1) == str(files.folder / "images/1.png")
     assert not (files.folder / file).exists()
 
 
