@@ -173,5 +173,5 @@ def test_the_linear_layer_of_a_wide_resnet_starts_without_bias():
 @pytest.mark.parametrize(("name", "depth"), [("resnet20", 21), ("resnet20", 2), ("wrn_16_2", 20), ("wrn_16_2", 4)])
 def test_a_depth_between_two_networks_is_refused(name, depth):
     builder = CIFAR_NETWORKS[name]
-    with pytest.raises(ValueError, match=rf"Found depth {depth}, expected 6n \+ "):
+    with pytest.raises(ValueError, match=rf"Expected a depth of 6n \+ \d for n blocks in each \w+, got {depth}: use "):
         builder.func(depth, *builder.args[1:], 100)
