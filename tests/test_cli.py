@@ -134,7 +134,8 @@ def test_a_mistake_that_a_constructor_finds_is_one_sentence():
     ran = run("fit", *PLAIN_CLASSIFIER, "--model.student=resnet21")
     assert ran.status == 1
     assert "got 'resnet21': did you mean 'resnet32'?" in ran.sentence
-    assert run("fit", *PLAIN_CLASSIFIER, "--data.batch_size=0").sentence.startswith("found batch_size=0")
+    refused = run("fit", *PLAIN_CLASSIFIER, "--data.batch_size=0").sentence
+    assert refused.startswith("Expected data.batch_size of at least 1, got 0")
 
 
 def test_a_model_that_does_not_fit_into_memory_says_so_in_a_sentence():
