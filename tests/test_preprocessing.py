@@ -20,6 +20,7 @@ from support.command_line import run
 from support.mmlg import tiny_extraction
 from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.cli_support.export import export
+from vlightning.common.errors import UserError
 from vlightning.datamodules import (
     CLIPEvalTransform,
     ImageClassificationDataModule,
@@ -258,9 +259,9 @@ class Unknown(nn.Module):
 
 def test_what_has_no_words_is_said_and_never_written_as_something_else(images, tmp_path):
     checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(images, eval_transform=Unknown()), tmp_path)
-    with pytest.raises(ValueError, match=r"Found the transform .*Unknown .* expected one that says what it does"):
+    with pytest.raises(UserError, match=r"Expected a transform that says what it does to an image, got .*Unknown"):
         export(checkpoint, str(tmp_path / "made"), "open_clip")
-    with pytest.raises(ValueError, match=r"Found the transform .*Unknown"):
+    with pytest.raises(UserError, match=r"Expected a transform that says what it does .*Unknown"):
         load_published(add_tiny_clip(), checkpoint)
     assert "Unknown, which no file can say" in export(checkpoint, str(tmp_path / "programs"), "torch_export")
     written = json.loads((tmp_path / "programs" / "config.json").read_text())["preprocessing"]
@@ -315,5 +316,5 @@ def test_a_teacher_decides_what_its_student_sees(images, tmp_path):
     trained(module, data, tmp_path)
     assert data.preprocessing["resize_mode"] == "shortest"
     other = tiny_extraction(str(tmp_path / "teacher"))
-    with pytest.raises(ValueError, match=r"image_mean is \[0.1, 0.2, 0.3\], but the teacher .* expects"):
+    with pytest.raises(UserError, match=r"Expected image_mean .* for the teacher .*, got \[0.1, 0.2, 0.3\]"):
         trained(other, pairs(images, eval_transform=CLIPEvalTransform(SIZE, OWN["mean"], OWN["std"])), tmp_path)
