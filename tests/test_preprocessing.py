@@ -268,7 +268,7 @@ def test_what_has_no_words_is_said_and_never_written_as_something_else(images, t
     assert written == {"transform": f"{Unknown.__module__}.Unknown"}
     larger = CLIPEvalTransform(SIZE, resize=SIZE + 2)
     checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(images, eval_transform=larger), tmp_path)
-    with pytest.raises(ValueError, match="resized to 18 pixels before 16 are cut out"):
+    with pytest.raises(UserError, match="got a resize to 18 pixels before a crop to 16"):
         export(checkpoint, str(tmp_path / "made"), "open_clip")
     assert not (tmp_path / "made").exists()
 

@@ -118,11 +118,13 @@ def asked(module: Any, protocol: type[Asked]) -> Asked | None:
         UserError: a member is missing beside others, or a method is not callable.
     """
     members = {name: value for name, value in vars(protocol).items() if not name.startswith("_")}
-    if not any(hasattr(module, name) for name in members):
+    # A property is not read: its value may not be known yet.
+    present = {name for name in members if inspect.getattr_static(module, name, None) is not None}
+    if not present:
         return None
     for name, member in members.items():
         is_method = inspect.isfunction(member)
-        if not hasattr(module, name) or (is_method and not callable(getattr(module, name))):
+        if name not in present or (is_method and not callable(getattr(module, name))):
             raise UserError(
                 f"Expected {type(module).__name__}.{name} to be a {'method' if is_method else 'property'} "
                 f"({protocol.__name__} in {__name__}), got {getattr(module, name, 'nothing')!r}: define it."
