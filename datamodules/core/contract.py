@@ -119,7 +119,8 @@ def asked(module: Any, protocol: type[Asked]) -> Asked | None:
     """
     members = {name: value for name, value in vars(protocol).items() if not name.startswith("_")}
     # A property is not read: its value may not be known yet.
-    present = {name for name in members if inspect.getattr_static(module, name, None) is not None}
+    missing = object()
+    present = {name for name in members if inspect.getattr_static(module, name, missing) is not missing}
     if not present:
         return None
     for name, member in members.items():
