@@ -67,6 +67,13 @@ class HelpfulParser(LightningArgumentParser):
         super().__init__(*args, **{"formatter_class": HelpFormatter, **kwargs})
 
     @override
+    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        # jsonargparse hands a null for a field of a group on as the word `None`, which is no YAML.
+        if isinstance(args, list) and not has_subcommands(self):
+            args = [f"{word.removesuffix('None')}null" if word.endswith("=None") else word for word in args]
+        return super().parse_args(args, *rest, **kwargs)
+
+    @override
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
         return self._with_verbatim_text(super().add_class_arguments(*args, **kwargs))
 
