@@ -13,6 +13,7 @@ from lightning_utilities.core.imports import RequirementCache
 
 from support.albef import tiny_albef
 from support.command_line import run, tiny_config
+from support.forked import run_script
 from vlightning.cli_support.results import warn_of_random_weights
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -181,9 +182,9 @@ def test_weights_that_were_named_are_evaluated_without_a_warning(capsys: pytest.
     assert "ALBEFModule has the random weights" in capsys.readouterr().err
 
 
-def test_an_error_in_every_process_is_printed_once(tmp_path: Path):
+def test_an_error_in_every_process_is_printed_once():
     words = ["fit", "--config", "tiny.yaml", "--model=FailingModel", "--model.how=sentence"]
-    done = start([sys.executable, TINY_CLI, *words, "--trainer.devices=2", "--trainer.strategy=ddp"], tmp_path)
+    done = run_script([TINY_CLI, *words, "--trainer.devices=2", "--trainer.strategy=ddp"], env=one_thread())
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("This cannot be trained; use another.") == 1, done.stderr
     assert done.stderr.count("vlightning: error: ") == 1, done.stderr
@@ -211,30 +212,35 @@ def fit_failing(how: str, *words: str):
     return run("fit", "--config", "tiny.yaml", "--model=FailingModel", f"--model.how={how}", *words)
 
 
-def start(command: list[str], folder: Path, timeout: int = 120, **env: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout)
+def one_thread() -> dict[str, str]:
+    """For the processes that Lightning's launcher starts."""
+    return os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def start(*command: str) -> subprocess.CompletedProcess[str]:
+    """Start an interpreter: what is printed at import is part of the result."""
+    return subprocess.run([sys.executable, *command], env=one_thread(), capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("command", [[str(ROOT / "cli.py")], ["-m", "vlightning.cli"]], ids=["file", "module"])
-def test_help_and_version_from_the_file_and_the_module(tmp_path: Path, command: list[str]):
-    done = start([sys.executable, *command, "--help"], tmp_path)
+def test_help_and_version_from_the_file_and_the_module(command: list[str]):
+    done = run_script([*command, "--help"])
     assert done.returncode == 0, done.stderr
     assert "fit" in done.stdout
-    assert start([sys.executable, *command, "--version"], tmp_path).stdout.startswith("vlightning 0.")
+    assert start(*command, "--version").stdout.startswith("vlightning 0.")
 
 
-def test_the_exit_status_reaches_the_shell(tmp_path: Path):
-    done = start([sys.executable, TINY_CLI, "fit", "--config", "tiny.yaml", "--trainer.max_epoch", "3"], tmp_path)
+def test_the_exit_status_reaches_the_shell():
+    done = start(TINY_CLI, "fit", "--config", "tiny.yaml", "--trainer.max_epoch", "3")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("vlightning: error: There is no option '--trainer.max_epoch'")
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
 @pytest.mark.slow
-def test_two_processes_share_one_run_folder(tmp_path: Path):
+def test_two_processes_share_one_run_folder():
     words = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    done = start([sys.executable, TINY_CLI, "fit", "--config", "tiny.yaml", *words], tmp_path)
+    done = run_script([TINY_CLI, "fit", "--config", "tiny.yaml", *words], env=one_thread())
     assert done.returncode == 0, done.stderr
     assert "MEMBER: 2/2" in done.stderr
     assert [p.name for p in Path("runs/tiny").iterdir()] == ["version_0"]

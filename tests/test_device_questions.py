@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.forked import run_script
 
 SUPPORT = Path(__file__).parent / "support"
 
@@ -16,12 +16,7 @@ def asked(tmp_path_factory):
     """By case: what was asked by which function, and how often, in one step."""
     folder = tmp_path_factory.mktemp("questions")
     path = os.pathsep.join([str(SUPPORT.parent), os.environ.get("PYTHONPATH", "")])
-    ran = subprocess.run(
-        [sys.executable, SUPPORT / "device_questions.py", folder],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    ran = run_script([SUPPORT / "device_questions.py", folder], env=os.environ | {"PYTHONPATH": path}, timeout=600)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return json.loads((folder / "questions.json").read_text())
 

@@ -1,8 +1,6 @@
 """`vlightning export`, from a checkpoint that a training wrote."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from lightning import Trainer
 from support.albef import SIZES, merged, random_batch, tiny_albef
 from support.command_line import export as main
 from support.command_line import run
+from support.forked import run_script
 from vlightning.datamodules import ShapesDataModule
 from vlightning.datamodules.text.tokenizers import open_tokenizer
 from vlightning.lightning_modules import ALBEFModule
@@ -137,8 +136,7 @@ def test_what_cannot_be_exported_costs_one_sentence(trained, tmp_path, capsys):
 
 
 def test_module_runs_as_a_command_and_describes_itself():
-    words = [sys.executable, "-m", "vlightning.cli", "export", "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = run_script(["-m", "vlightning.cli", "export", "--help"])
     assert done.returncode == 0, done.stderr
     layouts = "vlightning,albef,student,torchvision,detectron2,open_clip,learngene,torch_export,onnx,vendor"
     assert f"--layout {{{layouts}}}" in done.stdout

@@ -2,11 +2,13 @@
 
 import ast
 import inspect
+import json
 import subprocess
 import sys
 import sysconfig
 import tomllib
 import zipfile
+from collections.abc import Sequence
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
@@ -109,7 +111,8 @@ def test_the_wheel_holds_only_the_package():
 
 @pytest.mark.slow
 def test_installed_the_folders_are_not_packages_of_their_own(installed: Path, tmp_path: Path):
-    where = run_in(installed, "python", "-c", "import vlightning.cli; print(vlightning.cli.__file__)", cwd=tmp_path)
+    code = "from importlib.util import find_spec; print(find_spec('vlightning.cli').origin)"
+    where = run_in(installed, "python", "-c", code, cwd=tmp_path)
     assert Path(where.stdout.strip()).is_relative_to(installed), where.stdout + where.stderr
     for name in (*CODE_FOLDERS, "cli", "tests"):
         done = run_in(installed, "python", "-c", f"import {name}", cwd=tmp_path)
@@ -128,18 +131,39 @@ def test_installed_the_version_is_that_of_the_wheel(installed: Path, tmp_path: P
     assert shown.stdout == f"vlightning {version}\n"
 
 
+COMMANDS = """\
+import contextlib, io, json, runpy, sys
+script, commands = sys.argv[1], json.loads(sys.argv[2])
+for words in commands:
+    sys.argv, out, err = [script, *words], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = 0
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as stop:
+            status = stop.code or 0
+    print(json.dumps([status, out.getvalue(), err.getvalue()]))
+"""
+
+
+def commands_in(installed: Path, *commands: Sequence[str], cwd: Path) -> list[tuple[int, str, str]]:
+    """Execute the installed script several times in one process; return the statuses, outputs and errors."""
+    words = (str(installed / "bin/vlightning"), json.dumps(commands))
+    done = run_in(installed, "python", "-c", COMMANDS, *words, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
 @pytest.mark.slow
 def test_installed_the_command_runs_and_finds_the_shipped_configs(installed: Path, tmp_path: Path):
-    done = run_in(installed, "vlightning", "--help", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "fit" in done.stdout
-    words = ("fit", "--config", "configs/albef/quickstart.yaml", "--print_config")
-    done = run_in(installed, "vlightning", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "ALBEFModule" in done.stdout
-    done = run_in(installed, "vlightning", "fit", "--config", "configs/albef/quikstart.yaml", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "configs/albef/quickstart.yaml" in done.stderr
+    right, wrong = (("fit", "--config", f"configs/albef/{name}.yaml") for name in ("quickstart", "quikstart"))
+    shown, printed, refused = commands_in(installed, ("--help",), (*right, "--print_config"), wrong, cwd=tmp_path)
+    assert shown[0] == 0, shown
+    assert "fit" in shown[1]
+    assert printed[0] == 0, printed
+    assert "ALBEFModule" in printed[1]
+    assert refused[0] == 2, refused
+    assert "configs/albef/quickstart.yaml" in refused[2]
 
 
 WRONG = """\

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from support.forked import VLIGHTNING, run_ranks
 from support.resume import assert_same_checkpoints
 from support.slurm_cluster import missing, slurm_cluster, wait_for
 
@@ -50,11 +51,21 @@ def last_checkpoint(folder, job):
     return folder / f"runs/albef_quickstart/slurm_{job}/checkpoints/last.ckpt"
 
 
+def uninterrupted(folder, processes):
+    """Train without SLURM, and return the last checkpoint."""
+    folder.mkdir()
+    for done in run_ranks(
+        [VLIGHTNING, "fit", *training(processes), f"--trainer.devices={processes}"], processes, cwd=folder
+    ):
+        assert done.returncode == 0, done.stderr
+    return folder / "runs/albef_quickstart/version_0/checkpoints/last.ckpt"
+
+
 def assert_goes_on(cluster, folder, job, whole, signal):
-    """The job, which is sent the signal in its first epoch, ends as the whole one did; returns what it printed."""
+    """The job, which is sent the signal in its first epoch, ends as the run without one; returns what it printed."""
     assert cluster.wait(job, "COMPLETED")["Restarts"] == "1"
     path = last_checkpoint(folder, job)
-    leaves = assert_same_checkpoints(last_checkpoint(folder, whole), path)
+    leaves = assert_same_checkpoints(whole, path)
     assert leaves["/global_step"] == STEPS
     log = (folder / f"slurm-{job}.out").read_text()
     name = path.relative_to(folder)
@@ -75,11 +86,10 @@ def assert_goes_on(cluster, folder, job, whole, signal):
 )
 def test_a_job_on_two_nodes_is_requeued_by_its_warning_and_goes_on(cluster, tmp_path):
     words = ("--nodes=2", *SMALL_NODES, SLURM / "many_nodes.sh", *training(processes=2))
-    job, whole = cluster.submit(words, tmp_path), cluster.submit(words, tmp_path)
+    job = cluster.submit(words, tmp_path)
     wait_for(last_checkpoint(tmp_path, job).exists)
     cluster.run("scancel", "--signal=USR1", job)
-    cluster.wait(whole, "COMPLETED")  # it has the nodes before the other is back
-    log = assert_goes_on(cluster, tmp_path, job, whole, "SIGUSR1")
+    log = assert_goes_on(cluster, tmp_path, job, uninterrupted(tmp_path / "whole", 2), "SIGUSR1")
     assert f"Requeued the SLURM job {job}." in log
 
 
@@ -97,8 +107,8 @@ def test_preempted_jobs_make_room_and_go_on(cluster, tmp_path):
     ]
     for job in jobs:
         wait_for(last_checkpoint(tmp_path, job).exists)
-    whole = cluster.submit(("--partition=urgent", "--nodelist=n1", *words), tmp_path)
-    cluster.submit(("--partition=urgent", "--nodelist=n2", "--wrap=true"), tmp_path)
-    cluster.wait(whole, "COMPLETED")
+    for node in ("n1", "n2"):
+        cluster.submit(("--partition=urgent", f"--nodelist={node}", "--wrap=true"), tmp_path)
+    whole = uninterrupted(tmp_path / "whole", 1)
     for job in (at_once, graceful):
         assert_goes_on(cluster, tmp_path, job, whole, "SIGTERM")

@@ -5,14 +5,13 @@ import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from support.command_line import run
+from support.forked import Forked, run_script
 
 TINY_CLI = str(Path(__file__).resolve().parent / "support" / "tiny_cli.py")
 CONFIG = """\
@@ -28,10 +27,7 @@ def in_terminal(*words: str, folder: Path, columns: int) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
-    command = [sys.executable, TINY_CLI, *words]
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env={**env, "TERM": "xterm"}
-    )
+    process = Forked([TINY_CLI, *words], cwd=folder, env={**env, "TERM": "xterm"}, terminal=theirs)
     os.close(theirs)
     written = b""
     while True:
@@ -67,14 +63,7 @@ def test_a_run_without_a_terminal_leaves_no_noise_in_its_log(tmp_path: Path):
     stop = ("--trainer.callbacks=Sender", "--trainer.callbacks.name=SIGTERM", "--trainer.callbacks.step=20")
     log = ""
     for words in (stop, ("--ckpt_path", "runs/run/version_0/checkpoints/last.ckpt")):
-        done = subprocess.run(
-            [sys.executable, TINY_CLI, "fit", "--config", "run.yaml", *words],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=120,
-        )
+        done = run_script([TINY_CLI, "fit", "--config", "run.yaml", *words], cwd=tmp_path, merged=True)
         log += done.stdout
     assert done.returncode == 0, log
     assert (tmp_path / "runs/run/version_1/checkpoints/last.ckpt").is_file(), log

@@ -1,15 +1,14 @@
 """A run of the command line that is sent a signal, under SLURM and elsewhere."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from support import tiny_cli
 from support.command_line import run, tiny_config
+from support.forked import run_script
 from support.slurm import pretend_slurm
 
 # Two batches an epoch: after step 4 a validation begins, in which the run stops. (These data cannot go on elsewhere.)
@@ -64,12 +63,7 @@ def test_a_signal_ends_the_run_with_its_status_and_a_checkpoint(name: str, statu
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_the_second_signal_ends_the_process_at_once(name: str):
     words = ["fit", "--config=tiny.yaml", "--trainer.max_epochs=3", *sender(name, 2, times=2)]
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import support.tiny; from vlightning.cli import main; main({words!r})"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
-        timeout=120,
-        check=False,
-    )
+    ran = run_script([tiny_cli.__file__, *words])
     assert ran.returncode == -signal.Signals[name]
     assert torch.load(LAST.format("version_0"), weights_only=True)["global_step"] == 2  # of the first epoch's end
 

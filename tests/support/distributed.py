@@ -5,13 +5,12 @@
 
     first, second = run_distributed(work, torch.zeros(2))
 
-The processes are forked from a server that has torch and lightning imported, so one call costs a fraction of a second
-after the first. Their current folder, environment and test helpers are those of the caller.
+The processes are forked from the server of `support.fork_server`, so one call costs a fraction of a second after the
+first. Their current folder, environment and test helpers are those of the caller.
 """
 
 import importlib.util
 import io
-import multiprocessing
 import os
 import pickle
 import sys
@@ -20,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+from support.fork_server import ONE_THREAD, enter, fork_context
 
 
 class WorkerError(RuntimeError):
@@ -55,7 +53,7 @@ def run_distributed(
         WorkerError: If a rank raised or died; the message holds every rank's traceback.
         TimeoutError: If they did not finish in time.
     """
-    context = _server()
+    context = fork_context()
     with tempfile.TemporaryDirectory(prefix="vlightning-ranks-") as folder:
         job = _Job(fn, args, kwargs, processes, f"file://{folder}/store", max(timeout - 5.0, 1.0))
         workers, pipes = [], []
@@ -229,11 +227,8 @@ class _Job:
 
     def run(self, rank: int) -> bytes:
         """Runs the call as one rank and returns its result as torch.save writes it."""
-        os.environ.clear()
-        os.environ.update(self.environment)
-        os.environ["WORLD_SIZE"], os.environ["RANK"] = str(self.processes), str(rank)
-        os.chdir(self.folder)
-        sys.path[:] = self.path
+        ranks = {"WORLD_SIZE": str(self.processes), "RANK": str(rank)}
+        enter(self.folder, self.environment | ranks, self.path)
         torch.set_num_threads(1)
         sys.meta_path.append(_TestFileFinder(self.modules))
         fn, args, kwargs = pickle.loads(self.call)
@@ -301,20 +296,3 @@ def _collect(pipes: list[Connection], deadline: float) -> list[tuple[bool, Any]]
     if missing and all(ok for ok, _ in answers.values()):
         raise TimeoutError(f"Ranks {missing} did not answer in time.")
     return [answers.get(rank, (False, "Killed: it waited for a rank that had failed.")) for rank in range(len(pipes))]
-
-
-def _server() -> Any:
-    """Starts the server that ranks are forked from, which has imported what takes long, with one thread a library."""
-    context = multiprocessing.get_context("forkserver")
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(ONE_THREAD)
-    try:
-        context.set_forkserver_preload(["torch", "lightning.pytorch"])
-        forkserver.ensure_running()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-    return context

@@ -10,6 +10,8 @@ STARTING_MODULES = {
     "subprocess",
     "support.command_line",
     "support.distributed",
+    "support.fork_server",
+    "support.forked",
     "support.killed_run",
     "support.processes",
     "support.recipes",

@@ -16,7 +16,8 @@ import pytest
 import torch.distributed as dist
 
 from support.command_line import run
-from support.distributed import ONE_THREAD
+from support.fork_server import ONE_THREAD
+from support.forked import run_script
 from support.images import draw_image, encoded
 from support.reinforced import write_tar
 from vlightning.callbacks.distributed import launcher
@@ -111,9 +112,9 @@ def test_a_killed_loader_worker_is_one_sentence(tmp_path, monkeypatch, shards, w
 
 def quickstart(folder, strategy, name, rank, *words):
     """A training of two processes, of which one sends itself a signal before its fifth step."""
-    done = subprocess.run(
+    done = run_script(  # until the last process that could write is gone, so this waits for all of them
         [
-            *(sys.executable, "-m", "vlightning.cli", "fit"),
+            *("-m", "vlightning.cli", "fit"),
             *(f"--config={CONFIGS / config}" for config in ("albef/quickstart.yaml", f"strategy/{strategy}.yaml")),
             "--trainer.devices=2",
             "--trainer.enable_progress_bar=false",
@@ -126,10 +127,7 @@ def quickstart(folder, strategy, name, rank, *words):
         ],
         cwd=folder,
         env=os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-        capture_output=True,  # until the last process that could write is gone, so this waits for all of them
-        text=True,
         timeout=240,
-        check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr
     sentences = re.findall(r"^vlightning: error: (.*)$", done.stderr, re.MULTILINE)
@@ -225,22 +223,21 @@ watched.procs[0].kill()
 """
 
 
-def watched(*words):
+def watched(folder, *words):
     """Waits for all processes that could still write."""
-    done = subprocess.run(
-        [sys.executable, "-c", WATCH, *words], capture_output=True, text=True, timeout=60, check=False
-    )
+    (folder / "watch.py").write_text(WATCH)
+    done = run_script([folder / "watch.py", *words], timeout=60)
     return done.returncode, done.stderr
 
 
-def test_a_training_that_does_not_notice_a_death_is_ended_with_all_its_processes():
-    assert watched("kill -KILL $$") == (
+def test_a_training_that_does_not_notice_a_death_is_ended_with_all_its_processes(tmp_path):
+    assert watched(tmp_path, "kill -KILL $$") == (
         1,
         "vlightning: error: The process of rank 2 was killed by SIGKILL, most often because memory ran out, and the "
         "others did not end by themselves within 0.5 seconds, so they are killed: give the job more memory, or lower "
         "data.num_workers.\n",
     )
-    assert watched("kill -KILL $$", "this process is about to end by itself") == (0, "")
+    assert watched(tmp_path, "kill -KILL $$", "this process is about to end by itself") == (0, "")
 
 
 def test_processes_that_do_not_end_by_themselves_are_killed(monkeypatch: pytest.MonkeyPatch):

@@ -2,8 +2,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections import namedtuple
@@ -15,6 +13,7 @@ from lightning import Callback, Trainer
 
 from support import reinforcement
 from support.distributed import rank_trainer, run_distributed
+from support.forked import run_script
 from support.images import draw_image, encoded
 from support.reinforcement import ROWS, Embeds, predict, write_pairs
 from vlightning.callbacks import ReinforcementWriter
@@ -79,10 +78,9 @@ def test_predictions_are_not_kept(pairs, tmp_path):
 @pytest.mark.parametrize("kill", ["batch", "index", "rename"])
 def test_a_killed_run_resumes_without_loss_or_repetition(pairs, tmp_path, kill):
     predict(pairs, tmp_path / "whole")
-    script = [sys.executable, reinforcement.__file__, str(tmp_path / "killed"), pairs]
-    environment = os.environ | {"PYTHONPATH": str(Path(reinforcement.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    died = subprocess.run([*script, "--kill", kill], env=environment, capture_output=True, timeout=120, check=False)
-    assert died.returncode == -9, died.stderr.decode()[-3000:]
+    environment = os.environ | {"PYTHONPATH": str(Path(reinforcement.__file__).parents[1])}
+    died = run_script([reinforcement.__file__, tmp_path / "killed", pairs, "--kill", kill], env=environment)
+    assert died.returncode == -9, died.stderr[-3000:]
     found = names(tmp_path / "killed")
     assert [name for name in found if name.endswith(".tar") and not name.startswith(".")] == ["00000000.tar"]
     assert any(name.startswith(".incomplete-") for name in found)

@@ -7,8 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 
 import lightning.pytorch as pl
@@ -18,6 +16,7 @@ import torch
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.trainer.states import TrainerFn
 
+from support.forked import run_ranks
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ALBEFTrainTransform, ShapesDataModule
 from vlightning.datamodules.core.sampling import epoch_order
@@ -341,8 +340,8 @@ if __name__ == "__main__":
 def test_two_processes_divide_the_data_whatever_lightning_would_inject(tmp_path, injected):
     script = tmp_path / "run.py"
     script.write_text(textwrap.dedent(TWO_PROCESSES))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, script, tmp_path, str(injected)], check=True, env=environment, timeout=200)
+    for done in run_ranks([script, tmp_path, str(injected)]):
+        assert done.returncode == 0, done.stderr
     seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     union = [one + other for one, other in zip(seen[0]["train"], seen[1]["train"], strict=True)]
     expected = [epoch_order(3, epoch, 30)[:28].reshape(7, 4).tolist() for epoch in (0, 1)]

@@ -1,8 +1,6 @@
 """ALBEF sharded over two processes with FSDP2 is ALBEF under DDP, and its checkpoints are those of one process."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler
 
 from support.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, RandomPairs, random_batch, tiny_albef
-from support.distributed import ONE_THREAD, rank_trainer, run_distributed, whole_state
+from support.distributed import rank_trainer, run_distributed, whole_state
+from support.forked import VLIGHTNING, run_ranks
 from support.tiny_modules import trainer
 from vlightning.callbacks import AtomicCheckpointIO, consolidate_checkpoint
 from vlightning.datamodules import ShapesDataModule
@@ -271,13 +270,11 @@ ROOT = Path(__file__).resolve().parents[3]
 SMALL = {"length": 64, "eval_length": 12, "batch_size": 16, "num_workers": 0}
 
 
-def vlightning(folder, subcommand, *words):
-    command = [sys.executable, "-m", "vlightning.cli", subcommand, *map(str, words)]
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | ONE_THREAD, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def vlightning(folder, subcommand, *words, processes=2):
+    ranks = run_ranks([VLIGHTNING, subcommand, *words], processes, cwd=folder)
+    for done in ranks:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return ranks[0].stdout
 
 
 @pytest.mark.slow
@@ -294,5 +291,6 @@ def test_the_command_line_trains_resumes_and_evaluates(tmp_path):
     moved = [checkpoint["state_dict"]["student.vision_proj.weight"] for checkpoint in reached]
     assert 0 < (moved[0] - moved[1]).abs().max() < 0.01
 
-    table = vlightning(tmp_path, "test", "--ckpt_path", second, "--data=ShapesDataModule", "--data.eval_length=12")
+    words = ("--ckpt_path", second, "--data=ShapesDataModule", "--data.eval_length=12")
+    table = vlightning(tmp_path, "test", *words, processes=1)
     assert "test/recall_mean" in table
