@@ -9,6 +9,7 @@ The processes are forked from the server of `support.fork_server`, so one call c
 first. Their current folder, environment and test helpers are those of the caller.
 """
 
+import functools
 import importlib.util
 import io
 import os
@@ -262,6 +263,7 @@ class _TestFileFinder:
         return importlib.util.spec_from_file_location(name, file)
 
 
+@functools.cache
 def _is_test_file(file: str | None) -> bool:
     return file is not None and Path(__file__).resolve().parents[1] in Path(file).resolve().parents
 
