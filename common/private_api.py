@@ -15,7 +15,7 @@ OVERRIDDEN = {
     "DefaultHelpFormatter._get_help_string": "lists every imported subclass of a type",
     "RichProgressBar._init_progress": "creates the column of the metrics (`_metric_component`), for the "
     "terminal in `_console`",
-    "_SubprocessScriptLauncher.launch": "starts the thread that kills this process without a sentence",
+    "_SubprocessScriptLauncher.launch": "starts the thread that kills this process without a message",
 }
 
 

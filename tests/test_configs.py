@@ -472,7 +472,7 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
     assert ran.status == 0, ran.err
     ran = run("predict", *config, *where, *own, "--data.folder", "reinforced", "--data.augmentations", "3")
     assert ran.status == 1
-    assert "augmentation.per_image 2, now it is 3" in ran.sentence
+    assert "Expected augmentation.per_image 2, with which the shards" in ran.sentence
 
 
 def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():

@@ -40,8 +40,8 @@ def test_there_and_back(checkpoint, tmp_path, processes, capsys):
     ("words", "status", "sentence"),
     [
         (("missing.ckpt", "new.ckpt"), 1, "Found no checkpoint 'missing.ckpt', expected a file or a folder"),
-        (("one.ckpt", "one.ckpt"), 1, "Found 'one.ckpt' already there, expected a new name"),
-        (("one.ckpt", "new.ckpt", "--processes", "0"), 1, "Found 0 processes, expected at least 1"),
+        (("one.ckpt", "one.ckpt"), 1, "Expected a new name or an empty folder, got 'one.ckpt', which exists"),
+        (("one.ckpt", "new.ckpt", "--processes", "0"), 1, "Expected a number of processes of at least 1, got 0"),
         ((".", "new.ckpt", "--processes", "2"), 2, "--processes is for a file, and the checkpoint is a folder already"),
         ((".", "new.ckpt"), 1, "cannot be read (there is no meta.pt in the folder"),
     ],

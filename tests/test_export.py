@@ -116,8 +116,8 @@ def test_what_cannot_be_exported_costs_one_sentence(trained, tmp_path, capsys):
     full.mkdir()
     (full / "file").touch()
     assert "Found no checkpoint" in _refused(capsys, tmp_path / "gone.ckpt", tmp_path / "out")
-    assert "already there" in _refused(capsys, trained, full)
-    assert "already there" in _refused(capsys, trained, full / "file", "--layout", "albef")
+    assert "which exists" in _refused(capsys, trained, full)
+    assert "which exists" in _refused(capsys, trained, full / "file", "--layout", "albef")
     assert "cannot be read" in _refused(capsys, full / "file", tmp_path / "out")
 
     content = torch.load(trained, weights_only=True)

@@ -220,7 +220,7 @@ def test_an_albef_tells_how_its_images_were_prepared(images, tmp_path):
     with torch.no_grad():
         found = albef.encode_images(as_told(look, images))[0]
     torch.testing.assert_close(found, features, rtol=0, atol=1e-4)
-    assert "normalised with mean (0.1, 0.2, 0.3)" in export(checkpoint, str(tmp_path / "made.pth"), "albef")
+    assert "normalized with mean (0.1, 0.2, 0.3)" in export(checkpoint, str(tmp_path / "made.pth"), "albef")
     assert albef.expected_preprocessing() == look
     # It is evaluated so on other data too, unless that says how.
     words = {"tokenizer": str(tmp_path / "made"), "vocab_size": 200, "max_tokens": 16}
@@ -263,7 +263,7 @@ def test_what_has_no_words_is_said_and_never_written_as_something_else(images, t
         export(checkpoint, str(tmp_path / "made"), "open_clip")
     with pytest.raises(UserError, match=r"Expected a transform that says what it does .*Unknown"):
         load_published(add_tiny_clip(), checkpoint)
-    assert "Unknown, which no file can say" in export(checkpoint, str(tmp_path / "programs"), "torch_export")
+    assert "Unknown, cannot be recorded" in export(checkpoint, str(tmp_path / "programs"), "torch_export")
     written = json.loads((tmp_path / "programs" / "config.json").read_text())["preprocessing"]
     assert written == {"transform": f"{Unknown.__module__}.Unknown"}
     larger = CLIPEvalTransform(SIZE, resize=SIZE + 2)

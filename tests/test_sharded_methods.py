@@ -199,6 +199,6 @@ def gather_small():
 
 def test_smaller_types_want_autocast():
     with pytest.raises(
-        WorkerError, match="Found param_dtype='bfloat16' with precision='32-true', expected 'bf16-mixed'"
+        WorkerError, match="Expected the precision 'bf16-mixed' with param_dtype 'bfloat16', got '32-true'"
     ):
         run_distributed(gather_small)

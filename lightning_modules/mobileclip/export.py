@@ -93,8 +93,7 @@ def save_open_clip(model: CustomTextCLIP, name: str, preprocessing: Preprocessin
         folder: a new or an empty folder.
 
     Raises:
-        UserError: if open_clip has no such model.
-        FileExistsError: if the folder exists and is not empty.
+        UserError: if open_clip has no such model, or the folder exists and is not empty.
         OSError: if it cannot be written.
     """
     check_expressible(preprocessing)
@@ -108,7 +107,9 @@ def _open_clip_config(model: CustomTextCLIP, name: str, image_size: int) -> dict
     mixers = preset is not None and preset.mixers
     if mixers or has_vendor_stem(model):
         part = "the mixers of its text tower" if mixers else "the vendor's stem"
-        raise UserError(f"open_clip cannot build {name}, since it does not have {part}: write the layout 'vendor'.")
+        raise UserError(
+            f"Expected a model that open_clip can build, got {name} with {part}: write the layout 'vendor'."
+        )
     config = model_config(name, image_size, model.context_length)
     with torch.device("meta"):
         theirs = CustomTextCLIP(**{key: value for key, value in config.items() if key != "custom_text"})

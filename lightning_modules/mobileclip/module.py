@@ -41,7 +41,7 @@ from .weights import load_weights
 
 
 class MobileCLIPModule(Method):
-    """Contrast of pairs, and distillation of how teachers relate images and texts, on two captions an image.
+    """Contrastive training of pairs and distillation of the teachers' similarities, with two captions per image.
 
     Each batch of reinforced data makes two batches of pairs, the augmented images with their real and with a synthetic
     caption, whose losses are added up (section 3). With a `teacher.distillation_weight` of 0 it is plain CLIP training,
@@ -163,7 +163,7 @@ class MobileCLIPModule(Method):
         check_length(input_ids, self.max_tokens)
         return unit(self.evaluated.encode_text(input_ids))
 
-    # What Method asks for
+    # Overrides of Method
 
     def load_initial_weights(self) -> None:
         """Load `weights` into the student and its average."""

@@ -90,9 +90,9 @@ def _compare(before: nn.Module, after: nn.Module) -> None:
     error = float((found - expected).abs().max())
     if not error <= limit:
         raise UserError(
-            f"A reparameterized {type(before).__name__} differs from the original by {error:.1e} on random input, "
-            f"expected at most {limit:.1e}: its weights or statistics are non-finite, or too large for "
-            f"{parameter.dtype}."
+            f"Expected a reparameterized {type(before).__name__} that differs by at most {limit:.1e} from the original "
+            f"on random input, got {error:.1e}: check whether its weights and statistics are finite, and not too large "
+            f"for {parameter.dtype}."
         )
 
 

@@ -92,7 +92,10 @@ def to_vendor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         theirs = vendor_name(name, vit)
         if theirs is None:
             if tensor.any():
-                raise UserError(f"{name} is not zero, and the vendor's layout has no place for it: write open_clip's.")
+                raise UserError(
+                    f"Expected zeros in {name}, which the vendor's layout has no name for, got other values: write the "
+                    "layout of open_clip."
+                )
             continue
         written[theirs] = _shaped(name, tensor, outwards=True).contiguous()
     return written

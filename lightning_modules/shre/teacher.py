@@ -1,4 +1,4 @@
-"""The images that SHRe's teacher receives, and how certain its posteriors are."""
+"""Image conversion for SHRe's teacher, and the entropy of its posteriors."""
 
 import math
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> 
 
 
 def _timm_config(network: nn.Module) -> Mapping[str, Any]:
-    """Return what timm knows of the images that a model's weights were trained with; nothing for other models."""
+    """Return timm's image configuration of a model's weights; empty for other models."""
     if isinstance(network, LibraryClassifier) and type(network.network).__module__.startswith(timm.__name__):
         config: Any = network.network.pretrained_cfg
         return dict(config)

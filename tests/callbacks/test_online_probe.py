@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from support.distributed import run_ddp_fit, run_sharded_fit, whole_state
 from support.tiny_modules import trainer
 from vlightning.callbacks import OnlineProbe, rank, world_size
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.sharding import shard
 
 CLASSES, SIZE = 7, 4
@@ -267,7 +268,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         assert value == first.callback_metrics[name], name
     assert len(validated.callback_metrics) == 4
     fit(Plain(), *late, max_epochs=1)  # what validation restored can train
-    with pytest.raises(ValueError, match=r"'probe' found a probe for 7 classes in the checkpoint, expected 9"):
+    with pytest.raises(UserError, match=r"a probe for 9 classes in the checkpoint for .*'probe', got one for 7"):
         fit(Plain(), OnlineProbe(9), max_epochs=4, ckpt_path=tmp_path / "end.ckpt")
 
 
@@ -363,26 +364,28 @@ def test_it_looks_in_the_trainers_precision_and_learns_in_float32(precision, dty
 
 def test_what_cannot_be_probed_is_one_sentence():
     def refused(message, *callbacks, module=None, **options):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             fit(module or Encoder(), *callbacks, **options)
 
     bare = DataLoader([{"image": row["image"]} for row in rows(8)], 8)
     refused(
-        r"'probe' found a training batch of \['image'\], expected a dict with 'image' and 'label'",
+        r"Expected training batches with 'image' and 'label' for .*'probe', got \['image'\]",
         OnlineProbe(7),
         data=bare,
     )
-    refused(r"found no encode\(\) in Encoder, .*'encode_images'.*: set method", OnlineProbe(7, method="encode"))
-    refused(r"found \d+ labels outside 0 to 3, expected each image's class: set num_classes", OnlineProbe(4))
+    refused(
+        r"a method encode\(\) .*, got Encoder without .*'encode_images'.*: set method", OnlineProbe(7, method="encode")
+    )
+    refused(r"Expected labels from 0 to 3 .*, got \d+ labels outside: set num_classes", OnlineProbe(4))
 
     class Maps(Encoder):
         def encode_images(self, image):
             return image
 
-    refused(r"found \[8, 3, 4, 4\] from Maps.encode_images\(\), expected features", OnlineProbe(7), module=Maps())
+    refused(r"Expected features .*, got \[8, 3, 4, 4\] from Maps.encode_images\(\)", OnlineProbe(7), module=Maps())
 
     class OneToken(Encoder):
         def encode_images(self, image):
             return super().encode_images(image)[:, None]
 
-    refused(r"found \[8, 1, 6\] from OneToken", OnlineProbe(7), module=OneToken())
+    refused(r"got \[8, 1, 6\] from OneToken", OnlineProbe(7), module=OneToken())

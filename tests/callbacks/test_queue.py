@@ -105,7 +105,7 @@ def test_all_of_it_is_in_the_checkpoint():
 def test_a_checkpoint_of_another_size_is_refused():
     module, other = nn.ModuleDict({"image": FeatureQueue(6, 3)}), nn.ModuleDict({"image": FeatureQueue(8, 3)})
     with pytest.raises(
-        ValueError, match=r"queue 'image' in the checkpoint has 6 rows of 3 values, this one 8 rows of 3"
+        UserError, match=r"Expected 8 rows of 3 values in the checkpoint of the queue 'image', got 6 rows of 3"
     ):
         other.load_state_dict(module.state_dict(), strict=False)
 
@@ -113,11 +113,11 @@ def test_a_checkpoint_of_another_size_is_refused():
 @pytest.mark.parametrize(
     ("with_ids", "features", "ids", "message"),
     [
-        (False, (2, 4), None, r"rows of 3 values, got features of shape \[2, 4\]"),
+        (False, (2, 4), None, r"Expected features \[B, 3\], got features of shape \[2, 4\]"),
         (False, (3,), None, r"shape \[3\]"),
-        (True, (2, 3), None, "expects ids with the features, but none came"),
-        (False, (2, 3), (2,), "expects no ids with the features, but some came"),
-        (True, (2, 3), (3,), r"ids of shape \[3\] for 2 features"),
+        (True, (2, 3), None, "Expected ids with the features, .* got none"),
+        (False, (2, 3), (2,), "Expected no ids with the features, .* got ids"),
+        (True, (2, 3), (3,), r"Expected ids \[2\], .* got ids of shape \[3\]"),
     ],
 )
 def test_wrong_rows_end_in_a_sentence(with_ids, features, ids, message):
@@ -127,7 +127,7 @@ def test_wrong_rows_end_in_a_sentence(with_ids, features, ids, message):
 
 
 def test_a_queue_without_room_is_refused():
-    with pytest.raises(ValueError, match="size=0"):
+    with pytest.raises(UserError, match="at least 1, got 0 and 3"):
         FeatureQueue(0, 3)
 
 
@@ -198,35 +198,35 @@ def test_a_step_that_returns_none_enqueues_nothing():
     [
         (
             lambda loss, batch: loss,
-            r"Queued returned a dict with \['loss'\], expected .*'keys': \{'rows'",
+            r"'keys': \{'rows'.* from training_step of Queued, got a dict with \['loss'\]",
         ),
-        (lambda loss, batch: {"loss": loss, "keys": batch}, "expected .*'keys': {'rows'"),
-        (lambda loss, batch: {"loss": loss, "keys": {}}, "no keys for the queue 'rows': there are none"),
+        (lambda loss, batch: {"loss": loss, "keys": batch}, "Expected .*'keys': {'rows'"),
+        (lambda loss, batch: {"loss": loss, "keys": {}}, "keys for the queue 'rows' .*, got none: there are none"),
         (
             lambda loss, batch: {"loss": loss, "keys": {"row": batch}},
-            "keys 'row', for which there is no queue: did you mean 'rows'",
+            "got keys 'row': did you mean 'rows'",
         ),
         (
             lambda loss, batch: {"loss": loss, "keys": {"rows": batch}, "key_ids": {"rosw": batch}},
-            "'rosw', for which there is no queue",
+            "keys of known queues .*, got keys 'rosw'",
         ),
         (
             lambda loss, batch: {"loss": loss, "keys": {"rows": batch[:, 1:]}},
-            r"Keys for the queue 'rows': The queue holds rows of 4 values, got features of shape \[2, 3\]",
+            r"Keys for the queue 'rows': Expected features \[B, 4\], got features of shape \[2, 3\]",
         ),
-        (lambda loss, batch: {"loss": loss, "keys": {"rows": batch}}, "Keys for the queue 'rows': .*expects ids"),
+        (lambda loss, batch: {"loss": loss, "keys": {"rows": batch}}, "Keys for the queue 'rows': Expected ids"),
     ],
 )
 def test_what_a_step_returns_wrongly_ends_in_a_sentence(result, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((UserError, ValueError), match=message):
         trainer(QueueCallback()).fit(returning(result), loader(1))
 
 
 @pytest.mark.parametrize(
     ("queues", "error", "message"),
     [
-        ({"rows": "bnak"}, UserError, "queue 'rows' is given as 'bnak'.*did you mean 'bank'"),
-        ({"rows": "student"}, UserError, "type Linear; expected an instance of FeatureQueue"),
+        ({"rows": "bnak"}, UserError, r"path 'bnak' \(the queue 'rows'\).*did you mean 'bank'"),
+        ({"rows": "student"}, UserError, "Expected a FeatureQueue .*, got a Linear"),
     ],
 )
 def test_wrong_paths_end_in_a_sentence_before_the_first_batch(queues, error, message):
@@ -242,7 +242,7 @@ class Weights(EMAWeightAveraging):
 
 @pytest.mark.parametrize("kind", [WeightAveraging, EMAWeightAveraging, Weights])
 def test_lightnings_averages_of_weights_are_refused_where_they_would_average_the_queue(kind):
-    with pytest.raises(ValueError, match=rf"Found Lightning's {kind.__name__} beside a queue, .*use_buffers=False"):
+    with pytest.raises(UserError, match=rf"use_buffers=False of Lightning's {kind.__name__} beside a queue, got True"):
         trainer(kind(), QueueCallback()).fit(Queued(), loader(2))
     module = Queued()
     trainer(QueueCallback(), kind(use_buffers=False)).fit(module, loader(2))
@@ -250,13 +250,13 @@ def test_lightnings_averages_of_weights_are_refused_where_they_would_average_the
 
 
 def test_a_module_without_queues_raises_with_what_to_add():
-    with pytest.raises(UserError, match=r"Student has no queues\(\)"):
+    with pytest.raises(UserError, match=r"none from queues\(\) of Student"):
         trainer(QueueCallback()).fit(Student(), loader(1))
-    with pytest.raises(ValueError, match="empty dict"):
+    with pytest.raises(UserError, match="empty dict"):
         QueueCallback({})
     module = Queued()
     module.queues = lambda: {"rows": torch.zeros(2)}
-    with pytest.raises(UserError, match="returns a Tensor as 'rows', expected a FeatureQueue"):
+    with pytest.raises(UserError, match=r"Expected a FeatureQueue as 'rows' .*, got a Tensor"):
         trainer(QueueCallback()).fit(module, loader(1))
 
 

@@ -45,7 +45,7 @@ def test_an_error_for_users_is_shown_in_one_line():
 
 
 def test_an_error_that_this_package_raises_is_shown():
-    assert "already there" in sentence(caught(check_free, Path(__file__)))
+    assert "which exists" in sentence(caught(check_free, Path(__file__)))
 
 
 def test_a_value_error_from_inside_a_library_is_a_defect():

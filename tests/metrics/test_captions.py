@@ -117,5 +117,5 @@ def test_captions_without_a_common_word_have_none():
 def test_nothing_to_compare_with_is_refused():
     with pytest.raises(ValueError, match="1 of them of images without a reference"):
         caption_scores(["a", "b"], [["a"], []])
-    with pytest.raises(ValueError, match="Found 0 captions"):
+    with pytest.raises(ValueError, match="got 0 captions"):
         caption_scores([], [])

@@ -227,5 +227,5 @@ def test_an_even_number_of_ranks_has_its_median_in_the_middle():
 
 
 def test_median_ranks_without_any_caption_are_refused():
-    with pytest.raises(ValueError, match="no caption of any of 3 images"):
+    with pytest.raises(ValueError, match="got none for any of 3 images"):
         average_median_ranks(torch.eye(3), torch.eye(3), Matches(torch.arange(3), torch.arange(3) + 7))

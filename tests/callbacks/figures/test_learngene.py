@@ -228,7 +228,9 @@ def test_a_missing_logger_is_one_warning(tmp_path):
     with warnings.catch_warnings(record=True) as warned:
         trainer(figures, logger=CSVLogger(tmp_path), limit_val_batches=0).fit(extraction(), shapes())
     assert not any("LearngeneFigures" in str(one.message) for one in warned)
-    with pytest.raises(UserError, match=r"expected a module with a method learngene_terms\(\), got BoringModel"):
+    with pytest.raises(
+        UserError, match=r"Expected a module with a method learngene_terms\(\) for LearngeneFigures, got BoringModel"
+    ):
         trainer(LearngeneFigures()).fit(BoringModel())
 
 

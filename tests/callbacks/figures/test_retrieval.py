@@ -16,6 +16,7 @@ from support.distributed import run_ddp_fit
 from support.tiny import TinyData, TinyModel
 from vlightning.callbacks import RetrievalFigures, WordMapFigures
 from vlightning.callbacks.figures.word_maps import content_words
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
 from vlightning.metrics.retrieval import Candidates, Matches
 
@@ -154,9 +155,9 @@ def test_a_row_shows_the_first_images_in_the_final_order_and_which_are_right():
     assert [panel.right for row in rows for panel in row.panels] == [True, False, True, False, False, False]
     assert [panel.title for panel in rows[0].panels] == ["1.  match 4.00", "2.  match 3.00"]
     assert [row.note for row in rows] == [
-        "first right one: rank 1",
-        "first right one: rank 1",
-        "first right one: rank 5",
+        "first match: rank 1",
+        "first match: rank 1",
+        "first match: rank 5",
     ]
 
 
@@ -176,7 +177,7 @@ def test_a_text_without_a_right_image_has_a_note_and_fewer_images_than_asked_are
     result.matches = Matches(torch.arange(5), torch.full((6,), 99))
     rows = RetrievalFigures(queries=99, top=50).rows(*_parts(result)[:2], "validation")
     assert [len(row.panels) for row in rows] == [5] * 6
-    assert {row.note for row in rows} == {"none right among the first 5"}
+    assert {row.note for row in rows} == {"no match in the first 5"}
 
 
 def test_figures_show_captions_as_they_are_in_the_data(tmp_path):
@@ -352,7 +353,7 @@ def test_a_fast_dev_run_does_not_warn(tmp_path):
 @pytest.mark.parametrize("wrong", [{"queries": 0}, {"top": 0}, {"every_n_epochs": 0}])
 def test_numbers_below_one_are_refused(wrong):
     (name,) = wrong
-    with pytest.raises(ValueError, match=f"{name}=0 of RetrievalFigures must be at least 1"):
+    with pytest.raises(UserError, match=f"Expected {name} of RetrievalFigures of at least 1, got 0"):
         RetrievalFigures(**wrong)
 
 

@@ -10,6 +10,7 @@ from lightning import LightningModule, Trainer
 from support.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import CaptionWriter, ImageEmbeddingWriter, gather_texts, rank
 from vlightning.callbacks.writers.rows import gather_rows
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 
 IMAGES = 11
@@ -82,7 +83,7 @@ def test_other_outputs_are_refused(tmp_path):
 
     for writer, name in (("embeddings", "embedding"), ("captions", "caption")):
         trainer = Trainer(accelerator="cpu", logger=False, callbacks=[WRITERS[writer](str(tmp_path))])
-        with pytest.raises(ValueError, match=f"Other returned no sample_index, image_id and {name}, which"):
+        with pytest.raises(UserError, match=f"sample_index, image_id and {name} from predict_step of Other, which"):
             trainer.predict(Other(), data())
 
 

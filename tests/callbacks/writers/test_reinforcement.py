@@ -181,7 +181,9 @@ def test_the_check_names_what_differs(pairs, tmp_path, row, turned):
             self.turned = turned if again else 0.0
             return super().predict_step(batch, batch_idx)
 
-    with pytest.raises(UserError, match=rf"check failed: embedding \d of text by teacher \d .* {row:010d} has the"):
+    with pytest.raises(
+        UserError, match=rf"Expected a cosine .* for embedding \d of text by teacher \d .* {row:010d}: do not train"
+    ):
         predict(pairs, tmp_path / "out", Drifts(), ReinforcementWriter(ROWS))
     assert manifest(tmp_path / "out")["complete"] is False
 
@@ -211,13 +213,13 @@ def test_a_damaged_shard_is_named(pairs, tmp_path):
 def test_other_settings_are_refused(pairs, tmp_path):
     predict(pairs, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(ValueError, match=r"made with teachers\[0\]\.weights one, now it is other \(and 1 more\)"):
+    with pytest.raises(UserError, match=r"teachers\[0\]\.weights one, with which .* made, got other \(and 1 more\)"):
         predict(pairs, tmp_path / "out", Embeds(weights="other"))
-    with pytest.raises(ValueError, match=r"augmentation\.per_image 3, now it is 2"):
+    with pytest.raises(UserError, match=r"augmentation\.per_image 3, .* got 2"):
         predict(pairs, tmp_path / "out", augmentations=2)
-    with pytest.raises(ValueError, match=r"data\.shard_size 4, now it is 5"):
+    with pytest.raises(UserError, match=r"data\.shard_size 4, .* got 5"):
         predict(pairs, tmp_path / "out", shard_size=5)
-    with pytest.raises(ValueError, match=r"augmentation\.seed 5, now it is 6"):
+    with pytest.raises(UserError, match=r"augmentation\.seed 5, .* got 6"):
         predict(pairs, tmp_path / "out", seed=6)
     assert contents(tmp_path / "out") == before
     assert manifest(tmp_path / "out")["complete"] is True
@@ -235,14 +237,16 @@ def test_other_software_is_warned_of(pairs, tmp_path):
 def test_shards_of_something_else_are_refused(pairs, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "00000000.tar").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"shards without a manifest\.json"):
+    with pytest.raises(UserError, match=r"shards without a manifest\.json"):
         predict(pairs, tmp_path / "out")
 
 
 def test_a_disk_that_is_too_small_is_reported_before_writing(pairs, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 20_000))
-    with pytest.raises(UserError, match=r"would take 10 of 10 samples, about [\d.]+ KB .* where 20 KB are free"):
+    with pytest.raises(
+        UserError, match=r"Expected room for 10 of 10 samples, about [\d.]+ KB .*, got 20 KB of free space"
+    ):
         predict(pairs, tmp_path / "out")
     assert names(tmp_path / "out") == []
 
@@ -264,7 +268,7 @@ def test_another_datamodule_is_refused(tmp_path):
             return [[1]]
 
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[ReinforcementWriter()])
-    with pytest.raises(ValueError, match="ReinforcementWriter found NoneType"):
+    with pytest.raises(UserError, match="for ReinforcementWriter, got NoneType"):
         trainer.predict(Nothing())
 
 
@@ -290,4 +294,4 @@ def test_a_failed_check_ends_all_processes(pairs, tmp_path):
     predict(pairs, tmp_path / "two")
     failures = run_distributed(predict_on_a_rank, pairs, str(tmp_path / "two"), 0.5)
     assert len(failures) == 2
-    assert all("check failed" in str(failure) for failure in failures)
+    assert all("between written and recomputed embeddings" in str(failure) for failure in failures)

@@ -18,6 +18,7 @@ from support.images import draw_image
 from support.tiny import TinyData, TinyModel
 from vlightning.callbacks import RetrievalPredictionWriter
 from vlightning.callbacks.writers import retrieval as predictions
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
 from vlightning.lightning_modules import ALBEFModule
 
@@ -270,9 +271,9 @@ def test_a_fast_dev_run_writes_nothing(folder):
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_encoded(folder):
-    with pytest.raises(ValueError, match="top_k=0 of RetrievalPredictionWriter must be at least 1"):
+    with pytest.raises(UserError, match="Expected top_k of RetrievalPredictionWriter of at least 1, got 0"):
         RetrievalPredictionWriter(top_k=0)
-    with pytest.raises(ValueError, match=r"found no `evaluation.result` in TinyModel, .*: leave the callback out"):
+    with pytest.raises(UserError, match=r"`evaluation.result`.*, got TinyModel: leave the callback out"):
         _trainer(folder, RetrievalPredictionWriter()).predict(TinyModel(), TinyData())
 
 

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from support.albef import random_batch, tiny_albef
 from support.distributed import run_distributed
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.albef.gradcam import word_maps
 
 
@@ -101,7 +102,7 @@ def test_the_middle_fusion_layer_is_the_default(fusion_layers, middle):
 def test_a_layer_without_word_maps_is_refused(layer):
     """In the last layer the attention of words does not reach the matching head: the reference has no map there."""
     module = _module()
-    with pytest.raises(ValueError, match=f"got layer {layer}, .* give one from 1 to 2"):
+    with pytest.raises(UserError, match=f"got layer {layer}, .* give one from 1 to 2"):
         word_maps(module.student, module.itm_head, *_inputs(), layer)
     last = _reference(module, *_inputs(), layer=3)
     assert last[:, 0].any()
@@ -109,7 +110,7 @@ def test_a_layer_without_word_maps_is_refused(layer):
 
 
 def test_a_single_fusion_layer_has_no_word_maps():
-    with pytest.raises(ValueError, match="Expected two or more fusion layers for word maps, got one"):
+    with pytest.raises(UserError, match="Expected two or more fusion layers for word maps, got one"):
         _module(fusion_layers=1).word_maps(*_inputs())
 
 

@@ -245,7 +245,7 @@ def _without(*names):
         (
             lambda state: state.update({"text_encoder.cls.predictions.bias": torch.ones(200)}),
             {},
-            r"different values of text_encoder\.cls\.predictions\.bias and .*decoder\.bias",
+            r"equal values of text_encoder\.cls\.predictions\.bias and .*decoder\.bias.* got different values",
         ),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_wrong_file_names_its_keys_and_changes_nothing(authors, build, spoil, 
     before = copy.deepcopy(module.state_dict())
     state = dict(authors)
     spoil(state)
-    with pytest.raises((UserError, ValueError), match=sentence) as raised:
+    with pytest.raises(UserError, match=sentence) as raised:
         load_official(module, state)
     assert "\n" not in str(raised.value)
     _equal(module.state_dict(), before)
@@ -263,24 +263,22 @@ def test_a_wrong_file_names_its_keys_and_changes_nothing(authors, build, spoil, 
 def test_names_in_errors_are_those_of_the_retrieval_family(authors, build):
     state = _retrieval(authors)
     del state["text_encoder.encoder.layer.3.output.dense.bias"]
-    with pytest.raises(
-        (UserError, ValueError), match=r"missing text_encoder\.encoder\.layer\.3\.output\.dense\.bias, unknown"
-    ):
+    with pytest.raises(UserError, match=r"missing text_encoder\.encoder\.layer\.3\.output\.dense\.bias, unknown"):
         load_official(build(mlm=False), state)
 
 
 def test_a_retrieval_file_cannot_start_masked_language_modelling(authors, build):
-    with pytest.raises(UserError, match=r"no language-model head in .*: set the model's mlm to false"):
+    with pytest.raises(UserError, match=r"a language-model head in .*, got none: set model.mlm to false"):
         load_official(build(), _retrieval(authors))
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"model": {}, "config": argparse.Namespace(a=1)}, r"Found argparse\.Namespace in .*: if you trust"),
-        ([1, 2], "neither a state dict nor one under"),
-        ({"model": {"depth": 12}}, "neither a state dict nor one under"),
-        (b"no checkpoint", "Found no checkpoint in"),
+        ({"model": {}, "config": argparse.Namespace(a=1)}, r"got argparse\.Namespace: if you trust"),
+        ([1, 2], "Expected a state dict, or one under .*, got neither"),
+        ({"model": {"depth": 12}}, "Expected a state dict, or one under .*, got neither"),
+        (b"no checkpoint", "Expected a file of torch.save in"),
     ],
 )
 def test_other_files_are_refused_as_checkpoints(tmp_path, content, sentence):

@@ -8,6 +8,7 @@ from timm.layers import resample_abs_pos_embed
 from transformers import BertConfig, BertForMaskedLM
 
 from support.albef import pairs_loader, tiny_albef
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.albef.weights import load_bert
 from vlightning.lightning_modules.networks.vit_weights import load_vision_weights, resize_positions
 
@@ -77,10 +78,10 @@ def test_text_encoder_starts_from_a_bert_folder(tmp_path):
 
 def test_sizes_that_do_not_fit_are_listed(tmp_path):
     _bert(tmp_path, intermediate_size=48)
-    with pytest.raises(ValueError, match=r"of another shape bert\.encoder.layer.0.intermediate.dense.bias"):
+    with pytest.raises(UserError, match=r"of another shape bert\.encoder.layer.0.intermediate.dense.bias"):
         load_bert(tiny_albef().student.text_encoder, str(tmp_path))
     _bert(tmp_path / "shallow", layers=1)
-    with pytest.raises(ValueError, match=r"missing bert\.encoder.layer.1"):
+    with pytest.raises(UserError, match=r"missing bert\.encoder.layer.1"):
         load_bert(tiny_albef().student.text_encoder, str(tmp_path / "shallow"))
 
 

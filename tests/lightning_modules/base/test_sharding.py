@@ -144,5 +144,5 @@ def test_a_parameter_without_dimensions_is_named():
     module = towers()
     module.student.scale = nn.Parameter(torch.tensor(1.0))
     module._device_mesh = object()
-    with pytest.raises(ValueError, match=r"'student.scale' has no dimension.*give it the shape \[1\]"):
+    with pytest.raises(ValueError, match=r"got the 0-D 'student.scale': give it the shape \[1\]"):
         shard(module, [module.student, module.teacher])

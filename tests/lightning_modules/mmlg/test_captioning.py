@@ -214,7 +214,9 @@ def test_learning_rate_rises_and_falls_linearly_and_a_long_warm_up_is_cut(argume
         return step(self, *args, **options)
 
     module.optimizer_step = recorded.__get__(module)
-    with pytest.warns(UserWarning, match="warmup_steps is 5000, but the run has 30 optimizer steps: it warms up for 3"):
+    with pytest.warns(
+        UserWarning, match="warmup_steps is 5000, but the run has 30 optimizer steps: the warm-up takes 3"
+    ):
         trainer(max_epochs=10, limit_val_batches=0).fit(module, caption_data(arguments))
     # The rate of the first step is set before the length of the run is known.
     assert rates[1:3] == pytest.approx([2e-3 / 3, 1e-3])

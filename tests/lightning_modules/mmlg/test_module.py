@@ -148,7 +148,9 @@ def quiet_trainer(folder, *callbacks, **options):
 
 
 def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning(tmp_path):
-    with pytest.warns(UserWarning, match="warmup_steps is 10000, but the run has 4 optimizer steps: it warms up for 0"):
+    with pytest.warns(
+        UserWarning, match="warmup_steps is 10000, but the run has 4 optimizer steps: the warm-up takes 0"
+    ):
         quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0).fit(
             tiny_extraction(None, warmup_steps=10_000), shapes()
         )
@@ -235,7 +237,7 @@ def test_half_precision_trains(tmp_path, teacher):
     ],
 )
 def test_a_teacher_that_does_not_fit_is_one_sentence(teacher, options, message):
-    with pytest.raises((UserError, ValueError, FileNotFoundError), match=message):
+    with pytest.raises(UserError, match=message):
         tiny_extraction(teacher, **options).setup("fit")
 
 
@@ -317,13 +319,13 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
         (
             file,
             {"student": "plain", "depth": 4},
-            "Cannot initialise the student from '.*first.ckpt': missing .* set the",
+            "Expected the tensors of the student from '.*first.ckpt', got missing .* set the",
         ),
-        (file, {}, "Cannot initialise the student"),
-        (str(tmp_path / "other.ckpt"), {}, "Found no student in '.*other.ckpt', expected a checkpoint of MMLGModule"),
-        ("gone.ckpt", {}, "Found no checkpoint 'gone.ckpt' to start from"),
+        (file, {}, "Expected the tensors of the student"),
+        (str(tmp_path / "other.ckpt"), {}, "Expected a checkpoint of MMLGModule, got '.*other.ckpt' without a student"),
+        ("gone.ckpt", {}, "Expected a checkpoint to start from, got no file or folder 'gone.ckpt'"),
     ):
-        with pytest.raises((UserError, ValueError, FileNotFoundError), match=message):
+        with pytest.raises(UserError, match=message):
             quiet_trainer(tmp_path, max_steps=1).fit(tiny_extraction(None, weights=weights, **options), shapes())
     both = tiny_extraction(None, weights=file, student="plain", depth=3)
     with pytest.raises(UserError, match=r"got weights '.*first.ckpt' beside a LearngeneExpansionCallback"):

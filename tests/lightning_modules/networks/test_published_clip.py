@@ -302,7 +302,7 @@ def test_missing_files_are_named(tmp_path, folder):
 def test_damaged_folders(folder, break_it, said):
     break_it(folder)
     found = sentence(UserError, None, folder)
-    assert f"The model in the folder {str(folder)!r} cannot be loaded (" in found
+    assert f"a model that open_clip can load in the folder {str(folder)!r}, got an error (" in found
     assert said in found
 
 
@@ -319,7 +319,7 @@ def test_a_folder_does_not_run_its_own_python_files(tmp_path, folder):
     named = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     (folder / "config.json").write_text("{}")
-    assert "Found trust_remote_code in the open_clip_config.json of" in sentence(UserError, None, folder)
+    assert "a tokenizer without trust_remote_code in the open_clip_config.json of" in sentence(UserError, None, folder)
     assert not (tmp_path / "ran").exists()
 
 
@@ -327,7 +327,7 @@ def test_files_of_other_models(tmp_path, file):
     torch.save({"visual.proj": torch.ones(2, 2)}, tmp_path / "other.pt")
     assert "missing" in sentence(UserError, NAME, tmp_path / "other.pt")
     said = sentence(UserError, CAPTIONER, file)
-    assert f"cannot be loaded into {CAPTIONER} (" in said
+    assert f"Expected weights of {CAPTIONER} in {str(file)!r}, got an error (" in said
     assert "visual.attn_pool" in said
     (tmp_path / "broken.pt").write_bytes(b"no weights")
     for name in (NAME, CAPTIONER):
@@ -338,9 +338,9 @@ def test_files_of_other_models(tmp_path, file):
 
 def test_unknown_tags(listed):
     listed()
-    assert f"no weights 'openai' of {NAME}; its tags are {TAG}." in sentence(UserError, NAME, "openai")
-    assert f"no weights 'openai' of {QUICK}; its tags are {TAG}." in sentence(UserError, QUICK, "openai")
-    assert "no weights of a model 'ViT-nothing'" in sentence(UserError, "ViT-nothing", TAG)
+    assert f"tags of {NAME}, got 'openai': choose one of {TAG}." in sentence(UserError, NAME, "openai")
+    assert f"tags of {QUICK}, got 'openai': choose one of {TAG}." in sentence(UserError, QUICK, "openai")
+    assert "a model with weights of open_clip, got 'ViT-nothing'" in sentence(UserError, "ViT-nothing", TAG)
     assert f"the model of the weights '{TAG}', got none" in sentence(UserError, None, TAG)
 
 
@@ -352,7 +352,7 @@ def test_a_download_that_fails(listed, monkeypatch):
 
     monkeypatch.setattr(open_clip.factory, "download_pretrained", fail)
     said = sentence(UserError, NAME, TAG)
-    assert f"The weights '{TAG}' of {NAME} cannot be loaded (" in said
+    assert f"Expected the weights '{TAG}' of {NAME}, got an error (" in said
     assert "no route to host" in said
     assert "download them on a machine with a network" in said
 

@@ -448,7 +448,7 @@ def test_a_student_starts_from_an_earlier_one(tmp_path):
     for name, tensor in first.student.state_dict().items():
         assert torch.equal(second.student.state_dict()[name], tensor), name
     missing = tiny_shre(**WORDS, weights=str(tmp_path / "none.ckpt"))
-    with pytest.raises(FileNotFoundError, match="Found no checkpoint"):
+    with pytest.raises(UserError, match="Expected a checkpoint to start from"):
         fit(missing, tmp_path)
 
 
