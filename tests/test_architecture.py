@@ -103,11 +103,11 @@ def private_names():
     return {file: names for file, names in found.items() if names}
 
 
-def test_rooms_import_only_what_they_may():
+def test_folders_import_only_allowed_folders():
     assert violations() == set()
 
 
-def test_private_names_of_other_packages_stand_in_one_listed_file_each():
+def test_private_names_of_other_packages_are_used_in_listed_files_only():
     found = private_names()
     rows = re.findall(r"^\| `([\w/]+\.py)` \| (.*?) \|", (ROOT / "docs/architecture.md").read_text(), re.M)
     for file, listed in rows:

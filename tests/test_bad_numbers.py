@@ -30,7 +30,7 @@ class Poison(Callback):
     "NaN in an image", "one number of one batch", "skipped: nothing that is kept has moved, queues neither"
 )
 @pytest.mark.parametrize("method", METHODS)
-def test_weights_averages_queues_and_statistics_stay(tmp_path, method):
+def test_a_non_finite_step_changes_no_weights_averages_queues_and_statistics(tmp_path, method):
     module, data = METHODS[method].build(METHODS[method].prepare(tmp_path), seed=0, batch_size=8, num_workers=0)
     poison, skip = Poison(), SkipNonFiniteSteps()
     fitted = trainer(poison, skip, max_steps=4, max_epochs=-1, limit_val_batches=0, default_root_dir=tmp_path)

@@ -21,7 +21,7 @@ def checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_there_and_back(checkpoint, tmp_path, processes, capsys):
+def test_conversion_to_a_folder_and_back_is_exact(checkpoint, tmp_path, processes, capsys):
     folder, again = tmp_path / "many.ckpt", tmp_path / "again.ckpt"
     main([str(checkpoint), str(folder), "--processes", str(processes)])
     assert capsys.readouterr().out == f"Wrote {folder}.\n"
@@ -46,7 +46,7 @@ def test_there_and_back(checkpoint, tmp_path, processes, capsys):
         ((".", "new.ckpt"), 1, "cannot be read (there is no meta.pt in the folder"),
     ],
 )
-def test_mistakes_end_in_a_sentence(checkpoint, monkeypatch, capsys, words, status, sentence):
+def test_user_errors_are_one_sentence(checkpoint, monkeypatch, capsys, words, status, sentence):
     monkeypatch.chdir(checkpoint.parent)
     with pytest.raises(SystemExit) as stopped:
         main(list(words))

@@ -27,9 +27,9 @@ def asked(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", ["mobileclip", "shre"])
-def test_a_step_asks_the_device_once_whether_it_is_to_be_skipped_and_nothing_else(asked, case):
+def test_a_step_synchronizes_with_the_device_once_for_the_finite_check(asked, case):
     assert asked[case] == {"number: callbacks/non_finite.py _judge": 1}
 
 
-def test_processes_agree_on_a_signal_by_what_was_said_a_step_ago(asked):
+def test_processes_agree_on_a_signal_one_step_late(asked):
     assert asked["stop_on_signal_of_two"] == {"answers": 5}

@@ -101,7 +101,7 @@ def test_bf16_checkpoint_without_data_stays_bf16(tmp_path, capsys):
     assert ALBEFModule.from_pretrained(tmp_path / "out").temperature.dtype == torch.bfloat16
 
 
-def test_named_tokenizer_that_cannot_be_opened_is_said_and_left_out(trained, tmp_path, capsys):
+def test_an_unreadable_tokenizer_is_reported_and_omitted(trained, tmp_path, capsys):
     content = torch.load(trained, weights_only=True)
     content["ShapesDataModule"]["tokenizer"] = None
     content["datamodule_hyper_parameters"]["tokenizer"] = "/gone/vocab.txt"
@@ -111,7 +111,7 @@ def test_named_tokenizer_that_cannot_be_opened_is_said_and_left_out(trained, tmp
     assert not (tmp_path / "out" / "tokenizer.json").exists()
 
 
-def test_what_cannot_be_exported_costs_one_sentence(trained, tmp_path, capsys):
+def test_refused_exports_are_one_sentence(trained, tmp_path, capsys):
     full = tmp_path / "full"
     full.mkdir()
     (full / "file").touch()

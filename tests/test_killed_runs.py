@@ -91,7 +91,7 @@ def prepared(tmp_path_factory, worker_id):
 
 
 @pytest.mark.parametrize(("method", "kill", "processes", "sharded"), list(cases()))
-def test_it_is_resumed_exactly(tmp_path, prepared, method, kill, processes, sharded):
+def test_a_killed_run_resumes_exactly(tmp_path, prepared, method, kill, processes, sharded):
     options, whole = prepared(method, processes=processes, sharded=sharded, accumulate=kill.accumulate)
     options["every_n_steps"] = kill.every_n_steps
     run(tmp_path, method, 1, **options, send=(kill.signal, kill.hook, kill.batch), status=kill.status)

@@ -108,7 +108,7 @@ def test_the_wheel_holds_only_the_package():
 
 
 @pytest.mark.slow
-def test_installed_the_folders_are_not_packages_of_their_own(installed: Path, tmp_path: Path):
+def test_installed_folders_are_not_top_level_packages(installed: Path, tmp_path: Path):
     where = run_in(installed, "python", "-c", "import vlightning.cli; print(vlightning.cli.__file__)", cwd=tmp_path)
     assert Path(where.stdout.strip()).is_relative_to(installed), where.stdout + where.stderr
     for name in (*CODE_FOLDERS, "cli", "tests"):

@@ -138,7 +138,7 @@ def mobileclip(name=None, distillation_weight=1.0, **options):
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_a_mobileclip_gives_outside_the_features_of_its_test(kind, images, tmp_path):
+def test_an_exported_mobileclip_gives_the_features_of_its_test(kind, images, tmp_path):
     data = DATA[kind](images)
     module = mobileclip(distillation_weight=float(kind.startswith("reinforced")))
     checkpoint, features = trained(module, data, tmp_path)
@@ -193,7 +193,7 @@ def shapes(folder):
 
 
 @pytest.mark.parametrize("data", [pairs, shapes])
-def test_mmlg_gives_outside_the_features_of_its_test(data, images, tmp_path):
+def test_an_exported_mmlg_gives_the_features_of_its_test(data, images, tmp_path):
     data = data(images)
     checkpoint, features = trained(tiny_extraction(None), data, tmp_path)
     export(checkpoint, str(tmp_path / "made"), "open_clip")
@@ -210,7 +210,7 @@ def test_mmlg_gives_outside_the_features_of_its_test(data, images, tmp_path):
     assert load_learngene(tmp_path / "learngene.safetensors").preprocessing == data.preprocessing
 
 
-def test_an_albef_tells_how_its_images_were_prepared(images, tmp_path):
+def test_an_exported_albef_records_its_preprocessing(images, tmp_path):
     prepare = CLIPEvalTransform(16, OWN["mean"], OWN["std"], "bilinear")
     data = pairs(images, eval_transform=prepare, tokenizer=None, vocab_size=200, max_tokens=16)
     checkpoint, features = trained(tiny_albef(text={"vocab_size": 200}), data, tmp_path)
@@ -228,7 +228,7 @@ def test_an_albef_tells_how_its_images_were_prepared(images, tmp_path):
 
 
 @pytest.mark.parametrize(("preset", "resize"), [("cifar", None), ("imagenet", 37)])
-def test_a_classifier_tells_how_its_images_were_prepared(preset, resize, images, tmp_path):
+def test_an_exported_classifier_records_its_preprocessing(preset, resize, images, tmp_path):
     folder = str(images / "classes")
     sizes = {"image_size": 32, "batch_size": COUNT, "num_workers": 0, "cache_dir": str(images / "cache")}
     data = ImageClassificationDataModule(train=folder, test=folder, preset=preset, **sizes)
@@ -257,7 +257,7 @@ class Unknown(nn.Module):
         return torch.zeros(3, SIZE, SIZE)
 
 
-def test_what_has_no_words_is_said_and_never_written_as_something_else(images, tmp_path):
+def test_an_unknown_transform_is_reported_and_not_recorded_as_another(images, tmp_path):
     checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(images, eval_transform=Unknown()), tmp_path)
     with pytest.raises(UserError, match=r"Expected a transform that says what it does to an image, got .*Unknown"):
         export(checkpoint, str(tmp_path / "made"), "open_clip")
@@ -278,7 +278,7 @@ def mean_of(data):
     return tuple(transform.finish.mean)
 
 
-def test_published_weights_see_pairs_as_they_were_trained(images, tmp_path):
+def test_published_weights_get_images_with_their_preprocessing(images, tmp_path):
     model = build_model("MobileCLIP-tiny", context_length=LENGTH)
     save_vendor(model, tmp_path / "tiny.pt")
     module = mobileclip("MobileCLIP-tiny", weights=str(tmp_path / "tiny.pt"))
@@ -293,7 +293,7 @@ def test_published_weights_see_pairs_as_they_were_trained(images, tmp_path):
     assert typed.preprocessing["mean"] == list(OWN["mean"])
 
 
-def test_a_checkpoint_is_evaluated_on_other_data_as_it_was(images, tmp_path):
+def test_a_checkpoint_is_evaluated_on_other_data_with_its_preprocessing(images, tmp_path):
     module = mobileclip()
     checkpoint, features = trained(module, reinforced(images, image_mean=OWN["mean"]), tmp_path)
     for data, found in (
@@ -305,7 +305,7 @@ def test_a_checkpoint_is_evaluated_on_other_data_as_it_was(images, tmp_path):
     torch.testing.assert_close(shown(again, pairs(images)), features, rtol=0, atol=1e-6)
 
 
-def test_a_teacher_decides_what_its_student_sees(images, tmp_path):
+def test_a_teacher_determines_its_students_preprocessing(images, tmp_path):
     torch.manual_seed(0)
     clip = open_clip.create_model(add_tiny_clip())
     look = preprocessing_of(add_tiny_clip())

@@ -122,5 +122,5 @@ def _fit(folder):
     return steps
 
 
-def test_losses_that_are_off_train_under_ddp(tmp_path):
+def test_disabled_losses_train_under_ddp(tmp_path):
     assert run_distributed(_fit, str(tmp_path)) == [[3] * len(OFF)] * 2

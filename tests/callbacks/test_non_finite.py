@@ -134,7 +134,7 @@ def assert_same(found, expected):
     "skipped, counted, named; as if the batch had not been there",
 )
 @pytest.mark.parametrize("bad", ["image", "loss", "gradient"])
-def test_it_is_as_if_the_batch_had_not_been_there(bad):
+def test_a_non_finite_batch_leaves_no_trace(bad):
     state, counts, messages = run(one_process, bad=bad)
     expected, _, _ = run(one_process, left_out=(3,))
     assert_same(state, expected)
@@ -154,7 +154,7 @@ def on_rank(kind, **data):
 )
 @pytest.mark.parametrize("kind", ["ddp", "sharded"])
 @pytest.mark.parametrize("bad", ["image", "loss", "gradient"])
-def test_all_processes_skip_what_is_bad_in_one(kind, bad):
+def test_all_processes_skip_a_step_that_is_non_finite_in_one(kind, bad):
     found = run_distributed(on_rank, kind, bad=bad)
     expected = run_distributed(on_rank, kind, left_out=(3,))
     for (state, counts, _), (whole, _, _) in zip(found, expected, strict=True):
@@ -173,7 +173,7 @@ def test_all_processes_skip_what_is_bad_in_one(kind, bad):
     [("image", False), ("loss", False), ("gradient", False), ("image", True), ("loss", True)],
 )
 @pytest.mark.parametrize("at", [2, 3])
-def test_accumulated_batches_are_left_out_together(at, bad, scaled):
+def test_accumulated_batches_are_skipped_together(at, bad, scaled):
     def make(**options):
         # The scale is halved where gradients are infinite; with one that is no power of two, all of it would round.
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
@@ -210,7 +210,7 @@ def test_a_gradient_scaler_skips_gradients_by_itself(bad, skipped, fused):
     "once the scale is down to 1 they count, and the run ends",
 )
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_gradient_scaler_does_not_skip_for_ever(tmp_path, fused):
+def test_skips_of_a_gradient_scaler_count_at_scale_one(tmp_path, fused):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**3)
     plugins = [MixedPrecision("16-mixed", device="cpu", scaler=scaler)]
     fitted = trainer(SkipNonFiniteSteps(2), QueueCallback(), plugins=plugins, default_root_dir=tmp_path, max_epochs=9)
@@ -225,7 +225,7 @@ def test_a_gradient_scaler_does_not_skip_for_ever(tmp_path, fused):
 @pytest.mark.fault(
     "too many bad steps", "as many infinite losses", "the run ends; a checkpoint with the weights of before"
 )
-def test_past_the_limit_the_run_ends_with_the_weights_of_before(tmp_path):
+def test_beyond_the_limit_the_run_ends_with_the_last_finite_weights(tmp_path):
     skip = SkipNonFiniteSteps(max_skipped=1)
     fitted = trainer(EMACallback(), QueueCallback(), skip, default_root_dir=tmp_path, max_epochs=3)
     with pytest.raises(UserError, match=r"Expected at most max_skipped=1 steps with .*, got 2.*last\.ckpt"):
@@ -249,7 +249,7 @@ def test_a_negative_limit_is_refused():
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_no_place_hides_a_bad_value_and_large_ones_are_good(value):
+def test_non_finite_values_are_found_at_any_position_and_large_values_pass(value):
     good = torch.full((1000,), 3e38)  # whose square is infinite
     good[::2] *= -1
     assert _extremes([good, torch.zeros(1)]).isfinite().all()

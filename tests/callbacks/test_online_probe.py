@@ -74,7 +74,7 @@ def fit(module, *callbacks, data=None, val=None, ckpt_path=None, **options):
 
 
 @pytest.mark.parametrize("shape", ["features", "tokens", "tuple"])
-def test_a_module_trains_bit_for_bit_as_without_it(shape):
+def test_training_is_bit_identical_with_and_without_the_probe(shape):
     states, draws, modes = [], [], []
     for callbacks in ([], [OnlineProbe(CLASSES)]):
         module = Encoder()
@@ -102,7 +102,7 @@ class Modes(Callback):
         self.found.append((module.training, module.network.training, module.network[2].training))
 
 
-def test_every_part_has_its_own_mode_again_after_each_batch():
+def test_modes_of_all_submodules_are_restored_after_each_batch():
     modes = Modes()
     fit(Encoder(), OnlineProbe(CLASSES), modes)
     assert modes.found == [(True, True, False)] * 3
@@ -144,7 +144,7 @@ class Losses(Callback):
 
 
 @pytest.mark.parametrize("shape", ["features", "tokens", "tuple"])
-def test_the_head_makes_the_steps_of_adamw_on_the_trained_modules_features(shape):
+def test_the_head_takes_adamw_steps_on_the_modules_features(shape):
     module = Encoder()
     module.shape = shape
     probe, losses = OnlineProbe(CLASSES, learning_rate=0.05, weight_decay=0.1), Losses()
@@ -175,7 +175,7 @@ def percentages(module, head, images):
     return [100 * sum(rank < k for rank in ranks) / len(ranks) for k in (1, 5)]
 
 
-def test_it_learns_and_validation_counts_all_labelled_images():
+def test_the_probe_learns_and_validation_counts_all_labelled_images():
     module, probe = Still(), OnlineProbe(CLASSES, name="colour", learning_rate=0.03)
     unlabelled = [{"image": row["image"]} for row in rows(8, seed=5)]
     images = rows(50, seed=2)
@@ -241,7 +241,7 @@ def assert_same(found, expected, path=""):
         assert found == expected, path
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path):
     def probes():
         return [OnlineProbe(CLASSES, learning_rate=0.05), OnlineProbe(CLASSES, name="other", learning_rate=0.01)]
 
@@ -319,7 +319,7 @@ def options(*callbacks):
 @pytest.mark.parametrize(
     ("run_fit", "rate", "first"), [(run_ddp_fit, 0.05, 4), (run_sharded_fit, 0.05, 4), (run_ddp_fit, 0.0, 5)]
 )
-def test_two_processes_are_one(run_fit, rate, first):
+def test_two_processes_equal_one(run_fit, rate, first):
     fitted = trainer(OnlineProbe(CLASSES, learning_rate=0.05), max_epochs=2)
     fitted.fit(*module_and_data(rate))
     expected = outcome(fitted)
@@ -334,7 +334,7 @@ def test_two_processes_are_one(run_fit, rate, first):
     assert_same(found[0]["head"][0], found[1]["head"][0])
 
 
-def test_sharded_processes_train_bit_for_bit_as_without_it():
+def test_sharded_training_is_bit_identical_with_and_without_the_probe():
     before, after = (
         run_sharded_fit(module_and_data, options(*callbacks), collect=outcome)
         for callbacks in ([], [OnlineProbe(CLASSES)])
@@ -342,7 +342,7 @@ def test_sharded_processes_train_bit_for_bit_as_without_it():
     assert_same(after[0]["state"], before[0]["state"])
 
 
-def test_images_and_labels_under_other_keys():
+def test_images_and_labels_may_have_other_keys():
     class Other(Encoder):
         key = "view"
 
@@ -355,14 +355,14 @@ def test_images_and_labels_under_other_keys():
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.float32), ("64-true", torch.float64)])
-def test_it_looks_in_the_trainers_precision_and_learns_in_float32(precision, dtype):
+def test_features_have_the_trainers_precision_and_the_head_is_float32(precision, dtype):
     module, probe = Encoder(), OnlineProbe(CLASSES)
     fit(module, probe, precision=precision)
     assert module.seen == {(False, False, dtype, precision == "bf16-mixed")}
     assert {tensor.dtype for tensor in probe.state_dict()["head"].values()} == {torch.float32}
 
 
-def test_what_cannot_be_probed_is_one_sentence():
+def test_invalid_modules_and_data_are_refused_with_one_sentence():
     def refused(message, *callbacks, module=None, **options):
         with pytest.raises(UserError, match=message):
             fit(module or Encoder(), *callbacks, **options)

@@ -25,7 +25,7 @@ class Watch(Callback):
         self.losses.append(outputs["loss"].item())
 
 
-def test_it_trains_with_a_teacher_and_a_queue():
+def test_plain_moco_trains_with_a_teacher_and_a_queue():
     torch.manual_seed(0)
     watch, module = Watch(), PlainMoCo()
     run = trainer(watch, max_epochs=12)

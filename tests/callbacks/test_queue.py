@@ -30,7 +30,7 @@ class SlowQueue:
             self.filled = min(self.filled + 1, len(self.ids))
 
 
-def test_any_batches_leave_what_row_by_row_writing_leaves():
+def test_batches_of_any_size_equal_row_by_row_writing():
     random = torch.Generator().manual_seed(3)
     tried = {"wrapped": 0, "larger": 0, "dropped": 0, "all dropped": 0}
     for _ in range(150):
@@ -58,7 +58,7 @@ def test_any_batches_leave_what_row_by_row_writing_leaves():
     assert min(tried.values()) >= 5, tried  # every case of interest did come up
 
 
-def test_the_host_never_waits():
+def test_enqueueing_does_not_synchronize_with_the_device():
     # Meta tensors have no values: whatever had to look at one (`.item()`, a boolean index) would raise.
     queue = FeatureQueue(5, 3, ids=True).to("meta")
     for batch in (1, 5, 12):
@@ -89,7 +89,7 @@ def test_an_empty_queue_has_no_valid_slot_and_a_random_one_unit_rows():
     assert empty.pointer.shape == empty.filled.shape == ()
 
 
-def test_all_of_it_is_in_the_checkpoint():
+def test_the_checkpoint_contains_the_whole_queue():
     queue, other = FeatureQueue(6, 3, ids=True), FeatureQueue(6, 3, ids=True)
     queue.enqueue(torch.randn(8, 3), torch.arange(8))
     assert set(queue.state_dict()) == {"features", "ids", "pointer", "filled"}
@@ -120,13 +120,13 @@ def test_a_checkpoint_of_another_size_is_refused():
         (True, (2, 3), (3,), r"Expected ids \[2\], .* got ids of shape \[3\]"),
     ],
 )
-def test_wrong_rows_end_in_a_sentence(with_ids, features, ids, message):
+def test_invalid_rows_are_refused(with_ids, features, ids, message):
     queue = FeatureQueue(5, 3, ids=with_ids)
     with pytest.raises(ValueError, match=message):
         queue.enqueue(torch.zeros(features), None if ids is None else torch.zeros(ids, dtype=torch.long))
 
 
-def test_a_queue_without_room_is_refused():
+def test_a_queue_of_size_zero_is_refused():
     with pytest.raises(UserError, match="at least 1, got 0 and 3"):
         FeatureQueue(0, 3)
 
@@ -217,7 +217,7 @@ def test_a_step_that_returns_none_enqueues_nothing():
         (lambda loss, batch: {"loss": loss, "keys": {"rows": batch}}, "Keys for the queue 'rows': Expected ids"),
     ],
 )
-def test_what_a_step_returns_wrongly_ends_in_a_sentence(result, message):
+def test_invalid_outputs_of_a_step_are_refused_with_one_sentence(result, message):
     with pytest.raises((UserError, ValueError), match=message):
         trainer(QueueCallback()).fit(returning(result), loader(1))
 
@@ -229,7 +229,7 @@ def test_what_a_step_returns_wrongly_ends_in_a_sentence(result, message):
         ({"rows": "student"}, UserError, "Expected a FeatureQueue .*, got a Linear"),
     ],
 )
-def test_wrong_paths_end_in_a_sentence_before_the_first_batch(queues, error, message):
+def test_invalid_paths_are_refused_before_the_first_batch(queues, error, message):
     module = Queued()
     module.on_train_start = lambda: pytest.fail("training began")
     with pytest.raises(error, match=message):
@@ -241,7 +241,7 @@ class Weights(EMAWeightAveraging):
 
 
 @pytest.mark.parametrize("kind", [WeightAveraging, EMAWeightAveraging, Weights])
-def test_lightnings_averages_of_weights_are_refused_where_they_would_average_the_queue(kind):
+def test_lightnings_weight_averaging_is_refused_if_it_averages_the_queue(kind):
     with pytest.raises(UserError, match=rf"use_buffers=False of Lightning's {kind.__name__} beside a queue, got True"):
         trainer(kind(), QueueCallback()).fit(Queued(), loader(2))
     module = Queued()
@@ -249,7 +249,7 @@ def test_lightnings_averages_of_weights_are_refused_where_they_would_average_the
     assert int(module.bank.filled) == 4
 
 
-def test_a_module_without_queues_raises_with_what_to_add():
+def test_a_module_without_queues_is_refused_with_advice():
     with pytest.raises(UserError, match=r"none from queues\(\) of Student"):
         trainer(QueueCallback()).fit(Student(), loader(1))
     with pytest.raises(UserError, match="empty dict"):
@@ -271,7 +271,7 @@ def collect(run):
 
 
 @pytest.mark.parametrize("broadcast_buffers", [True, False])
-def test_ranks_hold_the_same_queue_with_the_rows_of_all_in_rank_order(broadcast_buffers):
+def test_ranks_have_equal_queues_with_all_rows_in_rank_order(broadcast_buffers):
     kwargs = {"callbacks": [QueueCallback()], "max_epochs": 1}
     ranks = run_ddp_fit(make_ddp, kwargs, ddp_kwargs={"broadcast_buffers": broadcast_buffers}, collect=collect)
     assert [result["rank"] for result in ranks] == [0, 1]
@@ -306,7 +306,7 @@ def collect_start(run):
     return run.lightning_module.start
 
 
-def test_ranks_begin_with_rank_0s_queue_which_ddp_does_not_send_again():
+def test_ranks_start_with_rank_0s_queue_which_ddp_does_not_broadcast():
     kwargs = {"callbacks": [QueueCallback()], "max_epochs": 1}
     first, second = run_ddp_fit(make_unlike, kwargs, collect=collect_start)
     torch.manual_seed(0)
@@ -326,7 +326,7 @@ def save(run):
     return collect(run)
 
 
-def test_every_rank_resumes_with_the_queue_of_all(tmp_path):
+def test_every_rank_resumes_with_the_whole_queue(tmp_path):
     # Lightning saves the buffers of rank 0 only.
     callbacks = {"callbacks": [QueueCallback(), EMACallback()], "default_root_dir": str(tmp_path)}
     half = run_ddp_fit(make_resumable, callbacks | {"max_epochs": 1}, collect=save)
@@ -341,7 +341,7 @@ def test_every_rank_resumes_with_the_queue_of_all(tmp_path):
             assert torch.equal(resumed["bank"][name], tensor), name
 
 
-def test_a_copy_is_a_queue_of_its_own():
+def test_a_copied_queue_is_independent():
     queue = FeatureQueue(3, 2)
     other = copy.deepcopy(queue)
     other.enqueue(torch.ones(1, 2))

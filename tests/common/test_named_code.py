@@ -145,7 +145,7 @@ def test_the_command_line_refuses_a_checkpoint_that_names_other_code(subcommand:
 
 
 @pytest.mark.parametrize("what", GADGETS)
-def test_no_name_gets_as_far_as_the_parser(what: str):
+def test_foreign_names_do_not_reach_the_parser(what: str):
     section, argument, value, named = GADGETS[what]
     path = Path(checkpoint(section, argument, copy.deepcopy(value)))
     with pytest.raises(UserError, match=f"{re.escape(named)}.*could run any code"):
@@ -159,7 +159,7 @@ def test_a_class_of_the_same_name_as_the_typed_one_is_not_imported():
     assert nothing_ran()
 
 
-def test_what_is_typed_is_allowed_and_replaces_what_is_not():
+def test_typed_names_are_allowed_and_replace_foreign_ones():
     """The two ways out that the sentence names, until the parser has the value."""
     named = checkpoint("data", "eval_transform", call("gadget.Gadget"))
     ran = run("test", "--ckpt_path", named, "--data.init_args.eval_transform=gadget.Gadget", "--print_config")
@@ -182,7 +182,7 @@ def test_names_are_compared_by_the_object():
     assert len(names) == 1
 
 
-def test_optimizers_of_torch_are_allowed_and_functions_for_them_are_not():
+def test_optimizers_of_torch_are_allowed_and_functions_are_refused():
     class Own(nn.Module):
         def __init__(self, optimizer: "OptimizerCallable", schedule: "LRSchedulerCallable") -> None:
             super().__init__()
@@ -205,7 +205,7 @@ def test_optimizers_of_torch_are_allowed_and_functions_for_them_are_not():
 
 
 @pytest.mark.parametrize("what", [name for name, gadget in GADGETS.items() if gadget[0] == "data"])
-def test_python_refuses_it_too(what: str):
+def test_load_from_checkpoint_refuses_foreign_code(what: str):
     _, argument, value, _ = GADGETS[what]
     path = checkpoint("data", argument, copy.deepcopy(value))
     content = torch.load(path, weights_only=True)
@@ -216,7 +216,7 @@ def test_python_refuses_it_too(what: str):
     assert nothing_ran()
 
 
-def test_python_passes_the_argument_itself_or_trusts_the_file():
+def test_load_from_checkpoint_accepts_a_passed_argument_or_a_trusted_file():
     path = checkpoint("data", "eval_transform", call("torch.nn.Identity"))
     content = torch.load(path, weights_only=True)
     content["datamodule_hyper_parameters"]["_instantiator"] = "lightning.pytorch.cli.instantiate_module"

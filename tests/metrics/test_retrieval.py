@@ -74,14 +74,14 @@ def test_matches_are_the_same_by_block_and_by_pair(equal_texts):
     assert expected.sum() >= len(text_image_id)
 
 
-def test_a_collapsed_model_gets_no_recall():
+def test_a_collapsed_model_has_recall_zero():
     ids = torch.arange(20)
     assert recalls(*retrieval_ranks(torch.ones(20, 4), torch.ones(20, 4), Matches(ids, ids)))["recall_mean"] == 0
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("candidates", [3, 20])
-def test_a_model_with_non_finite_features_finds_nothing_and_ranks_last(value, candidates):
+def test_a_model_with_non_finite_features_has_recall_zero_and_last_ranks(value, candidates):
     ids, good = torch.arange(candidates), torch.eye(candidates)
     dead, matches = torch.full_like(good, value), Matches(ids, ids)
     for features in ((dead, dead), (good, dead), (dead, good)):
@@ -204,7 +204,7 @@ def test_median_ranks_equal_plain_loops(monkeypatch, counts, fold, whole, equal_
         assert len(set(found.values())) == 2  # the directions differ
 
 
-def test_median_ranks_of_models_that_know_everything_or_nothing():
+def test_median_ranks_of_perfect_and_random_models():
     """Two folds of a thousand images with two captions each."""
     ids = torch.arange(2000)
     matches = Matches(ids, ids.repeat_interleave(2))

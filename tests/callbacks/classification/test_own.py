@@ -109,7 +109,7 @@ def validate(*callbacks, module=None, pairs=None, **options):
     return runs
 
 
-def test_accuracies_are_those_of_plain_loops_under_the_default_name():
+def test_accuracies_equal_plain_loops_under_the_default_name():
     module, data = Classifier(), Images()
     runs = validate(callback(data), module=module)
     expected = reference(module, data)
@@ -160,7 +160,7 @@ def shapes(**options):
 
 
 @pytest.mark.parametrize(("transform", "size"), [("trainer", (3, 2, 6)), ("own", (3, 8, 8))])
-def test_images_are_prepared_as_asked(transform, size):
+def test_images_are_transformed_as_configured(transform, size):
     module = Classifier(shapes().num_classes)
     validate(callback(shapes(), transform=transform), module=module, pairs=Sized())
     assert module.record.sizes == {size}
@@ -194,7 +194,7 @@ class NoImages(Images):
         ([callback(NoImages())], None, "images in the validation split .*, got none from NoImages"),
     ],
 )
-def test_runs_that_cannot_be_measured_are_refused(callbacks, module, sentence):
+def test_invalid_runs_are_refused(callbacks, module, sentence):
     with pytest.raises(UserError, match=sentence) as error:
         validate(*callbacks, module=module)
     assert "OwnClassification 'supervised_teacher'" in str(error.value)
@@ -210,12 +210,12 @@ def test_data_may_name_some_of_its_classes():
     ("options", "sentence"),
     [({"every_n_epochs": 0}, "OwnClassification of at least 1, got 0"), ({"transform": "a"}, "got 'a'")],
 )
-def test_arguments_that_cannot_be_used_are_refused(options, sentence):
+def test_invalid_arguments_are_refused(options, sentence):
     with pytest.raises(UserError, match=sentence):
         callback(**options)
 
 
-def test_both_kinds_of_classification_need_a_name_each():
+def test_both_kinds_of_classification_need_different_names():
     class Both(Classifier):
         encode_images = encode_texts = Classifier.classify_images
 
@@ -224,7 +224,7 @@ def test_both_kinds_of_classification_need_a_name_each():
         validate(callback(), zero_shot, module=Both())
 
 
-def test_training_is_bit_for_bit_that_without_the_callback():
+def test_training_is_bit_identical_with_and_without_the_callback():
     ends = []
     for callbacks in ([], [callback()]):
         torch.manual_seed(5)
@@ -294,7 +294,7 @@ def with_dead_ones_on_rank():
     return with_dead_ones(lambda **options: rank_trainer("ddp", **options))
 
 
-def test_non_finite_scores_are_misses_on_one_process_and_on_two():
+def test_non_finite_scores_are_misses_in_one_and_two_processes():
     module, data = Classifier(), Images()
     ranks = []
     for place, (image, label) in enumerate(zip(data.image, data.label.tolist(), strict=True)):
@@ -315,7 +315,7 @@ def both_on_rank():
     return both_kinds(lambda **options: rank_trainer("ddp", **options))
 
 
-def test_two_processes_find_what_one_finds():
+def test_two_processes_equal_one():
     expected, images = zip(*both_kinds(lambda callbacks: trainer(*callbacks)), strict=True)
     assert images == (IMAGES, 43)
     assert expected[0] == pytest.approx(reference(Classifier(), Images()), abs=1e-4)
@@ -324,7 +324,7 @@ def test_two_processes_find_what_one_finds():
         assert [metrics for metrics, _ in ends] == [pytest.approx(one, abs=1e-4) for one in expected]
 
 
-def test_the_command_line_builds_one_and_reports_what_the_module_lacks(tmp_path, monkeypatch):
+def test_the_command_line_builds_the_callback_and_reports_a_missing_method(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = run(
         *("validate", "--config", str(Path(__file__).parents[3] / "configs/albef/quickstart.yaml")),

@@ -211,7 +211,7 @@ def validate(*callbacks, module=None, pairs=None, **options):
 
 
 @pytest.mark.parametrize("module", [Linear, TensorOnly])
-def test_accuracies_are_those_of_plain_loops(module):
+def test_accuracies_equal_plain_loops(module):
     module = module()
     data = Images()
     expected = reference(module, data)
@@ -224,7 +224,7 @@ def test_accuracies_are_those_of_plain_loops(module):
 
 
 @pytest.mark.parametrize("part", ["words", "head"])
-def test_a_tower_with_non_finite_weights_gets_nothing_right_and_warns(part):
+def test_a_tower_with_non_finite_weights_has_accuracy_zero_and_warns(part):
     module = Linear()
     nn.init.constant_(getattr(module, part).weight, torch.nan)
     with pytest.warns(match=r"found non-finite scores for 53 of 53 images \(sample_index unknown\), which rank"):
@@ -243,7 +243,7 @@ def test_the_test_split_is_measured_after_test():
 
 
 @pytest.mark.parametrize(("kind", "count"), [("openai", 80), ("simple", 7)])
-def test_open_clips_templates(kind, count):
+def test_templates_equal_open_clips(kind, count):
     import open_clip
 
     theirs = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}[kind]
@@ -258,7 +258,7 @@ def test_open_clips_templates(kind, count):
 
 
 @pytest.mark.parametrize("prompts", [1, 6, 7, 1000])
-def test_prompts_are_encoded_some_at_a_time(prompts, monkeypatch):
+def test_prompts_are_encoded_in_batches(prompts, monkeypatch):
     monkeypatch.setattr(zero_shot, "_PROMPTS", prompts)
     module, data = Linear(), Images()
     assert found(validate(callback(data), module=module)) == pytest.approx(reference(module, data), abs=1e-4)
@@ -297,7 +297,7 @@ def test_names_come_from_a_file_or_the_data_or_open_clip(tmp_path):
         ({"templates": ["{} and {}"]}, "with one {} each"),
     ],
 )
-def test_arguments_that_cannot_be_used_are_refused(options, sentence):
+def test_invalid_arguments_are_refused(options, sentence):
     with pytest.raises(UserError, match=sentence):
         callback(**options)
 
@@ -350,14 +350,14 @@ class NoImages(Images):
         ([callback(NoImages())], {}, "images in the validation split .*, got none from NoImages"),
     ],
 )
-def test_runs_that_cannot_be_measured_are_refused(callbacks, options, sentence):
+def test_invalid_runs_are_refused(callbacks, options, sentence):
     with pytest.raises(UserError, match=sentence) as error:
         validate(*callbacks, **options)
     assert "ZeroShotClassification 'zero_shot'" in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_loaders_go_when_a_run_fails():
+def test_loaders_are_released_when_a_run_fails():
     class Watched(NoLabels):
         def on_exception(self, exception):
             self.calls.append(type(exception).__name__)
@@ -400,7 +400,7 @@ class Sized(Pairs):
 
 
 @pytest.mark.parametrize(("transform", "size"), [("trainer", (3, 2, 6)), ("own", (3, 8, 8))])
-def test_images_are_prepared_as_asked(transform, size):
+def test_images_are_transformed_as_configured(transform, size):
     module = Linear()
     validate(callback(shapes(), class_names=None, transform=transform), module=module, pairs=Sized())
     assert module.record.sizes == {size}
@@ -453,7 +453,7 @@ class Unquiet(Linear):
         self.left = (self.training, self.dropout.training)
 
 
-def test_modes_are_put_back_part_by_part():
+def test_modes_of_all_submodules_are_restored():
     module = Unquiet()
     runs = trainer(callback())
     runs.fit(module, Pairs())
@@ -477,7 +477,7 @@ class Drawing(Images):
         return DataLoader(rows[:length], batch_size=8, shuffle=True)
 
 
-def test_training_is_bit_for_bit_that_without_the_callback():
+def test_training_is_bit_identical_with_and_without_the_callback():
     ends = []
     for callbacks in ([], [callback(Drawing())]):
         torch.manual_seed(5), np.random.seed(5), random.seed(5)
@@ -511,7 +511,7 @@ def test_every_second_epoch_can_be_monitored(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{"num_sanity_val_steps": 2, "limit_train_batches": 0}, {"fast_dev_run": True}])
-def test_trials_take_one_batch_and_one_template(options):
+def test_sanity_check_and_fast_dev_run_use_one_batch_and_one_template(options):
     module = Linear()
     data = Images(labels=torch.full((IMAGES,), 6))
     runs = trainer(callback(data, every_n_epochs=9), **options)
@@ -524,7 +524,7 @@ def test_trials_take_one_batch_and_one_template(options):
         trainer(callback(data, class_names=NAMES[:6]), **options).fit(module, Pairs())
 
 
-def test_the_callback_can_be_sent_to_other_processes():
+def test_the_callback_can_be_pickled():
     assert pickle.loads(pickle.dumps(callback(templates="openai"))).templates == callback(templates="openai").templates
 
 
@@ -557,7 +557,7 @@ def both_on_rank(folder):
     return both_kinds(folder, lambda **options: rank_trainer("ddp", **options))
 
 
-def test_two_processes_find_what_one_finds(tmp_path):
+def test_two_processes_equal_one(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir(), two.mkdir()
     (shared, *shared_work), (plain, *plain_work) = both_kinds(one, lambda callbacks: trainer(*callbacks))
@@ -578,7 +578,7 @@ def refused_on_rank():
         return str(error)
 
 
-def test_labels_that_one_process_sees_stop_both():
+def test_invalid_labels_in_one_process_stop_both():
     first, second = run_distributed(refused_on_rank)
     assert first == second
     assert "labels from 0 to 5" in first
@@ -604,7 +604,7 @@ def layers_shared_on_rank():
         return str(error)
 
 
-def test_processes_that_share_layers_are_refused():
+def test_tensor_parallel_processes_are_refused():
     for sentence in run_distributed(layers_shared_on_rank):
         assert "got 2 processes with 1 models" in sentence
 
@@ -622,7 +622,7 @@ def albef_on_rank(kind):
     return found(runs)
 
 
-def test_a_sharded_albef_finds_what_a_whole_one_finds():
+def test_a_sharded_albef_equals_an_unsharded_one():
     runs = trainer(callback(shapes(), class_names=None))
     runs.validate(*albef_and_shapes(), verbose=False)
     for metrics in run_distributed(albef_on_rank, "sharded"):

@@ -66,7 +66,7 @@ def cases():
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("way", "stage", "hook", "batch"), list(cases()))
-def test_a_killed_loader_worker_is_one_sentence(tmp_path, monkeypatch, shards, way, stage, hook, batch):
+def test_a_killed_loader_worker_ends_the_run_with_one_sentence(tmp_path, monkeypatch, shards, way, stage, hook, batch):
     monkeypatch.chdir(tmp_path)
     streaming = ("--data.streaming=true", "--data.samples_per_epoch=80") if way == "streamed" else ()
     split = {"fit": "validation", "validate": "validation"}.get(stage, stage)
@@ -196,7 +196,7 @@ def test_a_process_that_hangs_ends_the_first_within_the_time_limit(tmp_path, str
         (ValueError("gloo: Connection closed by peer"), None),
     ],
 )
-def test_what_torch_says_of_a_lost_process(error, beginning):
+def test_errors_of_torch_about_lost_processes_are_recognized(error, beginning):
     found = lost_process(error, 4, {1: None})
     assert found is None if beginning is None else found.startswith(beginning)
     after = OSError("could not be written")
@@ -206,7 +206,7 @@ def test_what_torch_says_of_a_lost_process(error, beginning):
         assert lost_process(error, 4, {1: None, 2: 1}).startswith("The process of rank 2 ended with status 1, and the")
 
 
-def test_shared_memory_that_is_full_is_told_apart():
+def test_full_shared_memory_has_its_own_message():
     error = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that ...")
     assert lost_worker(error).startswith("The loader worker with pid 7 found no room in shared memory (/dev/shm)")
     assert lost_worker(ConnectionResetError("by someone else")) is None

@@ -56,7 +56,7 @@ class Recorded(Callback):
 
 
 @pytest.mark.parametrize(("every", "accumulate"), [(1, 1), (2, 1), (1, 2)])
-def test_history_is_what_the_coefficients_were(every, accumulate):
+def test_the_history_holds_the_coefficients(every, accumulate):
     figures, recorded = LearngeneFigures(every_n_steps=every), Recorded()
     fit(extraction(), figures, recorded, max_epochs=2, accumulate_grad_batches=accumulate)
     assert list(figures.history) == list(range(0, 8 // accumulate + 1, every))
@@ -72,7 +72,7 @@ def test_a_long_history_is_thinned_evenly():
     assert figures.history == {step: recorded.found[step] for step in figures.history}
 
 
-def test_a_resumed_run_has_the_history_of_the_whole_one(tmp_path):
+def test_a_resumed_run_has_the_history_of_the_uninterrupted_run(tmp_path):
     whole, resumed = (LearngeneFigures(every_n_steps=1, points=6) for _ in range(2))
     checkpoints = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
     fit(extraction(), whole, checkpoints, max_epochs=3, enable_checkpointing=True)
@@ -147,7 +147,7 @@ def collect(trainer):
     return kept.kept, figures.history
 
 
-def test_sharded_every_process_has_the_whole_numbers_and_the_first_one_draws(tmp_path):
+def test_sharded_processes_have_full_values_and_rank_0_draws(tmp_path):
     options = {"max_epochs": 2, "limit_val_batches": 1, "logger": TensorBoardLogger(tmp_path, name="", version="")}
     callbacks = [LearngeneFigures(every_n_steps=1), Kept()]
     results = run_sharded_fit(sharded_run, {**options, "callbacks": callbacks}, collect=collect)
@@ -172,7 +172,7 @@ def steps(folder, tag):
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [4, 8, 12]), (2, [8, 12]), (5, [12])])
-def test_tensorboard_gets_both_figures_every_so_often_and_at_the_end(tmp_path, every, expected):
+def test_tensorboard_gets_both_figures_at_the_interval_and_at_the_end(tmp_path, every, expected):
     fit(extraction(), LearngeneFigures(every), folder=tmp_path, max_epochs=3)
     assert steps(tmp_path, "train/coefficients") == steps(tmp_path, "train/summand_norms") == expected
 
@@ -209,7 +209,7 @@ def test_non_finite_values_are_left_out(value):
     assert 2 < figure.axes[0].get_ylim()[1] < 3
 
 
-def test_training_with_figures_is_training_without(tmp_path):
+def test_training_is_equal_with_and_without_figures(tmp_path):
     ends = []
     for number, callbacks in enumerate(([], [LearngeneFigures(every_n_steps=1)])):
         module = extraction()
@@ -242,7 +242,7 @@ def test_invalid_arguments_are_named(options):
 
 
 @pytest.mark.parametrize("student", ["TLEG", "plain"])
-def test_another_student_is_a_warning_and_trains(tmp_path, student):
+def test_a_student_without_terms_warns_and_trains(tmp_path, student):
     figures = LearngeneFigures(every_n_steps=1)
     with pytest.warns(UserWarning, match="LearngeneFigures draws nothing: the student has no such sums"):
         fit(tiny_extraction(None, student=student), figures, folder=tmp_path, max_steps=2)

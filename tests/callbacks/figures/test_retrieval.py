@@ -90,7 +90,7 @@ def test_tensorboard_has_every_curve_and_both_figures(tmp_path):
         assert min(image.width, image.height) > 300
 
 
-def test_training_with_figures_gives_the_weights_and_draws_of_training_without(tmp_path):
+def test_weights_and_random_draws_are_equal_with_and_without_figures(tmp_path):
     ends = []
     for number, callbacks in enumerate(([], [RetrievalFigures(), WordMapFigures()])):
         module = _albef(text={"dropout": 0.1})
@@ -145,7 +145,7 @@ def _parts(result, **module):
     )
 
 
-def test_a_row_shows_the_first_images_in_the_final_order_and_which_are_right():
+def test_a_row_shows_the_first_images_in_the_final_order_and_marks_correct_ones():
     result = _result(match_score=torch.arange(30.0).view(6, 5).flip(1))
     trainer, module, opened = _parts(result)
     rows = RetrievalFigures(queries=3, top=2).rows(trainer, module, "test")
@@ -172,7 +172,7 @@ def test_equal_texts_count_as_matches_if_the_module_gives_text_ids():
     assert [panel.right for panel in rows[0].panels] == [True, True, False]
 
 
-def test_a_text_without_a_right_image_has_a_note_and_fewer_images_than_asked_are_shown():
+def test_a_text_without_a_match_has_a_note_and_all_available_images():
     result = _result()
     result.matches = Matches(torch.arange(5), torch.full((6,), 99))
     rows = RetrievalFigures(queries=99, top=50).rows(*_parts(result)[:2], "validation")
@@ -204,14 +204,14 @@ def test_figures_show_captions_as_they_are_in_the_data(tmp_path):
         assert [row.text for row in drawn] == expected
 
 
-def test_unknown_words_are_shown_and_the_ends_of_a_text_are_not():
+def test_unknown_words_are_shown_and_special_tokens_are_not():
     result = _result()
     result.input_ids[0, 1] = 100
     rows = RetrievalFigures(queries=1).rows(*_parts(result)[:2], "validation")
     assert rows[0].text == "[UNK]"
 
 
-def test_word_maps_are_of_the_images_own_caption_and_a_words_pieces_share_their_mean():
+def test_word_maps_belong_to_the_images_caption_and_average_word_pieces():
     seen = {}
 
     def word_maps(image, input_ids, attention_mask):
@@ -245,11 +245,11 @@ def test_word_maps_are_of_the_images_own_caption_and_a_words_pieces_share_their_
         ([], []),
     ],
 )
-def test_pieces_make_words_and_words_without_content_are_left_out(tokens, words):
+def test_word_pieces_are_joined_and_function_words_are_omitted(tokens, words):
     assert content_words(tokens, {"[CLS]", "[SEP]", "[PAD]", "[UNK]"}) == words
 
 
-def test_words_are_spread_from_the_first_to_the_last_with_their_share_of_the_strongest():
+def test_words_are_evenly_spread_with_their_relative_maximum():
     strength = torch.tensor([0.2, 0.4, 0.9, 0.1])[None, :, None, None]
     trainer, module, _ = _parts(_result(), word_maps=lambda *_: strength * torch.ones(6, 4, 2, 2))
     trainer.datamodule.tokenizer.convert_ids_to_tokens = lambda ids: ["one", "two", "three", "four"]
@@ -257,7 +257,7 @@ def test_words_are_spread_from_the_first_to_the_last_with_their_share_of_the_str
     assert [panel.title for panel in rows[0].panels] == ["", "whole text", "one  50%", "two  100%", "four  25%"]
 
 
-def test_the_map_of_the_whole_text_is_over_its_tokens_without_the_padding():
+def test_the_map_of_the_whole_text_excludes_padding():
     def word_maps(*_):
         maps = torch.zeros(1, 4, 2, 2)
         maps[0, 0, 0, 0], maps[0, 3, 1, 1] = 1.0, 9.0  # [CLS], padding
@@ -270,7 +270,7 @@ def test_the_map_of_the_whole_text_is_over_its_tokens_without_the_padding():
     assert word.title == "word0  0%"
 
 
-def test_the_sanity_check_draws_nothing_and_other_epochs_wait_their_turn(tmp_path):
+def test_the_sanity_check_and_skipped_epochs_draw_nothing(tmp_path):
     callbacks = [RetrievalFigures(every_n_epochs=2)]
     trainer = _trainer(tmp_path, callbacks, max_epochs=5, limit_train_batches=1, num_sanity_val_steps=2)
     data = Shapes()
@@ -315,7 +315,7 @@ def _case(name, folder):
         ("no datamodule", "draws nothing: the run has no datamodule with image()"),
     ],
 )
-def test_a_figure_that_cannot_be_drawn_warns_once_and_stops_nothing(tmp_path, case, sentence):
+def test_an_impossible_figure_warns_once_and_the_run_continues(tmp_path, case, sentence):
     module, data, changes = _case(case, tmp_path)
     trainer = _trainer(tmp_path, [RetrievalFigures()], **changes)
     with warnings.catch_warnings(record=True) as caught:
@@ -374,7 +374,7 @@ def _what_was_done(trainer):
     return {"asked": trainer.lightning_module.asked, "opened": len(trainer.datamodule.opened)}
 
 
-def test_of_two_processes_both_compute_and_the_first_draws(tmp_path):
+def test_both_processes_compute_and_rank_0_draws(tmp_path):
     options = {
         "callbacks": [RetrievalFigures(), WordMapFigures()],
         "max_epochs": 1,

@@ -34,7 +34,7 @@ def predict_on_rank(folder):
     predict(folder, lambda **options: rank_trainer("ddp", **options))
 
 
-def test_file_holds_each_image_with_its_best_classes(tmp_path):
+def test_the_file_contains_the_best_classes_of_each_image(tmp_path):
     predict(tmp_path)
     rows = pq.read_table(tmp_path / "predictions.parquet").to_pylist()
     assert [row["sample_index"] for row in rows] == list(range(IMAGES))

@@ -48,7 +48,7 @@ def predict_on_rank(folder, writer):
     predict(folder, writer, lambda **options: rank_trainer("ddp", **options))
 
 
-def test_embeddings_are_written_as_they_come_with_what_made_them(tmp_path):
+def test_embeddings_are_written_unchanged_with_their_origin(tmp_path):
     predict(tmp_path, "embeddings")
     table = pq.read_table(tmp_path / "embeddings.parquet")
     rows = table.to_pylist()
@@ -106,7 +106,7 @@ def texts_of_rank():
     return gather_texts(texts), gather_texts([]), gather_texts(["", "a"][: 1 + rank()])
 
 
-def test_texts_of_all_processes_come_together():
+def test_texts_of_all_processes_are_gathered():
     expected = (["één", "", "two words"], [], ["", "", "a"])
     assert run_distributed(texts_of_rank) == [expected, expected]
     assert gather_texts(["a", ""]) == ["a", ""]

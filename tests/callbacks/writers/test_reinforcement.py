@@ -59,7 +59,7 @@ def test_shards_and_manifest(pairs, tmp_path):
     assert said["software"]["torch"] == torch.__version__.partition("+")[0]
 
 
-def test_embeddings_stand_with_their_own_sample(pairs, tmp_path):
+def test_embeddings_are_stored_with_their_sample(pairs, tmp_path):
     predict(pairs, tmp_path / "out", embeddings="npz")
     student = ReinforcedImageTextDataModule(
         str(tmp_path / "out"), batch_size=ROWS, num_workers=0, image_size=16, cache_dir=str(tmp_path)
@@ -120,7 +120,7 @@ def test_two_runs_may_write_into_one_folder(pairs, tmp_path):
     assert manifest(tmp_path / "out") == manifest(tmp_path / "whole")
 
 
-def test_another_run_of_a_complete_folder_only_checks(pairs, tmp_path):
+def test_a_run_on_a_complete_folder_only_checks(pairs, tmp_path):
     predict(pairs, tmp_path / "out")
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("0*")}
     module = predict(pairs, tmp_path / "out")
@@ -129,7 +129,7 @@ def test_another_run_of_a_complete_folder_only_checks(pairs, tmp_path):
     assert manifest(tmp_path / "out")["complete"] is True
 
 
-def test_a_run_that_was_limited_leaves_whole_shards_only(pairs, tmp_path):
+def test_a_limited_run_leaves_complete_shards_only(pairs, tmp_path):
     limited = Trainer(
         accelerator="cpu",
         logger=False,
@@ -145,7 +145,7 @@ def test_a_run_that_was_limited_leaves_whole_shards_only(pairs, tmp_path):
     assert names(tmp_path / "out") == NAMES
 
 
-def test_what_is_left_out_is_counted_by_cause_over_all_runs(tmp_path):
+def test_omitted_rows_are_counted_by_cause_over_all_runs(tmp_path):
     bad = {
         1: {"image": {"bytes": encoded(draw_image(1), "JPEG")[:-40], "path": None}},
         2: {"caption": " "},
@@ -164,7 +164,7 @@ def test_what_is_left_out_is_counted_by_cause_over_all_runs(tmp_path):
     assert manifest(tmp_path / "out")["left_out"] == said["left_out"]
 
 
-def test_a_shard_of_which_nothing_can_be_used_is_done(tmp_path):
+def test_a_shard_without_usable_rows_is_complete(tmp_path):
     pairs = write_pairs(tmp_path / "pairs.parquet", replaced={row: {"caption": ""} for row in range(4, 8)})
     predict(pairs, tmp_path / "out")
     assert manifest(tmp_path / "out")["samples"] == 6
@@ -172,7 +172,7 @@ def test_a_shard_of_which_nothing_can_be_used_is_done(tmp_path):
 
 
 @pytest.mark.parametrize(("row", "turned"), [(0, 0.4), (7, 0.4), (7, float("nan"))])
-def test_the_check_names_what_differs(pairs, tmp_path, row, turned):
+def test_the_check_names_the_differing_embedding(pairs, tmp_path, row, turned):
     class Drifts(Embeds):
         """Says something else of a row the second time."""
 
@@ -188,7 +188,7 @@ def test_the_check_names_what_differs(pairs, tmp_path, row, turned):
     assert manifest(tmp_path / "out")["complete"] is False
 
 
-def test_the_check_reads_what_was_written(pairs, tmp_path):
+def test_the_check_reads_the_written_samples(pairs, tmp_path):
     predict(pairs, tmp_path / "out")
     shards = Shards([str(tmp_path / "out" / "00000000.tar")], tmp_path / "cache")
     samples = [shards.members(sample) for sample in range(4)]
@@ -225,7 +225,7 @@ def test_other_settings_are_refused(pairs, tmp_path):
     assert manifest(tmp_path / "out")["complete"] is True
 
 
-def test_other_software_is_warned_of(pairs, tmp_path):
+def test_other_software_versions_warn(pairs, tmp_path):
     predict(pairs, tmp_path / "out")
     said = manifest(tmp_path / "out")
     said["software"]["pillow"] = "1.0"
@@ -234,7 +234,7 @@ def test_other_software_is_warned_of(pairs, tmp_path):
         predict(pairs, tmp_path / "out")
 
 
-def test_shards_of_something_else_are_refused(pairs, tmp_path):
+def test_shards_without_a_manifest_are_refused(pairs, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "00000000.tar").write_bytes(b"")
     with pytest.raises(UserError, match=r"shards without a manifest\.json"):
@@ -281,7 +281,7 @@ def predict_on_a_rank(pairs, folder, turned):
 
 
 @pytest.mark.slow
-def test_two_processes_write_what_one_does(pairs, tmp_path):
+def test_two_processes_write_the_files_of_one_process(pairs, tmp_path):
     predict(pairs, tmp_path / "one")
     steps = run_distributed(predict_on_a_rank, pairs, str(tmp_path / "two"), 0.0)
     assert steps == [2 + 1 + 4, 2]  # shards 0 and 2 and the check, shard 1

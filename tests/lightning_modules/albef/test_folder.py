@@ -90,7 +90,7 @@ def test_the_folder_holds_every_weight_once_and_no_queue(tmp_path, mlm, dtype):
         assert head.weight is loaded.student.text_encoder.bert.embeddings.word_embeddings.weight
 
 
-def test_config_is_plain_and_says_how_images_are_normalised(tmp_path):
+def test_config_is_plain_data_with_the_normalization(tmp_path):
     module = _noisy()
     module.save_pretrained(tmp_path / "unknown")
     assert json.loads((tmp_path / "unknown" / "config.json").read_text())["preprocessing"] is None  # it has seen none
@@ -159,7 +159,7 @@ def _lose_a_weight(folder):
         (_lose_a_weight, r"missing itm_head\.bias, unknown nothing"),
     ],
 )
-def test_a_folder_that_is_no_whole_export_is_named(tmp_path, damage, sentence):
+def test_an_incomplete_export_is_refused(tmp_path, damage, sentence):
     _noisy().save_pretrained(tmp_path / "export")
     damage(tmp_path / "export")
     with pytest.raises(UserError, match=sentence) as raised:

@@ -135,7 +135,7 @@ def test_works_in_any_mode_on_tensors_made_in_it(mode):
         assert torch.is_grad_enabled() == (mode is torch.enable_grad)
 
 
-def test_leaves_gradients_hooks_modes_and_the_generator_alone():
+def test_does_not_change_gradients_hooks_modes_and_the_generator():
     module = _module()
     for parameter in module.parameters():
         if parameter.requires_grad:

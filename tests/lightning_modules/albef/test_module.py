@@ -52,7 +52,7 @@ def test_paper_sizes_give_the_papers_counts():
     assert len(to_official(module)) == 844
 
 
-def test_teacher_starts_as_the_student():
+def test_teacher_is_initialized_as_the_student():
     module = tiny_albef()
     assert all(torch.equal(a, b) for a, b in zip(module.student.parameters(), module.teacher.parameters(), strict=True))
 
@@ -237,7 +237,7 @@ def test_user_callback_is_not_replaced(tmp_path):
     assert [c for c in trainer.callbacks if isinstance(c, EMACallback)] == [own]
 
 
-def test_training_starts_once_and_goes_on_from_weights_that_were_loaded(tmp_path, caplog):
+def test_initial_weights_are_loaded_once_and_do_not_replace_a_checkpoint(tmp_path, caplog):
     def starts(module, ckpt_path=None, epochs=1):
         caplog.clear()
         trainer = _trainer(tmp_path, limit_train_batches=1, max_epochs=epochs)

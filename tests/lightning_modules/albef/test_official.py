@@ -143,7 +143,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("family", ["pre-training", "retrieval"])
 @pytest.mark.parametrize("teacher", [True, False])
 @pytest.mark.parametrize("position_ids", [True, False])
-def test_every_form_of_the_authors_files_starts_a_module(
+def test_every_form_of_the_authors_files_initializes_a_module(
     golden, authors, build, tmp_path, bare, family, teacher, position_ids
 ):
     state = authors if family == "pre-training" else _retrieval(authors)
@@ -167,7 +167,7 @@ def test_every_form_of_the_authors_files_starts_a_module(
     assert not module.image_queue.valid.any()  # keys of another model
 
 
-def test_what_is_left_out_is_logged(authors, build, tmp_path, caplog):
+def test_omitted_parts_are_logged(authors, build, tmp_path, caplog):
     torch.save(authors, tmp_path / "theirs.pth")
     module = build(weights=str(tmp_path / "theirs.pth"), mlm=False, vision={"image_size": 96})
     with caplog.at_level(logging.INFO):
@@ -188,7 +188,7 @@ def test_queues_of_another_size_are_not_loaded(authors, build):
 
 
 @pytest.mark.parametrize("image_size", [256, 384, 224])
-def test_a_224_pixel_checkpoint_starts_other_sizes(tmp_path, image_size):
+def test_a_224_pixel_checkpoint_initializes_other_sizes(tmp_path, image_size):
     source = _noisy(tiny_albef(mlm=False, vision={"image_size": 224, "patch_size": 16}))
     save_official(source, tmp_path / "theirs.pth")
     module = tiny_albef(
@@ -309,7 +309,7 @@ def _trainer(folder, **changes):
     return Trainer(**quiet | {"enable_checkpointing": False, "default_root_dir": folder, "max_epochs": 1} | changes)
 
 
-def test_our_own_checkpoint_and_export_start_a_fine_tuning(tmp_path, caplog):
+def test_own_checkpoint_and_export_initialize_a_fine_tuning(tmp_path, caplog):
     source = _noisy(tiny_albef())
     trainer = _trainer(tmp_path, limit_train_batches=2)
     trainer.fit(source, pairs_loader(16, 8))
@@ -328,7 +328,7 @@ def test_our_own_checkpoint_and_export_start_a_fine_tuning(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
-def test_evaluation_without_a_checkpoint_is_of_the_weights(tmp_path, stage):
+def test_evaluation_without_a_checkpoint_uses_the_weights(tmp_path, stage):
     source = _noisy(tiny_albef()).eval()
     save_official(source, tmp_path / "theirs.pth")
     batch = random_batch(12) | {"text_image_id": torch.arange(12), "text_id": torch.arange(12)}

@@ -125,7 +125,7 @@ class Rates(Callback):
         self.scales.append(pl_module.scale.item())
 
 
-def test_the_paper_s_optimizer_follows_its_schedule_and_parameters_stay_in_their_bounds():
+def test_the_papers_optimizer_follows_its_schedule_and_parameters_stay_in_bounds():
     noted = Rates()
     trainer(noted, max_epochs=2).fit(ToyMethod(), toy_rows())
     cosine = [0.1 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)]

@@ -107,7 +107,7 @@ def gradients():
     return module.gathered, {name: p.grad.full_tensor() for name, p in module.named_parameters() if p.grad is not None}
 
 
-def test_gradients_are_the_mean_over_the_processes_and_a_teacher_does_not_stay_gathered():
+def test_gradients_are_averaged_over_processes_and_a_teacher_is_resharded():
     module = towers()
     sum(module.training_step(batch, 0)["loss"] / 2 for batch in batches()).backward()
     expected = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
@@ -124,7 +124,7 @@ def started():
     return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in module.state_dict().items()}
 
 
-def test_every_process_starts_from_the_first_ones_weights_and_buffers():
+def test_every_process_starts_with_rank_0s_weights_and_buffers():
     expected = towers().state_dict()
     for name in ("queue", "flags", "pointer", "student.decoder.weight"):
         assert not torch.equal(expected[name], towers(seed=1).state_dict()[name]), name

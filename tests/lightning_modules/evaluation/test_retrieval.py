@@ -50,7 +50,7 @@ def _recalls_of_a_share(shares):
 
 
 @pytest.mark.parametrize("shares", [[(0, 15), (15, IMAGES)], [(0, 0), (0, IMAGES)]])
-def test_processes_with_uneven_or_empty_shares_all_get_the_result_of_everything(shares):
+def test_processes_with_uneven_or_empty_shares_get_the_whole_result(shares):
     expected = _recalls_of_a_share([(0, IMAGES)])
     assert len(expected[0]) == 14
     for recalls, *tensors in run_distributed(_recalls_of_a_share, shares):
@@ -120,7 +120,7 @@ def test_non_finite_features_and_matching_scores_count_as_misses_on_one_process_
         ("mobileclip", "average.visual.trunk.stem.0.conv_kxk.0.bn.weight", [""]),
     ],
 )
-def test_a_dead_model_has_no_recall_and_says_so(tmp_path, method, weight, names):
+def test_a_non_finite_model_has_recall_zero_and_warns(tmp_path, method, weight, names):
     module, data = METHODS[method].build(METHODS[method].prepare(tmp_path), seed=0, batch_size=5, num_workers=0)
     torch.nn.init.constant_(module.get_parameter(weight), torch.nan)
     runs = trainer(default_root_dir=tmp_path)
@@ -198,7 +198,7 @@ def test_protocols_rank_all_captions_or_the_first_of_each_image(protocols):
         ({"median_rank_fold": 0}, "median_rank_fold of at least 1, got 0"),
     ],
 )
-def test_options_that_cannot_be_are_one_sentence(options, message):
+def test_invalid_options_are_refused_with_one_sentence(options, message):
     with pytest.raises(UserError, match=message) as error:
         RetrievalEvaluation(**options)
     assert "\n" not in str(error.value)
@@ -274,7 +274,7 @@ def test_texts_without_images_have_features_in_one_space():
 
 
 @pytest.mark.parametrize("width", [4, 12])
-def test_widths_that_do_not_add_up_are_one_sentence(width):
+def test_inconsistent_widths_are_refused_with_one_sentence(width):
     evaluation = RetrievalEvaluation(spaces=SPACES)
     features, numbers, ids = torch.ones(2, width), torch.arange(2), torch.ones(2, 1).long()
     message = rf"^Expected features of width 11, the sum over the spaces {{'h2': 4, 'h3': 7}}, got {width}: [^\n]*$"
@@ -303,7 +303,7 @@ def _spaces_of_a_share(shares):
 
 
 @pytest.mark.parametrize("shares", [[(15, IMAGES), (0, 15)], [(0, 0), (0, IMAGES)]])
-def test_processes_find_in_each_space_what_one_finds(shares):
+def test_processes_equal_one_process_in_each_space(shares):
     expected = _spaces_of_a_share([(0, IMAGES)])
     assert len(expected) == 2 * (2 * len(NAMES) + len(MEDIANS))
     for found in run_distributed(_spaces_of_a_share, shares):
@@ -359,7 +359,7 @@ class Judged(Method):
 
 
 @pytest.mark.parametrize("better", [True, False])
-def test_it_is_said_which_order_of_the_candidates_is_the_better_one(better, caplog):
+def test_the_log_states_whether_re_ranking_improves_recall(better, caplog):
     torch.manual_seed(0)
     numbers, image, text = torch.arange(IMAGES), torch.randn(IMAGES, 4), torch.randn(IMAGES, 4)
     images = torch.cat([image, numbers[:, None].float()], 1)

@@ -74,7 +74,7 @@ def test_features_are_those_of_the_clip_before_its_projection(tmp_path, layers):
 
 
 @pytest.mark.parametrize("layers", [12, 7])
-def test_a_learngene_fills_the_tower(tmp_path, layers):
+def test_the_tower_is_initialized_from_a_learngene(tmp_path, layers):
     save_learngene(learngene(), tmp_path / "l.safetensors")
     callback = LearngeneExpansionCallback(str(tmp_path / "l.safetensors"), "tower")
     module = started(tiny_classifier(depth=layers), callback)
@@ -86,7 +86,7 @@ def test_a_learngene_fills_the_tower(tmp_path, layers):
     assert torch.equal(module.tower.conv1.weight, trained.vision.conv1.weight)
 
 
-def test_the_papers_tower_has_the_papers_size():
+def test_the_papers_tower_has_the_papers_number_of_parameters():
     with torch.device("meta"):
         for layers, vision in ((6, 11_166_720), (8, 14_715_648), (12, 21_813_504)):
             module = VisionClassifierModule(vision={"depth": layers})
@@ -104,7 +104,7 @@ def test_the_papers_tower_has_the_papers_size():
     assert module.tower.transformer.resblocks[0].attn.num_heads == visual.transformer.resblocks[0].attn.num_heads
 
 
-def test_an_earlier_run_gives_its_tower_and_the_layer_is_new(tmp_path):
+def test_an_earlier_run_initializes_the_tower_and_the_head_is_new(tmp_path):
     first = tiny_classifier()
     fit(first, max_steps=2).save_checkpoint(tmp_path / "a.ckpt")
     module = started(tiny_classifier(seed=1, num_classes=7, weights=str(tmp_path / "a.ckpt")), data=rows())
@@ -137,7 +137,7 @@ def write(path, **content):
     torch.save(content, path)
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path):
+def test_misfitting_weights_are_refused(tmp_path):
     def load(name="a.ckpt", **options):
         tiny_classifier(weights=str(tmp_path / name), **options).load_initial_weights()
 
@@ -172,12 +172,12 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
         ({"image_size": 20}, "Expected an image size that patches of 8 pixels divide, got 20"),
     ],
 )
-def test_sizes_that_do_not_fit_together_are_one_sentence(options, message):
+def test_inconsistent_sizes_are_refused_with_one_sentence(options, message):
     with pytest.raises(UserError, match=message):
         tiny_classifier(**options)
 
 
-def test_two_beginnings_or_other_classes_are_one_sentence(tmp_path):
+def test_two_sources_of_weights_or_other_classes_are_refused(tmp_path):
     descendant(tmp_path / "a.ckpt")
     callback = LearngeneExpansionCallback("l.safetensors", "tower")
     with pytest.raises(UserError, match=r"got weights '.*a.ckpt' beside a LearngeneExpansionCallback"):
@@ -186,7 +186,7 @@ def test_two_beginnings_or_other_classes_are_one_sentence(tmp_path):
         fit(tiny_classifier(num_classes=7))
 
 
-def test_a_resumed_run_needs_no_weights_and_keeps_its_own(tmp_path):
+def test_a_resumed_run_does_not_need_the_initial_weights(tmp_path):
     descendant(tmp_path / "a.ckpt")
     first = tiny_classifier(weights=str(tmp_path / "a.ckpt"))
     fit(first, max_epochs=1).save_checkpoint(tmp_path / "b.ckpt")
@@ -252,7 +252,7 @@ def words(section, **options):
     return [word for name, value in options.items() for word in (f"--{section}.{name}", str(value))]
 
 
-def test_it_learns_the_built_in_images_on_the_command_line(tmp_path, monkeypatch):
+def test_the_classifier_learns_the_built_in_images_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = {"length": 80, "eval_length": 80, "batch_size": 20, "image_size": 32, "augment": False}
     model = {**SMALL, "num_classes": CLASSES, "width": 48, "learning_rate": 3e-3, "warmup_steps": 10}
@@ -331,7 +331,7 @@ def on_rank():
     return losses_and_gradients(rank(), 2)
 
 
-def test_mean_of_two_halves_is_the_whole():
+def test_mean_of_two_halves_equals_the_whole_batch():
     loss, gradients = losses_and_gradients(0, 1)
     halves = run_distributed(on_rank)
     torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss, rtol=1e-10, atol=0)
@@ -350,7 +350,7 @@ def saved(trainer):
     return {"state": state, "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()}}
 
 
-def test_two_processes_train_as_one_whole_and_sharded_and_their_checkpoints_are_beginnings(tmp_path):
+def test_two_processes_train_as_one_with_ddp_and_sharding_and_their_checkpoints_initialize(tmp_path):
     descendant(tmp_path / "a.ckpt")
     weights = str(tmp_path / "a.ckpt")
     module, data = module_and_data(weights, batch_size=8)

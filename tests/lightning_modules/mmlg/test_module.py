@@ -66,7 +66,7 @@ def gradients(module, loss):
         (2.0, {"loss_rows": 1}),
     ],
 )
-def test_a_step_is_the_papers_whole_and_in_slices(teacher, weight, options):
+def test_a_step_equals_the_papers_loss_with_and_without_slices(teacher, weight, options):
     module = ready(tiny_extraction(teacher if weight else None, distillation_weight=weight, **options))
     logged = {}
     module.log = lambda name, value, **_: logged.update({name: value})
@@ -84,7 +84,7 @@ def test_a_step_is_the_papers_whole_and_in_slices(teacher, weight, options):
         assert "train/distillation" not in logged
 
 
-def test_slices_give_the_gradients_of_the_whole_to_the_last_digit(teacher):
+def test_slices_give_bit_identical_gradients(teacher):
     whole, sliced = (ready(tiny_extraction(teacher, **options)) for options in ({}, {"micro_batch_size": 4}))
     losses = [module.training_step(batch(), 0) for module in (whole, sliced)]
     torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
@@ -165,7 +165,7 @@ class RaisesScale(pl.Callback):
         assert module.student.logit_scale.item() <= math.log(50.0) + 1e-6
 
 
-def test_an_extraction_ends_in_a_file_that_becomes_the_network_that_was_evaluated(tmp_path, teacher):
+def test_an_extraction_writes_a_file_that_expands_to_the_evaluated_network(tmp_path, teacher):
     module, file = tiny_extraction(teacher, max_logit_scale=50.0), tmp_path / "learngene.safetensors"
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     trainer = quiet_trainer(tmp_path, LearngeneWriter(str(file)), RaisesScale(), max_epochs=1)
@@ -236,12 +236,12 @@ def test_half_precision_trains(tmp_path, teacher):
         ({"teacher.weights": "gone.safetensors"}, "found no file 'gone.safetensors'"),
     ],
 )
-def test_a_teacher_that_does_not_fit_is_one_sentence(teacher, options, message):
+def test_a_misfitting_teacher_is_refused_with_one_sentence(teacher, options, message):
     with pytest.raises(UserError, match=message):
         tiny_extraction(teacher, **options).setup("fit")
 
 
-def test_a_captioner_that_takes_other_texts_is_one_sentence():
+def test_a_captioner_as_teacher_is_refused_with_one_sentence():
     config = open_clip.get_model_config("coca_ViT-B-32")
     with torch.device("meta"):
         network = open_clip.CoCa(**{name: part for name, part in config.items() if name != "custom_text"})
@@ -259,12 +259,12 @@ def test_a_captioner_that_takes_other_texts_is_one_sentence():
         ({"loss_rows": 0}, "Expected loss_rows of at least 1, .* got 0"),
     ],
 )
-def test_invalid_arguments_are_one_sentence(options, message):
+def test_invalid_arguments_are_refused_with_one_sentence(options, message):
     with pytest.raises(UserError, match=message):
         tiny_extraction(None, **options)
 
 
-def test_captions_of_another_length_are_one_sentence():
+def test_captions_of_another_length_are_refused_with_one_sentence():
     columns = batch()
     columns["input_ids"] = columns["input_ids"][:, 1:]
     with pytest.raises(UserError, match="Expected captions of 6 tokens, which the text tower takes, got 5"):
@@ -312,7 +312,7 @@ def test_a_student_starts_from_an_earlier_one_and_a_resumed_run_from_its_checkpo
     assert all(torch.equal(notes.state[name], tensor) for name, tensor in second.items())
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path):
+def test_misfitting_weights_are_refused(tmp_path):
     file, _ = checkpoint(tmp_path, student="plain", depth=3)
     torch.save({"state_dict": {"other.weight": torch.ones(1)}}, tmp_path / "other.ckpt")
     for weights, options, message in (
@@ -333,7 +333,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("student", ["TLEG", "plain"])
-def test_what_mm_lg_is_compared_with_ends_in_a_file_too(tmp_path, student):
+def test_baselines_of_mm_lg_write_a_file(tmp_path, student):
     module, file = tiny_extraction(None, student=student), tmp_path / "learngene.safetensors"
     quiet_trainer(tmp_path, LearngeneWriter(str(file)), max_steps=2, limit_val_batches=0).fit(module, shapes())
     found, state = load_learngene(file), module.student.state_dict()

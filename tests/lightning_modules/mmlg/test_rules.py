@@ -123,11 +123,11 @@ def test_layers_of_mm_lg_have_the_towers_norms():
         ("MM-LG", 13, "both", "Expected a tower of 6 to 12 layers, .* got 13"),
     ],
 )
-def test_what_no_rule_covers_is_one_sentence(method, depth, components, message):
+def test_unsupported_depths_and_components_are_refused_with_one_sentence(method, depth, components, message):
     with pytest.raises(UserError, match=message):
         rule_of(method).layers({}, "text", depth, SIZES, components)
 
 
-def test_a_method_without_a_rule_is_one_sentence():
+def test_a_method_without_a_rule_is_refused_with_one_sentence():
     with pytest.raises(UserError, match="Expected a learngene of MM-LG or TLEG or He-LG, got one of 'other': import"):
         rule_of("other")

@@ -168,7 +168,7 @@ def test_context_length(name):
 
 
 @pytest.mark.parametrize("name", ["MobileCLIP-B", "MobileCLIP-S0", "ViT-S-32-alt"])
-def test_images_of_another_size(name):
+def test_images_of_another_size_are_refused_or_supported(name):
     model = build_model(name, 128).eval()
     with torch.no_grad():
         assert model.encode_image(random_images(1, 128)).shape[0] == 1

@@ -107,7 +107,7 @@ def plain(preprocessing):
     return vars(preprocessing) | {name: tuple(getattr(preprocessing, name)) for name in ("mean", "std")}
 
 
-def test_a_folder_gives_the_model_that_was_saved(folder):
+def test_a_folder_gives_the_saved_model(folder):
     published = load_published(None, str(folder))
     assert_same(published.network, randomized(build_model(NAME, context_length=None)))
     assert plain(published.preprocessing) == vars(LOOK)
@@ -149,7 +149,7 @@ def test_a_file_of_open_clips(file, clip):
     assert_frozen(published)
 
 
-def test_a_file_in_the_home_folder(file, monkeypatch):
+def test_a_file_in_the_home_folder_is_found(file, monkeypatch):
     monkeypatch.setenv("HOME", str(file.parent))
     assert load_published(NAME, "~/weights.pt").sha256 == load_published(NAME, str(file)).sha256
 
@@ -172,7 +172,7 @@ def prefixed(prefix, model):
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_a_checkpoint_of_ours_has_the_preprocessing_of_its_training(tmp_path, averaged):
+def test_a_checkpoint_of_this_package_has_the_preprocessing_of_its_training(tmp_path, averaged):
     torch.manual_seed(0)
     vision = {"image_size": 32, "image_mean": (0.5, 0.4, 0.3), "image_std": None, "image_interpolation": "bicubic"}
     arguments = {"model": "MobileCLIP-tiny", "max_tokens": 9, "vision": vision}
