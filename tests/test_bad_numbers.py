@@ -1,4 +1,4 @@
-"""A training step of any method whose loss is no number moves nothing that the method keeps."""
+"""A training step with a non-finite loss does not change the state of any method."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ BAD = 2
 
 
 class Poison(Callback):
-    """Makes one number of one image of a batch undefined, and keeps the states between steps."""
+    """Sets one value of one image of a batch to NaN, and records the states between steps."""
 
     def __init__(self):
         self.states = []

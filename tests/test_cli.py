@@ -152,7 +152,7 @@ def test_a_logger_with_a_missing_package_names_the_package(monkeypatch: pytest.M
 
 
 def test_a_config_may_stand_before_the_subcommand(tmp_path: Path):
-    """A plain one counts as if it stood behind; one with a section for each subcommand stays what it is."""
+    """A plain config counts as if given after the subcommand; one with sections for subcommands is kept."""
     tiny_config(tmp_path, "parts.yaml", "fit: {model: {class_path: TinyModel}, trainer: {max_epochs: 2}}\n")
     shown = run("--config", "tiny.yaml", "--config", "parts.yaml", "fit", "--model.dim=6", "--print_config")
     assert shown.status == 0, shown.err

@@ -1,4 +1,4 @@
-"""The shipped configs: each composes as its first lines say, and the quickstart runs every subcommand."""
+"""The shipped configs: each composes by the command in its first lines, and the quickstart runs every subcommand."""
 
 import json
 import re

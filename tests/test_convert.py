@@ -1,4 +1,4 @@
-"""A checkpoint that is converted to the other kind and back is the same, to the bit, ties included."""
+"""Conversion of a checkpoint to the other kind and back is bit-exact, including tied tensors."""
 
 import pytest
 import torch

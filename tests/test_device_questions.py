@@ -1,4 +1,4 @@
-"""How often a training step on a GPU makes the host wait for it, counted on a GPU that is not there."""
+"""Number of times that a training step on a GPU makes the host wait, counted on a simulated GPU."""
 
 import json
 import os
@@ -13,7 +13,7 @@ SUPPORT = Path(__file__).parent / "support"
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
-    """By case: what was asked by which function, and how often, in one step."""
+    """Return the waits of one step by case: kind, calling function, and count."""
     folder = tmp_path_factory.mktemp("questions")
     path = os.pathsep.join([str(SUPPORT.parent), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(

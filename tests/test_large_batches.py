@@ -1,4 +1,4 @@
-"""What `benchmarks/formulas.py` says of memory is what is allocated, and `docs/large_batches.md` shows its numbers."""
+"""Formulas of `benchmarks/formulas.py` equal the allocated memory, and `docs/large_batches.md` shows their values."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ def unit_rows(rows, width, gradient=False):
 
 
 def check_tables(tables, run, slice_rows, loss):
-    """What is kept of [rows, columns], and the most that is held, features being narrow."""
+    """Return the bytes saved per entry of [rows, columns], and the peak, with narrow features."""
     shape = (run.rows, tables.columns(run))
     kept = saved_bytes(loss, lambda tensor: tensor.shape == shape)
     assert kept == (0 if slice_rows else tables.kept_bytes(run))
@@ -57,7 +57,7 @@ def test_the_formula_holds_for_the_logits_of_clips_loss(teachers, masks, slice_r
         terms = contrast_terms(student, taught, 0, slice_rows, ids)
         return terms.contrast + terms.distillation
 
-    loss().backward()  # gradients exist from now on
+    loss().backward()  # creates the gradients
     check_tables(clip_tables(2, teachers, masks), run, slice_rows, loss)
 
 

@@ -1,4 +1,4 @@
-"""The wheel holds one package, runs from anywhere, and is what type checkers see."""
+"""The wheel contains one package, runs from any folder, and is visible to type checkers."""
 
 import ast
 import inspect
@@ -157,7 +157,7 @@ main(args=3)
 
 @pytest.mark.slow
 def test_a_type_checker_sees_a_wrong_argument(tmp_path: Path):
-    """Type checks of an editable install pass whatever the code says; those of the wheel must not be empty."""
+    """Type checks of an editable install see no types; those of the wheel must report errors."""
     (tmp_path / "wrong.py").write_text(WRONG)
     (tmp_path / "right.py").write_text(WRONG.split("\n\n")[0] + "\n\nShapesDataModule(batch_size=4)\nmain(args=[])\n")
     done = run_mypy("wrong.py", "right.py", folder=tmp_path)

@@ -1,4 +1,4 @@
-"""What was done to images in evaluation is what every export, and whoever takes the weights over, does to them."""
+"""Every export, and every training with loaded weights, uses the preprocessing of the evaluation."""
 
 import json
 from pathlib import Path
@@ -60,7 +60,7 @@ def images(tmp_path_factory):
 
 
 class Seen(Callback):
-    """Keeps what a module says of each image in a test: features, or logits."""
+    """Records the features or logits of each image in a test."""
 
     def __init__(self):
         self.found = []
@@ -72,7 +72,7 @@ class Seen(Callback):
 
 
 def trained(module, data, folder):
-    """Takes a step, tests what was saved, and returns the checkpoint and what the test saw."""
+    """Train a step, test the checkpoint, and return the checkpoint and the recorded outputs."""
     trainer = Trainer(max_steps=1, limit_val_batches=0, enable_checkpointing=False, default_root_dir=folder, **QUIET)
     trainer.fit(module, data)
     file = str(folder / "last.ckpt")
@@ -87,7 +87,7 @@ def shown(module, data, checkpoint=None):
 
 
 def as_told(look, folder):
-    """The images, made ready by a record's words alone."""
+    """Preprocess the images by a record alone."""
     way = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[look["interpolation"]]
     size, side = look["image_size"], look["resize"] or look["image_size"]
     ready = []
@@ -159,7 +159,7 @@ def test_an_exported_mobileclip_gives_the_features_of_its_test(kind, images, tmp
 
 
 def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_test(images, tmp_path, monkeypatch):
-    """As it is typed: a plain CLIP training on one's own pairs, its test, its export."""
+    """Train a plain CLIP on pairs through the command line, test it, and export it."""
     onnxruntime = pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     add_tiny_clip()
@@ -251,7 +251,7 @@ def test_an_exported_classifier_records_its_preprocessing(preset, resize, images
 
 
 class Unknown(nn.Module):
-    """A transform that does not say what it does."""
+    """A transform that does not describe itself."""
 
     def forward(self, image):
         return torch.zeros(3, SIZE, SIZE)

@@ -1,4 +1,4 @@
-"""A run goes on exactly from every checkpoint that it writes: after each step, each validation and each epoch."""
+"""A run resumes exactly from every checkpoint: after each step, each validation and each epoch."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ class Recorder(Callback):
 
 
 def fit(method, outside, seed, options, *callbacks, folder=None, resume=None):
-    """A whole run that writes checkpoints, or one that goes on from one of them and writes none."""
+    """Run an uninterrupted run that writes checkpoints, or resume from one of them without writing."""
     seed_everything(seed, verbose=False)
     module, data = (METHODS | OTHERS)[method].build(outside, seed, batch_size=8, num_workers=0)
     recorder = Recorder()

@@ -25,7 +25,7 @@ def build(method, outside, **data):
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
-    """What a method needs from outside, made once."""
+    """Files of a method, made once."""
 
     @functools.cache
     def prepared(method):
@@ -126,7 +126,7 @@ def held_bytes(tensors):
 
 
 def state_bytes(method, outside):
-    """What this process holds, and what there is in all, by kind."""
+    """Return the bytes of this process and of the whole model, by kind."""
     gradients = Gradients()
     module, trainer, _ = fit(method, outside, *SHARDED, steps=1, dtype=torch.float32, callbacks=[gradients])
     moments = [value for state in trainer.optimizers[0].state.values() for value in state.values() if value.dim()]

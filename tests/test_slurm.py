@@ -1,4 +1,4 @@
-"""The shipped templates on a real SLURM of two nodes: a job that is interrupted ends with the very same weights."""
+"""The shipped templates on a real SLURM of two nodes: an interrupted job ends with identical weights."""
 
 import re
 from pathlib import Path
@@ -51,7 +51,7 @@ def last_checkpoint(folder, job):
 
 
 def assert_goes_on(cluster, folder, job, whole, signal):
-    """The job, which is sent the signal in its first epoch, ends as the whole one did; returns what it printed."""
+    """Check that a job that gets the signal in its first epoch ends like the uninterrupted one; return its log."""
     assert cluster.wait(job, "COMPLETED")["Restarts"] == "1"
     path = last_checkpoint(folder, job)
     leaves = assert_same_checkpoints(last_checkpoint(folder, whole), path)

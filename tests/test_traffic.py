@@ -1,4 +1,4 @@
-"""Each method's processes send each other what `benchmarks/formulas.py` says, and nothing else."""
+"""The traffic of each method's processes equals the formulas of `benchmarks/formulas.py`."""
 
 import tempfile
 from pathlib import Path

@@ -145,7 +145,7 @@ def test_a_run_of_unknown_length_warms_up_and_resumes_its_schedule(tmp_path, cap
 
 
 class Stop(Callback):
-    """Ends a run that has no end of its own."""
+    """Ends a run of unknown length."""
 
     def __init__(self, steps):
         self.steps = steps
@@ -246,7 +246,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path):
     trainer(EMACallback(), Stop(), max_epochs=1, min_epochs=0).fit(broken, loader(7))
     torch.load(tmp_path / "three.ckpt", weights_only=True)
 
-    # Lightning does not skip the batches that were seen; that is the datamodule's business.
+    # Lightning does not skip the batches before the checkpoint; the datamodule must.
     resumed, again = cosine(), EMACallback()
     run = trainer(again, max_epochs=1)
     run.fit(resumed, Skipping(loader(7), 3), ckpt_path=tmp_path / "three.ckpt")

@@ -1,4 +1,4 @@
-"""What importing a callback loads."""
+"""Modules that the import of a callback loads."""
 
 import ast
 import inspect

@@ -20,7 +20,7 @@ from vlightning.lightning_modules.base.sharding import shard
 
 
 class Classifier(LightningModule):
-    """A module from elsewhere; with a rate of 0 its weights stay as initialized."""
+    """A module of another project; with a learning rate of 0 its weights keep their initial values."""
 
     def __init__(self, network, rate=0.0):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A step with a bad loss or gradient leaves everything as if its batch had not been there, on all processes."""
+"""A step with a non-finite loss or gradient has no effect in any process."""
 
 import copy
 import warnings
@@ -30,7 +30,7 @@ BATCHES, ROWS, DIM = 6, 4, 5
 
 
 class Moco(LightningModule):
-    """All that moves: weights, moments, statistics of BatchNorm, an average, a queue."""
+    """All parts of the state that change: weights, moments, statistics of BatchNorm, an average, a queue."""
 
     def __init__(self, fused=False):
         super().__init__()
@@ -67,7 +67,7 @@ class Moco(LightningModule):
 
 
 def batches(bad=None, at=(3,), left_out=(), count=BATCHES):
-    """This process's batches; some are bad in the last process only, or missing in all."""
+    """Return this process's batches; some are non-finite in the last process only, or missing in all."""
     draws = torch.Generator().manual_seed(7 + rank())
     rows = []
     for number in range(count):
@@ -138,7 +138,7 @@ def test_a_non_finite_batch_leaves_no_trace(bad):
     state, counts, messages = run(one_process, bad=bad)
     expected, _, _ = run(one_process, left_out=(3,))
     assert_same(state, expected)
-    assert counts == [BATCHES, BATCHES, 1, BATCHES - 1]  # the step and the schedule went on, the average did not
+    assert counts == [BATCHES, BATCHES, 1, BATCHES - 1]  # step and schedule advanced, the average did not
     assert len(messages) == 1
     assert messages[0].startswith("Step 4 was skipped (1 of at most 10)")
     assert "300, 301, 302, 303" in messages[0]
@@ -191,7 +191,7 @@ def test_accumulated_batches_are_skipped_together(at, bad, scaled):
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(("bad", "skipped"), [("loss", 1), ("image", 1), ("gradient", 0)])
 def test_a_gradient_scaler_skips_gradients_by_itself(bad, skipped, fused):
-    """As it does while it looks for its scale; a bad loss is another thing."""
+    """The scaler searches for its scale; a non-finite loss is skipped by the callback."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
 
     def make(**options):

@@ -1,4 +1,4 @@
-"""A probe beside a training: it learns, it resumes, several processes are one, and the training never notices."""
+"""A probe beside a training learns and resumes, equals one process in several, and has no effect on the training."""
 
 import copy
 
@@ -20,7 +20,7 @@ CLASSES, SIZE = 7, 4
 
 
 def rows(count, seed=0, image="image"):
-    """Images whose mean colour tells the class, roughly."""
+    """Images whose mean colour approximately determines the class."""
     draws = torch.Generator().manual_seed(seed)
     colours = torch.randn(CLASSES, 3, generator=torch.Generator().manual_seed(9))
     label = torch.randint(CLASSES, (count,), generator=draws)
@@ -33,7 +33,7 @@ def loader(count=24, batch_size=8, **options):
 
 
 class Encoder(LightningModule):
-    """Learns to be constant; has all that a look at it could disturb."""
+    """Learns a constant; has all kinds of state that a probe could change."""
 
     shape, key = "features", "image"
 
@@ -41,7 +41,7 @@ class Encoder(LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.network = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6))
-        self.network[2].eval()  # a mode of its own
+        self.network[2].eval()  # differs from the other modules
         self.dropout = nn.Dropout(0.5)
         self.seen = set()
 
@@ -88,12 +88,12 @@ def test_training_is_bit_identical_with_and_without_the_probe(shape):
     for name, tensor in states[0].items():
         assert torch.equal(states[1][name], tensor), name
     assert not torch.equal(Encoder().state_dict()["network.0.weight"], states[0]["network.0.weight"])
-    # It looked: in eval mode and without gradient, in training as in validation.
+    # The probe encoded in eval mode and without gradient, in training and in validation.
     assert module.seen == {(False, False, torch.float32, False)}
 
 
 class Modes(Callback):
-    """What modes the parts have after each batch's callbacks."""
+    """Records the modes of the parts after each batch's callbacks."""
 
     def __init__(self):
         self.found = []
@@ -130,7 +130,7 @@ def reference(batches, rate=1e-3, decay=0.01):
 
 
 class Losses(Callback):
-    """The features of each batch after the module's step, and the logged losses; stands after the probe."""
+    """The features of each batch after the module's step, and the logged losses; runs after the probe."""
 
     def __init__(self, name="probe"):
         self.batches, self.losses, self.name = [], [], name
@@ -188,7 +188,7 @@ def test_the_probe_learns_and_validation_counts_all_labelled_images():
 
 
 class Blind(Still):
-    """Cannot see the images that are black."""
+    """Returns non-finite features for black images."""
 
     def encode_images(self, image):
         black = (image == 0).all((1, 2, 3))
@@ -214,7 +214,7 @@ def test_non_finite_features_are_misses_and_are_not_trained_on():
     expected = [share * 48 / 50 for share in percentages(module, probe.state_dict()["head"], seen)]
     assert [metrics[f"val/probe_top{k}"] for k in (1, 5)] == pytest.approx(expected)
     assert expected[0] > 50
-    # The third batch is all black: it has no loss, and not the best one there could be.
+    # The third batch is all black: it has no loss, which must not count as loss 0.
     assert np.isnan(losses.losses).tolist() == [False, False, True] * 20
 
 
@@ -315,7 +315,7 @@ def options(*callbacks):
     return {"callbacks": list(callbacks), "max_epochs": 2, "use_distributed_sampler": False, "num_sanity_val_steps": 2}
 
 
-# In parts of different size the module's own loss would be another, so it stands still.
+# With parts of different size the module's loss would differ, so its learning rate is 0.
 @pytest.mark.parametrize(
     ("run_fit", "rate", "first"), [(run_ddp_fit, 0.05, 4), (run_sharded_fit, 0.05, 4), (run_ddp_fit, 0.0, 5)]
 )

@@ -9,7 +9,7 @@ from vlightning.callbacks import OptimizerStepCallback
 
 
 class Counter(OptimizerStepCallback):
-    """Notes the index of each batch after which it was called, and that the weights did change."""
+    """Records the index of each batch after which it was called, and checks that the weights changed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ def test_batches_of_any_size_equal_row_by_row_writing():
 
 
 def test_enqueueing_does_not_synchronize_with_the_device():
-    # Meta tensors have no values: whatever had to look at one (`.item()`, a boolean index) would raise.
+    # Meta tensors have no values: operations that read one (`.item()`, a boolean index) raise.
     queue = FeatureQueue(5, 3, ids=True).to("meta")
     for batch in (1, 5, 12):
         queue.enqueue(torch.empty(batch, 3, device="meta"), torch.empty(batch, dtype=torch.long, device="meta"))
@@ -132,7 +132,7 @@ def test_a_queue_of_size_zero_is_refused():
 
 
 class Queued(Student):
-    """Enqueues its inputs, and notes for each batch whether its own rows were in the queue that the loss saw."""
+    """Enqueues its inputs, and records for each batch whether its own rows were in the queue of its loss."""
 
     def __init__(self, size=7):
         super().__init__()
@@ -237,7 +237,7 @@ def test_invalid_paths_are_refused_before_the_first_batch(queues, error, message
 
 
 class Weights(EMAWeightAveraging):
-    """Another project's own."""
+    """A subclass of another project."""
 
 
 @pytest.mark.parametrize("kind", [WeightAveraging, EMAWeightAveraging, Weights])

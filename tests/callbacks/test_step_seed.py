@@ -39,7 +39,7 @@ def test_draws_are_a_function_of_seed_and_batch():
     random.seed(2)
     again, _ = drawn(StepSeedCallback(5), max_epochs=2)
     assert first == again
-    assert len(set(first)) == 8  # no two batches alike, of whichever epoch
+    assert len(set(first)) == 8  # all batches of all epochs differ
     other, _ = drawn(StepSeedCallback(6), max_epochs=2)
     assert not set(first) & set(other)
 

@@ -1,4 +1,4 @@
-"""Atomic writes; what a killed process left goes with the next save, what another process is writing stays."""
+"""Atomic writes; files of killed processes are removed by the next save, files of running processes are kept."""
 
 import multiprocessing
 import os
@@ -36,7 +36,7 @@ def save_folder(folder):
 
 
 def wait_before_the_name(save, folder, reached, go_on, answer):
-    """Saves, and waits when all of it is written."""
+    """Saves, and waits before the rename."""
 
     def waiting(staged, target):
         reached.set()
@@ -53,7 +53,7 @@ def wait_before_the_name(save, folder, reached, go_on, answer):
 
 @contextmanager
 def a_save_in_progress(save, folder):
-    """Another process's, which is killed at the end; yields it, and a function that lets it go on."""
+    """A save of another process, which is killed at the end; yields the process and a function that continues it."""
     reached, go_on, answer = FORK.Event(), FORK.Event(), FORK.Queue()
     process = FORK.Process(target=wait_before_the_name, args=(save, folder, reached, go_on, answer))
     process.start()
@@ -123,7 +123,7 @@ def test_a_reused_process_number_is_recognized_by_its_start(folder):
 
 @pytest.mark.parametrize("machine", ["another machine", None])
 def test_files_of_other_machines_are_removed_after_a_day_without_change(folder, monkeypatch, machine):
-    """As may be what has no owner in its name."""
+    """A file without an owner in its name may belong to another machine."""
     staged, old = folder / ".incomplete-0123", folder / ".replaced-earlier.ckpt"
     if machine:
         monkeypatch.setattr(files, "_machine", lambda: "0123456789ab")
@@ -142,7 +142,7 @@ def test_files_of_other_machines_are_removed_after_a_day_without_change(folder, 
 
 @pytest.mark.parametrize("writer", ["living", "dead"])
 def test_an_unfinished_file_is_removed_after_its_writer_ended(tmp_path, writer):
-    """Whatever its age, and whether it is a file or a folder."""
+    """A file or a folder of any age."""
     make = unfinished_beside if writer == "living" else lambda path: by_another_process(lambda: unfinished_beside(path))
     file, folder = make(tmp_path / "a"), make(tmp_path / "b")
     file.touch()

@@ -1,4 +1,4 @@
-"""A checkpoint names no code but this package's, `torch.optim`'s, and what was typed; nothing else is imported."""
+"""A checkpoint names no code but this package's, `torch.optim`'s, and what the user typed; nothing else is imported."""
 
 import copy
 import json
@@ -37,7 +37,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"class_path": name, "init_args": arguments}
 
 
-# A name that leads to code, where it stands, and what of it the sentence repeats. Each would write the file `ran`.
+# A name of code, its place, and the part of it in the message. Each would write the file `ran`.
 GADGETS = {
     "function": ("data", "eval_transform", call("os.system", command=TOUCH), "os.system"),
     "class": ("data", "eval_transform", call("subprocess.Popen", args=TOUCH, shell=True), "subprocess.Popen"),
@@ -160,7 +160,7 @@ def test_a_class_of_the_same_name_as_the_typed_one_is_not_imported():
 
 
 def test_typed_names_are_allowed_and_replace_foreign_ones():
-    """The two ways out that the sentence names, until the parser has the value."""
+    """Both solutions that the message names."""
     named = checkpoint("data", "eval_transform", call("gadget.Gadget"))
     ran = run("test", "--ckpt_path", named, "--data.init_args.eval_transform=gadget.Gadget", "--print_config")
     assert ran.status == 0, ran.err
@@ -234,7 +234,7 @@ def test_load_from_checkpoint_accepts_a_passed_argument_or_a_trusted_file():
 
 
 def test_a_tokenizers_folder_does_not_run_its_own_python_files(monkeypatch: pytest.MonkeyPatch):
-    """Where it is left open, transformers asks at the terminal; the answer here is yes."""
+    """Without a decision, transformers asks at the terminal; the answer in this test is yes."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     folder = Path("own")
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Caption scores are those of the COCO evaluation, from raw captions on."""
+"""Caption scores equal those of the COCO evaluation, from raw captions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Right classes, accuracies and class recall."""
+"""Correct classes, accuracies and class recall."""
 
 import pytest
 import torch

@@ -101,7 +101,7 @@ def test_some_non_finite_features_rank_after_all_others_and_change_nothing_else(
     image_ranks, text_ranks = retrieval_ranks(
         image.masked_fill(images[:, None], torch.nan), text.masked_fill(texts[:, None], torch.nan), matches
     )
-    # As if non-finite rows did not exist, except that nothing finds them.
+    # Finite rows rank as without the non-finite rows, which have no match.
     kept = Matches(image_id[~images], text_image_id[~texts])
     expected = retrieval_ranks(image[~images], text[~texts], kept)
     found = torch.isin(image_id, kept.text_image_id)
@@ -213,7 +213,7 @@ def test_median_ranks_of_perfect_and_random_models():
     assert average_median_ranks(image, image.repeat_interleave(2, 0), matches) == dict.fromkeys(names, 1.0)
     text = torch.randn(4000, 16, generator=torch.Generator().manual_seed(1))
     assert average_median_ranks(image, text, matches) == dict.fromkeys(names, pytest.approx(500.5, abs=40))
-    # Everything alike ties with everything, and the right one comes last.
+    # Equal features tie, and a match ranks after all ties.
     constant = torch.ones(2000, 16), torch.ones(4000, 16)
     assert average_median_ranks(*constant, matches) == dict.fromkeys(names, 1000.0)
 

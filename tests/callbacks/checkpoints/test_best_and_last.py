@@ -1,4 +1,4 @@
-"""The best checkpoint is the best, the last is the last, and a missing metric does not cost the run."""
+"""The best and the last checkpoint, and a missing metric, which does not stop the run."""
 
 from pathlib import Path
 

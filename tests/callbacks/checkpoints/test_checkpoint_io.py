@@ -100,7 +100,7 @@ def test_a_full_disk_keeps_the_old_file_only(small_disk):
     "disk full in the middle of a file", "a limit on file sizes", "one sentence; the old file unchanged, no debris"
 )
 def test_a_disk_that_fills_up_during_the_write_keeps_the_old_file(checkpoint, monkeypatch):
-    # The same without a disk of one's own: the system's limit on the size of a file.
+    # Without a separate disk: the system's limit on the size of a file.
     import resource
     import signal
 
@@ -144,7 +144,7 @@ def test_more_than_plain_data_is_refused_unless_trusted(checkpoint):
 
 
 class Bomb:
-    """What unpickles it makes a folder."""
+    """An object whose unpickling creates a folder."""
 
     def __init__(self, path):
         self.path = path

@@ -1,4 +1,4 @@
-"""Accuracies of a module's own class logits against plain loops, over processes, and without a trace in training."""
+"""Accuracies of a module's own class logits against plain loops, over processes, and without an effect on training."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ CLASSES, IMAGES = 7, 53
 
 
 class Pairs(LightningDataModule):
-    """What the trainer trains on; it cannot encode texts."""
+    """Training data, without an encoder of texts."""
 
     def train_dataloader(self):
         return DataLoader(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), batch_size=2, shuffle=True)
@@ -52,7 +52,7 @@ class Images(LightningDataModule):
 
 
 class Classifier(LightningModule):
-    """Logits from the mean colour; knows no texts."""
+    """Logits from the mean colour, without texts."""
 
     def __init__(self, classes=CLASSES):
         super().__init__()
@@ -148,7 +148,7 @@ def test_logits_are_computed_in_the_trainers_precision(precision, dtype, autocas
 
 
 class Sized(Pairs):
-    """A datamodule with a transform, as those of this project have."""
+    """A datamodule with a transform, like those of this package."""
 
     @staticmethod
     def eval_transform(image):
@@ -260,7 +260,7 @@ class OnFirst(Images):
 
 
 def both_kinds(make):
-    """What is found in data that only the first process has, and in data that shares itself out; and in how many."""
+    """Return metrics and numbers of images for data that only rank 0 has, and for distributed data."""
     ends = []
     for data, classes in ((OnFirst(), CLASSES), (shapes(), shapes().num_classes)):
         module, runs = Classifier(classes), make(callbacks=[callback(data)])

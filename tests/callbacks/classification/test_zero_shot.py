@@ -1,4 +1,4 @@
-"""Zero-shot accuracies against plain loops, over processes, and without a trace in training."""
+"""Zero-shot accuracies against plain loops, over processes, and without an effect on training."""
 
 import os
 import pickle
@@ -34,7 +34,7 @@ IMAGES = 53
 
 
 class Words:
-    """Numbers of words, padded with 0; what is not known counts as "a"."""
+    """Numbers of words, padded with 0; unknown words count as "a"."""
 
     def __call__(self, texts):
         rows = [[WORDS.index(word) if word in WORDS else 1 for word in text.split()] for text in texts]
@@ -53,7 +53,7 @@ VECTORS = word_vectors()
 
 
 class Pairs(LightningDataModule):
-    """What the trainer trains on; knows how to encode words."""
+    """Training data with an encoder of texts."""
 
     def encoder(self):
         return Words()
@@ -216,7 +216,7 @@ def test_accuracies_equal_plain_loops(module):
     data = Images()
     expected = reference(module, data)
     assert found(validate(callback(data), module=module)) == pytest.approx(expected, abs=1e-4)
-    # The images tell the definition from its neighbours, and the three numbers apart.
+    # The images distinguish the definition from similar ones, and the three metrics from each other.
     for changes in ({"of_prompts": False}, {"of_classes": False}, {"templates": TEMPLATES[:1]}):
         assert reference(module, data, **changes)["top1"] != expected["top1"], changes
     assert len({round(value) for value in expected.values()}) == 3
@@ -392,7 +392,7 @@ def test_data_with_one_split_serves_both_stages(data, stage):
 
 
 class Sized(Pairs):
-    """A datamodule with a transform, as those of this project have."""
+    """A datamodule with a transform, like those of this package."""
 
     @staticmethod
     def eval_transform(image):
@@ -416,7 +416,7 @@ def test_images_are_transformed_as_configured(transform, size):
 )
 def test_encoders_run_in_the_trainers_precision_and_cosines_in_float32(precision, dtype, autocast):
     class Close(Linear):
-        """Features that bf16 holds exactly; cosines that it cannot tell apart."""
+        """Features that are exact in bf16, with cosines that are equal in bf16."""
 
         def encode_images(self, image):
             self._note(image)
@@ -431,7 +431,7 @@ def test_encoders_run_in_the_trainers_precision_and_cosines_in_float32(precision
     module = Close()
     data = Images()
     data.image = torch.ones(IMAGES, 3, 4, 4)
-    for names in (["a", "photo", "of"], ["photo", "of", "a"]):  # the longer WORDS goes on, the further from (1, 1, 1)
+    for names in (["a", "photo", "of"], ["photo", "of", "a"]):  # later words are further from (1, 1, 1)
         data.label = torch.full((IMAGES,), names.index("a"))
         runs = validate(callback(data, class_names=names, templates=["{}"]), module=module, precision=precision)
         assert found(runs) == {"top1": 100.0, "class_recall": 100.0}
@@ -492,7 +492,7 @@ def test_training_is_bit_identical_with_and_without_the_callback():
 
 
 class Watcher(ModelCheckpoint):
-    """Notes what a monitor sees."""
+    """Records the metrics that a monitor sees."""
 
     def on_validation_end(self, trainer, pl_module):
         if not trainer.sanity_checking:
@@ -529,7 +529,7 @@ def test_the_callback_can_be_pickled():
 
 
 class Downloaded(Images):
-    """Takes a while to prepare, which one process does for all."""
+    """Data whose preparation takes time; one process prepares it."""
 
     def __init__(self, folder):
         super().__init__()
@@ -544,7 +544,7 @@ class Downloaded(Images):
 
 
 def both_kinds(folder, make):
-    """What is found in data that shares itself out, and in a plain loader; and how much was encoded for it."""
+    """Return metrics and numbers of encoded images and texts for distributed data and for a plain loader."""
     ends = []
     for each in (callback(shapes(), class_names=None), callback(Downloaded(folder))):
         module, runs = Linear(), make(callbacks=[each])

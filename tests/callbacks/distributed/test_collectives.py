@@ -60,7 +60,7 @@ def test_ranks_may_have_different_numbers_of_rows(counts):
 
 
 class TwoTowers(nn.Module):
-    """A contrastive loss over everybody's keys, each rank for its own queries, with a term that uses the keys twice."""
+    """A contrastive loss of each rank's queries with the keys of all ranks, and a term that uses the keys twice."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A run that loses a loader worker, or another process, ends soon and with one sentence, and leaves no process behind.
+"""A run that loses a loader worker or another process ends soon with one sentence and leaves no process behind.
 
 The processes of the second part are started by the command line itself, as on a cluster.
 """
@@ -146,7 +146,7 @@ HANGS = "one sentence from the other after the time limit, no process left"
 
 
 def by_strategy(first):
-    """Under one strategy each fault is met by default, under both with `--all-faults`."""
+    """Each fault is tested with one strategy by default, with both under `--all-faults`."""
     other = "fsdp" if first == "ddp" else "ddp"
     return pytest.mark.parametrize("strategy", [first, pytest.param(other, marks=pytest.mark.all_faults)])
 
@@ -226,7 +226,7 @@ watched.procs[0].kill()
 
 
 def watched(*words):
-    """Waits for all processes that could still write."""
+    """Wait for all processes that may still write."""
     done = subprocess.run(
         [sys.executable, "-c", WATCH, *words], capture_output=True, text=True, timeout=60, check=False
     )

@@ -68,7 +68,7 @@ def make():
 
 
 def state_of(run):
-    """Everything that a checkpoint is for, whole."""
+    """Return the whole state that a checkpoint stores."""
     optimizer = run.optimizers[0].state_dict()
     moments = {
         f"{number}.{name}": value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,4 +1,4 @@
-"""Grids of images: nothing cut off, right images framed, heat where the map is high."""
+"""Grids of images: nothing is cut off, correct images have a frame, and heat follows the map."""
 
 import warnings
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The history of the coefficients is what they were, norms are those of the tensors, and TensorBoard gets both."""
+"""History of the coefficients, norms of the terms, and both figures in TensorBoard."""
 
 import math
 import warnings
@@ -41,7 +41,7 @@ def fit(module, *callbacks, folder=None, ckpt_path=None, **options):
 
 
 class Recorded(Callback):
-    """What the coefficients are at each step."""
+    """Records the coefficients at each step."""
 
     def __init__(self):
         self.found = {}
@@ -122,7 +122,7 @@ def test_terms_are_the_coefficients_and_the_norms_of_the_products():
 
 
 class Kept(Callback):
-    """What every process has, and what it should have."""
+    """Return actual and expected values of a process."""
 
     def __init__(self):
         self.kept = []

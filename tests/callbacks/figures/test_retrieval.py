@@ -1,4 +1,4 @@
-"""What the figures show, where they go, and that nothing but TensorBoard notices them."""
+"""Content and place of the figures, which have no effect except in TensorBoard."""
 
 import json
 import warnings
@@ -22,7 +22,7 @@ from vlightning.metrics.retrieval import Candidates, Matches
 
 
 class Shapes(ShapesDataModule):
-    """Notes which images are opened."""
+    """Records which images are opened."""
 
     def __init__(self, **options):
         defaults = {"length": 24, "eval_length": 12, "batch_size": 8, "vocab_size": 200, "max_tokens": 16}
@@ -181,7 +181,7 @@ def test_a_text_without_a_match_has_a_note_and_all_available_images():
 
 
 def test_figures_show_captions_as_they_are_in_the_data(tmp_path):
-    """Lower case, split punctuation and unknown words are what the tokenizer makes of them."""
+    """The tokenizer lowers the case, splits punctuation and replaces unknown words; figures do not show that."""
     rows = []
     for number in range(4):
         Image.new("RGB", (40, 40), (60 * number, 0, 0)).save(tmp_path / f"{number}.png")

@@ -1,4 +1,4 @@
-"""Embeddings and captions in files: all images once, in order, with names, whatever the number of processes."""
+"""Embeddings and captions in files: all images once, in order, with names, for any number of processes."""
 
 import json
 
@@ -18,7 +18,7 @@ WRITERS = {"embeddings": ImageEmbeddingWriter, "captions": CaptionWriter}
 
 
 class Predicts(LightningModule):
-    """What is a function of the image's number."""
+    """Returns functions of the image's number."""
 
     origin = {"model": "none"}  # noqa: RUF012
 

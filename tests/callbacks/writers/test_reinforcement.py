@@ -174,7 +174,7 @@ def test_a_shard_without_usable_rows_is_complete(tmp_path):
 @pytest.mark.parametrize(("row", "turned"), [(0, 0.4), (7, 0.4), (7, float("nan"))])
 def test_the_check_names_the_differing_embedding(pairs, tmp_path, row, turned):
     class Drifts(Embeds):
-        """Says something else of a row the second time."""
+        """Returns other embeddings of a row the second time."""
 
         def predict_step(self, batch, batch_idx):
             again = len(batch["sample_index"]) == 1 and f" {row:010d}" in batch["originals"].pairs[0].name

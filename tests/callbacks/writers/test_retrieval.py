@@ -1,4 +1,4 @@
-"""The files that `predict` leaves: what stands in them, and that they are the same for any number of processes."""
+"""Content of the files of `predict`, which is equal for any number of processes."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ def quiet_library():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Thirteen images, of which number 7 is none, and a vocabulary."""
+    """Thirteen images, of which number 7 is unreadable, and a vocabulary."""
     (tmp_path / "images").mkdir()
     for number in range(13):
         draw_image(number).save(tmp_path / f"images/{number:02}.png")
@@ -60,7 +60,7 @@ def _data(folder, **options):
 
 def _albef(rerank_k=10):
     module = tiny_albef(rerank={"k": rerank_k})
-    with torch.no_grad():  # weights that tell images and texts apart by more than rounding
+    with torch.no_grad():  # weights with which images and texts differ by more than rounding
         for parameter in module.student.parameters():
             parameter.mul_(3.0)
     return module
@@ -91,7 +91,7 @@ def _tables(folder):
 
 @torch.no_grad()
 def _brute_force(folder, module, top_k, rerank_k):
-    """Every image and every text alone, and every match sorted by hand."""
+    """Encode every image and every text separately, and sort all matches."""
     module.eval()
     data = _data(folder)
     data.setup("predict")

@@ -1,4 +1,4 @@
-"""Our own export: a folder that holds a model, and a module out of it without a Trainer."""
+"""The exported folder of a model, and a module that is loaded from it without a Trainer."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Grad-CAM against plain matrix products, and what it leaves alone."""
+"""Grad-CAM against plain matrix products, without side effects."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_equals_the_plain_reference(layer):
 
 @pytest.mark.parametrize(("fusion_layers", "middle"), [(2, 1), (3, 2), (6, 3)])
 def test_the_middle_fusion_layer_is_the_default(fusion_layers, middle):
-    """Of six the third, as with the authors: number 8 where six text layers stand below."""
+    """The third of six, as in the authors' code: number 8 above six text layers."""
     module = _module(fusion_layers)
     assert torch.equal(
         module.word_maps(*_inputs()), word_maps(module.student, module.itm_head, *_inputs(), layer=middle)

@@ -340,7 +340,9 @@ def test_a_step_does_not_synchronise_with_the_device(monkeypatch):
     """On the meta device, reading a value raises."""
     module = tiny_albef().to("meta")
     batch = {name: column.to("meta") for name, column in random_batch(8).items()}
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # knows no meta device
+    monkeypatch.setattr(
+        torch, "autocast", lambda *_, **__: contextlib.nullcontext()
+    )  # does not support the meta device
     outputs = _step(module, monkeypatch, batch)
     outputs["loss"].backward()
     for name, queue in module.queues().items():

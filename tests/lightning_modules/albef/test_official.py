@@ -1,4 +1,4 @@
-"""The authors' checkpoints, in and out."""
+"""Conversion from and to the authors' checkpoints."""
 
 import argparse
 import copy
@@ -67,7 +67,7 @@ def build(golden):
 
 
 def _retrieval(state):
-    """What the authors' retrieval fine-tuning makes of a pre-training state dict."""
+    """Convert a pre-training state dict to that of the authors' retrieval fine-tuning."""
     flat = {key.replace("bert.", ""): value for key, value in state.items() if ".cls." not in key}
     columns = state["image_queue"].shape[1]
     ids = torch.where(torch.arange(columns) < 10, torch.arange(columns) // 2, -100)

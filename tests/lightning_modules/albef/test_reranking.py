@@ -1,4 +1,4 @@
-"""Re-ranking through the Trainer against every pair encoded and fused by itself."""
+"""Re-ranking through the Trainer against a separate encoding and fusion of every pair."""
 
 import pytest
 import torch

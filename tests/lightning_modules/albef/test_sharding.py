@@ -1,4 +1,4 @@
-"""ALBEF sharded over two processes with FSDP2 is ALBEF under DDP, and its checkpoints are those of one process."""
+"""ALBEF sharded over two processes with FSDP2 equals ALBEF under DDP, and one process can load its checkpoints."""
 
 import os
 import subprocess
@@ -86,7 +86,7 @@ def albef():
 
 
 def answers(module):
-    """What every public method of the networks and of the module says, each called with all parameters let go."""
+    """Call every public method of the networks and of the module with resharded parameters."""
     batch = random_batch(2)
     image, ids, mask = (batch[name] for name in ("image", "input_ids", "attention_mask"))
     found = {}

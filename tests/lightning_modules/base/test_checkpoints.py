@@ -1,4 +1,4 @@
-"""A checkpoint that does not fit says why: another class, or the argument that differs."""
+"""The error of a checkpoint that does not fit names its class, or the setting that differs."""
 
 from pathlib import Path
 

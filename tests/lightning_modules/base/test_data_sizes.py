@@ -1,4 +1,4 @@
-"""Data that a module was not made for ends in a sentence before the first step, for every method."""
+"""Data of unsupported sizes is refused before the first step, for every method."""
 
 import lightning.pytorch as pl
 import pytest
@@ -19,7 +19,7 @@ WITH_TEXTS = [name for name in METHODS if name != "cocord"]
 
 
 def refused(module, data, folder, match):
-    """The run ends with the sentence, and no weight has moved."""
+    """Check that the run ends with the message and no weight has changed."""
     before = {name: value.clone() for name, value in module.state_dict().items()}
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
     trainer = pl.Trainer(
@@ -77,7 +77,7 @@ def test_token_ids_of_a_plain_loader_are_checked(name, tmp_path):
 
 
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
-    """Ids that the first batch lacks come later: what counts is the tokenizer."""
+    """Large ids may occur after the first batch, so the tokenizer is compared."""
     data = ShapesDataModule(length=8, batch_size=4, num_workers=0, image_size=16, vocab_size=200)
     data.setup("fit")
     entries = len(data.tokenizer)

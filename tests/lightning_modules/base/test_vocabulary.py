@@ -1,4 +1,4 @@
-"""The vocabulary of ALBEF and SHRe is that of the tokenizer that a run trains, however a run starts or resumes."""
+"""The vocabulary of ALBEF and SHRe is that of the trained tokenizer, in new and resumed runs."""
 
 import json
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_the_command_line_shrinks_tiny_to_its_tokenizer_and_resumes(pairs):
     trained = sum(parameter.numel() for parameter in module.parameters())
     assert any(f"{trained / 1e3:.1f} K" in line and "Total params" in line for line in (ran.out + ran.err).splitlines())
 
-    # Neither a vocabulary that is typed again nor other captions change what the checkpoint is of.
+    # Neither a typed vocabulary nor other captions change the checkpoint's vocabulary.
     Path("other.jsonl").write_text(json.dumps({"image": "0.png", "caption": "a b"}))
     typed = ("--data.vocab_size=30522", "--data.train=other.jsonl", "--data.batch_size=1")
     for words in (["test"], ["predict", *configs, *small], ["validate", *typed]):
@@ -117,7 +117,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(name, tmp_path):
     entries = []
 
     class Start(pl.Callback):
-        """What was drawn stays, but for the rows that no token id reaches."""
+        """Initial values do not change, except for the removed rows."""
 
         def on_fit_start(self, trainer, pl_module):
             entries.append(word_rows(pl_module))
@@ -190,7 +190,7 @@ def test_a_callback_copies_the_shrunk_module(tmp_path):
 
 
 def on_rank(kind, folder):
-    """States after two epochs, and after the second of them alone in a run that went on."""
+    """Return the states of an uninterrupted run of two epochs and of a run resumed after the first."""
     states = []
     for start in (None, folder / "epoch=0.ckpt"):
         saving = ModelCheckpoint(folder if start is None else folder / "further", filename="{epoch}", save_top_k=-1)

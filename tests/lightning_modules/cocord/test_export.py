@@ -154,7 +154,7 @@ def test_torchvision_layout_has_265_tensors_that_its_resnet50_loads(suffix, resn
 
 
 def _detectron2_names(blocks, convolutions):
-    """What detectron2 calls the tensors of a ResNet, in its own order, beside torchvision's names."""
+    """Return detectron2's names of the tensors of a ResNet, in its order, with torchvision's names."""
     names = {}
 
     def convolution(theirs, ours, norm):

@@ -1,4 +1,4 @@
-"""CoCoRD against the equations written out, and what trains, moves or stays."""
+"""CoCoRD against the equations written out, and which parts train, average or stay fixed."""
 
 import copy
 import math

@@ -17,7 +17,7 @@ NAMES = [f"{way}_r{k}" for way in ("text_to_image", "image_to_text") for k in (1
 
 
 class Scorer:
-    """Prefers images and texts whose numbers are close, which the features know nothing of."""
+    """Prefers images and texts with close numbers, independent of the features."""
 
     device = torch.device("cpu")
 
@@ -70,7 +70,7 @@ def test_the_matching_score_decides_the_order_of_the_candidates(score, weight):
         order_by = near.match_score + weight * near.similarity
         assert (order_by.diff(dim=1) <= 1e-5).all()
         assert torch.equal(near.index.sort(1).values, before.index.sort(1).values)
-    # The scorer puts the match first wherever it is a candidate: recall at 1 becomes recall at 10 of the contrast.
+    # The scorer ranks the match first if it is a candidate: recall at 1 becomes the contrast's recall at 10.
     if score == "itm":
         assert result.recalls["rerank_text_to_image_r1"] == plain.recalls["text_to_image_r10"]
         assert result.recalls["rerank_image_to_text_r1"] == plain.recalls["image_to_text_r10"]
@@ -78,7 +78,7 @@ def test_the_matching_score_decides_the_order_of_the_candidates(score, weight):
 
 
 class NoNumbers(Scorer):
-    """Cannot judge one text."""
+    """Returns non-finite scores for one text."""
 
     def match_scores(self, text_states, attention_mask, image_tokens):
         scores = super().match_scores(text_states, attention_mask, image_tokens)
@@ -100,7 +100,7 @@ def test_non_finite_features_and_matching_scores_count_as_misses_on_one_process_
     near = _add(RetrievalEvaluation(rerank=RerankSettings(12)), 0, IMAGES, dead=DEAD).compute()
     asked = int((near.near_texts.index == 2).sum()) + 12  # of the images that have text 2 near, and its own
     assert counts == {"non_finite_images": 2, "non_finite_texts": 1, "rerank_non_finite_scores": asked}
-    # The scorer is always right about what it can judge, so a match is found where it is a candidate that is finite.
+    # Finite scores are correct, so a match is found if it is a candidate with a finite score.
     own = torch.arange(IMAGES)[:, None]
     for direction, side in (("image_to_text", near.near_texts), ("text_to_image", near.near_images)):
         found = ((side.index == own) & side.similarity.isfinite() & (own != 2)).any(1)
@@ -311,7 +311,7 @@ def test_processes_equal_one_process_in_each_space(shares):
 
 
 class TwoSpaces(Method):
-    """Features are what the batch says."""
+    """Returns the features of the batch."""
 
     def __init__(self):
         super().__init__()

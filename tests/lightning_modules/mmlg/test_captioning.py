@@ -1,4 +1,4 @@
-"""Captioning: what the loss counts, beam search, what is frozen, and that captions are learned."""
+"""Captioning: loss, beam search, frozen parts, and a training that learns captions."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""The classifier's tower is that of the CLIP it comes from; its beginnings, its recipe, and runs of it."""
+"""The classifier's tower, its initial weights, its recipe, and its runs."""
 
 import logging
 import math
@@ -52,7 +52,7 @@ def started(module, *callbacks, **options):
 
 
 def class_token(visual, image):
-    """What a CLIP's tower has of an image before it projects."""
+    """Return a CLIP's features of an image before the projection."""
     found = []
     handle = visual.ln_post.register_forward_hook(lambda _, __, output: found.append(output[:, 0]))
     visual(image)

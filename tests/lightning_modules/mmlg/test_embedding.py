@@ -1,4 +1,4 @@
-"""Embeddings are the tower's own features of images that were prepared as it expects, and captioning runs on them."""
+"""Embeddings are the tower's features of images with its preprocessing, and captioning trains on them."""
 
 import json
 import shutil

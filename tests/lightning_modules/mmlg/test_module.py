@@ -290,7 +290,7 @@ def checkpoint(folder, **options):
 
 
 class Notes(pl.Callback):
-    """What a run starts from."""
+    """Return the state that a run starts from."""
 
     def on_train_start(self, trainer, module):
         self.state = {name: tensor.clone() for name, tensor in module.state_dict().items()}

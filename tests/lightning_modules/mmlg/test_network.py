@@ -1,4 +1,4 @@
-"""The auxiliary against an ordinary CLIP whose layers were filled in by hand, and what autograd keeps of it."""
+"""The auxiliary against an ordinary CLIP whose layers were filled in by hand, and the tensors that autograd saves."""
 
 import pytest
 import torch
@@ -176,7 +176,7 @@ def test_autograd_keeps_six_sums_of_twelve_layers(tower, half):
 
 
 def test_sharding_makes_one_group_of_all_parameters():
-    """A layer needs blocks of two groups, and none of them runs by itself, so that none could be gathered for it."""
+    """A layer needs blocks of two groups, which have no forward pass, so FSDP2 cannot gather them separately."""
     assert not list(_blocks(auxiliary()))
     assert len(list(_blocks(clip()))) == 24
 

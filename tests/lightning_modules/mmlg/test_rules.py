@@ -1,4 +1,4 @@
-"""The rules that make layers of stored blocks, against the paper's tables."""
+"""The rules that compute layers from stored blocks, against the paper's tables."""
 
 import pytest
 import torch

@@ -383,10 +383,10 @@ def test_final_export_is_reparameterized(tmp_path, shapes):
 
 
 def test_export_to_a_taken_folder_is_refused_before_training(tmp_path):
-    """As for a run that is continued or repeated in the folder of its export."""
+    """A run that resumes or repeats in the folder of its export."""
     (tmp_path / "export").mkdir()
     trainer = quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport()])
-    trainer.fit(Exported())  # an empty folder is no hindrance
+    trainer.fit(Exported())  # an empty folder is accepted
     (tmp_path / "export" / "image.pt2").touch()
     again = quiet_trainer(tmp_path, max_steps=1, callbacks=[FinalExport()])
     with pytest.raises(UserError, match=r"Expected a new name .*export', which exists"):

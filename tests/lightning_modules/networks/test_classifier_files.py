@@ -1,4 +1,4 @@
-"""Trained classifiers out of files, and what is said about files that do not fit."""
+"""Trained classifiers from files, and errors for files that do not fit."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""An MLP that keeps less computes the same, and does its products once."""
+"""An MLP that saves fewer activations computes the same, with each product once."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ def plugin(precision, scale=2.0**10):
 
 
 class Regression(Method):
-    """A network on numbers, with the optimizer that the methods share."""
+    """A network on random vectors, with the optimizer of the methods."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Moments lie as their weights do, whatever checkpoint they come from: a fused step is that of a plain loop."""
+"""Moments have their weights' memory format after loading any checkpoint: a fused step equals a plain loop."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The learning rates that an optimizer really takes, from the first step on, and runs of unknown length."""
+"""The learning rates of an optimizer from the first step on, and runs of unknown length."""
 
 import math
 
@@ -37,7 +37,7 @@ class Scheduled(Method):
 
 
 class Rates(Callback):
-    """Notes the rate of each step of the optimizer."""
+    """Records the learning rate of each optimizer step."""
 
     def __init__(self):
         self.taken = []

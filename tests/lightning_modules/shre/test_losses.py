@@ -29,7 +29,9 @@ def test_the_loss_is_the_divergence_of_teacher_and_student(temperature):
 
 def test_the_loss_is_zero_for_the_teachers_logits_and_computed_in_float32():
     target = logits(0)
-    assert float(posterior_divergence(target, target + 3.0)) == pytest.approx(0, abs=1e-12)  # a constant is no opinion
+    assert float(posterior_divergence(target, target + 3.0)) == pytest.approx(
+        0, abs=1e-12
+    )  # a constant does not change the softmax
     halves = target.bfloat16()
     assert posterior_divergence(halves, halves).dtype == torch.float32
 

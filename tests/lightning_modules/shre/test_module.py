@@ -1,4 +1,4 @@
-"""SHReModule against listing 2 written out, and what a training with it does and leaves."""
+"""SHReModule against listing 2 written out, and trainings."""
 
 import math
 
@@ -355,7 +355,7 @@ def test_64_pairs_are_overfitted(tmp_path, shared):
     """64 pairs: every contrast picks the pair, and both posteriors come near to the teacher's."""
     module = tiny_shre(vision={"width": 64, "heads": 4}, shared=shared, **write_teacher(tmp_path, 40))
     module.setup("fit")
-    with torch.no_grad():  # a random network is sure of nothing
+    with torch.no_grad():  # the posteriors of a random network are flat
         module.teacher.network.fc.weight.mul_(20)
     module.log = lambda *_, **__: None
     logged = {}

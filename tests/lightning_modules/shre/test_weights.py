@@ -1,4 +1,4 @@
-"""Encoders that start from public models: a BERT, a timm ViT, Data2Vec 2.0's file."""
+"""Encoders initialized from public models: a BERT, a timm ViT, Data2Vec 2.0's file."""
 
 import timm
 import torch
