@@ -54,7 +54,7 @@ def main() -> None:
 
 def modules() -> None:
     """Print the comparison with torch's module."""
-    print(f"{'self-attention, [8, 197, 768]':34} {'torch':>8} {'ours':>9} {'ratio':>6}")
+    print(f"{'self-attention, [8, 197, 768]':34} {'torch':>8} {'own':>9} {'ratio':>6}")
     for precision in ("32-true", "bf16-mixed", "bf16-true"):
         for trains in (False, True):
             found = medians(

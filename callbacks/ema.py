@@ -123,7 +123,7 @@ class EMACallback(OptimizerStepCallback):
     move, since the update is below its resolution: keep the target in float32 (the types may differ).
 
     Args:
-        pairs: Pairs by name; None asks the module's `momentum_pairs()`.
+        pairs: Pairs by name; None uses the module's `momentum_pairs()`.
         log: Whether to log each pair's momentum as `momentum/<name>` at each update.
     """
 
@@ -171,7 +171,7 @@ class EMACallback(OptimizerStepCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        # Not earlier: the estimate, if it is asked for before the loaders exist, makes Lightning drop their state
+        # Not earlier: an estimate before the loaders exist makes Lightning drop their state
         # (Lightning-AI/pytorch-lightning#20550).
         pairs = self.pairs_of(pl_module)
         waiting = [name for name, pair in pairs.items() if pair.schedule != "constant" and pair.schedule_steps is None]

@@ -31,7 +31,7 @@ class LearngeneExpansionCallback(Callback):
     """
 
     replaces_initial_weights = True
-    """Modules refuse initial weights of their own beside such a callback."""
+    """Modules refuse other initial weights beside such a callback."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class LearngeneExpansionCallback(Callback):
         """Expand the learngene.
 
         Raises:
-            UserError: if there is no such network, it does not fit, or the file is no learngene.
+            UserError: if there is no such network, it does not fit, or the file is not a learngene.
         """
         if stage != "fit" or self._module is pl_module:
             return

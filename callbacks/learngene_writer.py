@@ -69,6 +69,6 @@ def _data_arguments(trainer: Trainer) -> dict[str, Any] | None:
     data: Any = getattr(trainer, "datamodule", None)
     if data is None:
         return None
-    # Lightning's command line adds names of its own.
+    # Lightning's command line adds other names.
     arguments = {name: value for name, value in data.hparams.items() if not name.startswith("_")}
     return {"class": type(data).__name__, **arguments}

@@ -190,7 +190,7 @@ class OnlineProbe(Callback):
         return f"OnlineProbe {self.name!r}"
 
     def _features(self, trainer: Trainer, pl_module: LightningModule, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return features, float32 [B, D]; the module, its modes and the random generators stay as they are."""
+        """Return features, float32 [B, D]; the module, its modes and the random generators do not change."""
         with isolate_rng(), torch.no_grad(), evaluating(pl_module):
             features = features_of(trainer, getattr(pl_module, self.method), batch[self.image])
         if features.dim() == 3 and features.shape[1] > 1:

@@ -176,7 +176,7 @@ class QueueCallback(Callback):
     `SkipNonFiniteSteps` skips enqueues nothing either, and the rows of its earlier accumulated batches are removed.
 
     Args:
-        queues: Attribute path of the queue by name of its keys; None asks the module's `queues()`, which returns the
+        queues: Attribute path of the queue by name of its keys; None uses the module's `queues()`, which returns the
             queues by name.
         log: Whether to log the filled share of each queue as `queue/<name>_filled`.
     """

@@ -81,7 +81,7 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def check_free(target: Path) -> None:
-    """Check that a path is free for a new file or folder: that nothing is there, or an empty folder.
+    """Check that a path is free for a new file or folder: that it does not exist, or is an empty folder.
 
     Raises:
         UserError: If the path is taken.
@@ -119,10 +119,10 @@ def swap_in(staged: Path, target: Path) -> None:
 
     A file replaces a file in one step. A folder takes two steps, since no folder can be renamed onto one that is not
     empty: a process that is killed in between leaves the old folder under a name that begins with `.replaced-`, and
-    `clear_leftovers` gives that folder its name back. If two processes do this at once, the later one wins.
+    `clear_leftovers` gives that folder its name back. If two processes do this at once, the later rename is kept.
 
     Raises:
-        OSError: If it cannot be renamed; the target then is what it was before.
+        OSError: If it cannot be renamed; the target is then unchanged.
     """
     if not (staged.is_dir() or target.is_dir()):
         os.replace(staged, target)

@@ -14,7 +14,7 @@ def check_heads(width: int, heads: int) -> None:
 
 
 def check_patches(image_size: int, patch_size: int) -> None:
-    """Check that an image is made of whole patches.
+    """Check that a patch size divides an image size.
 
     Raises:
         UserError: if the patch size does not divide the image size.

@@ -259,9 +259,9 @@ class Unknown(nn.Module):
 
 def test_an_unknown_transform_is_reported_and_not_recorded_as_another(images, tmp_path):
     checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(images, eval_transform=Unknown()), tmp_path)
-    with pytest.raises(UserError, match=r"Expected a transform that says what it does to an image, got .*Unknown"):
+    with pytest.raises(UserError, match=r"Expected a transform that describes itself, got .*Unknown"):
         export(checkpoint, str(tmp_path / "made"), "open_clip")
-    with pytest.raises(UserError, match=r"Expected a transform that says what it does .*Unknown"):
+    with pytest.raises(UserError, match=r"Expected a transform that describes itself, .*Unknown"):
         load_published(add_tiny_clip(), checkpoint)
     assert "Unknown, cannot be recorded" in export(checkpoint, str(tmp_path / "programs"), "torch_export")
     written = json.loads((tmp_path / "programs" / "config.json").read_text())["preprocessing"]

@@ -85,7 +85,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a file or folder, its metadata first: a partly removed folder is no checkpoint."""
+        """Remove a file or folder, its metadata first: a partly removed folder is not a checkpoint."""
         if Path(path).is_dir() and not Path(path).is_symlink():
             (Path(path) / METADATA).unlink(missing_ok=True)
         super().remove_checkpoint(path)
@@ -191,7 +191,7 @@ def write_file(content: Any, path: Path) -> None:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Name the path in the error of a failed load, and say what to do."""
+    """Name the path and the remedy in the error of a failed load."""
     try:
         yield
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:

@@ -43,7 +43,7 @@ class OwnClassification(ImageClassification):
     """
 
     module_needs = ("classify_images",)
-    module_does = "classifies images by logits of its own"
+    module_does = "classifies images by class logits"
 
     def __init__(
         self,

@@ -251,7 +251,7 @@ class ShardedStrategy(ModelParallelStrategy):
         likes = self._sharded_values()
 
         def place(where: str, value: Any) -> Any:
-            # The weights have a place each; what an optimizer keeps for one stands one level below its number.
+            # Each weight has a place; the optimizer's state of a weight is one level below the weight's number.
             like = likes.get(where, likes.get(where.rpartition("/")[0]))
             if like is None or not isinstance(value, Tensor) or value.shape != like.shape:
                 return value.clone() if isinstance(value, Tensor) else value  # out of the file

@@ -1,4 +1,4 @@
-"""Figures in TensorBoard of the sums that layers are made of during the extraction of a learngene."""
+"""Figures in TensorBoard of the weighted sums in the extraction of a learngene."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ _ENTRY, _VERSION = "learngene", 2
 
 
 class MissingLearngene(UserError):
-    """There is no file of that name."""
+    """The file does not exist."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Shards of teachers' embeddings: complete shards only, with a manifest, and a check of what was written."""
+"""Shards of teachers' embeddings: complete shards only, with a manifest, and a check of written samples."""
 
 import json
 import shutil
@@ -36,8 +36,8 @@ class ReinforcementWriter(BasePredictionWriter):
     encodes and writes.
 
     Before anything is written, the predicted size of all shards is compared with the free space, and the settings with
-    those of existing shards. At the end some random samples are read from the shards and embedded again: images are
-    decoded and cropped from what was written.
+    those of existing shards. At the end some random samples are read from the shards and embedded again: their
+    images are decoded and cropped again.
 
     `manifest.json` holds the settings of the shards (teachers, captioner, augmentations, data, software) and, once all
     shards exist, the number of samples, the numbers of rows left out by cause, and the result of the check.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import UserError
-from ..base.preprocessing import recorded_preprocessing, said
+from ..base.preprocessing import described, recorded_preprocessing
 from .folder import arguments_without_weights, rebuild
 from .module import ALBEFModule
 from .official import save_official
@@ -53,7 +53,7 @@ def export(
             )
         save_official(module, target)
         family = "pre-training" if module.mlm else "retrieval"
-        return f"Wrote {target} in the authors' {family} layout; {said(preprocessing)}."
+        return f"Wrote {target} in the authors' {family} layout; {described(preprocessing)}."
     tokenizer, note = tokenizer_of(content)
     module.save_pretrained(target, tokenizer)
-    return f"Wrote {target} {note}; ALBEFModule.from_pretrained({target!r}) reads it; {said(preprocessing)}."
+    return f"Wrote {target} {note}; ALBEFModule.from_pretrained({target!r}) reads it; {described(preprocessing)}."

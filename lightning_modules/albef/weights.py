@@ -103,8 +103,8 @@ def load_trained(module: "ALBEFModule", source: str) -> str:
         return load_state(module, read_folder(path)[1], f"the export {source!r}", queues=False)
     if not path.exists():
         raise UserError(
-            "Expected a checkpoint of the authors or of ours, or the folder of an export, got no file or folder "
-            f"{source!r}: correct model.weights."
+            "Expected a checkpoint of the authors or of this package, or the folder of an export, got no file or "
+            f"folder {source!r}: correct model.weights."
         )
     content = _read_file(path)
     if "state_dict" in content:
@@ -284,6 +284,6 @@ def _tensors(state: Any, source: str) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(
             f"Expected a state dict, or one under 'model' or 'state_dict', in {source!r}, got neither: give a "
-            "checkpoint of the authors or of ours."
+            "checkpoint of the authors or of this package."
         )
     return state

@@ -41,7 +41,7 @@ def preprocessing_of_checkpoint(path: str | Path) -> dict[str, Any] | None:
     return recorded_preprocessing(AtomicCheckpointIO().load_checkpoint(Path(path).expanduser()))
 
 
-def said(record: Mapping[str, Any] | None) -> str:
+def described(record: Mapping[str, Any] | None) -> str:
     """Describe a record as the end of a sentence about a model."""
     if record is None or ("mean" not in record and "transform" not in record):
         return "the preprocessing of its images is unknown"

@@ -10,7 +10,7 @@ from open_clip import CustomTextCLIP
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ...common.files import check_free
-from ..base.preprocessing import recorded_preprocessing, said
+from ..base.preprocessing import described, recorded_preprocessing
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import check_expressible, write_open_clip
 from .models import PRESETS, has_vendor_stem, model_config
@@ -60,7 +60,7 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         export_towers(network, target, layout, size, preprocessing=record)  # type: ignore[arg-type]
     assumed = recorded_preprocessing(content) is None
     unsure = " (by the arguments of its module, since no datamodule of this package has evaluated it)" * assumed
-    return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}; {said(record)}{unsure}."
+    return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}; {described(record)}{unsure}."
 
 
 def save_vendor(model: CustomTextCLIP, path: str | Path) -> None:

@@ -52,7 +52,7 @@ class MobileCLIPModule(Method):
     Args:
         model: name of the student: one of MobileCLIP's or MobileCLIP2's ("MobileCLIP-S0"), or any of open_clip's.
         weights: trained weights of that model to start from, or to evaluate: a file of the vendor or of open_clip, or a
-            checkpoint of ours. Datamodules of this package then prepare images as these weights expect.
+            checkpoint of this class. Datamodules of this package then use the preprocessing of these weights.
         captions: captions to train on: "both", as in the paper, or one kind, for ablations.
         max_tokens: number of tokens of a text (CLIP: 77).
         max_logit_scale: upper bound of the student's logit scale, applied after each optimizer step (CLIP: 100).

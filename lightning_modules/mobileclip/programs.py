@@ -89,7 +89,7 @@ def export_towers(
         "preprocessing": dict(preprocessing or {}),
         "versions": _versions(format),
     }
-    with writing(target):  # names the target if a file stands in place of its folder
+    with writing(target):  # names the target if its folder is a file
         target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as staged:
         staged.mkdir()

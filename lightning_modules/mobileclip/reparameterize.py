@@ -37,7 +37,7 @@ def reparameterize(model: nn.Module, folds: Folds = "all") -> nn.Module:
     A second call returns an equal copy.
 
     Args:
-        model: in eval mode; timm's FastViT (MCi) towers and our text tower are fused, the rest is copied.
+        model: in eval mode; timm's FastViT (MCi) towers and the MCt text tower are fused, the rest is copied.
         folds: "branches" fuses what the vendor's code does; "all" also folds the norms behind convolutions (of the
             feed-forward halves and of a ViT's stem), those before attention, and the scales of residual branches.
 

@@ -1,4 +1,4 @@
-"""The two towers of an image-text model as modules of their own.
+"""The two towers of an image-text model as separate modules.
 
 Shapes: B images or texts, S side of an image in pixels, L tokens of a text, E embedding dimension.
 """

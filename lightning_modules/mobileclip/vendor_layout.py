@@ -1,6 +1,6 @@
 """The vendor's names and shapes of MobileCLIP's weights.
 
-Each of our names has one of the vendor's, but for the bias in the projection of timm's image towers, which is zero.
+Each name of this package has a vendor's name, except the bias in the projection of timm's image towers, which is zero.
 """
 
 import re
@@ -56,7 +56,7 @@ def vendor_name(name: str, vit: bool) -> str | None:
     """Return the vendor's name of a weight, None for the projection's bias.
 
     Args:
-        name: our name, such as `visual.trunk.stem.0.conv_kxk.0.conv.weight`.
+        name: name in this package, such as `visual.trunk.stem.0.conv_kxk.0.conv.weight`.
         vit: whether the image tower is a ViT.
     """
     if name.startswith(_PROJECTION):

@@ -1,4 +1,4 @@
-"""Trained weights of image-text models, read from the vendor's, open_clip's or our own files."""
+"""Trained weights of image-text models, read from files of the vendor, of open_clip or of this package."""
 
 import math
 import struct

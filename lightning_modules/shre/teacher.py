@@ -27,8 +27,8 @@ class TeacherImages:
 
     Args:
         size: image size that the teacher requires, in pixels; None where it takes any.
-        data: normalisation of the data's images; None where the teacher takes them as they are.
-        teacher: normalisation of the teacher's images; None where the teacher takes them as they are.
+        data: normalisation of the data's images; None if the teacher accepts them unchanged.
+        teacher: normalisation of the teacher's images; None if the teacher accepts them unchanged.
     """
 
     def __init__(self, size: int | None, data: Normalisation | None, teacher: Normalisation | None) -> None:
