@@ -126,7 +126,7 @@ def test_refused_exports_are_one_sentence(trained, tmp_path, capsys):
     assert "checkpoint of CLIPModule in" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
     content["hyper_parameters"] = {"depth": 1}
     torch.save(content, tmp_path / "x.ckpt")
-    assert "argument 'depth'" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
+    assert "got 'depth'" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
     torch.save({"model": {}}, tmp_path / "x.ckpt")
     assert "no hyper_parameters beside a state_dict" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
     (tmp_path / "empty").mkdir()

@@ -55,7 +55,7 @@ def test_a_value_error_from_inside_a_library_is_a_defect():
 
 @pytest.mark.parametrize(
     ("way", "beginning"),
-    [("for users", "The list is empty; name another."), ("by this package", "Found "), ("defect", None)],
+    [("for users", "The list is empty; name another."), ("by this package", "Expected a new name"), ("defect", None)],
 )
 def test_a_sentence_from_a_loader_worker_is_shown_and_a_defect_is_not(way: str, beginning: str | None):
     found = sentence(caught(list, DataLoader(Rows(way), num_workers=1)))

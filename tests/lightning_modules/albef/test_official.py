@@ -294,7 +294,7 @@ def test_other_files_are_refused_as_checkpoints(tmp_path, content, sentence):
 def test_missing_weights_are_named(tmp_path):
     with pytest.raises(UserError, match=r"no file or folder '.*gone\.pth'"):
         tiny_albef(weights=str(tmp_path / "gone.pth")).load_initial_weights()
-    with pytest.raises(UserError, match=r"no config\.json and no model\.safetensors in"):
+    with pytest.raises(UserError, match=r"without config\.json and without model\.safetensors"):
         tiny_albef(weights=str(tmp_path)).load_initial_weights()
 
 

@@ -372,4 +372,4 @@ def test_the_log_states_whether_re_ranking_improves_recall(better, caplog):
     assert (reranked > plain) == better
     (said,) = [record.message for record in caplog.records if record.message.startswith("Mean recall")]
     assert said.startswith(f"Mean recall is {plain:.1f} by contrast alone and {reranked:.1f} after re-ranking: ")
-    assert said.endswith("order is the better one." if better else "and model.rerank.k 0 leaves it out.")
+    assert said.endswith("re-ranking improves it." if better else "set model.rerank.k 0 to disable it.")
