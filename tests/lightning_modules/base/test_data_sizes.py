@@ -37,7 +37,7 @@ def refused(module, data, folder, match):
 
 
 @pytest.mark.parametrize("name", OF_ONE_SIZE)
-def test_images_of_another_size_are_refused_or_supported(name, tmp_path):
+def test_images_of_another_size_are_refused(name, tmp_path):
     method = (METHODS | OTHERS)[name]
     outside, options = method.prepare(tmp_path), {"seed": 0, "batch_size": 4, "num_workers": 0}
     module, data = method.build(outside, **options)
