@@ -191,13 +191,13 @@ def _check(part: _Part, run: Callable[[Tensor], Tensor] | None) -> None:
         found = run(batch)
         if expected.dtype == torch.float32:
             error, limit = float((found - expected).abs().max()), _MAX_ERROR * max(1.0, float(expected.abs().max()))
-            good, expected, got = error <= limit, f"a difference of at most {limit:.1e}", f"{error:.1e}"
+            good, bound, value = error <= limit, f"a difference of at most {limit:.1e}", f"{error:.1e}"
         else:
             cosine = float(F.cosine_similarity(found.float(), expected.float()).min())
-            good, expected, got = cosine >= _MIN_COSINE, f"a cosine of at least {_MIN_COSINE}", f"{cosine:.4f}"
+            good, bound, value = cosine >= _MIN_COSINE, f"a cosine of at least {_MIN_COSINE}", f"{cosine:.4f}"
         if not good:
             raise UserError(
-                f"Expected {expected} between the model and the exported {part.name} tower, got {got} on a batch of "
+                f"Expected {bound} between the model and the exported {part.name} tower, got {value} on a batch of "
                 f"{len(batch)}: nothing is written; try another format, or another release of torch."
             )
 
