@@ -67,12 +67,18 @@ def plain_clip(**options):
     return open_clip.CLIP(**PLAIN, **options).eval()
 
 
+@functools.lru_cache(maxsize=2)
+def program(file):
+    """Return the program of a file, which takes a second to read."""
+    return torch.export.load(file)
+
+
 def load(folder):
     """Return a function that runs the files of a folder without this project."""
 
     def read(name, input_name):
         if (folder / f"{name}.pt2").exists():
-            return torch.export.load(folder / f"{name}.pt2").module()
+            return program(folder / f"{name}.pt2").module()
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         session = onnxruntime.InferenceSession(folder / f"{name}.onnx", options)
@@ -85,7 +91,7 @@ def load(folder):
 def operations(file):
     if file.suffix == ".onnx":
         return Counter(node.op_type for node in onnx.load(file).graph.node)
-    graph = torch.export.load(file).graph
+    graph = program(file).graph
     return Counter(str(node.target) for node in graph.nodes if node.op == "call_function")
 
 
