@@ -31,7 +31,7 @@ from .sources.stream import Stream
 from .sources.stream_sets import StreamedEvaluationSet, StreamedTrainingSet
 from .sources.text_files import read_texts
 from .text.captions import usable_caption
-from .text.clip import CLIP, CLIPTextEncoder, CLIPTokenizer
+from .text.clip import CLIP, CLIPTextEncoder, CLIPTokenizer, clip_tokenizer
 from .text.tokenizers import (
     Encoder,
     TextEncoder,
@@ -198,7 +198,7 @@ class PairDataModule(ImageDataModule):
         if self._tokenizer is None:
             tokenizer: PreTrainedTokenizerFast | CLIPTokenizer
             if self._tokenizer_name == CLIP:
-                tokenizer = CLIPTokenizer(self.max_tokens)
+                tokenizer = clip_tokenizer(self.max_tokens)
             elif self._tokenizer_name is not None:
                 tokenizer = open_tokenizer(self._tokenizer_name)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -34,6 +35,12 @@ class CLIPTokenizer(SimpleTokenizer):
         return int(self.vocab_size)
 
 
+@functools.cache
+def clip_tokenizer(max_tokens: int = CLIP_TOKENS) -> CLIPTokenizer:
+    """Return the tokenizer of a context length; reading the vocabulary takes a fifth of a second, once a process."""
+    return CLIPTokenizer(max_tokens)
+
+
 class CLIPTextEncoder:
     """Encode captions as CLIP's token ids, padded to the model's context length.
 
@@ -46,7 +53,7 @@ class CLIPTextEncoder:
     """
 
     def __init__(self, max_tokens: int = CLIP_TOKENS, clean: bool = False, max_words: int = 30) -> None:
-        self.tokenizer = CLIPTokenizer(max_tokens)
+        self.tokenizer = clip_tokenizer(max_tokens)
         self.max_tokens = max_tokens
         self.clean = clean
         self.max_words = max_words
