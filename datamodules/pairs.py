@@ -28,7 +28,7 @@ from .core.sampled import SampledDataModule
 from .core.samples import Reader
 from .core.sampling import evaluation_batches
 from .core.stages import Split, splits_of
-from .text.clip import CLIP, CLIPTextEncoder, CLIPTokenizer
+from .text.clip import CLIP, CLIPTextEncoder, CLIPTokenizer, clip_tokenizer
 from .text.predict_texts import PredictTexts
 from .text.saved_tokenizer import tokenizer_in_checkpoint
 from .text.tokenizers import (
@@ -190,7 +190,7 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         if self._tokenizer is None:
             tokenizer: PreTrainedTokenizerFast | CLIPTokenizer
             if self._tokenizer_name == CLIP:
-                tokenizer = CLIPTokenizer(self.max_tokens)
+                tokenizer = clip_tokenizer(self.max_tokens)
             elif self._tokenizer_name is not None:
                 tokenizer = open_tokenizer(self._tokenizer_name)
             else:
@@ -239,7 +239,7 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         """Return the encoder of captions."""
         tokenizer = self.tokenizer
         if isinstance(tokenizer, CLIPTokenizer):
-            return CLIPTextEncoder(tokenizer, self.clean_captions, self.max_words)
+            return CLIPTextEncoder(self.max_tokens, self.clean_captions, self.max_words)
         return TextEncoder(tokenizer, self.max_tokens, self.clean_captions, self.max_words)
 
     # Loaders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -27,12 +28,17 @@ class CLIPTokenizer(SimpleTokenizer):
 
     def __init__(self, max_tokens: int = CLIP_TOKENS) -> None:
         super().__init__(context_length=max_tokens)
-        self.max_tokens = max_tokens
         self.cls_token_id = self.sot_token_id
         self.sep_token_id = self.eot_token_id
 
     def __len__(self) -> int:
         return int(self.vocab_size)
+
+
+@functools.cache
+def clip_tokenizer(max_tokens: int = CLIP_TOKENS) -> CLIPTokenizer:
+    """Return the tokenizer of a context length; reading the vocabulary takes a fifth of a second, once a process."""
+    return CLIPTokenizer(max_tokens)
 
 
 class CLIPTextEncoder:
@@ -41,14 +47,14 @@ class CLIPTextEncoder:
     MobileCLIP's text towers attend to all positions, padding included, so a shorter sequence has another embedding.
 
     Args:
-        tokenizer: the tokenizer; captions longer than its context length are truncated before the end token.
+        max_tokens: the context length, start and end tokens included; longer captions are truncated before the end.
         clean: whether to apply ALBEF's caption cleaning first; CLIP's own is always applied.
         max_words: number of words that ALBEF's cleaning keeps.
     """
 
-    def __init__(self, tokenizer: CLIPTokenizer, clean: bool = False, max_words: int = 30) -> None:
-        self.tokenizer = tokenizer
-        self.max_tokens = tokenizer.max_tokens
+    def __init__(self, max_tokens: int = CLIP_TOKENS, clean: bool = False, max_words: int = 30) -> None:
+        self.tokenizer = clip_tokenizer(max_tokens)
+        self.max_tokens = max_tokens
         self.clean = clean
         self.max_words = max_words
 

@@ -22,7 +22,7 @@ from vlightning.datamodules import ReinforcedImageTextDataModule
 from vlightning.datamodules.core.faults import BadDataError, BadSample
 from vlightning.datamodules.sources.reinforced_writer import ReinforcedRecord, write_shard
 from vlightning.datamodules.sources.sample_embeddings import Embeddings
-from vlightning.datamodules.text.clip import CLIPTextEncoder, CLIPTokenizer
+from vlightning.datamodules.text.clip import CLIPTextEncoder
 from vlightning.datamodules.transforms.replay import parse_augmentation
 
 COUNT = 12
@@ -454,15 +454,13 @@ def test_evaluation_takes_pairs_in_any_form(tmp_path, files):
     assert batch["image"].shape == (3, 3, 24, 24)
     expected = vision.to_tensor(vision.center_crop(vision.resize(draw_image(0), [24]), [24])) - 0.5
     torch.testing.assert_close(batch["image"][0], expected)
-    assert torch.equal(
-        batch["input_ids"], CLIPTextEncoder(CLIPTokenizer(16))([f"image number {n}" for n in range(3)])["input_ids"]
-    )
+    assert torch.equal(batch["input_ids"], CLIPTextEncoder(16)([f"image number {n}" for n in range(3)])["input_ids"])
     data.setup("test")
     assert sum(len(batch["image"]) for batch in data.test_dataloader()) == COUNT
 
 
 def test_captions_fill_the_context_and_keep_their_end():
-    encoder = CLIPTextEncoder(CLIPTokenizer(8))
+    encoder = CLIPTextEncoder(8)
     found = encoder(["a dog!", "one two three four five six seven eight nine"])
     assert found["input_ids"].shape == (2, 8)
     assert found["input_ids"][0, [0, 4]].tolist() == [49406, 49407]

@@ -1,10 +1,27 @@
 """Weights that are functions of their names, nontrivial BatchNorm statistics, and inputs for MobileCLIP's models."""
 
+import dataclasses
+import functools
 import math
 import zlib
+from unittest import mock
 
+import timm
 import torch
 from torch import nn
+
+from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
+
+
+def build_shallow(name, image_size=None):
+    """Build a preset with one or two blocks a stage of its image tower, and a narrow text tower of one layer."""
+    preset = PRESETS[name]
+    few = {"depth": 2} if preset.image_tower.startswith("vit") else {"layers": (1, 1, 1, 1)}
+    with (
+        mock.patch.object(timm, "create_model", functools.partial(timm.create_model, **few)),
+        mock.patch.dict(PRESETS, {name: dataclasses.replace(preset, width=64, layers=1)}),
+    ):
+        return build_model(name, image_size)
 
 
 def fill(key, shape):

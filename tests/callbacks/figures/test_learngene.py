@@ -10,10 +10,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
 
-from support.clip import LENGTH, SIZE
+from support.clip import LENGTH, SIZE, WORDS, reinforced_batch
 from support.distributed import run_sharded_fit
 from support.mmlg import tiny_extraction
+from support.random_batches import Rows
 from support.tiny_modules import trainer
 from vlightning.callbacks import LearngeneFigures
 from vlightning.callbacks.figures.learngene import draw_coefficients, draw_norms
@@ -24,19 +26,24 @@ from vlightning.datamodules import ShapesDataModule
 NAMES = ["vision", "vision_multimodal", "text", "text_multimodal"]
 
 
-def shapes(steps=4):
-    sizes = {"batch_size": 4, "length": 4 * steps, "eval_length": 4, "image_size": SIZE, "max_tokens": LENGTH}
-    return ShapesDataModule(tokenizer="clip", vocab_size=49408, num_workers=0, seed=0, **sizes)
+FEW = 30  # words
 
 
-def extraction(seed=0):
-    return tiny_extraction(None, seed, learning_rate=0.1)
+def pairs(steps=4):
+    """A batch so many times: a run that is resumed in an epoch sees what the others see."""
+    batch = reinforced_batch(4, dtype=torch.float32, words=FEW)
+    rows = Rows({name: batch[name].repeat(steps, *[1] * (batch[name].dim() - 1)) for name in ("image", "input_ids")})
+    return DataLoader(rows, batch_size=4)
+
+
+def extraction(seed=0, words=FEW):
+    return tiny_extraction(None, seed, learning_rate=0.1, vocab_size=words)
 
 
 def fit(module, *callbacks, folder=None, ckpt_path=None, **options):
     logger = {"logger": TensorBoardLogger(folder, name="", version="")} if folder else {}
     fitted = trainer(*callbacks, limit_val_batches=0, **logger, **options)
-    fitted.fit(module, shapes(), ckpt_path=ckpt_path)
+    fitted.fit(module, pairs(), ckpt_path=ckpt_path)
     return fitted
 
 
@@ -101,7 +108,7 @@ def products(module):
 
 def scrambled():
     """No two blocks and no two coefficients alike, one of them negative."""
-    module = tiny_extraction(None, depth=6)
+    module = tiny_extraction(None, depth=6, vocab_size=FEW)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
@@ -130,7 +137,7 @@ class Kept(Callback):
     def on_train_batch_end(self, trainer, module, *_):
         sharded = hasattr(module.student.logit_scale, "full_tensor")
         terms = vars(module.learngene_terms())
-        whole, state = extraction(), module.state_dict()
+        whole, state = extraction(words=WORDS), module.state_dict()
         whole.load_state_dict({name: getattr(t, "full_tensor", lambda t=t: t)() for name, t in state.items()})
         self.kept.append({"sharded": sharded, "terms": terms, "expected": products(whole)})
 
@@ -139,7 +146,8 @@ class Kept(Callback):
 
 
 def sharded_run():
-    return extraction(), shapes(2)
+    sizes = {"batch_size": 4, "length": 8, "eval_length": 4, "image_size": SIZE, "max_tokens": LENGTH}
+    return extraction(words=WORDS), ShapesDataModule(tokenizer="clip", vocab_size=WORDS, num_workers=0, seed=0, **sizes)
 
 
 def collect(trainer):
@@ -226,7 +234,7 @@ def test_a_missing_logger_is_one_warning(tmp_path):
     with pytest.warns(UserWarning, match="LearngeneFigures draws nothing: the run has no TensorBoardLogger"):
         fit(extraction(), figures)
     with warnings.catch_warnings(record=True) as warned:
-        trainer(figures, logger=CSVLogger(tmp_path), limit_val_batches=0).fit(extraction(), shapes())
+        trainer(figures, logger=CSVLogger(tmp_path), limit_val_batches=0).fit(extraction(), pairs())
     assert not any("LearngeneFigures" in str(one.message) for one in warned)
     with pytest.raises(UserError, match=r"expected a module with a method learngene_terms\(\), got BoringModel"):
         trainer(LearngeneFigures()).fit(BoringModel())
@@ -243,7 +251,7 @@ def test_invalid_arguments_are_named(options):
 def test_another_student_is_a_warning_and_trains(tmp_path, student):
     figures = LearngeneFigures(every_n_steps=1)
     with pytest.warns(UserWarning, match="LearngeneFigures draws nothing: the student has no such sums"):
-        fit(tiny_extraction(None, student=student), figures, folder=tmp_path, max_steps=2)
+        fit(tiny_extraction(None, student=student, vocab_size=FEW), figures, folder=tmp_path, max_steps=2)
     assert figures.history == {}
     events = EventAccumulator(str(tmp_path))
     events.Reload()

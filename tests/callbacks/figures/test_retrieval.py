@@ -91,11 +91,11 @@ def test_tensorboard_has_every_curve_and_both_figures(tmp_path):
 
 def test_training_with_figures_gives_the_weights_and_draws_of_training_without(tmp_path):
     ends = []
-    for number, callbacks in enumerate(([], [RetrievalFigures(), WordMapFigures()])):
+    for number, callbacks in enumerate(([], [RetrievalFigures(queries=1, top=2), WordMapFigures(images=1)])):
         module = _albef(text={"dropout": 0.1})
         torch.manual_seed(3)
         trainer = _trainer(tmp_path / str(number), callbacks, max_epochs=2, val_check_interval=1)
-        trainer.fit(module, Shapes(length=16))
+        trainer.fit(module, Shapes(length=8, batch_size=4))
         assert _steps(tmp_path / str(number), "val/words") == ([1, 2, 3, 4] if callbacks else [])
         ends.append((module.state_dict(), torch.get_rng_state(), module.training, trainer.callback_metrics))
     for name, value in ends[0][0].items():
@@ -270,17 +270,17 @@ def test_the_map_of_the_whole_text_is_over_its_tokens_without_the_padding():
 
 
 def test_the_sanity_check_draws_nothing_and_other_epochs_wait_their_turn(tmp_path):
-    callbacks = [RetrievalFigures(every_n_epochs=2)]
+    callbacks = [RetrievalFigures(queries=2, top=3, every_n_epochs=2)]
     trainer = _trainer(tmp_path, callbacks, max_epochs=5, limit_train_batches=1, num_sanity_val_steps=2)
     data = Shapes()
     trainer.fit(_albef(), data)
     assert _steps(tmp_path, "val/retrieval") == [2, 4]
-    assert len(data.opened) == 2 * 8 * 5
+    assert len(data.opened) == 2 * 2 * 3
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
 def test_validation_alone_is_drawn_in_every_epoch_and_precision(tmp_path, precision):
-    callbacks = [RetrievalFigures(every_n_epochs=3), WordMapFigures(every_n_epochs=3)]
+    callbacks = [RetrievalFigures(queries=1, every_n_epochs=3), WordMapFigures(images=1, every_n_epochs=3)]
     _trainer(tmp_path, callbacks, precision=precision).validate(_albef(), Shapes(), verbose=False)
     assert _steps(tmp_path, "val/retrieval") == _steps(tmp_path, "val/words") == [0]
 
@@ -329,7 +329,7 @@ def test_a_figure_that_cannot_be_drawn_warns_once_and_stops_nothing(tmp_path, ca
 
 def test_a_module_without_word_maps_warns_and_the_other_figure_is_drawn(tmp_path, monkeypatch):
     monkeypatch.delattr("vlightning.lightning_modules.ALBEFModule.word_maps")
-    trainer = _trainer(tmp_path, [WordMapFigures(), RetrievalFigures()])
+    trainer = _trainer(tmp_path, [WordMapFigures(), RetrievalFigures(queries=1)])
     with pytest.warns(UserWarning, match=r"WordMapFigures draws nothing: ALBEFModule has no word_maps\(\)"):
         trainer.validate(_albef(), Shapes(), verbose=False)
     assert _events(tmp_path).Tags()["images"] == ["val/retrieval"]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
-from support.mobileclip import features, random_images, settle, texts
+from support.mobileclip import build_shallow, features, random_images, settle, texts
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip.export import save_open_clip, save_vendor
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
@@ -27,7 +27,7 @@ from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessi
 
 NAME = "MobileCLIP-tiny"
 NATIVE = "ViT-S-32-alt"  # the smallest of open_clip's own
-SMALL, SMALLEST, SMALL_VIT = "MobileCLIP2-S0-small", "MobileCLIP2-tiny", "MobileCLIP-B-small"
+SMALL, SMALLEST = "MobileCLIP2-S0-small", "MobileCLIP2-tiny"
 BATCH = random_images(2, 64), texts(2)
 
 
@@ -54,7 +54,7 @@ def plain(trained):
 @pytest.fixture
 def small(monkeypatch):
     """Image towers of real models with tiny text towers."""
-    for name, like in ((SMALL, "MobileCLIP2-S0"), (SMALLEST, NAME), (SMALL_VIT, "MobileCLIP-B")):
+    for name, like in ((SMALL, "MobileCLIP2-S0"), (SMALLEST, NAME)):
         monkeypatch.setitem(PRESETS, name, dataclasses.replace(PRESETS[like], width=64, layers=1, mixers=False))
 
 
@@ -196,12 +196,11 @@ def test_other_files_are_refused_in_a_sentence(tmp_path):
         load_weights(model, NAME, tmp_path / "file.pt")
 
 
-@pytest.mark.usefixtures("small")
 def test_positions_of_a_vit_are_resampled_for_images_of_another_size(tmp_path):
-    model = settle(build_model(SMALL_VIT))
+    model = settle(build_shallow("MobileCLIP-B"))
     save_vendor(model, tmp_path / "b.pt")
-    small = build_model(SMALL_VIT, 160).eval()
-    said = load_weights(small, SMALL_VIT, tmp_path / "b.pt")
+    small = build_shallow("MobileCLIP-B", 160).eval()
+    said = load_weights(small, "MobileCLIP-B", tmp_path / "b.pt")
     assert "with positions resampled from 14x14 to 10x10" in said
     name = "visual.trunk.pos_embed"
     state, ours = model.state_dict(), small.state_dict()
