@@ -1,5 +1,6 @@
 """Read trained classifiers from files: public checkpoints of the CRD benchmark, and those of this package."""
 
+import functools
 import pickle
 import re
 import struct
@@ -179,11 +180,13 @@ def _cifar_name(state: Mapping[str, Tensor]) -> str | None:
     if head is None:
         return None
     shapes = _shapes(state)
+    return next((name for name in CIFAR_NETWORKS if _cifar_shapes(name, len(state[head])) == shapes), None)
+
+
+@functools.cache
+def _cifar_shapes(name: str, classes: int) -> dict[str, torch.Size]:
     with torch.device("meta"):  # needs neither memory nor random numbers
-        for name, build in CIFAR_NETWORKS.items():
-            if _shapes(build(len(state[head])).state_dict()) == shapes:
-                return name
-    return None
+        return _shapes(CIFAR_NETWORKS[name](classes).state_dict())
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:

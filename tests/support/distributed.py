@@ -9,6 +9,7 @@ The processes are forked from a server that has torch and lightning imported, so
 after the first. Their current folder, environment and test helpers are those of the caller.
 """
 
+import functools
 import importlib.util
 import io
 import multiprocessing
@@ -267,6 +268,7 @@ class _TestFileFinder:
         return importlib.util.spec_from_file_location(name, file)
 
 
+@functools.cache
 def _is_test_file(file: str | None) -> bool:
     return file is not None and Path(__file__).resolve().parents[1] in Path(file).resolve().parents
 

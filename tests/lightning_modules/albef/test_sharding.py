@@ -20,7 +20,7 @@ from vlightning.callbacks import AtomicCheckpointIO, consolidate_checkpoint
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import ALBEFModule
 
-STEPS = 20
+STEPS = 8
 
 
 def trajectory(dtype, changes, options):
@@ -63,7 +63,7 @@ def trajectory(dtype, changes, options):
         ),
     ],
 )
-def test_twenty_steps_are_those_of_ddp(dtype, changes, options):
+def test_eight_steps_are_those_of_ddp(dtype, changes, options):
     start = tiny_albef(changes=changes, text={"dropout": 0.0}).state_dict()
     ranks = run_distributed(trajectory, dtype, changes, options)
     for (plain, sharded), *_ in ranks:
