@@ -33,8 +33,9 @@ class RunReport(Callback):
             print_checkpoints(trainer, pl_module)
 
     def _warn_of_random_weights(self, trainer: Trainer, module: LightningModule) -> None:
-        if trainer.state.fn != "fit" and trainer.ckpt_path is None:
-            warn_of_random_weights(trainer.state.fn.value, module)
+        subcommand = trainer.state.fn
+        if subcommand is not None and subcommand != "fit" and trainer.ckpt_path is None:
+            warn_of_random_weights(subcommand.value, module)
 
 
 def print_checkpoints(trainer: Trainer, module: LightningModule) -> None:

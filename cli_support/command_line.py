@@ -13,7 +13,7 @@ import yaml
 from ..common.configs import find_config, read_config
 from ..common.errors import UserError
 from ..common.names import did_you_mean
-from ..common.typed import Source, Typed
+from ..common.typed_values import Source, Typed
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 # Options that take no value in the next word.

@@ -6,7 +6,7 @@ from jsonargparse import Namespace
 
 from ..callbacks.checkpoints.saved_run import SavedRun
 from ..common.errors import UserError
-from ..common.typed import Typed, at
+from ..common.typed_values import Typed, at
 
 LINKED = (
     *("vocab_size", "max_tokens", "language_model", "num_classes"),

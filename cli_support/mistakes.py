@@ -17,7 +17,7 @@ from ..common.class_arguments import CLASS_KEYS, class_bases, find_class, parame
 from ..common.errors import UserError
 from ..common.names import did_you_mean
 from ..common.private_api import constructor_parameters, option_type, parser_actions
-from ..common.typed import Source, Typed, at
+from ..common.typed_values import Source, Typed, at
 
 _CLASSES = ("model", "data")
 

@@ -16,7 +16,7 @@ from ..common.errors import UserError
 from ..common.messages import say
 from ..common.names import did_you_mean
 from ..common.slurm_job import NOTE, is_requeued, make_numbered, next_free, requeued_folder
-from ..common.typed import Typed
+from ..common.typed_values import Typed
 
 # Tell the processes that Lightning's DDP launcher starts which folder, and which checkpoint, the first one has chosen.
 RUN_DIR_VARIABLE = "VLIGHTNING_RUN_DIR"

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from .typed import Typed
+from .typed_values import Typed
 
 # File in the folder of a SLURM job that names the command of the job to which the folder belongs.
 NOTE = ".slurm.json"

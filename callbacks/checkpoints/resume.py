@@ -13,7 +13,7 @@ from ...common.class_arguments import subclasses
 from ...common.errors import UserError
 from ...common.messages import say, warn
 from ...common.named_code import ForeignCode, TypedNames, check_described, imported
-from ...common.typed import Source, Typed, at, leaves, plain
+from ...common.typed_values import Source, Typed, at, leaves, plain
 from .run_config import LENGTHS
 from .saved_run import SavedRun
 
