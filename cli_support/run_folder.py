@@ -143,8 +143,9 @@ def find_checkpoint(typed: Typed) -> Path | None:
         path, best = _newest_run(typed), name == "best"
     elif not path.exists():
         folder = next(parent for parent in path.parents if parent.is_dir())
-        near = folder.glob("*.ckpt") if str(folder) in (".", "/") else folder.rglob("*.ckpt")
-        raise UserError(f"The checkpoint {name!r} does not exist; {did_you_mean(name, map(str, near))}")
+        near = [str(each) for each in folder.glob("*.ckpt" if str(folder) in (".", "/") else "**/*.ckpt")]
+        hint = did_you_mean(name, near) if near else f"there is no .ckpt file under {str(folder)!r}."
+        raise UserError(f"The checkpoint {name!r} does not exist; {hint}")
     if (path / "checkpoints").is_dir():
         path = checkpoint_of(path, best)
     os.environ[CHECKPOINT_VARIABLE] = str(path)
