@@ -16,10 +16,8 @@ from ..common.names import did_you_mean
 from ..common.typed_values import Source, Typed
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
-# Options that take no value in the next word.
-FLAGS = ("--help", "-h", "--version", "--print_config")
-# Options whose value may be a YAML file.
-SECTIONS = ("--model", "--data", "--trainer")
+FLAGS = ("--help", "-h", "--version", "--print_config")  # take no value from the next word
+SECTIONS = ("--model", "--data", "--trainer")  # their value may be a YAML file
 
 
 def read_command_line(words: Sequence[str]) -> Typed:
