@@ -46,12 +46,13 @@ def replacing(target: str | Path, keep_existing: bool = False) -> Iterator[Path]
         keep_existing: If another process has made the target in the meantime, keep that one and drop this one.
 
     Raises:
-        WriteError: If it cannot be written.
+        WriteError: If it cannot be written, or a file stands where its folder should be.
     """
     target = Path(target)
     staged = unfinished_beside(target)
+    with writing(target):
+        _make_folder(target.parent)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(target.parent)
         yield staged
         sync(staged)
@@ -180,6 +181,16 @@ def sync(path: Path) -> None:
     for part in (path, *path.rglob("*")) if path.is_dir() else (path,):
         if not part.is_symlink():
             _sync_path(part)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next((part for part in (folder, *folder.parents) if part.is_file()), folder)
+        raised = WriteError(f"Expected the folder {folder}, got the file {file}: move the file or give another path.")
+        raised.errno = error.errno
+        raise raised from error
 
 
 def _write_error(target: Path, error: Exception) -> WriteError:

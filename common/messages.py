@@ -3,8 +3,10 @@
 import functools
 import logging
 import os
+import re
 import sys
 import warnings
+from collections.abc import Mapping
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -39,6 +41,18 @@ def say(line: str) -> None:
     """Print one line about the run, once for all processes."""
     if getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("LOCAL_RANK", "0") == "0":
         sys.stdout.write(f"{line}\n")
+
+
+def table(values: Mapping[str, float]) -> str:
+    """Return names and values in two columns, in the order of the names with numbers counted: r1, r5, r10."""
+    width = max(map(len, values), default=0)
+    names = sorted(values, key=lambda name: [(int(n or -1), text) for n, text in re.findall(r"(\d+)|(\D+)", name)])
+    return "".join(f"{name:<{width}}  {_readable(values[name]):>8}\n" for name in names)
+
+
+def _readable(value: float) -> str:
+    """Return four significant digits, and never fewer than those of a whole number."""
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def silence_noise() -> None:

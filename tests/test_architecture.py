@@ -40,7 +40,13 @@ def room_of(parts):
         return "command line"
     if parts[0] == "lightning_modules":
         inner = parts[1].removesuffix(".py") if len(parts) > 1 else "__init__"
-        return f"lightning_modules/{inner}" if inner in METHODS else "root" if inner == "__init__" else "shared"
+        return (
+            f"lightning_modules/{inner}"
+            if inner in METHODS
+            else "root"
+            if inner in ("__init__", "exports")
+            else "shared"
+        )
     return parts[0]
 
 

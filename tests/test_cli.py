@@ -13,7 +13,7 @@ from lightning_utilities.core.imports import RequirementCache
 
 from support.albef import tiny_albef
 from support.command_line import run, tiny_config
-from vlightning.cli_support.results import warn_of_random_weights
+from vlightning.callbacks.run_report import warn_of_random_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN_CLASSIFIER = ("--config", "configs/cocord/vanilla.yaml", "--data", "ShapeClassesDataModule")

@@ -19,7 +19,6 @@ from support.cocord import OFF
 from support.command_line import run
 from support.mmlg import tiny_extraction
 from vlightning.callbacks.learngene.file import load_learngene
-from vlightning.cli_support.export import export
 from vlightning.common.errors import UserError
 from vlightning.datamodules import (
     CLIPEvalTransform,
@@ -30,6 +29,7 @@ from vlightning.datamodules import (
     ShapesDataModule,
 )
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
+from vlightning.lightning_modules.exports import export
 from vlightning.lightning_modules.mmlg.towers import load_image_tower
 from vlightning.lightning_modules.mobileclip.export import save_vendor
 from vlightning.lightning_modules.mobileclip.models import build_model

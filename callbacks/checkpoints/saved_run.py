@@ -13,15 +13,8 @@ from lightning.pytorch import LightningDataModule
 from ...common.class_arguments import subclasses
 from ...common.errors import UserError
 from ...common.named_code import INSTANTIATORS
-from .run_config import RUN_KEY
+from .run_config import RUN_KEY, SHAPING
 from .sharded_checkpoint import METADATA
-
-# Settings of the Trainer that shape the result, apart from the hardware.
-LENGTHS = ("max_epochs", "max_steps")
-SHAPING = (
-    *(*LENGTHS, "min_epochs", "min_steps", "max_time", "precision"),
-    *("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
-)
 
 
 @dataclass
@@ -41,6 +34,23 @@ class SavedRun:
     seed: int | None = None
     trainer: dict[str, Any] = field(default_factory=dict)
     name: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run that wrote the checkpoint, if the checkpoint is still where it was written."""
+        path = self.path.absolute()
+        return _shown(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
+
+    @property
+    def save_dir(self) -> Path | None:
+        """Folder of all runs that the checkpoint lies in, if it is still where it was written."""
+        parts, name = self.folder.absolute().parent.parts, Path(self.name or "").parts
+        return _shown(Path(*parts[: -len(name)])) if name and parts[-len(name) :] == name else None
+
+
+def _shown(path: Path) -> Path:
+    """Return a path as a user would write it: relative if it is below the working folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def read_saved_run(path: Path) -> SavedRun:
@@ -94,29 +104,6 @@ def read_saved_run(path: Path) -> SavedRun:
         if class_path:
             saved.hyper_parameters[section] = {"class_path": class_path, "init_args": values}
     return saved
-
-
-def best_beside(checkpoint: Path) -> Path | None:
-    """Return the best checkpoint that a run knew when it wrote this one, if it is still in the same folder.
-
-    Args:
-        checkpoint: A whole checkpoint, a file or a folder.
-    """
-    for name, state in (_mapped(checkpoint).get("callbacks") or {}).items():
-        best = state.get("best_model_path") if isinstance(state, Mapping) else None
-        if str(name).startswith("BestCheckpoint") and isinstance(best, str) and best:
-            path = checkpoint.with_name(Path(best).name)
-            return path if path.exists() else None
-    return None
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the number of optimizer steps before a checkpoint."""
-    return int(_mapped(checkpoint)["global_step"])
-
-
-def _mapped(checkpoint: Path) -> Any:
-    return torch.load(_metadata(checkpoint), map_location="cpu", weights_only=True, mmap=True)
 
 
 def _metadata(checkpoint: Path) -> Path:

@@ -12,7 +12,7 @@ from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy, StrategyRegistry
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.files import WriteError, clear_leftovers, remove, swap_in, unfinished_beside, writing
+from ...common.names import did_you_mean
 from ..checkpoints.checkpoint_io import AtomicCheckpointIO, reading, write_file
 from ..checkpoints.sharded_checkpoint import (
     METADATA,
@@ -284,3 +285,20 @@ class ShardedStrategy(ModelParallelStrategy):
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         ParallelStrategy.load_optimizer_state_dict(self, checkpoint)
+
+
+def check_strategy(strategy: Any) -> None:
+    """Check the Trainer's `strategy` argument, a name or a class with its arguments.
+
+    Raises:
+        UserError: For FSDP1, which runs on CUDA only and wraps the module as a whole, and for an unknown name.
+    """
+    name = str(strategy.get("class_path", "") if hasattr(strategy, "get") else strategy)
+    if name.rpartition(".")[2].lower().startswith("fsdp"):
+        raise UserError(
+            "trainer.strategy is FSDP1 (FSDPStrategy), which this project does not support: it needs CUDA and wraps "
+            "the module as a whole; use FSDP2 with --config configs/strategy/fsdp.yaml (ModelParallelStrategy)."
+        )
+    known = ["auto", *StrategyRegistry.available_strategies()]
+    if isinstance(strategy, str) and strategy not in known:
+        raise UserError(f"There is no strategy {strategy!r}; {did_you_mean(strategy, known)}")

@@ -25,6 +25,7 @@ from ..base.method import Method
 from ..base.settings import settings
 from ..base.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
+from ..evaluation.protocol import Batch
 from ..networks.cifar import Classifier
 from ..networks.classifier_files import load_classifier_file
 from ..networks.classifiers import build_classifier, freeze_classifier
@@ -32,7 +33,7 @@ from ..networks.frozen_classifier import load_frozen
 from ..networks.precision import at_least_float32, unit
 from ..optim.schedules import Milestones
 from ..optim.sgd import sgd
-from .checks import check_losses, check_views, teacher_name
+from .checks import check_views, loss_weights, teacher_name
 from .losses import dictionary_loss, distillation_loss, prediction_loss, same_class_share
 from .network import Predictor, ProjectionHead, channels_last, each_view, frozen_copy
 from .settings import (
@@ -45,9 +46,7 @@ from .settings import (
     TeacherSettings,
     default_learning_rate,
 )
-from .targets import TargetEncoders
-
-Batch = dict[str, Tensor]
+from .targets import TargetEncoders, needs_of
 
 
 class CoCoRDModule(Method):
@@ -104,13 +103,8 @@ class CoCoRDModule(Method):
         self.save_settings()
         self.num_classes, self.weights = num_classes, weights
         self.learning_rate = optim.learning_rate or default_learning_rate(student)
-        self.loss_weights = {"class": class_weight, "kd": kd.weight}
-        self.loss_weights |= {"contrast": contrast.weight, "prediction": prediction.weight}
-        check_losses(self.loss_weights)
-        contrasts, predicts = contrast.weight > 0, prediction.weight > 0
-        self.student_views = ["image", *["image_slow"] * (predicts and prediction.symmetric)]
-        self.views = ["image", *["image_slow"] * predicts, *["image_teacher"] * contrasts]
-        encoders = {*[contrast.encoder] * contrasts, *[prediction.encoder] * predicts}
+        self.loss_weights = loss_weights(class_weight, kd, contrast, prediction)
+        self.views, self.student_views, encoders = needs_of(contrast, prediction)
 
         # Student g_s and teacher g_t
         self.student = build_classifier(student, num_classes)
@@ -122,7 +116,7 @@ class CoCoRDModule(Method):
         # Head f_s and predictor h_s; slow-moving student and head; the teacher's head f_t
         width, sizes = self.student.feature_dim, (heads.hidden, heads.embed_dim)
         self.student_head = ProjectionHead(width, *sizes) if encoders else None
-        self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if predicts else None
+        self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if prediction.weight else None
         slow = "slow_student" in encoders
         self.slow_student = frozen_copy(self.student) if slow else None
         self.slow_head = frozen_copy(self.student_head) if slow else None
@@ -133,8 +127,10 @@ class CoCoRDModule(Method):
             self.teacher_head_moves = teacher_width == width  # f_t is then the moving average of f_s
             head = self.student_head if self.teacher_head_moves else ProjectionHead(teacher_width, *sizes)
             self.teacher_head = frozen_copy(head)
-        start = contrast.queue_start == "random"
-        self.dictionary = FeatureQueue(contrast.queue_size, heads.embed_dim, True, start) if contrasts else None
+        self.dictionary: FeatureQueue | None = None
+        if contrast.weight:
+            random_start = contrast.queue_start == "random"
+            self.dictionary = FeatureQueue(contrast.queue_size, heads.embed_dim, ids=True, random_start=random_start)
         self.evaluation = ClassificationEvaluation()
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
@@ -196,8 +192,12 @@ class CoCoRDModule(Method):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that the method needs and the user did not give."""
-        needed: list[Callback] = [EMACallback()] * bool(self.momentum_pairs()) + [QueueCallback()] * bool(self.queues())
-        return missing_callbacks(callbacks_of(self), StepSeedCallback(), ClassPredictionWriter(), *needed)
+        own: list[Callback] = [StepSeedCallback(), ClassPredictionWriter()]
+        if self.momentum_pairs():
+            own.append(EMACallback())
+        if self.queues():
+            own.append(QueueCallback())
+        return missing_callbacks(callbacks_of(self), *own)
 
     def sharded_networks(self) -> list[Classifier]:
         """Return student, slow student and teacher."""

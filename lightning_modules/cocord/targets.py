@@ -12,9 +12,31 @@ from torch import Tensor
 
 from ..networks.cifar import Classifier
 from .network import ProjectionHead, each_view
-from .settings import Encoder
+from .settings import ContrastSettings, Encoder, PredictionSettings
 
 _OTHER_VIEW = {"image": "image_slow", "image_slow": "image"}
+
+
+class Needs(NamedTuple):
+    """What the contrastive and the predictive loss need, where they have a weight."""
+
+    views: list[str]  # of each image in a training batch
+    student_views: list[str]  # those that the student encodes
+    encoders: set[Encoder]  # without gradient
+
+
+def needs_of(contrast: ContrastSettings, prediction: PredictionSettings) -> Needs:
+    """Return what the losses need; the student's first view is needed in any case."""
+    needs = Needs(["image"], ["image"], set())
+    if prediction.weight:
+        needs.views.append("image_slow")
+        needs.encoders.add(prediction.encoder)
+        if prediction.symmetric:
+            needs.student_views.append("image_slow")
+    if contrast.weight:
+        needs.views.append("image_teacher")
+        needs.encoders.add(contrast.encoder)
+    return needs
 
 
 class Targets(NamedTuple):
@@ -69,10 +91,13 @@ class TargetEncoders:
 
     def _teacher_features(self, batch: Mapping[str, Tensor], others: Sequence[str]) -> dict[str, Tensor]:
         """Compute the teacher's features [B, D] of all views needed, in one pass: in eval mode rows are independent."""
-        views = ["image"] * self.logits
-        views += ["image_teacher"] * (self.key == "teacher")
-        views += others if self.cognate == "teacher" else []
-        views = list(dict.fromkeys(views))
+        views: list[str] = []
+        if self.logits:
+            views.append("image")
+        if self.key == "teacher":
+            views.append("image_teacher")
+        if self.cognate == "teacher":
+            views += [view for view in others if view not in views]
         if self.teacher is None or not views:
             return {}
         features = self.teacher.forward_features(torch.cat([batch[view] for view in views]))

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from vlightning.cli_support.command_line import UsageError
-from vlightning.cli_support.errors import readable_errors, sentence
+from vlightning.cli_support.errors import UsageError, readable_errors, sentence
 from vlightning.common.errors import UserError
 from vlightning.common.files import check_free
 

@@ -15,6 +15,7 @@ from vlightning.callbacks import AtomicCheckpointIO, divide_checkpoint_file
 from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole
 from vlightning.common import files
 from vlightning.common.files import (
+    WriteError,
     clear_leftovers,
     original_path,
     replaced_beside,
@@ -183,6 +184,21 @@ def test_replacing_writes_files_and_folders_or_nothing(tmp_path):
             staged.mkdir()
     assert (file.read_text(), names(folder)) == ("two", ["two"])
     assert names(tmp_path / "new") == ["file", "folder"]
+
+
+@pytest.mark.parametrize("target", ["taken/new", "taken/folder/new"])
+def test_a_file_where_the_folder_should_be_is_named(tmp_path, target):
+    (tmp_path / "taken").write_text("content")
+    with (
+        pytest.raises(
+            WriteError,
+            match=rf"^Expected the folder {(tmp_path / target).parent}, got the file {tmp_path}/taken: move the file",
+        ),
+        replacing(tmp_path / target),
+    ):
+        pytest.fail("nothing can be written")
+    assert (tmp_path / "taken").read_text() == "content"
+    assert names(tmp_path) == ["taken"]
 
 
 def test_concurrent_swaps_of_one_folder_keep_the_later_one(folder, monkeypatch):

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from support.command_line import run, tiny_config
+from vlightning.callbacks.checkpoints.resume import merge
 from vlightning.callbacks.checkpoints.saved_run import read_saved_run
 from vlightning.cli_support.command_line import read_command_line
-from vlightning.cli_support.resume import merge
 from vlightning.common.errors import UserError
 from vlightning.common.named_code import ForeignCode, TypedNames, check_arguments
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
@@ -52,12 +52,12 @@ GADGETS = {
     "re-export of this package": (
         "data",
         "eval_transform",
-        call("vlightning.cli_support.export.Path"),
-        "vlightning.cli_support.export.Path",
+        call("vlightning.cli_support.commands.Path"),
+        "vlightning.cli_support.commands.Path",
     ),
     "function of this package": (
-        *("data", "eval_transform", call("vlightning.cli_support.export.export", checkpoint="a", target="ran")),
-        "vlightning.cli_support.export.export",
+        *("data", "eval_transform", call("vlightning.lightning_modules.exports.export", checkpoint="a", target="ran")),
+        "vlightning.lightning_modules.exports.export",
     ),
     "a similar prefix": (
         "data",

@@ -636,7 +636,7 @@ model:
     text: {width: 16, heads: 2, ffn_width: 32, depth: 1}
     contrast: {embed_dim: 8, queue_size: 16}
 data: {init_args: {image_size: 16, batch_size: 8, num_workers: 0, length: 16, eval_length: 8}}
-trainer: {max_epochs: 2, enable_progress_bar: false, enable_model_summary: false, logger: {init_args: {name: small}}}
+trainer: {max_epochs: 1, enable_progress_bar: false, enable_model_summary: false, logger: {init_args: {name: small}}}
 """
 QUICKSTART = str(Path(__file__).parents[3] / "configs/albef/quickstart.yaml")
 

@@ -206,7 +206,7 @@ def test_a_damaged_shard_is_named(pairs, tmp_path):
     damaged = tmp_path / "out" / "00000001.tar"
     size = damaged.stat().st_size
     damaged.write_bytes(b"x" * size)
-    with pytest.raises(RuntimeError, match=r"a readable tar file, got .*00000001\.tar'.*remove the shard"):
+    with pytest.raises(UserError, match=r"a readable tar file, got .*00000001\.tar'.*remove the shard"):
         predict(pairs, tmp_path / "out", writer=ReinforcementWriter(ROWS))
 
 

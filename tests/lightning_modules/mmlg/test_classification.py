@@ -254,9 +254,10 @@ def words(section, **options):
 
 def test_the_classifier_learns_the_built_in_images_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data = {"length": 80, "eval_length": 80, "batch_size": 20, "image_size": 32, "augment": False}
-    model = {**SMALL, "num_classes": CLASSES, "width": 48, "learning_rate": 3e-3, "warmup_steps": 10}
+    data = {"length": 40, "eval_length": 40, "batch_size": 20, "image_size": SIZE, "augment": False}
+    model = {**SMALL, "num_classes": CLASSES, "width": 48, "depth": 2, "learning_rate": 5e-3, "warmup_steps": 5}
     rates = ["--trainer.max_epochs", "60", "--trainer.accelerator", "cpu", "--trainer.check_val_every_n_epoch", "60"]
+    rates += ["--trainer.log_every_n_steps", "1"]
     ran = run(
         "fit",
         *("--model", "VisionClassifierModule", *command_line(VisionClassifierModule, model)),

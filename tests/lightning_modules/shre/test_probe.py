@@ -443,11 +443,11 @@ def test_two_processes_train_as_one_process(tmp_path, run_fit, linear_probe):
 def test_fine_tuning_learns_the_built_in_images():
     module = tiny_probe(
         linear_probe=False,
-        vision={"width": 48},
-        optim={"learning_rate": 3e-3},
+        vision={"width": 48, "depth": 2},
+        optim={"learning_rate": 1e-2},
         **merged(PLAIN, {"mix": {"label_smoothing": 0.0}}),
     )
-    fitted = fit(module, max_epochs=60, data=shape_classes(augment=False))
+    fitted = fit(module, max_epochs=25, data=shape_classes(augment=False, length=16))
     assert fitted.callback_metrics["train/loss"] < 0.3 < math.log(CLASSES)
 
 
