@@ -349,16 +349,10 @@ def test_a_scale_stays_in_its_bounds(tmp_path):
         assert -1e-6 <= float(scale) <= math.log(20.0) + 1e-6
 
 
-@pytest.mark.parametrize(
-    ("shared", "pairs", "width", "steps", "rate", "warmup"),
-    [
-        pytest.param("mlp", 64, 64, 600, 2e-3, 50, marks=pytest.mark.slow),
-        ("transformer", 16, 32, 150, 4e-3, 10),
-    ],
-)
-def test_pairs_are_overfitted(tmp_path, shared, pairs, width, steps, rate, warmup):
+@pytest.mark.parametrize(("shared", "pairs"), [("mlp", 8), ("transformer", 16)])
+def test_pairs_are_overfitted(tmp_path, shared, pairs):
     """Every contrast picks the pair, and both posteriors come near to the teacher's."""
-    module = tiny_shre(vision={"width": width, "heads": 4}, shared=shared, **write_teacher(tmp_path, 40))
+    module = tiny_shre(vision={"width": 32, "heads": 4}, shared=shared, **write_teacher(tmp_path, 40))
     module.setup("fit")
     with torch.no_grad():  # a random network is sure of nothing
         module.teacher.network.fc.weight.mul_(20)
@@ -366,15 +360,15 @@ def test_pairs_are_overfitted(tmp_path, shared, pairs, width, steps, rate, warmu
     logged = {}
     module.log_dict = lambda values, **_: logged.update(values)
     batch = random_batch(pairs, dtype=torch.float32)
-    batch["input_ids"][:, 1:3] = torch.cartesian_prod(torch.arange(104, 112), torch.arange(104, 112))[:pairs]
+    batch["input_ids"][:, 1:3] = torch.cartesian_prod(torch.arange(104, 108), torch.arange(104, 108))[:pairs]
     batch["attention_mask"][:, :3] = 1
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=4e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1, (step + 1) / warmup) * max(0.1, 1 - step / steps)
+        optimizer, lambda step: min(1, (step + 1) / 10) * max(0.1, 1 - step / 150)
     )
     starts = None
-    for _ in range(steps):
+    for _ in range(150):
         optimizer.zero_grad()
         module.training_step(batch, 0).backward()
         starts = starts or {name: float(logged[f"train/kl_{name}"]) for name in ("image", "text")}
