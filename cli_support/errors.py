@@ -1,8 +1,9 @@
 """What the user sees when a run stops: one sentence for a mistake that has one, the traceback for everything else.
 
-The rule: a `UserError` and Lightning's `MisconfigurationException` are for the user wherever they are raised. So is a
-`ValueError`, `FileNotFoundError` or `FileExistsError` whose last frame is in this package or in Lightning. Errors of
-torch that users meet get the sentences of `common/library_errors.py`. All other exceptions are defects.
+The rule: a `UserError` and Lightning's `MisconfigurationException` are for the user wherever they are raised, and so is
+a `ValueError`, `FileNotFoundError` or `FileExistsError` that Lightning raises, or `metrics/`, which imports nothing of
+this package. Errors of torch that users meet get the sentences of `common/library_errors.py`. All other exceptions are
+defects.
 """
 
 import contextlib
@@ -19,9 +20,6 @@ from ..callbacks.distributed.collectives import is_first_to
 from ..common.configs import PACKAGE_ROOT
 from ..common.errors import UserError
 from ..common.library_errors import mismatch, missing_package, out_of_memory
-
-_FOR_USERS = (ValueError, FileNotFoundError, FileExistsError)
-_OWN_FOLDERS = ("callbacks", "cli_support", "common", "datamodules", "lightning_modules", "metrics")
 
 
 class UsageError(UserError):
@@ -61,7 +59,8 @@ def readable_errors(debug: bool = False) -> Iterator[None]:
 def sentence(error: Exception) -> str | None:
     """Return the sentence for an exception that is meant for the user, or None for a defect."""
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, ModuleNotFoundError) and files and _is_ours(files[-1]):
+    lightnings = bool(files) and "lightning" in files[-1].parts
+    if isinstance(error, ModuleNotFoundError) and files and (lightnings or files[-1].is_relative_to(PACKAGE_ROOT)):
         return missing_package(error)
     if found := out_of_memory(error, files) or mismatch(error):
         return found
@@ -71,10 +70,6 @@ def sentence(error: Exception) -> str | None:
         text = re.split(r"\n[\w.]+: ", text)[-1]
     if files and "jsonargparse" in files[-1].parts and isinstance(error.__cause__, Exception):
         return sentence(error.__cause__)  # a constructor's error, wrapped: the model may also be left out
-    ours = isinstance(error, _FOR_USERS) and files and _is_ours(files[-1])
-    return " ".join(text.split()) if ours or isinstance(error, (UserError, MisconfigurationException)) else None
-
-
-def _is_ours(file: Path) -> bool:
-    """Return whether a file belongs to this package or to Lightning."""
-    return "lightning" in file.parts or any(file.is_relative_to(PACKAGE_ROOT / folder) for folder in _OWN_FOLDERS)
+    metrics = bool(files) and files[-1].is_relative_to(PACKAGE_ROOT / "metrics")
+    kinds = (ValueError, FileNotFoundError, FileExistsError) if lightnings or metrics else ()
+    return " ".join(text.split()) if isinstance(error, (UserError, MisconfigurationException, *kinds)) else None
