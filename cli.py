@@ -38,13 +38,21 @@ DESCRIPTION = (
 class VLightningCLI(LightningCLI):
     """LightningCLI with readable errors, a folder for each run, and a command line that wins on resume."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *classes: Any, args: ArgsType = None, **kwargs: Any) -> None:
+        self.words = sys.argv[1:] if args is None else list(args)
         with contextlib.ExitStack() as self.on_exit:
-            super().__init__(*args, **kwargs)
+            super().__init__(*classes, args=args, **kwargs)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Take no abbreviated options, and raise where Lightning would print the usage and exit."""
         return super().init_parser(**{"allow_abbrev": False, "exit_on_error": False, **kwargs})
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """Leave the parsers of subcommands that are not typed empty: each takes as long as the parsing itself."""
+        if self.words and self.words[0] in {*self.subcommands()} - {subcommand}:
+            self._subcommand_method_arguments[subcommand] = []
+            return self.init_parser(**kwargs)
+        return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the two default checkpoints as sections of their own."""
@@ -54,7 +62,7 @@ class VLightningCLI(LightningCLI):
     @usage_errors()
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse what was typed, with the checkpoint's hyper-parameters, if any, as the first config file."""
-        self.typed = typed = read_command_line(sys.argv[1:] if args is None else list(args))
+        self.typed = typed = read_command_line(self.words)
         subparser = self._subcommand_parsers.get(str(typed.subcommand), parser)
         mistakes.check_help(typed, subparser)
         path = run_folder.find_checkpoint(typed)
