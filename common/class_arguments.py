@@ -1,4 +1,4 @@
-"""Which arguments a class takes, and which classes the type of an argument names."""
+"""Arguments of classes, and classes that an argument's type allows."""
 
 import collections.abc
 import inspect
@@ -14,7 +14,7 @@ from .names import did_you_mean
 from .private_api import constructor_parameters
 
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
-# Types whose values are written as they are.
+# Types with literal values.
 PLAIN = (str, int, float, bool, bytes, list, tuple, dict, set, type(None), object)
 _IN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
@@ -124,7 +124,7 @@ def find_class(name: str, bases: tuple[type, ...]) -> type | str:
         return f"the module {module!r} cannot be imported."
     if not isinstance(found, type):
         return did_you_mean(last, subclass_names(bases))
-    return found if issubclass(found, bases) else f"it is no {' or '.join(base.__name__ for base in bases)}."
+    return found if issubclass(found, bases) else f"it is not a {' or '.join(base.__name__ for base in bases)}."
 
 
 def written_as(hint: Any, value: Any, is_class: bool) -> str:

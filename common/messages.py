@@ -1,4 +1,4 @@
-"""Lines of a run for the user, printed once for all its processes, without the noise of other packages."""
+"""Messages to the user, printed once for all processes, and filters for messages of other packages."""
 
 import functools
 import logging
@@ -10,21 +10,21 @@ from collections.abc import Mapping
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-# Messages of other packages that no user can act on.
+# Messages of other packages that do not help the user.
 NOISE = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
     r"The number of training batches .* is smaller than the logging interval",
     r".*jsonargparse.*deprecat",
     # Teachers are in eval mode on purpose.
     r"Found \d+ module\(s\) in eval mode at the start of training",
-    # Modules look labels up in this hook while they are on the host; no datamodule here has one of its own.
+    # Modules look up labels in this hook while they are on the host; no datamodule of this package has the hook.
     r"You have overridden `on_before_batch_transfer`",
-    # A run that is resumed in a folder of its own keeps its own best checkpoint.
+    # A run that resumes in another folder has its own best checkpoint.
     r"The dirpath has changed from",
-    # A run that is resumed in its own folder, whose folder was checked before.
+    # A run that resumes in its own folder, which was checked before.
     r"Checkpoint directory .* exists and is not empty",
 )
-# The same in log messages, by logger.
+# Such log messages, by logger.
 LOGGED_NOISE = {
     "lightning.pytorch.utilities.rank_zero": ("litlogger", "litmodels"),
     "lightning.pytorch.trainer.connectors.checkpoint_connector": ("`weights_only` was not set",),
@@ -56,7 +56,7 @@ def _readable(value: float) -> str:
 
 
 def silence_noise() -> None:
-    """Silence messages of other packages that no user can act on."""
+    """Silence messages of other packages that do not help the user."""
     for pattern in NOISE:
         warnings.filterwarnings("ignore", message=pattern)
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"jsonargparse|lightning")

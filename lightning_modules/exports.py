@@ -42,8 +42,8 @@ def export(
         tokenizer_of: Reads the tokenizer of a checkpoint's data; methods do not import datamodules. None exports none.
 
     Raises:
-        UserError: If the checkpoint does not exist, is not of a module that can be exported, or not in this layout.
-        FileExistsError: If the target exists.
+        UserError: If the checkpoint does not exist, is not of a module that can be exported, or not in this layout; or
+            the target exists.
         RuntimeError: If the checkpoint cannot be read.
     """
     if not Path(checkpoint).exists():

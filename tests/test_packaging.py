@@ -1,4 +1,4 @@
-"""The wheel holds one package, runs from anywhere, and is what type checkers see."""
+"""The wheel contains one package, runs from any folder, and is visible to type checkers."""
 
 import ast
 import inspect
@@ -147,7 +147,7 @@ def test_the_wheel_holds_only_the_package():
 
 
 @pytest.mark.slow
-def test_installed_the_folders_are_not_packages_of_their_own(installed: Path, answered: dict[str, Any]):
+def test_installed_folders_are_not_top_level_packages(installed: Path, answered: dict[str, Any]):
     assert Path(answered["file"]).is_relative_to(installed)
     assert answered["importable"] == []
 
@@ -186,7 +186,7 @@ main(args=3)
 
 @pytest.mark.slow
 def test_a_type_checker_sees_a_wrong_argument(tmp_path: Path):
-    """Type checks of an editable install pass whatever the code says; those of the wheel must not be empty."""
+    """Type checks of an editable install see no types; those of the wheel must report errors."""
     (tmp_path / "wrong.py").write_text(WRONG)
     (tmp_path / "right.py").write_text(WRONG.split("\n\n")[0] + "\n\nShapesDataModule(batch_size=4)\nmain(args=[])\n")
     done = run_mypy("wrong.py", "right.py", folder=tmp_path)

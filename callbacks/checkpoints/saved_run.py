@@ -1,4 +1,4 @@
-"""What a checkpoint holds about the run that wrote it."""
+"""Information in a checkpoint about the run that wrote it."""
 
 import inspect
 import pickle
@@ -63,20 +63,29 @@ def read_saved_run(path: Path) -> SavedRun:
         UserError: If it is not a checkpoint, or holds more than tensors and plain data.
     """
     if path.is_dir() and not (path / METADATA).is_file():
-        raise UserError(f"{str(path)!r} is no whole checkpoint: the folder has no {METADATA}, which is written last.")
+        raise UserError(
+            f"Expected a complete checkpoint, got the folder {str(path)!r} without {METADATA}, which is written last: "
+            "take another checkpoint."
+        )
     if path.name == METADATA:
-        raise UserError(f"{str(path)!r} is a part of a sharded checkpoint: give the folder, {str(path.parent)!r}.")
+        raise UserError(
+            f"Expected a whole checkpoint, got {str(path)!r}, a part of a sharded checkpoint: give the folder, "
+            f"{str(path.parent)!r}."
+        )
     try:
         content = torch.load(_metadata(path), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"The checkpoint {str(path)!r} cannot be loaded safely (weights_only=True): it is damaged, or holds more "
-            "than tensors and plain data."
+            f"Expected a checkpoint that can be loaded safely (weights_only=True), got {str(path)!r}, which is damaged "
+            "or holds more than tensors and plain data: take another checkpoint."
         ) from error
     except (OSError, RuntimeError, EOFError) as error:
-        raise UserError(f"{str(path)!r} is not a readable checkpoint: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(
+            f"Expected a readable checkpoint, got {str(path)!r} ({' '.join(str(error).split())[:200]}): take another "
+            "one."
+        ) from error
     if not isinstance(content, Mapping) or ("state_dict" not in content and not path.is_dir()):
-        raise UserError(f"{str(path)!r} is not a Lightning checkpoint: it has no `state_dict`.")
+        raise UserError(f"Expected a Lightning checkpoint, got {str(path)!r} without `state_dict`: give another file.")
     run = content.get(RUN_KEY)
     run = run if isinstance(run, Mapping) else {}
     name = run.get("name")
@@ -86,8 +95,8 @@ def read_saved_run(path: Path) -> SavedRun:
         values = dict(content.get(key) or {})
         if (instantiator := values.pop("_instantiator", None)) not in (None, *INSTANTIATORS):
             raise UserError(
-                f"The checkpoint {str(path)!r} has its {section} built by {instantiator!r}, which could run any code; "
-                "expected the function that Lightning names there: take a checkpoint that you trust."
+                f"Expected a {section} that is built by the function that Lightning names, got {instantiator!r} in the "
+                f"checkpoint {str(path)!r}, which could run any code: take a checkpoint that you trust."
             )
         class_path = values.pop("_class_path", None)
         if section == "data" and class_path is None:

@@ -45,7 +45,7 @@ def gather(tensor: Tensor, gradient: bool = False) -> Tensor:
         ValueError: If the tensor has no row dimension.
     """
     if tensor.dim() == 0:
-        raise ValueError("gather() got a tensor without dimensions, expected rows [B, ...]: unsqueeze it first.")
+        raise ValueError("Expected rows [B, ...], got a tensor without dimensions: unsqueeze it first.")
     if not gradient:
         tensor = tensor.detach()
     if world_size() == 1:
@@ -72,7 +72,7 @@ def gather_uneven(tensor: Tensor) -> Tensor:
         ValueError: If the tensor has no row dimension.
     """
     if tensor.dim() == 0:
-        raise ValueError("gather_uneven() got a tensor without dimensions, expected rows [B, ...]: unsqueeze it first.")
+        raise ValueError("Expected rows [B, ...], got a tensor without dimensions: unsqueeze it first.")
     tensor = tensor.detach()
     if world_size() == 1:
         return tensor

@@ -1,4 +1,4 @@
-"""Lightning's launcher of processes on one node, without its killing of this process."""
+"""Lightning's launcher of processes on one node, which does not kill this process without a message."""
 
 import contextlib
 import os

@@ -50,11 +50,11 @@ from .targets import TargetEncoders, needs_of
 
 
 class CoCoRDModule(Method):
-    """Distill a classifier by contrast with its keys, by prediction of a slow student's keys, and by labels.
+    """Train a classifier with its teacher's keys (contrast), a slow student's keys (prediction), and labels.
 
-    With `contrast.weight` and `prediction.weight` 0 it is KD, with `kd.weight` 0 too plain training: networks that no
-    loss needs are neither built nor run. A training batch holds `label` [B] and augmented views of each image, named in
-    `views`: `image` (x_s), `image_slow` (x'_s) and `image_teacher` (x_t).
+    With `contrast.weight` and `prediction.weight` 0 the method is KD, and with `kd.weight` 0 plain training. Networks
+    that no loss needs are neither built nor run. A training batch holds `label` [B] and augmented views of each image,
+    named in `views`: `image` (x_s), `image_slow` (x'_s) and `image_teacher` (x_t).
 
     Args:
         student: name of a CIFAR network (`resnet8x4`, `wrn_16_2`, `MobileNetV2`, ...), or of a model of torchvision or
@@ -124,7 +124,7 @@ class CoCoRDModule(Method):
         self.teacher_head_moves = False
         if self.teacher is not None and "teacher" in encoders:
             teacher_width = self.teacher.network.feature_dim
-            self.teacher_head_moves = teacher_width == width  # then f_t follows f_s
+            self.teacher_head_moves = teacher_width == width  # f_t is then the moving average of f_s
             head = self.student_head if self.teacher_head_moves else ProjectionHead(teacher_width, *sizes)
             self.teacher_head = frozen_copy(head)
         self.dictionary: FeatureQueue | None = None
@@ -137,7 +137,7 @@ class CoCoRDModule(Method):
         """Return the weighted sum of the losses (eq. 8), and the keys that enter the dictionary after this batch."""
         check_views(batch, self.views)
         batch, label, losses = channels_last(batch), batch["label"], {}
-        # Encoders without gradient run first: their memory is free again when the student's activations need it.
+        # Encoders without gradient run first, so that their memory is free for the student's activations.
         targets = self._target_encoders()(batch, self.student_views)
         features = {view: self.student.forward_features(batch[view]) for view in self.student_views}
         logits = self.student.classify(features["image"])
@@ -177,7 +177,7 @@ class CoCoRDModule(Method):
         return logits
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
-        """Return the moving averages (eqs. 3 and 4). BatchNorm statistics are their own: they run in train mode."""
+        """Return the moving averages (eqs. 3 and 4), which run in train mode with their own BatchNorm statistics."""
         pairs, slow = {}, self.momentum.slow_student
         if self.slow_student is not None:
             pairs["slow_student"] = EMAPair("student", "slow_student", slow, buffers="keep")
@@ -229,7 +229,7 @@ class CoCoRDModule(Method):
                 self.slow_student.load_state_dict(self.student.state_dict())
 
     def on_fit_start(self) -> None:
-        """Load initial weights, check the number of classes, and log how the teacher's head moves."""
+        """Load initial weights, check the number of classes, and log how the teacher's head is updated."""
         super().on_fit_start()
         check_classes(self, self.num_classes)
         if self.teacher_head is not None and self.teacher is not None:

@@ -1,4 +1,4 @@
-"""What CoCoRD's losses compare the student with.
+"""Targets of CoCoRD's losses.
 
 Shapes: B images, D features, E values of a key, C classes.
 """
@@ -40,11 +40,11 @@ def needs_of(contrast: ContrastSettings, prediction: PredictionSettings) -> Need
 
 
 class Targets(NamedTuple):
-    """Results of the encoders without gradient, as far as a loss needs them."""
+    """Results of the encoders without gradient that the losses need."""
 
-    key: Tensor | None  # of the view `image_teacher` [B, E]
-    cognates: dict[str, Tensor]  # key of the other view [B, E], by the student's view
-    logits: Tensor | None  # of the teacher for the view `image` [B, C]
+    key: Tensor | None  # key [B, E] of the view `image_teacher`
+    cognates: dict[str, Tensor]  # key [B, E] of the other view, by the student's view
+    logits: Tensor | None  # the teacher's logits [B, C] of the view `image`
 
 
 @dataclass(frozen=True)

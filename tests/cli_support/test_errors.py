@@ -44,7 +44,7 @@ def test_an_error_for_users_is_shown_in_one_line():
 
 
 def test_an_error_that_this_package_raises_is_shown():
-    assert "already there" in sentence(caught(check_free, Path(__file__)))
+    assert "which exists" in sentence(caught(check_free, Path(__file__)))
 
 
 def test_a_value_error_from_inside_a_library_is_a_defect():
@@ -54,7 +54,7 @@ def test_a_value_error_from_inside_a_library_is_a_defect():
 
 @pytest.mark.parametrize(
     ("way", "beginning"),
-    [("for users", "The list is empty; name another."), ("by this package", "Found "), ("defect", None)],
+    [("for users", "The list is empty; name another."), ("by this package", "Expected a new name"), ("defect", None)],
 )
 def test_a_sentence_from_a_loader_worker_is_shown_and_a_defect_is_not(way: str, beginning: str | None):
     found = sentence(caught(list, DataLoader(Rows(way), num_workers=1)))

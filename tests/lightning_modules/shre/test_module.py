@@ -1,4 +1,4 @@
-"""SHReModule against listing 2 written out, and what a training with it does and leaves."""
+"""SHReModule against listing 2 written out, and trainings."""
 
 import math
 
@@ -62,7 +62,7 @@ def gradients(module, loss):
         {"memory": {"loss_rows": 1}},
     ],
 )
-def test_a_step_is_the_listing_whole_and_in_slices(tmp_path, options):
+def test_a_step_equals_the_listing_with_and_without_slices(tmp_path, options):
     module = ready(tiny_shre(tmp_path, **options))
     with torch.no_grad():
         for number, scale in enumerate(module.scales.values()):
@@ -121,7 +121,7 @@ def test_single_results_are_contrasted(layers):
     torch.testing.assert_close(loss, expected, rtol=1e-11, atol=0)
 
 
-def test_other_captions_of_an_image_are_no_negatives_if_masked():
+def test_other_captions_of_an_image_are_not_negatives_if_masked():
     batch = random_batch() | {"image_id": torch.tensor([3, 3, 4, 5, 3, 6])}
     masked, plain = (
         ready(tiny_shre(contrast={"mask_same_image": switch, "layers": ["h2"]})) for switch in (True, False)
@@ -354,7 +354,7 @@ def test_pairs_are_overfitted(tmp_path, shared, pairs):
     """Every contrast picks the pair, and both posteriors come near to the teacher's."""
     module = tiny_shre(vision={"width": 32, "heads": 4}, shared=shared, **write_teacher(tmp_path, 40))
     module.setup("fit")
-    with torch.no_grad():  # a random network is sure of nothing
+    with torch.no_grad():  # the posteriors of a random network are flat
         module.teacher.network.fc.weight.mul_(20)
     module.log = lambda *_, **__: None
     logged = {}
@@ -437,7 +437,7 @@ def test_captions_over_the_limit_are_refused():
         module.training_step(random_batch(length=9), 0)
 
 
-def test_a_student_starts_from_an_earlier_one(tmp_path):
+def test_a_student_is_initialized_from_an_earlier_training(tmp_path):
     first = tiny_shre(**WORDS, seed=1)
     fit(first, tmp_path).save_checkpoint(tmp_path / "first.ckpt", weights_only=True)
     second = tiny_shre(**WORDS, seed=2, weights=str(tmp_path / "first.ckpt"))
@@ -447,7 +447,7 @@ def test_a_student_starts_from_an_earlier_one(tmp_path):
     for name, tensor in first.student.state_dict().items():
         assert torch.equal(second.student.state_dict()[name], tensor), name
     missing = tiny_shre(**WORDS, weights=str(tmp_path / "none.ckpt"))
-    with pytest.raises(FileNotFoundError, match="Found no checkpoint"):
+    with pytest.raises(UserError, match="Expected a checkpoint to start from"):
         fit(missing, tmp_path)
 
 
