@@ -50,7 +50,7 @@ REPLACED = {
     "trainer.callbacks.1.init_args.templates",
     # The networks that reinforce a data set.
     *(f"model.init_args.teachers.{number}.{name}" for number in (0, 1) for name in ("model", "weights")),
-    *(f"model.init_args.captioner.init_args.{name}" for name in ("model", "weights")),
+    *(f"model.init_args.captioner.init_args.{name}" for name in ("model", "weights", "length")),
 }
 """Settings that may differ from a command."""
 SCALED = {"trainer.precision", "trainer.plugins"}

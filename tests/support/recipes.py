@@ -61,7 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "generation.max_new_tokens": 4,
     },
     "MobileCLIPModule": {},
-    "ReinforcementModule": {},
+    "ReinforcementModule": {"captioner.init_args.length": 6},
     "SHReModule": {
         "vision.width": 16,
         "vision.heads": 2,

@@ -119,7 +119,7 @@ def test_layers_of_mm_lg_have_the_towers_norms():
     [
         ("TLEG", 0, "both", "Expected a tower of at least 1 layer, got 0"),
         ("He-LG", 2, "both", "Expected a tower of at least the 3 layers of He-LG, got 2"),
-        ("TLEG", 6, "unimodal", "Expected components both, since the layers of TLEG are no sums .* got 'unimodal'"),
+        ("TLEG", 6, "unimodal", "Expected components both, since the layers of TLEG are not sums .* got 'unimodal'"),
         ("MM-LG", 13, "both", "Expected a tower of 6 to 12 layers, .* got 13"),
     ],
 )
