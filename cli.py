@@ -1,28 +1,32 @@
 """Command line: `vlightning fit|validate|test|predict|export|convert`, the same as `python cli.py ...`."""
 
+import contextlib
 import copy
 import sys
-from collections.abc import Callable, Sequence
+from functools import partialmethod
 from importlib.metadata import version
 from typing import Any
 
-from jsonargparse import ArgumentError, Namespace
+from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from vlightning import callbacks, datamodules, lightning_modules  # noqa: F401
 from vlightning.callbacks.checkpoints.best import BestCheckpoint
 from vlightning.callbacks.checkpoints.last import LastCheckpoint
+from vlightning.callbacks.checkpoints.resume import merge, report_overrides
 from vlightning.callbacks.checkpoints.run_config import SaveRunConfig
 from vlightning.callbacks.checkpoints.saved_run import read_saved_run
 from vlightning.callbacks.distributed.lost_processes import lost_processes_reported
+from vlightning.callbacks.distributed.strategy import check_strategy
 from vlightning.callbacks.optimizer_options import TypedOptimizerOptions
-from vlightning.cli_support import convert, defaults, export, mistakes, results, resume, run_folder
-from vlightning.cli_support.command_line import UsageError, read_command_line
+from vlightning.cli_support import commands, defaults, mistakes, run_folder
+from vlightning.cli_support.command_line import as_config, read_command_line
 from vlightning.cli_support.errors import readable_errors, usage_errors
 from vlightning.cli_support.help import HelpfulParser
 from vlightning.cli_support.links import apply_links
-from vlightning.common.messages import silence_noise
+from vlightning.common.errors import UserError
+from vlightning.common.messages import silence_noise, table
 
 DESCRIPTION = (
     "Train and evaluate vision-language models, as in `vlightning fit --config configs/albef/quickstart.yaml`. "
@@ -34,6 +38,10 @@ DESCRIPTION = (
 class VLightningCLI(LightningCLI):
     """LightningCLI with readable errors, a folder for each run, and a command line that wins on resume."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with contextlib.ExitStack() as self.on_exit:
+            super().__init__(*args, **kwargs)
+
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Take no abbreviated options, and raise where Lightning would print the usage and exit."""
         return super().init_parser(**{"allow_abbrev": False, "exit_on_error": False, **kwargs})
@@ -43,87 +51,66 @@ class VLightningCLI(LightningCLI):
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
 
+    @usage_errors()
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse what was typed, with the checkpoint's hyper-parameters, if any, as the first config file."""
         self.typed = typed = read_command_line(sys.argv[1:] if args is None else list(args))
-        if typed.subcommand is not None:
-            mistakes.check_help(typed, self._subcommand_parsers[typed.subcommand])
-        with usage_errors():
-            path = run_folder.find_named_run(typed) or resume.find_checkpoint(typed)
-            if path is not None and (path / "checkpoints").is_dir():
-                path = run_folder.checkpoint_of(path, best=typed.subcommand != "fit")
-            self.saved = read_saved_run(path) if path else None
-            if self.saved is not None:
-                resume.merge(self.saved, typed)
+        subparser = self._subcommand_parsers.get(str(typed.subcommand), parser)
+        mistakes.check_help(typed, subparser)
+        path = run_folder.find_checkpoint(typed)
+        self.saved = read_saved_run(path) if path else None
+        if self.saved is not None and (saved_values := merge(self.saved, typed)):
+            typed.args.insert(1, as_config(saved_values))
         try:
-            self.config = parser.parse_args(resume.words_for_parser(typed))
+            self.config = parser.parse_args(typed.args)
             mistakes.check_sections(self.config[self.config.subcommand])
         except ArgumentError as error:
-            parsers = self._subcommand_parsers
-            raise UsageError(mistakes.explain(error, typed, parsers[str(typed.subcommand)])) from error
+            raise UserError(mistakes.explain(error, typed, subparser)) from error
 
+    @usage_errors()
     def _parse_ckpt_path(self) -> None:
         """Complete the parsed configuration from the checkpoint, the config's name and the data."""
         config = self.config[self.config.subcommand]
-        self.replaced = resume.report_overrides(self.saved, config, self.typed)
+        self.replaced = False
         if self.saved is not None:
+            self.replaced = report_overrides(self.saved, config, self.typed)
             config["ckpt_path"] = str(self.saved.path)
-        run_folder.name_run(config, self.typed, self.saved)
-        defaults.leave_out_hp_metric(config, self.typed)
-        defaults.check_strategy(config.trainer.strategy)
+        self.name = run_folder.name_run(config, self.typed, self.saved)
+        check_strategy(config.trainer.strategy)
         linked = apply_links(config, self.typed, self.saved)
-        self.reproducible = _reproducible(config, without=[f"model.init_args.{name}" for name in linked])
+        # Without the folder of this run, and without what follows from other values.
+        self.reproducible = copy.deepcopy(config)
+        for place in linked:
+            self.reproducible.pop(f"model.init_args.{place}", None)
+        if self.reproducible.get("trainer.logger.init_args.version") is not None:
+            self.reproducible["trainer.logger.init_args.version"] = None
 
+    @usage_errors()
     def before_instantiate_classes(self) -> None:
         """Claim the run's folder; the seed is known by now."""
         config = self.config[self.config.subcommand]
         self.reproducible.seed_everything = config.seed_everything
-        claimed = run_folder.claim_run_dir(config, self.typed, self.saved)
-        run = {
-            "trainer": run_folder.shaping_settings(config),
-            "name": run_folder.run_name(config, self.typed, self.saved),
-        }
-        self.save_config_kwargs = {"reproducible": self.reproducible, "run": run}
-        if claimed is not None:
-            self.save_config_kwargs["on_begin"] = claimed.begin
+        begin = self.on_exit.enter_context(run_folder.claimed(config, self.name, self.typed, self.saved))
+        self.save_config_kwargs = {"reproducible": self.reproducible, "name": self.name, "on_begin": begin}
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
         if self.replaced:
             callbacks = [*callbacks, TypedOptimizerOptions()]
         return super()._instantiate_trainer(*defaults.with_defaults(config, callbacks))
 
-    def validate(self, verbose: bool = True, **kwargs: Any) -> None:
-        """Validate, and print the metrics in a table of our own."""
-        self._evaluate(self.trainer.validate, verbose, kwargs)
-
-    def test(self, verbose: bool = True, **kwargs: Any) -> None:
-        """Test, and print the metrics in a table of our own."""
-        self._evaluate(self.trainer.test, verbose, kwargs)
-
-    def _evaluate(self, function: Callable[..., Any], verbose: bool, kwargs: dict[str, Any]) -> None:
-        metrics = function(verbose=False, **kwargs)
-        if verbose and self.trainer.is_global_zero:
-            sys.stdout.write(results.results_table(metrics))
-
     def _run_subcommand(self, subcommand: str) -> None:
-        if subcommand != "fit" and self.config[subcommand].ckpt_path is None:
-            results.warn_of_random_weights(subcommand, self.model)
         if self.saved is not None and hasattr(self.model, "expect_checkpoint"):
             self.model.expect_checkpoint()
         with lost_processes_reported(self.trainer):
             super()._run_subcommand(subcommand)
-        if subcommand == "fit":
-            results.print_checkpoints(self.trainer, self.model, self.datamodule)
 
+    def _evaluate(self, subcommand: str, verbose: bool = True, **kwargs: Any) -> None:
+        results = getattr(self.trainer, subcommand)(verbose=False, **kwargs)
+        if verbose and self.trainer.is_global_zero:
+            sys.stdout.write(table({name: value for result in results for name, value in result.items()}))
 
-def _reproducible(config: Namespace, without: Sequence[str]) -> Namespace:
-    """Copy a configuration without the folder of this run, and without what follows from other values."""
-    copied = copy.deepcopy(config)
-    for key in without:
-        copied.pop(key, None)
-    if copied.get("trainer.logger.init_args.version") is not None:
-        copied["trainer.logger.init_args.version"] = None
-    return copied
+    validate = partialmethod(_evaluate, "validate")
+    test = partialmethod(_evaluate, "test")
 
 
 def main(args: list[str] | None = None) -> None:
@@ -141,10 +128,9 @@ def main(args: list[str] | None = None) -> None:
         sys.stdout.write(f"vlightning {version('vlightning')}\n")
         return
     silence_noise()
-    with readable_errors(debug="--debug" in words), run_folder.run_dir_released():
+    with readable_errors(debug="--debug" in words):
         callbacks.load_all()  # and the two packages beside it, so that YAML can name classes without a module path
-        if words[:1] in (["export"], ["convert"]):
-            command = export.run if words[0] == "export" else convert.run
+        if words and (command := commands.COMMANDS.get(words[0])):
             sys.stdout.write(f"{command([word for word in words[1:] if word != '--debug'])}\n")
             return
         VLightningCLI(

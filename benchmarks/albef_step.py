@@ -5,8 +5,7 @@
 
 Towers of ViT-S width (384, 12 + 12 layers, 6 heads), 224 px, BERT's vocabulary, texts of 25 tokens, queue 4096. The
 plain formulation (`tests/support/plain_albef.py`) has the same weights, data and draws; dropout is off, so that the
-losses can be compared. Times are medians of interleaved steps, so that a machine whose speed drifts does not favour
-anyone.
+losses can be compared. Times are medians of interleaved steps, so that drift of the machine's speed affects all alike.
 """
 
 import argparse
@@ -56,7 +55,7 @@ ALPHA = 0.4
 
 
 class Step:
-    """A module with its optimizer and teacher update, stepped as the Trainer would."""
+    """A module with its optimizer and teacher update, which takes steps as the Trainer does."""
 
     def __init__(self, options: argparse.Namespace, **memory: Any) -> None:
         torch.manual_seed(0)
@@ -78,7 +77,7 @@ class Step:
         self.losses |= {name: float(value) for name, value in values.items() if "loss_" in name}
 
     def __call__(self, batch: Batch, precision: str) -> dict[str, float]:
-        """Forward, backward, optimizer, teacher, queues."""
+        """Run forward and backward pass, optimizer, teacher update and queues."""
         self.optimizer.zero_grad()
         with autocast(precision):
             outputs = self.module.training_step(batch, 0)
@@ -89,13 +88,13 @@ class Step:
         return {name.removeprefix("train/loss_"): value for name, value in self.losses.items()}
 
     def enqueue(self, outputs: dict[str, Any]) -> None:
-        """What `QueueCallback` does after a batch."""
+        """Enqueue the keys of a batch, as `QueueCallback` does."""
         for name, queue in self.module.queues().items():
             queue.enqueue(outputs["keys"][name], outputs["key_ids"][name])
 
 
 class PlainStep(Step):
-    """The same with everything done the plain way, and torch's default AdamW."""
+    """The plain formulation of the same step, with torch's default AdamW."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
@@ -105,13 +104,13 @@ class PlainStep(Step):
         )
 
     def __call__(self, batch: Batch, precision: str) -> dict[str, float]:
-        """Forward, backward, optimizer, teacher, queues."""
+        """Run forward and backward pass, optimizer, teacher update and queues."""
         losses = self.plain.step(batch, ALPHA, self.optimizer, autocast(precision))
         return {name: float(value.detach()) for name, value in losses.items()}
 
 
 def make_batch(options: argparse.Namespace) -> Batch:
-    """Random images and texts of 12 to 25 tokens."""
+    """Return random images and texts of 12 to 25 tokens."""
     generator = torch.Generator().manual_seed(0)
     size, length = options.batch, options.length
     ids = torch.randint(1000, 30522, (size, length), generator=generator)
@@ -127,7 +126,7 @@ def make_batch(options: argparse.Namespace) -> Batch:
 
 
 def matmul_rates() -> dict[str, Callable[[], float]]:
-    """A product of the ViT's shapes in each precision, in floating-point operations per second."""
+    """Return functions that measure a matrix product of the ViT's shapes in flop/s, by precision."""
 
     def rate(dtype: torch.dtype) -> float:
         left, right = torch.randn(4096, 384, dtype=dtype), torch.randn(384, 1536, dtype=dtype)
@@ -138,7 +137,7 @@ def matmul_rates() -> dict[str, Callable[[], float]]:
 
 
 def speed(options: argparse.Namespace) -> None:
-    """Steps of both formulations in both precisions, and how much of the machine's rate they reach."""
+    """Print the speed of both formulations in both precisions, absolute and relative to a matrix product."""
     batch = make_batch(options)
     ours, plain = Step(options), PlainStep(options)
     torch.manual_seed(1)
@@ -178,7 +177,7 @@ def speed(options: argparse.Namespace) -> None:
 
 
 def parts(options: argparse.Namespace) -> None:
-    """Where a step's time goes: each part by itself, forward and, where it has one, backward."""
+    """Print the time of each part of a step, forward and backward."""
     batch = make_batch(options)
     step = Step(options)
     module = step.module
@@ -269,7 +268,7 @@ def _flat(result: Any) -> list[Tensor]:
 
 @contextlib.contextmanager
 def images(options: argparse.Namespace) -> Iterator[Iterator[Batch]]:
-    """Batches of JPEG images of 500 x 375 pixels with captions, decoded and augmented in this process."""
+    """Yield a loader of JPEG images of 500 x 375 pixels with captions, decoded and augmented in this process."""
     with tempfile.TemporaryDirectory() as folder:
         lines = []
         for number in range(4 * options.batch):
@@ -303,7 +302,7 @@ class Replaced(Step):
         self.name, self.function = name, function
 
     def __call__(self, batch: Batch, precision: str) -> dict[str, float]:
-        """The step with the other function."""
+        """Run the step with the replaced function."""
         with patch.object(albef_module, self.name, self.function):
             return super().__call__(batch, precision)
 
@@ -311,7 +310,7 @@ class Replaced(Step):
 def fuse_separately(
     network: ALBEFNetwork, encoded: Encoded, mask: Tensor, negatives: HardNegatives, slice_rows: int | None
 ) -> Fused:
-    """Every group of rows through the fusion encoder by itself."""
+    """Run each group of rows through the fusion encoder separately."""
     wrong_image, wrong_text = negatives.image.row, negatives.text.row
     text, tokens, masked, fuse = encoded.text_states, encoded.image_tokens, encoded.masked_states, network.fuse
     assert masked is not None
@@ -323,7 +322,7 @@ def fuse_separately(
 def fuse_with_copied_keys(
     network: ALBEFNetwork, encoded: Encoded, mask: Tensor, negatives: HardNegatives, slice_rows: int | None
 ) -> Fused:
-    """One fusion pass, with the image tokens copied for every row and projected again."""
+    """Run one fusion pass with image tokens that are copied and projected for every row."""
     wrong_image, wrong_text = negatives.image.row, negatives.text.row
     text, tokens, masked = encoded.text_states, encoded.image_tokens, encoded.masked_states
     assert masked is not None
@@ -337,7 +336,7 @@ def fuse_with_copied_keys(
 
 
 def encode_texts_separately(network: ALBEFNetwork, batch: Batch, masked_ids: Tensor, slice_rows: int | None) -> Encoded:
-    """Captions and masked captions through the text layers one after the other."""
+    """Run captions and masked captions through the text layers separately."""
     mask = batch["attention_mask"]
     tokens = network.encode_image(batch["image"])
     text, words = network.encode_text(batch["input_ids"], mask), network.encode_text(masked_ids, mask)
@@ -345,7 +344,7 @@ def encode_texts_separately(network: ALBEFNetwork, batch: Batch, masked_ids: Ten
 
 
 def mask_at_every_position(input_ids: Tensor, text: TextSettings) -> MaskedTokens:
-    """The language-model head on all positions."""
+    """Run the language-model head on all positions."""
     masked = draw_masked_tokens(input_ids, text)
     labels = torch.full_like(input_ids, -100).flatten()
     labels[masked.positions] = masked.labels
@@ -353,10 +352,10 @@ def mask_at_every_position(input_ids: Tensor, text: TextSettings) -> MaskedToken
 
 
 class OtherAttention(Step):
-    """Two matrix products and a softmax where the fused kernel was chosen, and the reverse."""
+    """A step with the slower implementation of attention in each place."""
 
     def __call__(self, batch: Batch, precision: str) -> dict[str, float]:
-        """The step with the other choice, in what the backward pass computes again too."""
+        """Run the step with the other choice, also in recomputations."""
         chosen = attention._fused
         attention._fused = lambda *args: not chosen(*args)
         try:
@@ -366,7 +365,7 @@ class OtherAttention(Step):
 
 
 def ways(options: argparse.Namespace) -> None:
-    """What each way of saving time brings: a step with that one undone, over the step with all."""
+    """Print the time that each optimization saves: a step without this optimization, compared with all of them."""
     batch = make_batch(options)
     without: dict[str, Callable[[], Step]] = {
         "masked rows only": lambda: Replaced(options, "draw_masked_tokens", mask_at_every_position),
@@ -416,7 +415,7 @@ def ways(options: argparse.Namespace) -> None:
 
 
 def memory(options: argparse.Namespace) -> None:
-    """Peak resident memory of three steps over the baseline, each in a process of its own."""
+    """Print the peak resident memory of three steps over the baseline memory, each variant in a new process."""
     variants = {
         "plain": ["plain", "{}"],
         "ours": ["ours", "{}"],
@@ -439,9 +438,9 @@ def memory(options: argparse.Namespace) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """One variant of `memory`: prints GiB."""
+    """Print the memory of one variant in GiB."""
     formulation, changes, precision = options.measure
-    # A first product, so that the libraries' own buffers count as baseline memory.
+    # A first product, so that buffers of libraries belong to the baseline memory.
     torch.randn(64, 64) @ torch.randn(64, 64)
     bare = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = PlainStep(options) if formulation == "plain" else Step(options, **json.loads(changes))
@@ -452,7 +451,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Print the tables that were asked for."""
+    """Print the selected tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tables = {"speed": speed, "parts": parts, "ways": ways, "memory": memory}
     parser.add_argument("--only", choices=tables, help="print one table")
@@ -460,7 +459,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224, help="side of the images in pixels")
     parser.add_argument("--length", type=int, default=25, help="tokens of the longest text")
     parser.add_argument("--queue", type=int, default=4096, help="keys in each queue")
-    parser.add_argument("--repeats", type=int, default=5, help="steps that a median is of")
+    parser.add_argument("--repeats", type=int, default=5, help="number of steps for a median")
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:

@@ -2,9 +2,9 @@
 
     python benchmarks/attention.py
 
-It is the measurement behind the choices in `vlightning.lightning_modules.networks.attention`. Medians, the two
-interleaved. The second table is of `SelfAttention` against the module of torch that it takes the place of, at the sizes
-of a ViT-B/16.
+The choices in `vlightning.lightning_modules.networks.attention` are based on this measurement. Times are medians of
+interleaved calls. The second table compares `SelfAttention` with the torch module that it replaces, at the sizes of a
+ViT-B/16.
 """
 
 import statistics
@@ -53,8 +53,8 @@ def main() -> None:
 
 
 def modules() -> None:
-    """Print the table of modules."""
-    print(f"{'self-attention, [8, 197, 768]':34} {'torch':>8} {'ours':>9} {'ratio':>6}")
+    """Print the comparison with torch's module."""
+    print(f"{'self-attention, [8, 197, 768]':34} {'torch':>8} {'own':>9} {'ratio':>6}")
     for precision in ("32-true", "bf16-mixed", "bf16-true"):
         for trains in (False, True):
             found = medians(
@@ -70,10 +70,10 @@ def modules() -> None:
 
 
 def module_step(kind: type[nn.MultiheadAttention], precision: str, trains: bool) -> Callable[[], None]:
-    """Forward, and where it trains backward, of self-attention at the sizes of a ViT-B/16."""
+    """Return forward and, if it trains, backward pass of self-attention at the sizes of a ViT-B/16."""
     module, tokens = kind(768, 12, batch_first=True).train(trains).requires_grad_(trains), torch.randn(8, 197, 768)
     if precision != "32-true":
-        tokens = tokens.bfloat16()  # as they come from the layer before
+        tokens = tokens.bfloat16()  # the type of the previous layer's output
     if precision == "bf16-true":
         module = module.bfloat16()
 

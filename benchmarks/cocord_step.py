@@ -1,11 +1,11 @@
-"""One CoCoRD training step against the floor of its own passes, timed alone in the same process.
+"""One CoCoRD training step against the sum of its forward and backward passes, timed in the same process.
 
     python benchmarks/cocord_step.py
     python benchmarks/cocord_step.py --teacher resnet56 --student resnet20
 
-The floor is what any implementation needs: two forward and backward passes of the student, two forward passes of the
-slow student and one of the teacher, each in the mode of the method. The rest of a step are heads, predictor,
-dictionary, losses, optimizer, averages and the queue. Times are medians of interleaved calls.
+The lower bound ("floor") of any implementation is two forward and backward passes of the student, two forward passes of
+the slow student and one of the teacher, each in the mode of the method. The remaining parts of a step are heads,
+predictor, dictionary, losses, optimizer, averages and the queue. Times are medians of interleaved calls.
 
 Student and slow student process their two views one after the other, since BatchNorm's statistics in train mode are
 those of a batch; both views in one batch would be another function than the authors'. Linear layers of heads and
@@ -29,7 +29,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class Step:
-    """A module with its optimizer, averages and queue, stepped as the Trainer would."""
+    """A module with its optimizer, averages and queue, which takes steps as the Trainer does."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
@@ -47,7 +47,7 @@ class Step:
         self.optimizer = optimizers["optimizer"]
 
     def __call__(self, batch: Batch, precision: str) -> None:
-        """Forward, backward, optimizer, averages, dictionary."""
+        """Run forward and backward pass, optimizer, averages and dictionary."""
         self.optimizer.zero_grad()
         with autocast(precision):
             outputs = self.module.training_step(batch, 0)
@@ -57,13 +57,13 @@ class Step:
         self.enqueue(outputs)
 
     def enqueue(self, outputs: dict[str, Any]) -> None:
-        """What `QueueCallback` does after a batch."""
+        """Enqueue the keys of a batch, as `QueueCallback` does."""
         for name, queue in self.module.queues().items():
             queue.enqueue(outputs["keys"][name], outputs["key_ids"][name])
 
 
 def passes(step: Step, batch: Batch, precision: str) -> dict[str, Callable[[], None]]:
-    """The floor's passes, each by itself."""
+    """Return the passes of the floor, one by one."""
     module = step.module
     assert module.teacher is not None
     assert module.slow_student is not None
@@ -76,23 +76,23 @@ def passes(step: Step, batch: Batch, precision: str) -> dict[str, Callable[[], N
             logits = student(images)
         F.cross_entropy(logits.float(), batch["label"].repeat(len(images) // len(batch["label"]))).backward()
 
-    def look(network: Any, images: torch.Tensor) -> None:
+    def infer(network: Any, images: torch.Tensor) -> None:
         with torch.no_grad(), autocast(precision):
             network.forward_features(images)
 
     return {
         "student, forward and backward, view 1": lambda: train(views[0]),
         "student, forward and backward, view 2": lambda: train(views[1]),
-        "slow student, forward, view 1": lambda: look(slow, views[0]),
-        "slow student, forward, view 2": lambda: look(slow, views[1]),
-        "teacher, forward": lambda: look(teacher, views[0]),
+        "slow student, forward, view 1": lambda: infer(slow, views[0]),
+        "slow student, forward, view 2": lambda: infer(slow, views[1]),
+        "teacher, forward": lambda: infer(teacher, views[0]),
         "joined: student, both views": lambda: train(torch.cat(views)),
-        "joined: slow student, both views": lambda: look(slow, torch.cat(views)),
+        "joined: slow student, both views": lambda: infer(slow, torch.cat(views)),
     }
 
 
 def extras(step: Step, batch: Batch, precision: str) -> dict[str, Callable[[], None]]:
-    """Parts of what comes on top."""
+    """Return parts of a step beyond the floor."""
     module = step.module
     assert module.student_head is not None
     assert module.predictor is not None
@@ -138,7 +138,7 @@ def main() -> None:
     batch["label"] = torch.randint(options.classes, (options.batch,), generator=generator)
     step = Step(options)
     for precision in PRECISIONS:
-        step(batch, precision)  # gradients and momenta exist from now on
+        step(batch, precision)  # creates gradients and momenta
     dictionary = step.module.queues()["dictionary"].features
     print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads; {options.teacher} -> {options.student}, batch "

@@ -3,13 +3,13 @@ r"""A table of plain training, KD, CoCoRD and CoCoRD+KD: rows x seeds, with mean
     python benchmarks/cocord_table.py runs/table --teacher resnet20 --student resnet8 --epochs 20 -- \
         --data ImageClassificationDataModule --data.train train.parquet --data.validation test.parquet
 
-Arguments after `--` go to every run of `vlightning fit`, also the teacher's; at least those of the data are needed. The
-teacher is trained first, on the same images, unless one is given. All runs have equal epochs, and a learning rate that
-falls after 62.5, 75 and 87.5 percent of them, as in the CRD benchmark.
+Arguments after `--` are passed to every run of `vlightning fit`, also the teacher's; those of the data are required.
+The teacher is trained first on the same images, unless one is given. All runs have equal epochs, and a learning rate
+that decays after 62.5, 75 and 87.5 percent of them, as in the CRD benchmark.
 
-Every run writes its results as they come, under the folder that is named; called again, the command continues runs that
-were stopped, and only prints those that are done. Accuracy is that of the validation split, at the last epoch and at
-the best one: the second is chosen on the images that it is measured on.
+Every run writes its results to the given folder; the same command resumes interrupted runs, and only prints complete
+ones. Accuracy is that of the validation split, at the last and at the best epoch; the best epoch is selected on the
+images that it is measured on.
 """
 
 import argparse
@@ -30,16 +30,16 @@ ROWS = {
 
 
 def train(folder: Path, words: list[str], options: argparse.Namespace) -> Curve:
-    """Train a run of the table unless that is done."""
+    """Train a run of the table unless it is complete."""
     milestones = [round(options.epochs * share) for share in (0.625, 0.75, 0.875)]
     command = ["--model", "CoCoRDModule", *words, f"--model.optim.lr_milestones={milestones}", *options.words]
     return fit(folder, command, options.epochs, "val/top1", options.threads)
 
 
 def main() -> None:
-    """Train what is missing, and print."""
+    """Train missing runs, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where the runs are kept")
+    parser.add_argument("folder", type=Path, help="folder of the runs")
     parser.add_argument("--teacher", default="resnet20")
     parser.add_argument("--student", default="resnet8")
     parser.add_argument("--teacher-weights", help="a trained teacher; by default one is trained")
@@ -82,9 +82,7 @@ def main() -> None:
         each = " ".join(f"{value:.2f}" for value in top1)
         print(f"{row:12} {spread(top1)} {spread(best)} {spread([values['val/top5'] for values in last])}   {each}")
 
-    print(
-        "\ntop-1 by epoch, mean over the seeds; in brackets the share of dictionary keys that are of the query's class"
-    )
+    print("\ntop-1 by epoch, mean over the seeds; in brackets the share of dictionary keys with the query's class")
     for epoch in range(options.epochs):
         cells = []
         for row in options.rows:

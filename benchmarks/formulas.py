@@ -1,7 +1,7 @@
-"""What a training step of a contrastive method holds and sends in a process: one formula for each kind of tensor.
+"""Formulas for the memory and traffic of a process in a training step of a contrastive method, by kind of tensor.
 
 n pairs in all processes together, N processes, b = n / N pairs in each. Sizes are in bytes. Tests compare the formulas
-with what is allocated and sent; `large_batches.py` prints them for large n.
+with measurements; `large_batches.py` evaluates them for large n.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ FLOAT, LONG = 4, 8
 
 @dataclass(frozen=True)
 class Run:
-    """How a method is trained.
+    """Configuration of a training.
 
     Args:
-        pairs: n, a multiple of `processes`.
-        processes: N.
-        micro_batch_size: as of the modules.
-        loss_rows: as of the modules that have it; ALBEF takes `micro_batch_size` for its logits too.
-        sharded: whether parameters, gradients and optimizer state are divided among the processes.
+        pairs: number of pairs n, a multiple of `processes`.
+        processes: number of processes N.
+        micro_batch_size: the modules' setting of that name.
+        loss_rows: the modules' setting of that name; ALBEF uses `micro_batch_size` for its logits too.
+        sharded: whether parameters, gradients and optimizer state are sharded over the processes.
     """
 
     pairs: int
@@ -36,20 +36,20 @@ class Run:
 
     @property
     def rows(self) -> int:
-        """B, of a process."""
+        """Number of pairs b of a process."""
         return self.pairs // self.processes
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Logits of rows and columns, float32, and what is computed from them; bytes of an entry, of all tables together.
+    """Memory of the tables of logits (float32) and of the tensors computed from them.
 
     Args:
-        queue: columns beside the batch's.
+        queue: number of columns beside the batch's.
         batch: whether the n pairs of all processes are columns.
-        kept: what stays until the backward pass when nothing is computed again.
-        most: what is held at a time then.
-        slice: what is held at a time when slices of the rows are computed again.
+        kept: bytes per entry, summed over the tables, that are saved for the backward pass without recomputation.
+        most: bytes per entry at the peak, without recomputation.
+        slice: bytes per entry at the peak, when slices of the rows are recomputed.
     """
 
     queue: int
@@ -59,15 +59,15 @@ class Tables:
     slice: int
 
     def columns(self, run: Run) -> int:
-        """Of a table."""
+        """Return the number of columns of a table."""
         return self.queue + self.batch * run.pairs
 
     def kept_bytes(self, run: Run) -> int:
-        """Until the backward pass; nothing with slices."""
+        """Return the bytes that are saved for the backward pass, without slices."""
         return self.kept * run.rows * self.columns(run)
 
     def most_bytes(self, run: Run, slice_rows: int | None) -> int:
-        """At a time."""
+        """Return the bytes at the peak."""
         if slice_rows is None:
             return self.most * run.rows * self.columns(run)
         return self.slice * min(slice_rows, run.rows) * self.columns(run)
@@ -75,29 +75,29 @@ class Tables:
 
 @dataclass(frozen=True)
 class Method:
-    """What a method's formulas depend on; everything in bytes but for `moments` and `counts`.
+    """Sizes of a method, in bytes except `moments` and `counts`.
 
     Args:
-        trained: parameters that have a gradient.
-        averaged: parameters that follow them as moving averages.
-        frozen: parameters that stay as they are, a teacher's above all.
-        asked: averaged and frozen parameters that a step runs.
-        moments: copies of the trained parameters that the optimizer keeps (AdamW 2, SGD with momentum 1).
-        buffers: what DDP sends before each forward pass: statistics of BatchNorm, position numbers; not queues nor a
-            frozen teacher's.
-        features: of a pair, gathered with gradient.
-        keys: of a pair, gathered without: teachers' features, keys of a queue.
-        ids: of a pair, gathered: numbers of images, labels.
-        counts: numbers of this batch (float32) that are summed over the processes.
-        queue: keys of earlier batches.
-        tables: of logits.
-        slices_loss: whether `micro_batch_size` slices the logits too.
+        trained: parameters with gradients.
+        averaged: parameters of moving averages.
+        frozen: frozen parameters, such as a teacher's.
+        used: averaged and frozen parameters that a step uses.
+        moments: number of copies of the trained parameters in the optimizer (AdamW 2, SGD with momentum 1).
+        buffers: buffers that DDP broadcasts before each forward pass: statistics of BatchNorm and position ids, without
+            queues and frozen teachers.
+        features: features of a pair that are gathered with gradient.
+        keys: features of a pair that are gathered without gradient: teachers' features, keys of a queue.
+        ids: ids of a pair that are gathered: image ids, labels.
+        counts: number of counts (float32) that are summed over the processes.
+        queue: queues of keys.
+        tables: tables of logits.
+        slices_loss: whether `micro_batch_size` also slices the logits.
     """
 
     trained: int
     averaged: int
     frozen: int
-    asked: int
+    used: int
     moments: int
     buffers: int
     features: int
@@ -111,12 +111,12 @@ class Method:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of a pair that a network keeps for its backward pass; found by counting, not by a formula.
+    """Measured bytes per pair that are saved for the backward pass.
 
     Args:
-        all: of the whole step, with nothing computed again.
-        slice: of the sliced function that keeps most.
-        between: what goes into the slices and comes out of them, and stays.
+        all: bytes of the whole step without recomputation.
+        slice: bytes of the sliced function that saves most.
+        between: inputs and outputs of the slices.
         batch: images and tokens.
     """
 
@@ -127,7 +127,7 @@ class Activations:
 
 
 class Exchange(NamedTuple):
-    """Operations of a kind in a step, as in `traffic.Total`, of a whole step."""
+    """Collective operations of one kind in a step; fields as in `traffic.Total`."""
 
     operation: str
     calls: int
@@ -135,7 +135,7 @@ class Exchange(NamedTuple):
 
 
 def model_memory(method: Method, run: Run) -> dict[str, int]:
-    """Bytes of a process that do not depend on the batch; a share of them where they are sharded, but for rounding."""
+    """Return the bytes of a process that do not depend on the batch, by kind; without rounding of shards."""
     share = run.processes if run.sharded else 1
     return {
         "parameters": method.trained // share,
@@ -148,7 +148,7 @@ def model_memory(method: Method, run: Run) -> dict[str, int]:
 
 
 def batch_memory(method: Method, activations: Activations, run: Run) -> dict[str, int]:
-    """Bytes of a process that grow with its batch or everybody's; the most at a time, kind by kind."""
+    """Return the peak bytes of a process that depend on its batch or the global batch, by kind."""
     micro = run.micro_batch_size
     loss_rows = micro if method.slices_loss else run.loss_rows
     found = {
@@ -163,17 +163,17 @@ def batch_memory(method: Method, activations: Activations, run: Run) -> dict[str
 
 
 def gathered(method: Method, run: Run) -> int:
-    """Bytes of what is gathered from all processes; in one process nothing is copied."""
+    """Return the bytes of tensors gathered from all processes; 0 for a single process."""
     return 0 if run.processes == 1 else (method.features + method.keys + method.ids) * run.pairs
 
 
 def traffic(method: Method, run: Run, flags: bool = True) -> dict[str, Exchange]:
-    """What DDP's processes hand to the process group in a step, by kind; nothing else is sent.
+    """Return all collective operations of a step under DDP, by kind.
 
     Args:
-        method: of the step.
-        run: as above.
-        flags: those of `SkipNonFiniteSteps` and `StopOnSignal`.
+        method: sizes of the method.
+        run: configuration of the training.
+        flags: whether `SkipNonFiniteSteps` and `StopOnSignal` exchange flags.
     """
     if run.processes == 1:
         return {}
@@ -194,49 +194,51 @@ def traffic(method: Method, run: Run, flags: bool = True) -> dict[str, Exchange]
 
 
 def sharded_traffic(method: Method, run: Run) -> dict[str, Exchange]:
-    """The least that FSDP2 sends of parameters and gradients.
+    """Return the minimum that FSDP2 sends of parameters and gradients.
 
-    It is in place of "gradients" of `traffic`, and of "buffers" but for BatchNorm's. Every parameter that a step
-    runs is gathered once, and its gradient goes to whom it belongs. A block is gathered again for its backward
-    pass, and what a network has beside its blocks once more for each of its methods that are called:
-    `tests/test_large_batches.py` compares with what is sent.
+    It replaces "gradients" of `traffic`, and "buffers" except BatchNorm's. Every parameter that a step uses is gathered
+    once, and its gradient is reduced to its owner. FSDP2 also gathers a block again for its backward pass, and the
+    parameters outside of the blocks again for each method of the network that is called;
+    `tests/test_large_batches.py` compares with the measured traffic.
     """
     return {
-        "parameters": Exchange("all-gather", 1, (method.trained + method.asked) // run.processes),
+        "parameters": Exchange("all-gather", 1, (method.trained + method.used) // run.processes),
         "gradients": Exchange("reduce-scatter", 1, method.trained),
     }
 
 
 def describe(module: Any) -> Method:
-    """A method's sizes, from a module after its `setup`, on whatever device, "meta" too.
+    """Return the sizes of a method.
 
     Args:
-        module: of one of the five methods.
+        module: module of one of the five methods after `setup`, on any device, also "meta".
 
     Raises:
-        TypeError: for any other module.
+        TypeError: if the module is of another class.
     """
     for kind, sizes in _SIZES.items():
         if isinstance(module, kind):
             return sizes(module, _networks(module))
-    raise TypeError(f"{type(module).__name__} is none of {', '.join(kind.__name__ for kind in _SIZES)}.")
+    raise TypeError(
+        f"Expected one of {', '.join(kind.__name__ for kind in _SIZES)}, got {type(module).__name__}: add its sizes."
+    )
 
 
 def _networks(module: Any) -> dict[str, Any]:
-    """Bytes of the parameters by what becomes of them, of queues, and of other buffers that DDP sends."""
+    """Return the bytes of trained, averaged and frozen parameters, of queues, and of buffers that DDP broadcasts."""
     pairs = module.momentum_pairs() if hasattr(module, "momentum_pairs") else {}
     averages = [module.get_submodule(pair.target) for pair in pairs.values()]
-    following = {id(parameter) for average in averages for parameter in average.parameters()}
+    averaged = {id(parameter) for average in averages for parameter in average.parameters()}
     found = {"trained": 0, "averaged": 0, "frozen": 0}
     for parameter in module.parameters():
-        fate = "trained" if parameter.requires_grad else "averaged" if id(parameter) in following else "frozen"
-        found[fate] += parameter.nbytes
+        role = "trained" if parameter.requires_grad else "averaged" if id(parameter) in averaged else "frozen"
+        found[role] += parameter.nbytes
     queues = module.queues().values() if hasattr(module, "queues") else []
-    taught = [part for part in module.modules() if isinstance(part, Frozen)]
-    alike = {id(buffer) for part in (*queues, *taught) for buffer in part.buffers()}
+    frozen = [part for part in module.modules() if isinstance(part, Frozen)]
+    excluded = {id(buffer) for part in (*queues, *frozen) for buffer in part.buffers()}
     found["queue"] = sum(buffer.nbytes for queue in queues for buffer in queue.buffers())
-    found["asked"] = found["averaged"] + found["frozen"]
-    found["buffers"] = sum(buffer.nbytes for buffer in module.buffers() if id(buffer) not in alike)
+    found["used"] = found["averaged"] + found["frozen"]
+    found["buffers"] = sum(buffer.nbytes for buffer in module.buffers() if id(buffer) not in excluded)
     return found
 
 
@@ -248,7 +250,7 @@ def _albef(module: Any, networks: dict[str, Any]) -> Method:
         keys=keys,
         ids=LONG,
         counts=1 + module.mlm,
-        # In both directions: the cosine (for the temperature), its log-probability and its target.
+        # Both directions save the cosine (for the temperature), its log-probability and its target.
         tables=Tables(module.contrast.queue_size, True, kept=24, most=36, slice=32),
         slices_loss=True,
         **networks,
@@ -262,21 +264,21 @@ def _cocord(module: Any, networks: dict[str, Any]) -> Method:
         keys=module.heads.embed_dim * FLOAT,
         ids=LONG,
         counts=0,
-        # The log-probability; the key of the row itself is one more column.
+        # The log-probability is saved; the row's own key is one more column.
         tables=Tables(module.contrast.queue_size + 1, False, kept=4, most=12, slice=12),
         **networks,
     )
 
 
 def _mmlg(module: Any, networks: dict[str, Any]) -> Method:
-    taught = bool(module.distillation.distillation_weight)
+    distills = bool(module.distillation.distillation_weight)
     return Method(
         moments=2,
         features=2 * module.student.sizes.embed_dim * FLOAT,
-        keys=2 * _width(module.teacher.network) * FLOAT if taught else 0,
+        keys=2 * _width(module.teacher.network) * FLOAT if distills else 0,
         ids=0,
         counts=0,
-        tables=clip_tables(2, teachers=int(taught)),
+        tables=clip_tables(2, teachers=int(distills)),
         **networks,
     )
 
@@ -292,7 +294,7 @@ def _mobileclip(module: Any, networks: dict[str, Any]) -> Method:
         ids=0,
         counts=0,
         tables=clip_tables(2 * kinds, teachers),
-        **networks | {"asked": networks["frozen"]},  # the average is for evaluation
+        **networks | {"used": networks["frozen"]},  # the average is used in evaluation only
     )
 
 
@@ -311,20 +313,20 @@ def _shre(module: Any, networks: dict[str, Any]) -> Method:
 
 
 def clip_tables(number: int, teachers: int, masks: bool = False) -> Tables:
-    """Of `contrast_terms`: each keeps the student's log-probability, the teachers' mean probability, and who is masked.
+    """Return the tables of `contrast_terms`, which save log-probability, mean probability of the teachers, and mask.
 
     Args:
-        number: of tables.
-        teachers: whose distributions are learned.
-        masks: whether pairs of the same image are left out.
+        number: number of tables.
+        teachers: number of teachers.
+        masks: whether pairs of the same image are masked.
     """
     kept = 4 + 4 * (teachers > 0) + masks
-    one = 12 + masks + (12 + 4 * (teachers > 1) if teachers else 0)  # of the table that is computed
+    one = 12 + masks + (12 + 4 * (teachers > 1) if teachers else 0)  # the table being computed
     return Tables(0, True, kept=number * kept, most=(number - 1) * kept + one, slice=one)
 
 
 def _width(network: Any) -> int:
-    """Of a CLIP's features."""
+    """Return the embedding dimension of a CLIP."""
     projection = getattr(network, "text_projection", None)
     if projection is None:
         projection = network.text.text_projection

@@ -1,11 +1,11 @@
 """Memory and traffic of a process at 65,536 pairs on 8 to 256 GPUs, for each method: `docs/large_batches.md`.
 
-    python benchmarks/large_batches.py              # the document's tables, by the formulas of formulas.py
-    python benchmarks/large_batches.py --measure    # the activations, which are counted and not computed
+    python benchmarks/large_batches.py              # the tables of the document, by the formulas of formulas.py
+    python benchmarks/large_batches.py --measure    # measure the activations
 
-Sizes of networks are those of the modules themselves, built without memory for their weights. The activations of a pair
-(float32) are counted in a training step of two and of four pairs at full size on the CPU, which takes minutes; what was
-found stands below.
+Sizes of networks are read from modules that are built on the meta device. The activations of a pair (float32) are
+measured in training steps of two and four pairs at full size on the CPU, which takes minutes; the results are stored in
+`ACTIVATIONS`.
 """
 
 import argparse
@@ -36,9 +36,9 @@ from vlightning.lightning_modules.shre import network as shre_network
 PAIRS, PROCESSES = 65536, (8, 16, 32, 64, 128, 256)
 MICRO, LOSS_ROWS = 64, 64
 GIB, MIB = 2**30, 2**20
-# The modules that call `in_slices`.
+# Python modules that call `in_slices`.
 SLICED = (encoding, itc, itm, mlm, mmlg_teacher, mmlg_network, mobileclip_code, shre_code, shre_network)
-# By `--measure`, torch 2.15.
+# Measured by `--measure` with torch 2.15.
 ACTIVATIONS = {
     "ALBEF": Activations(all=224786332, slice=136514992, between=3205648, batch=786920),
     "MobileCLIP": Activations(all=176722520, slice=176701784, between=6144, batch=806104),
@@ -49,7 +49,7 @@ ACTIVATIONS = {
 
 
 def albef(queue_size: int = 65536) -> LightningModule:
-    """The paper's."""
+    """The paper's model and queues."""
     return ALBEFModule(contrast=ContrastSettings(queue_size=queue_size))
 
 
@@ -59,7 +59,7 @@ def mobileclip(queue_size: int = 0) -> LightningModule:
 
 
 def mmlg(queue_size: int = 0) -> LightningModule:
-    """Extraction, the paper's, from a ViT-B/16."""
+    """The paper's extraction with a ViT-B/16 as the teacher."""
     module = MMLGModule()
     module.teacher.network = open_clip.CLIP(**open_clip.get_model_config("ViT-B-16")).requires_grad_(False)
     module.teacher_scale = 100.0
@@ -67,7 +67,7 @@ def mmlg(queue_size: int = 0) -> LightningModule:
 
 
 def shre(queue_size: int = 0) -> LightningModule:
-    """The origin's, from a ResNet-50."""
+    """The thesis' model with a ResNet-50 as the teacher."""
     half = (0.5, 0.5, 0.5)
     module = SHReModule(teacher={"image_mean": half, "image_std": half})
     module.teacher.network = build_classifier("timm/resnet50", 1000).requires_grad_(False)
@@ -75,7 +75,7 @@ def shre(queue_size: int = 0) -> LightningModule:
 
 
 def cocord(queue_size: int = 65536) -> LightningModule:
-    """The paper's on ImageNet, of one direction."""
+    """The paper's ResNet-34 to ResNet-18 on ImageNet, with prediction in one direction."""
     return CoCoRDModule(
         "resnet18",
         1000,
@@ -95,13 +95,13 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 def sizes() -> dict[str, Method]:
-    """Of every method, without allocating its weights."""
+    """Return the sizes of every method, without allocating weights."""
     with torch.device("meta"):
         return {name: describe(build()) for name, build in METHODS.items()}
 
 
 def batch(name: str, pairs: int) -> dict[str, Tensor]:
-    """Random images and texts of a method's full size."""
+    """Return random images and texts of a method's full size."""
     side, words, length = {
         "ALBEF": (256, 30522, 30),
         "MobileCLIP": (256, 49408, 77),
@@ -122,7 +122,7 @@ def batch(name: str, pairs: int) -> dict[str, Tensor]:
 
 
 def ready(module: Any) -> Any:
-    """Without a Trainer."""
+    """Return a module whose training step runs without a Trainer."""
     module.log = module.log_dict = lambda *_, **__: None
     module.current_alpha = lambda: 0.4
     return module
@@ -130,7 +130,7 @@ def ready(module: Any) -> Any:
 
 @contextmanager
 def watched_slices(there: list[Tensor]) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Runs every sliced function in one piece; what each keeps, and what goes in and comes out."""
+    """Run every sliced function on the whole batch; record the bytes that each saves, and its inputs and outputs."""
     kept: list[int] = []
     ends: list[Tensor] = []
 
@@ -152,7 +152,7 @@ def watched_slices(there: list[Tensor]) -> Iterator[tuple[list[int], list[Tensor
 
 @contextmanager
 def in_micro_batches(module: Any) -> Iterator[None]:
-    """Lets a module that can take slices take them."""
+    """Set the micro-batch size of a module to one pair."""
     memory = getattr(module, "memory", None)
     if memory is None:
         with patch.dict(module.hparams, {"micro_batch_size": 1}):
@@ -163,7 +163,7 @@ def in_micro_batches(module: Any) -> Iterator[None]:
 
 
 def counted(module: Any, rows: dict[str, Tensor]) -> tuple[int, list[int], int]:
-    """Bytes that a training step keeps, that each sliced function does, and that are between the slices."""
+    """Return the bytes saved by a training step, by each sliced function, and as inputs and outputs of slices."""
     there = [*module.parameters(), *module.buffers(), *rows.values()]
     everything = saved_bytes(lambda: module.training_step(rows, 0), without=there)
     with watched_slices(there) as (kept, ends), in_micro_batches(module):
@@ -172,7 +172,7 @@ def counted(module: Any, rows: dict[str, Tensor]) -> tuple[int, list[int], int]:
 
 
 def activations(module: Any, few: dict[str, Tensor], many: dict[str, Tensor]) -> Activations:
-    """Of a pair: the share of each that a larger batch has beyond a smaller one."""
+    """Return the bytes per pair, from the difference between a larger and a smaller batch."""
     pairs = len(many["image"]) - len(few["image"])
     (all_few, slices_few, between_few), (all_many, slices_many, between_many) = (
         counted(module, few),
@@ -186,24 +186,24 @@ def activations(module: Any, few: dict[str, Tensor], many: dict[str, Tensor]) ->
 
 
 def gib(number: float) -> str:
-    """GiB, three digits after the point below 10."""
+    """Format bytes as GiB, with three decimals below 10."""
     return f"{number / GIB:.3f}" if number < 10 * GIB else f"{number / GIB:.1f}"
 
 
 def mib(number: float) -> str:
-    """MiB."""
+    """Format bytes as MiB, with two decimals below 10."""
     return f"{number / MIB:.2f}" if number < 10 * MIB else f"{number / MIB:,.0f}"
 
 
 def table(title: str, rows: dict[str, list[str]]) -> str:
-    """In Markdown, a column for each number of GPUs."""
+    """Return a Markdown table with a column for each number of GPUs."""
     head = f"| {title} | " + " | ".join(f"{number} GPUs" for number in PROCESSES) + " |\n"
     line = "|---|" + "---:|" * len(PROCESSES) + "\n"
     return head + line + "".join(f"| {name} | " + " | ".join(cells) + " |\n" for name, cells in rows.items())
 
 
 def memory_table(name: str, method: Method) -> str:
-    """GiB of a process, the whole batch at once and, where the method can, in slices, not sharded and sharded."""
+    """Return the memory of a process in GiB: without and with slices, unsharded and sharded."""
     rows: dict[str, list[str]] = {}
     for processes in PROCESSES:
         run, in_slices = Run(PAIRS, processes), Run(PAIRS, processes, MICRO, LOSS_ROWS)
@@ -211,7 +211,7 @@ def memory_table(name: str, method: Method) -> str:
         sharded = sum(model_memory(method, Run(PAIRS, processes, sharded=True)).values())
         whole, slices = (batch_memory(method, ACTIVATIONS[name], each) for each in (run, in_slices))
         ways = {"all at once": whole, "in slices": slices}
-        cells: dict[str, float] = {**plain, "these, sharded": sharded}
+        cells: dict[str, float] = {**plain, "all of the above, sharded": sharded}
         for kind in dict.fromkeys((*whole, *slices)):
             if not ACTIVATIONS[name].slice or whole.get(kind) == slices.get(kind):
                 cells[kind] = whole[kind]
@@ -227,7 +227,7 @@ def memory_table(name: str, method: Method) -> str:
 
 
 def traffic_table(method: Method) -> str:
-    """MiB that a process sends in a step."""
+    """Return the traffic of a process in a step in MiB."""
     rows: dict[str, list[str]] = {}
     for processes in PROCESSES:
         run = Run(PAIRS, processes)
@@ -237,7 +237,7 @@ def traffic_table(method: Method) -> str:
             small = kind in ("buffers", "counts") or kind.startswith("flag")
             title = "buffers, counts, flags" if small else f"{kind}: {exchange.operation}"
             cells[title] = cells.get(title, 0.0) + on_the_wire(exchange.operation, exchange.bytes, processes)
-        cells["**all**"] = sum(cells.values())
+        cells["**total**"] = sum(cells.values())
         for kind, exchange in sharded_traffic(method, run).items():
             title = f"sharded, at least: {kind}: {exchange.operation}"
             cells[title] = on_the_wire(exchange.operation, exchange.bytes, processes)
@@ -247,7 +247,7 @@ def traffic_table(method: Method) -> str:
 
 
 def tables() -> str:
-    """All of the document."""
+    """Return all tables of the document."""
     parts = []
     for name, method in sizes().items():
         parts.append(f"### {name}\n\n{METHODS[name].__doc__}\n\n{memory_table(name, method)}\n{traffic_table(method)}")
@@ -255,9 +255,9 @@ def tables() -> str:
 
 
 def main() -> None:
-    """Print the tables, or what they start from."""
+    """Print the tables, or the measured activations."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", action="store_true", help="count the activations anew")
+    parser.add_argument("--measure", action="store_true", help="measure the activations")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     options = parser.parse_args()
     if not options.measure:

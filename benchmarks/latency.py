@@ -4,8 +4,9 @@
     python benchmarks/latency.py --model MobileCLIP-S2 --model ViT-B-32 --batch 1 32 --channels-last --compile
     python benchmarks/latency.py --fuse
 
-Weights are random and of the precision that a row names; no autocast. All rows are interleaved, so that a machine whose
-speed drifts favors none; p50 and p95 are of each row's calls. A call ends when its features are computed, on a GPU too.
+Weights are random, in the precision of the row, without autocast. The calls of all rows are interleaved, so that drift
+of the machine's speed affects all alike; p50 and p95 are percentiles of a row's calls. A call ends when its features
+are computed, also on a GPU.
 
 `--fuse` times the image tower in three forms: as trained; with fused branches, as by the vendor's code; and with the
 remaining norms and scales folded too.

@@ -1,15 +1,15 @@
 """The training loader against a plain loop: the same transform on the same files, images per second and worker.
 
-    python benchmarks/loader.py                              # images drawn on the spot, as files and as Parquet
+    python benchmarks/loader.py                              # generated images, as files and as Parquet
     python benchmarks/loader.py --files FOLDER_OR_PARQUET    # a folder with metadata.jsonl, or a Parquet file
 
-The plain loop is what one would write by hand: open with Pillow, convert to RGB, ALBEF's training transform, captions
-tokenised batch by batch, behind a bare torch `DataLoader` (with 0 workers a for-loop). It holds the rows in memory,
-checks nothing, counts nothing and cannot resume. Both shuffle, drop the incomplete batch and keep their workers.
+The plain loop opens images with Pillow, converts them to RGB, applies ALBEF's training transform, and tokenizes
+captions batch by batch, in a torch `DataLoader` (with 0 workers a for-loop). It holds the rows in memory, has no checks
+and no counts, and cannot resume. Both loaders shuffle, drop the incomplete batch and keep their workers.
 
-A pass is an epoch, from asking for an iterator to the last batch; the first pass of each, with the start of its
-workers, is not counted. The two are interleaved, so that a machine whose speed drifts does not favour either; a
-ratio is the median of those of neighbouring passes. Each process computes in one thread, the main one too.
+A pass is an epoch, from the creation of the iterator to the last batch; the first pass of each, which starts the
+workers, is not counted. The passes of both are interleaved, so that drift of the machine's speed affects both alike; a
+ratio is the median over neighbouring passes. Each process, including the main process, computes in one thread.
 """
 
 import argparse
@@ -40,7 +40,7 @@ WORDS = ("red", "round", "small", "table", "garden", "two", "people", "near", "o
 
 
 class PlainRows(Dataset[tuple[Tensor, str]]):
-    """The dataset that one would write by hand."""
+    """A dataset without checks."""
 
     def __init__(self, rows: list[Row], transform: ALBEFTrainTransform) -> None:
         self.rows = rows
@@ -56,7 +56,7 @@ class PlainRows(Dataset[tuple[Tensor, str]]):
 
 
 class PlainCollate:
-    """Stacks the images and tokenises the captions."""
+    """Stack the images and tokenize the captions."""
 
     def __init__(self, tokenizer: Any, max_tokens: int) -> None:
         self.options = {"padding": True, "truncation": True, "max_length": max_tokens, "return_tensors": "pt"}
@@ -70,7 +70,7 @@ class PlainCollate:
 
 
 class PlainLoop:
-    """Batches without a loader, in the process itself."""
+    """Batches in the main process, without a loader."""
 
     def __init__(self, dataset: PlainRows, collate: PlainCollate, batch_size: int) -> None:
         self.dataset, self.collate, self.batch_size = dataset, collate, batch_size
@@ -82,7 +82,7 @@ class PlainLoop:
 
 
 def draw_images(folder: Path, count: int) -> tuple[Path, Path]:
-    """Draw images of about 500 x 375 with as much detail as a photograph, and write them as files and as Parquet."""
+    """Generate images of about 500 x 375 pixels with the detail of a photograph, and write files and Parquet."""
     numbers = np.random.default_rng(0)
     names, captions, encoded = [], [], []
     for number in range(count):
@@ -112,7 +112,7 @@ def draw_images(folder: Path, count: int) -> tuple[Path, Path]:
 
 
 def read_rows(source: Path) -> list[Row]:
-    """All rows of a Parquet file, or of a folder with `metadata.jsonl`."""
+    """Read all rows of a Parquet file, or of a folder with `metadata.jsonl`."""
     if source.is_dir():
         items = [json.loads(line) for line in (source / "metadata.jsonl").read_text().splitlines()]
         return [(str(source / item["file_name"]), _listed(item["caption"])) for item in items]
@@ -125,7 +125,7 @@ def _listed(caption: str | list[str]) -> list[str]:
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process and, where there is `/proc`, of its living workers."""
+    """Return the processor time of this process and, if `/proc` exists, of its running workers."""
     ticks = 0
     for child in multiprocessing.active_children():
         fields = Path(f"/proc/{child.pid}/stat")
@@ -135,16 +135,16 @@ def cpu_seconds() -> float:
 
 
 def time_pass(loader: Iterable[Any], batches: int) -> tuple[float, float]:
-    """One epoch: seconds on the wall, and of processor time."""
+    """Run one epoch, and return the seconds of wall time and of processor time."""
     cpu, start = cpu_seconds(), time.perf_counter()
     seen = sum(1 for _ in loader)
     elapsed = time.perf_counter() - start, cpu_seconds() - cpu
-    assert seen == batches, f"{seen} batches, not {batches}"
+    assert seen == batches, f"Expected {batches} batches, got {seen}"
     return elapsed
 
 
 def compare(source: Path, workers: int, arguments: argparse.Namespace, cache: str) -> str:
-    """Measure both loaders on one source; a line of the table."""
+    """Measure both loaders on one source, and return a line of the table."""
     data = ImageTextDataModule(
         train=str(source),
         batch_size=arguments.batch_size,
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2], help="numbers of loader workers")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=7, help="counted passes of each")
-    parser.add_argument("--images", type=int, default=384, help="how many are drawn")
+    parser.add_argument("--images", type=int, default=384, help="number of generated images")
     arguments = parser.parse_args()
     disable_progress_bars()
     torch.set_num_threads(1)

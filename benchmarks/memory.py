@@ -1,4 +1,4 @@
-"""Bytes that a computation keeps for its backward pass, and the most that it holds at a time."""
+"""Measure the bytes that a computation saves for its backward pass, and its peak memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,14 +11,14 @@ from torch.profiler import ProfilerActivity, profile
 def saved_bytes(
     function: Callable[[], Any], counts: Callable[[Tensor], bool] = lambda _: True, without: Sequence[Tensor] = ()
 ) -> int:
-    """Bytes of the tensors that autograd keeps of a call; those that share memory count once.
+    """Return the bytes of the tensors that autograd saves during a call; shared memory counts once.
 
     Args:
-        function: without arguments.
-        counts: which tensors count.
-        without: tensors that are there anyway, such as parameters and the batch.
+        function: function without arguments.
+        counts: whether a tensor counts.
+        without: tensors whose memory does not count, such as parameters and the batch.
     """
-    kept: list[Tensor] = []  # held, so that no place in memory is taken twice
+    kept: list[Tensor] = []  # references, so that no address is reused
 
     def pack(tensor: Tensor) -> Tensor:
         if counts(tensor):
@@ -31,21 +31,21 @@ def saved_bytes(
 
 
 def storage_bytes(tensors: Sequence[Tensor], without: Sequence[Tensor] = ()) -> int:
-    """Bytes of the memory behind tensors, each piece once, but for that behind others."""
+    """Return the bytes of the storages of tensors, each storage once, without the storages of other tensors."""
     places = {place(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
     there = {place(tensor) for tensor in without}
     return sum(number for where, number in places.items() if where not in there)
 
 
 class Held(NamedTuple):
-    """Bytes on the CPU beyond what was there before."""
+    """Bytes on the CPU beyond those before a call."""
 
-    most: int  # at a time
-    after: int  # of the result, and of what it keeps alive
+    most: int  # at the peak
+    after: int  # of the result, and of the tensors that it refers to
 
 
 def held_bytes(function: Callable[[], Any]) -> Held:
-    """What a call holds."""
+    """Measure the memory of a call."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         result = function()
     results: Any = found.profiler.kineto_results
@@ -59,5 +59,5 @@ def held_bytes(function: Callable[[], Any]) -> Held:
 
 
 def place(tensor: Tensor) -> int:
-    """Names the memory behind a tensor."""
+    """Return an identifier of a tensor's storage."""
     return tensor.untyped_storage()._cdata

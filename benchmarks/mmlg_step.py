@@ -4,13 +4,12 @@
     python benchmarks/mmlg_step.py --only step     # one of: step, memory, expansion
 
 **step** and **memory**: forward of the teacher (ViT-B/16 with QuickGELU, random weights, with the attention that
-teachers have here), forward, backward and optimizer of a ViT-S/16 CLIP of 12 layers a tower, on a batch that is there
-already. "open_clip" is its own CLIP, "plain" the same with our attention, "TLEG" what MM-LG is compared with. Times are
-medians of interleaved calls; memory is the peak of three steps over the baseline, each in a process of
-its own.
+teachers have here), forward, backward and optimizer of a ViT-S/16 CLIP of 12 layers a tower, on a batch in memory.
+"open_clip" is open_clip's CLIP, "plain" the same with this package's attention, "TLEG" the baseline method. Times are
+medians of interleaved calls; memory is the peak of three steps over the baseline memory, each in a new process.
 
-**expansion**: numbers in the learngene's file against those of three plain models of 12, 8 and 6 layers, and the
-seconds that a file takes to become a model of each depth, building it included.
+**expansion**: number of values in the learngene's file and in three plain models of 12, 8 and 6 layers, and the seconds
+for building and initializing a model of each depth from the file.
 """
 
 import argparse
@@ -39,7 +38,7 @@ STUDENTS = {"open_clip": "plain", "plain": "plain", "MM-LG": "MM-LG", "TLEG": "T
 
 
 class Step:
-    """A module with its teacher and optimizer, stepped as the Trainer would."""
+    """A module with its teacher and optimizer, which takes steps as the Trainer does."""
 
     def __init__(self, way: str) -> None:
         torch.manual_seed(0)
@@ -57,7 +56,7 @@ class Step:
         self.optimizer = optimizers["optimizer"]
 
     def __call__(self, batch: dict[str, Tensor], precision: str) -> None:
-        """Forward, backward, optimizer."""
+        """Run forward and backward pass and optimizer."""
         self.optimizer.zero_grad()
         with autocast(precision):
             loss = self.module.training_step(batch, 0)
@@ -66,7 +65,7 @@ class Step:
 
 
 def make_batch(rows: int) -> dict[str, Tensor]:
-    """Random images and captions of about twenty tokens."""
+    """Return random images and captions of about twenty tokens."""
     ids = torch.randint(1, 49406, (rows, 77))
     ids[:, 20:] = 0
     ids[:, 20] = 49407
@@ -92,7 +91,7 @@ def step(options: argparse.Namespace) -> None:
 
 
 def memory(options: argparse.Namespace) -> None:
-    """Print the table of peaks."""
+    """Print the table of peak memory."""
     print("peak memory over the baseline; GiB, and share of open_clip's")
     print(f"{'':14}" + "".join(f"{precision:>20}" for precision in PRECISIONS))
     base: dict[str, float] = {}
@@ -108,7 +107,7 @@ def memory(options: argparse.Namespace) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """One cell of `memory`: prints GiB."""
+    """Print the memory of one variant in GiB."""
     way, precision = options.measure
     bare = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     run, batch = Step(way), make_batch(options.batch)
@@ -118,7 +117,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def expansion(options: argparse.Namespace) -> None:
-    """Print what is stored, and the seconds to expand."""
+    """Print the number of stored values, and the seconds of an expansion."""
     sizes = LearngeneSizes()
     auxiliary = LearngeneCLIP(sizes)
     stored = sum(parameter.numel() for parameter in auxiliary.parameters())

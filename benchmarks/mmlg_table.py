@@ -3,15 +3,14 @@ r"""Descendants of MM-LG, of TLEG and He-LG, and from scratch: retrieval after e
     python benchmarks/mmlg_table.py runs/mmlg --train train.parquet --validation validation.parquet \
         --test test.parquet --attributes colour label gender
 
-A small teacher is trained first, on all training pairs, each with its title or a made caption. 2,000 of the pairs,
-drawn at random, are for fine-tuning with titles. The others, with titles and made captions, are what learngenes are
-extracted from: of auxiliaries of 12 layers that the teacher distils (MM-LG, TLEG), and of a plain CLIP of 12 layers
-that it distils too (He-LG). Each descendant of 6 or 12 layers is activated for one epoch on a tenth of those others,
-with the teacher, then fine-tuned without it; "w/o MM" and "only MM" leave one kind of blocks out when MM-LG is
-expanded. All of this runs from each seed, extraction included.
+A small teacher is trained first on all training pairs, each with its title or a generated caption. 2,000 randomly drawn
+pairs are used for fine-tuning with titles. The other pairs, with titles and generated captions, are used for
+extraction: with the teacher, auxiliaries of 12 layers are trained (MM-LG, TLEG), and a plain CLIP of 12 layers (He-LG).
+Each descendant of 6 or 12 layers is activated for one epoch on a tenth of those pairs with the teacher, then fine-tuned
+without it; "w/o MM" and "only MM" omit one kind of blocks in the expansion of MM-LG. All stages, including extraction,
+are repeated with each seed.
 
-Every run writes its results as they come, under the folder that is named; called again, the command continues what was
-interrupted and computes only what is missing.
+Every run writes its results to the given folder; the same command resumes interrupted runs and computes missing ones.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from tables import Curve, evaluate, fit, last_checkpoint, spread
 
 SIZES = {"towers.width": 128, "towers.heads": 4, "towers.embed_dim": 128, "vision.patch_size": 16}
 STUDENTS = {"MM-LG": "MM-LG", "TLEG": "TLEG", "He-LG": "plain"}
-"""What each method's learngene is extracted from."""
+"""Student that each method's learngene is extracted from."""
 ROWS: dict[str, tuple[str | None, str, tuple[int, ...]]] = {
     "scratch": (None, "both", (12, 6)),
     "He-LG": ("He-LG", "both", (12, 6)),
@@ -34,13 +33,13 @@ ROWS: dict[str, tuple[str | None, str, tuple[int, ...]]] = {
     "MM-LG w/o MM": ("MM-LG", "unimodal", (6,)),
     "MM-LG only MM": ("MM-LG", "multimodal", (6,)),
 }
-"""Whose learngene, what of it, and the descendants' numbers of layers."""
+"""Method, components and numbers of layers of each row's descendants."""
 TEACHER = "small"
 MEASURED = "val/karpathy5/recall_mean"
 
 
 def split(options: argparse.Namespace) -> None:
-    """The training pairs for extraction, activation and fine-tuning."""
+    """Write the training pairs for extraction, activation and fine-tuning."""
     import datasets
 
     if (options.folder / "activate.parquet").is_file():
@@ -54,7 +53,7 @@ def split(options: argparse.Namespace) -> None:
 
 
 def words(options: argparse.Namespace, student: str, layers: int, data: str, seed: int, rate: float) -> list[str]:
-    """Words of every training."""
+    """Return the arguments of every training."""
     crop = {"size": SIZE, "scale": [0.9, 1.0], "rand_augment": False, "horizontal_flip": 0.0}
     transform = {"class_path": "ALBEFTrainTransform", "init_args": crop}
     found = ["--model=MMLGModule", f"--model.student={student}", f"--model.towers.depth={layers}"]
@@ -72,12 +71,12 @@ def words(options: argparse.Namespace, student: str, layers: int, data: str, see
 
 
 def with_teacher(options: argparse.Namespace) -> list[str]:
-    """Words of a training with the teacher."""
+    """Return the arguments of a training with the teacher."""
     return [f"--model.teacher.weights={options.folder / 'teachers' / TEACHER}", "--data.caption_column=captions"]
 
 
 def extract(method: str, seed: int, options: argparse.Namespace) -> tuple[Path, Curve]:
-    """Train an auxiliary unless that is done; its learngene's file and the curve."""
+    """Train an auxiliary unless that is done; return the learngene's file and the curve."""
     place = options.folder / "runs" / f"extract_{method}_seed{seed}"
     file = place / "learngene.safetensors"
     writer = [{"class_path": "LearngeneWriter", "init_args": {"file": str(file)}}]
@@ -88,7 +87,7 @@ def extract(method: str, seed: int, options: argparse.Namespace) -> tuple[Path, 
 
 
 def descend(row: str, layers: int, seed: int, file: Path | None, options: argparse.Namespace) -> dict[str, float]:
-    """Expand, activate, fine-tune and test a descendant, unless that is done; the test's results."""
+    """Expand, activate, fine-tune and test a descendant unless that is done; return the test results."""
     place = options.folder / "runs" / f"{row.replace(' ', '_').replace('/', '')}_{layers}_seed{seed}"
     activation = [
         *words(options, "plain", layers, "activate", seed, 5e-4),
@@ -108,17 +107,19 @@ def descend(row: str, layers: int, seed: int, file: Path | None, options: argpar
 
 
 def main() -> None:
-    """Do what is missing, and print."""
+    """Run missing trainings, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where everything is kept")
+    parser.add_argument("folder", type=Path, help="folder of all results")
     for name in ("train", "validation", "test"):
         parser.add_argument(f"--{name}", type=Path, required=True, help="parquet with image and caption")
-    parser.add_argument("--attributes", nargs=3, default=["colour", "label", "gender"], help="colour, thing, for whom")
-    parser.add_argument("--pairs", type=int, default=2000, help="for fine-tuning")
+    parser.add_argument(
+        "--attributes", nargs=3, default=["colour", "label", "gender"], help="columns of colour, product and customer"
+    )
+    parser.add_argument("--pairs", type=int, default=2000, help="number of pairs for fine-tuning")
     parser.add_argument("--teacher-epochs", type=int, default=30)
     parser.add_argument("--extraction-epochs", type=int, default=24)
-    parser.add_argument("--epochs", type=int, default=10, help="of fine-tuning")
-    parser.add_argument("--learning-rate", type=float, default=5e-4, help="of fine-tuning")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs of fine-tuning")
+    parser.add_argument("--learning-rate", type=float, default=5e-4, help="learning rate of fine-tuning")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, default=1, help="threads of each run")
@@ -144,7 +145,7 @@ def main() -> None:
 
 
 def table(found: dict[tuple[str, int, int], dict[str, float]], curves: dict[Any, Curve], options: Any) -> list[str]:
-    """The lines to print."""
+    """Return the lines to print."""
     columns = {
         "t2i R@1": "test/karpathy5/text_to_image_r1",
         "i2t R@1": "test/karpathy5/image_to_text_r1",
@@ -153,7 +154,7 @@ def table(found: dict[tuple[str, int, int], dict[str, float]], curves: dict[Any,
         "mean recall": "test/karpathy5/recall_mean",
     }
     lines = [
-        f"Auxiliaries after {options.extraction_epochs} epochs, validation, mean recall of titles and made captions"
+        f"Auxiliaries after {options.extraction_epochs} epochs, mean validation recall of titles and generated captions"
     ]
     for method in STUDENTS:
         ends = [list(curves[method, seed].values())[-1][MEASURED] for seed in options.seeds]

@@ -120,7 +120,7 @@ def reader(options: argparse.Namespace) -> None:
 
 
 class Step:
-    """A module with its optimizer and average, stepped as by the Trainer."""
+    """A module with its optimizer and average, which takes steps as the Trainer does."""
 
     def __init__(self, options: argparse.Namespace, reinforced: bool) -> None:
         torch.manual_seed(0)
@@ -136,7 +136,7 @@ class Step:
         self.optimizer = optimizers["optimizer"]
 
     def __call__(self, batch: dict[str, Tensor], precision: str) -> None:
-        """Forward, backward, optimizer, average."""
+        """Run forward and backward pass, optimizer and average."""
         self.optimizer.zero_grad()
         with autocast(precision):
             loss = self.module.training_step(batch, 0)

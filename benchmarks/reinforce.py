@@ -60,7 +60,8 @@ def write_model(name: str, folder: Path, seed: int) -> None:
     torch.manual_seed(seed)
     folder.mkdir()
     network = open_clip.create_model(name)
-    # A captioner's last projection is left as the memory was. Next tokens are to be as uneven as a trained one's.
+    # open_clip leaves a captioner's last projection uninitialized. The scale makes next tokens as uneven as after
+    # training.
     state = network.state_dict()
     if "text_decoder.text_projection" in state:
         last = state["text_decoder.text_projection"]
@@ -86,7 +87,7 @@ class Clock(Callback):
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teachers", nargs="+", default=["ViT-B-16-quickgelu", "ViT-B-16"])
     parser.add_argument("--captioner", default="coca_ViT-B-32")
@@ -109,7 +110,7 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> None:
-    """Time the stages and the whole, and print them."""
+    """Measure the stages and the complete run, and print them."""
     teachers = [Teacher(str(folder / f"teacher{number}")) for number in range(len(options.teachers))]
 
     def data(name: str, captioned: bool = False) -> ReinforcementDataModule:
@@ -132,7 +133,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
             precision=options.precision,
             logger=False,
             enable_progress_bar=False,
-            callbacks=[ReinforcementWriter(0), clock],  # in this order, so that the clock sees the thread's end
+            callbacks=[ReinforcementWriter(0), clock],  # the clock comes last, to include the writing thread
         )
         trainer.predict(module, data(name))
         return clock.taken

@@ -1,18 +1,18 @@
-"""Two processes against one, for each method: speed, bytes sent by kind, and what resuming and checking cost a step.
+"""Two processes against one, for each method: speed, bytes sent by kind, and the cost of resume and checks per step.
 
     python benchmarks/scaling.py
     python benchmarks/scaling.py --methods albef shre --steps 20 --pairs 16
 
 Real training steps under a Trainer: the method's own callbacks, `SkipNonFiniteSteps` and `StopOnSignal`, DDP over gloo
-on this machine, one thread a process, batches that are there already. Networks are small, so that a step takes a
-fraction of a second; every process has `--pairs` pairs a step.
+on this machine, one thread per process, batches in memory. Networks are small, so that a step takes a fraction of a
+second; every process has `--pairs` pairs a step.
 
-"copies" are two processes that know nothing of each other and run at the same time: what the machine can give two
-(they share its caches, memory and clock). "one", "copies" and "two" are interleaved; speeds are medians over the rounds
-of medians over their steps, milliseconds medians over all steps. What two processes wait for each other in a flag is in
-its milliseconds.
+"copies" are two independent processes that run at the same time: the speed that the machine allows two processes, which
+share its caches, memory and clock. "one", "copies" and "two" are interleaved; speeds are medians over the rounds of
+medians over their steps, milliseconds are medians over all steps. The time of a flag includes waiting for the other
+process.
 
-The position of the data needs nothing in a step: it is read off the Trainer's counters when a run goes on.
+The position in the data costs nothing in a step: it is computed from the Trainer's counters on resume.
 """
 
 import argparse
@@ -57,7 +57,7 @@ HOOKS = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-# What it is for, by the callback whose hooks are timed.
+# Purpose, by the callback whose hooks are timed.
 COSTS: dict[type[Callback], str] = {
     StepSeedCallback: "step seed",
     StopOnSignal: "stop flag",
@@ -69,7 +69,7 @@ WARM_UP = 3
 
 
 def albef(folder: Path) -> LightningModule:
-    """Three fused layers over a ViT of six."""
+    """Return an ALBEF with three fusion layers and a ViT of six."""
     return ALBEFModule(
         vision=albef_settings.VisionSettings(image_size=SIZE, patch_size=8, width=192, depth=6, heads=3),
         text=albef_settings.TextSettings(vocab_size=WORDS, width=192, heads=3, ffn_width=768, depth=3, fusion_depth=3),
@@ -78,12 +78,12 @@ def albef(folder: Path) -> LightningModule:
 
 
 def cocord(folder: Path) -> LightningModule:
-    """resnet32x4 to resnet8x4, the size of CIFAR's images."""
+    """Return a distillation from resnet32x4 to resnet8x4 on images of CIFAR's size."""
     return CoCoRDModule("resnet8x4", CLASSES, teacher={"name": "resnet32x4", "weights": str(classifier_file(folder))})
 
 
 def mmlg(folder: Path) -> LightningModule:
-    """Twelve layers out of a few blocks, and a CLIP of four as the teacher."""
+    """Return an auxiliary of twelve layers, with a CLIP of four layers as the teacher."""
     add_clip(folder)
     return MMLGModule(
         towers=TowerSettings(width=128, heads=2, embed_dim=128),
@@ -94,12 +94,12 @@ def mmlg(folder: Path) -> LightningModule:
 
 
 def mobileclip(folder: Path) -> LightningModule:
-    """The smallest student that is there, with the teachers' real widths."""
+    """Return the smallest student, with teachers of the published dimensions."""
     return MobileCLIPModule("MobileCLIP-tiny", max_tokens=TOKENS, vision={"image_size": SIZE})
 
 
 def shre(folder: Path) -> LightningModule:
-    """Four layers each, and a classifier of CIFAR's size."""
+    """Return encoders of four layers, with a classifier of CIFAR's image size."""
     return SHReModule(
         CLASSES,
         teacher={"name": "resnet32x4", "weights": str(classifier_file(folder))},
@@ -118,7 +118,7 @@ METHODS: dict[str, Callable[[Path], LightningModule]] = {
 
 
 def classifier_file(folder: Path) -> Path:
-    """A random classifier, as a trained one comes."""
+    """Write the file of a classifier with random weights."""
     path = folder / "classifier.pth"
     if not path.exists():
         torch.manual_seed(1)
@@ -128,7 +128,7 @@ def classifier_file(folder: Path) -> Path:
 
 
 def add_clip(folder: Path) -> None:
-    """Tell open_clip of a small model, and write random weights of it."""
+    """Register a small model with open_clip, and write random weights."""
     towers = {"layers": 4, "width": 192}
     config = {
         "embed_dim": 128,
@@ -141,12 +141,12 @@ def add_clip(folder: Path) -> None:
     weights = folder / "clip.safetensors"
     if not weights.exists():
         torch.manual_seed(1)
-        logging.disable(logging.WARNING)  # that it is random
+        logging.disable(logging.WARNING)  # about random weights
         save_file(open_clip.create_model(TEACHER_CLIP).state_dict(), weights)
 
 
 class RandomBatches(IterableDataset[Batch]):
-    """The same batch again and again, another one in each process."""
+    """One batch that is repeated; each process has its own."""
 
     def __init__(self, method: str, pairs: int, steps: int) -> None:
         generator = torch.Generator().manual_seed(int(os.environ.get("RANK", 0)))
@@ -183,7 +183,7 @@ class RandomBatches(IterableDataset[Batch]):
 
 
 class Clock(Callback):
-    """Seconds of each step, from the start of its batch to that of the next, and of the other callbacks' hooks."""
+    """Measure each step, from the start of its batch to the start of the next, and the hooks of the callbacks."""
 
     def __init__(self, ready: Callable[[], None]) -> None:
         self.ready = ready
@@ -191,7 +191,7 @@ class Clock(Callback):
         self.hooks: dict[str, list[float]] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put a stopwatch around the hooks, and wait for the processes that run at the same time."""
+        """Wrap the hooks with timers, and wait for the processes that run at the same time."""
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if name := COSTS.get(type(callback)):
                 self.hooks[name] = []
@@ -200,7 +200,7 @@ class Clock(Callback):
         self.ready()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """A step ends and the next one begins."""
+        """End a step and begin the next one."""
         self.starts.append(time.perf_counter())
         for taken in self.hooks.values():
             taken.append(0.0)
@@ -217,7 +217,7 @@ class Clock(Callback):
         return timed
 
     def found(self) -> dict[str, Any]:
-        """Seconds of the steps after the first ones."""
+        """Return the seconds of the steps after warm-up."""
         steps = [end - start for start, end in zip(self.starts, self.starts[1:], strict=False)]
         return {
             "steps": steps[WARM_UP:],
@@ -229,11 +229,11 @@ def train(method: str, folder: Path, pairs: int, steps: int, rank: int, way: str
     """Train in this process, alone or as one of two.
 
     Args:
-        method: name of it.
-        folder: shared with the other process.
-        pairs: of a step of this process.
-        steps: that are timed.
-        rank: of this process.
+        method: name of the method.
+        folder: folder that is shared with the other process.
+        pairs: pairs of this process in a step.
+        steps: number of timed steps.
+        rank: rank of this process.
         way: "one", "copies" or "two".
     """
     torch.set_num_threads(1)
@@ -242,7 +242,7 @@ def train(method: str, folder: Path, pairs: int, steps: int, rank: int, way: str
     if processes > 1:
         store = f"file://{folder}/store"
         dist.init_process_group("gloo", store, timedelta(minutes=5), world_size=processes, rank=rank)
-        # With LOCAL_RANK set Lightning launches nothing, and takes the process group that is there.
+        # With LOCAL_RANK set, Lightning launches no process and uses the existing process group.
         os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "RANK": str(rank), "WORLD_SIZE": str(processes)}
         strategy = DDPStrategy(process_group_backend="gloo", gradient_as_bucket_view=True)
         strategy.cluster_environment = LightningEnvironment()
@@ -257,7 +257,7 @@ def train(method: str, folder: Path, pairs: int, steps: int, rank: int, way: str
 
     clock, counted = Clock(ready), TrafficOfSteps()
     total = WARM_UP + steps + 1
-    # Not in the same run: whoever counts the traffic looks at every operation of torch.
+    # In a separate run, because counting the traffic intercepts every operation of torch.
     watching: list[Callback] = [counted] if way == "two" and steps == 0 else [clock]
     trainer = Trainer(
         accelerator="cpu",
@@ -284,7 +284,7 @@ def train(method: str, folder: Path, pairs: int, steps: int, rank: int, way: str
 
 
 def start(method: str, way: str, pairs: int, steps: int, shared: Path) -> list[dict[str, Any]]:
-    """What each process of a way found."""
+    """Run the processes of a variant, and return the results of each."""
     with tempfile.TemporaryDirectory(dir=shared) as folder:
         for teacher in shared.glob("*.pth"):
             (Path(folder) / teacher.name).symlink_to(teacher)
@@ -311,7 +311,7 @@ def start(method: str, way: str, pairs: int, steps: int, shared: Path) -> list[d
 
 
 def measure(method: str, options: Any, shared: Path) -> None:
-    """Print a method's three tables."""
+    """Print the three tables of a method."""
     turns: list[dict[str, float]] = []  # pairs a second
     milliseconds: list[float] = []
     hooks: dict[str, dict[str, list[float]]] = {"one": {}, "two": {}}
@@ -319,7 +319,7 @@ def measure(method: str, options: Any, shared: Path) -> None:
         turns.append({})
         for way in ("one", "copies", "two"):
             found = start(method, way, options.pairs, options.steps, shared)
-            # Copies each have a speed of their own; processes that step together have the same.
+            # The copies have different speeds; processes that step together have the same.
             turns[-1][way] = sum(options.pairs / statistics.median(process["steps"]) for process in found)
             milliseconds += [1000 * taken for taken in found[0]["steps"]] if way == "one" else []
             for name, taken in found[0]["hooks"].items() if way in hooks else ():
@@ -345,13 +345,13 @@ def measure(method: str, options: Any, shared: Path) -> None:
 
 
 def _ratio(turns: list[dict[str, float]], other: str) -> str:
-    """Of two processes to another way, neighbours in time: the median of the turns, and the least and the most."""
+    """Return the speed of two processes relative to another variant: median, minimum and maximum over the rounds."""
     found = [turn["two"] / turn[other] for turn in turns]
     return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
 def main() -> None:
-    """Print the tables, each method's as they come."""
+    """Measure the methods, and print the tables of each."""
     if sys.argv[1:2] == ["--process"]:
         method, way, pairs, steps, folder, rank = sys.argv[2:]
         found = train(method, Path(folder), int(pairs), int(steps), int(rank), way)
@@ -359,8 +359,8 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--steps", type=int, default=10, help="that are timed, of each process and turn")
-    parser.add_argument("--pairs", type=int, default=16, help="of a step of each process")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of each process and round")
+    parser.add_argument("--pairs", type=int, default=16, help="pairs of each process in a step")
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())

@@ -1,4 +1,4 @@
-"""A step of SHRe against the sum of its parts' own passes, and the teacher's share.
+"""A step of SHRe against the sum of its parts, and the share of the teacher.
 
     python benchmarks/shre_step.py
 
@@ -41,12 +41,12 @@ class Steps:
             "attention_mask": torch.ones(rows, tokens, dtype=torch.long),
             "image_id": torch.arange(rows),
         }
-        # What the shared encoder reads: one token of each, or all of them.
+        # Input of the shared encoder: one token of each encoder, or all tokens.
         width, whole = self.module.vision.width, shared == "transformer"
         self.tokens = [torch.randn(rows, count if whole else 1, width) for count in (197, tokens)]
 
     def step(self, precision: str) -> None:
-        """Forward, backward, optimizer."""
+        """Run forward and backward pass and optimizer."""
         self.optimizer.zero_grad()
         with autocast(precision):
             loss = self.module.training_step(self.batch, 0)
@@ -54,12 +54,12 @@ class Steps:
         self.optimizer.step()
 
     def teacher(self, precision: str) -> None:
-        """Its forward pass."""
+        """Run the teacher's forward pass."""
         with autocast(precision), torch.no_grad():
             self.module.teacher.network(self.batch["image"])
 
     def parts(self, precision: str) -> None:
-        """Everything one after another, and nothing between."""
+        """Run the parts one after another."""
         self.optimizer.zero_grad()
         self.teacher(precision)
         student = self.module.student
@@ -80,7 +80,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=32, help="pairs in a step")
-    parser.add_argument("--tokens", type=int, default=24, help="of each caption")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens of each caption")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--shared", default="mlp", choices=["mlp", "transformer"])
     options: Any = parser.parse_args()

@@ -1,15 +1,15 @@
-r"""SHRe's parts: retrieval, classes of images and of titles, and a linear probe, over seeds.
+r"""Ablation of SHRe: retrieval, classification of images and of titles, and a linear probe, over seeds.
 
     python benchmarks/shre_table.py runs/shre --train train.parquet --validation validation.parquet --test test.parquet
 
-The data has a title and a label for each image. A ResNet-20 is trained on the labels first, and teaches. Rows: SHRe
-as in the thesis; without the teacher; contrast of one result; other temperatures of the posteriors; the
-shared Transformer layer. Retrieval is that of the test split in both spaces. Images and titles of the test split are
-classified by the model's own logits: the labels trained the teacher, so that is a supervised teacher's work. The probe
-is a linear layer on the image encoder's tokens, trained on the training labels.
+The data has a title and a label for each image. The teacher is a ResNet-20 that is trained on the labels first. Rows:
+SHRe as in the thesis; without the teacher; contrast of one result; other temperatures of the posteriors; the shared
+Transformer layer. Retrieval is measured on the test split in both spaces. Images and titles of the test split are
+classified by the model's own logits, which learned the labels from the teacher. The probe is a linear layer on the
+image encoder's tokens, trained on the training labels.
 
-Every run writes its results as they come, under the folder that is named; called again, the command continues what was
-stopped, and only prints what is done.
+Every run writes its results to the given folder; the same command resumes interrupted runs, and only prints complete
+ones.
 """
 
 import argparse
@@ -39,7 +39,7 @@ HERE = str(Path(__file__).resolve())
 
 
 def transforms() -> list[str]:
-    """Words for images as teacher, student and probe see them."""
+    """Return the arguments of the image transforms for teacher, student and probe."""
     crop = {"size": SIZE, "scale": [0.9, 1.0], "rand_augment": False}
     train = {"class_path": "ALBEFTrainTransform", "init_args": crop}
     evaluation = {"class_path": "ALBEFEvalTransform", "init_args": {"size": SIZE}}
@@ -48,18 +48,18 @@ def transforms() -> list[str]:
 
 
 def splits(options: argparse.Namespace, *names: str) -> list[str]:
-    """Words for the data's files."""
+    """Return the arguments of the data's files."""
     return [f"--data.{name}={getattr(options, name).resolve()}" for name in names]
 
 
 def labelled(options: argparse.Namespace) -> list[str]:
-    """Words of a training on labels."""
+    """Return the arguments of a training on labels."""
     words = ["--data=ImageClassificationDataModule", f"--data.label_column={options.label}", "--data.batch_size=128"]
     return [*words, f"--data.num_classes={CLASSES}", *transforms(), *splits(options, "train", "validation")]
 
 
 def train_teacher(options: argparse.Namespace) -> Path:
-    """Train the classifier unless that is done; its folder."""
+    """Train the classifier unless that is done, and return its folder."""
     place = options.folder / "teacher"
     epochs = options.teacher_epochs
     words = ["--model=CoCoRDModule", "--model.student=resnet20", "--model.contrast.weight=0", "--seed_everything=0"]
@@ -70,7 +70,7 @@ def train_teacher(options: argparse.Namespace) -> Path:
 
 
 def distil(row: str, seed: int, teacher: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Train, test and probe unless that is done; the results."""
+    """Train, test and probe unless that is done, and return the results."""
     place = options.folder / "runs" / f"{row.replace(' ', '_').replace('=', '')}_seed{seed}"
     words = ["--model=SHReModule", "--model.teacher.name=resnet20", f"--model.teacher.weights={teacher}"]
     words += [f"--model.num_classes={CLASSES}", *ENCODER, "--model.text.depth=3", "--model.text.dropout=0.1"]
@@ -88,7 +88,7 @@ def distil(row: str, seed: int, teacher: Path, options: argparse.Namespace) -> d
 
 
 def titles(place: Path, options: argparse.Namespace) -> dict[str, float]:
-    """How many of the test split's titles get the class of their image, percent, unless that is known."""
+    """Return the accuracy of the test split's titles in percent; computed unless that is done."""
     results = place / "titles.json"
     if not results.is_file():
         words = ["--titles", str(last_checkpoint(place)), str(options.test.resolve()), options.label, str(results)]
@@ -98,7 +98,7 @@ def titles(place: Path, options: argparse.Namespace) -> dict[str, float]:
 
 
 def classify_titles(checkpoint: str, test: str, label: str, results: str) -> None:
-    """The part of `titles` that has a process of its own."""
+    """Classify titles, in the process that `titles` starts."""
     import datasets
     import torch
 
@@ -117,7 +117,7 @@ def classify_titles(checkpoint: str, test: str, label: str, results: str) -> Non
 
 
 def probe(place: Path, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """Linear probe of the image encoder unless that is done."""
+    """Train a linear probe of the image encoder unless that is done, and return the results."""
     words = ["--model=ImageProbeModule", *ENCODER, f"--model.weights={last_checkpoint(place)}"]
     words += ["--model.optim.learning_rate=3e-3", "--model.mix.probability=0", "--model.mix.label_smoothing=0"]
     own = place / "probe"
@@ -126,7 +126,7 @@ def probe(place: Path, seed: int, options: argparse.Namespace) -> dict[str, floa
 
 
 def table(found: dict[tuple[str, int], dict[str, float]], options: argparse.Namespace) -> list[str]:
-    """The lines to print."""
+    """Return the lines to print."""
     columns = {
         "h2 t2i R@1": "test/h2/text_to_image_r1",
         "h2 i2t R@1": "test/h2/image_to_text_r1",
@@ -148,12 +148,12 @@ def table(found: dict[tuple[str, int], dict[str, float]], options: argparse.Name
 
 
 def main() -> None:
-    """Do what is missing, and print."""
+    """Run missing trainings, and print the table."""
     if sys.argv[1:2] == ["--titles"]:
         classify_titles(*sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where everything is kept")
+    parser.add_argument("folder", type=Path, help="folder of all results")
     for split in ("train", "validation", "test"):
         parser.add_argument(f"--{split}", type=Path, required=True, help="parquet with image, caption and label")
     parser.add_argument("--label", default="label", help="column of the labels")

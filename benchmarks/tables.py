@@ -1,4 +1,4 @@
-"""What the tables of trainings share: runs of the command line that go on where they stopped, curves, spread."""
+"""Helpers for tables of trainings: resumable runs of the command line, curves, mean and deviation."""
 
 import csv
 import json
@@ -14,17 +14,17 @@ CLI = ["-m", "vlightning.cli"]
 
 
 def read_curve(folder: Path, needed: str) -> Curve:
-    """Metrics by epoch, over all parts of a run that was continued; later parts count.
+    """Return the metrics by epoch, over all parts of a resumed run; later parts override earlier ones.
 
     Args:
-        folder: of the run.
-        needed: what an epoch must have been measured by.
+        folder: folder of the run.
+        needed: name of the metric that an epoch must have.
     """
     curve: Curve = {}
     for file in sorted(folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1])):
         with file.open(newline="") as lines:
             for line in csv.DictReader(lines):
-                if not line.get("epoch"):  # the learning rates stand in lines of their own
+                if not line.get("epoch"):  # learning rates are on separate lines
                     continue
                 values = {name: float(value) for name, value in line.items() if value and name != "epoch"}
                 curve.setdefault(int(line["epoch"]), {}).update(values)
@@ -32,7 +32,7 @@ def read_curve(folder: Path, needed: str) -> Curve:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest last checkpoint of a run, if there is one."""
+    """Return the newest last checkpoint of a run; None if there is none."""
     checkpoints = folder.glob("version_*/checkpoints/last.ckpt")
     return max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
 
@@ -46,16 +46,16 @@ def fit(
     program: Sequence[str] = CLI,
     every: int = 1,
 ) -> Curve:
-    """Train unless that is done, from the last checkpoint if there is one; the metrics by epoch.
+    """Train or resume a run unless it is complete, and return the metrics by epoch.
 
     Args:
-        folder: of the run.
-        words: of `vlightning fit`.
-        epochs: how many.
-        monitor: what epochs are measured by.
-        threads: of the run.
+        folder: folder of the run.
+        words: arguments of `vlightning fit`.
+        epochs: number of epochs.
+        monitor: name of the metric.
+        threads: number of threads of the run.
         program: what Python runs, the command line by default.
-        every: how many epochs lie between two measurements.
+        every: number of epochs between two validations.
     """
     curve = read_curve(folder, monitor)
     if len(curve) >= epochs // every:
@@ -70,12 +70,12 @@ def fit(
 
 
 def evaluate(folder: Path, words: Sequence[str], threads: int, program: Sequence[str] = CLI) -> dict[str, float]:
-    """Test a run's last checkpoint unless that is done; the results.
+    """Test the last checkpoint of a run unless that is done, and return the results.
 
     Args:
-        folder: of the run.
-        words: of `vlightning test`.
-        threads: of the run.
+        folder: folder of the run.
+        words: arguments of `vlightning test`.
+        threads: number of threads of the run.
         program: what Python runs, the command line by default.
     """
     results = folder / "test.json"
@@ -92,16 +92,16 @@ def evaluate(folder: Path, words: Sequence[str], threads: int, program: Sequence
 
 
 def run(words: Sequence[str], output: Path, threads: int, program: Sequence[str] = CLI) -> None:
-    """Run a command of the command line; what it prints is appended to a file.
+    """Run a command of the command line, and append its output to a file.
 
     Args:
-        words: of the command.
+        words: the command and its arguments.
         output: the file.
-        threads: of the run.
+        threads: number of threads of the run.
         program: what Python runs, the command line by default.
 
     Raises:
-        SystemExit: if it fails.
+        SystemExit: if the command fails.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
@@ -112,6 +112,6 @@ def run(words: Sequence[str], output: Path, threads: int, program: Sequence[str]
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation."""
+    """Format the mean and the standard deviation of values."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{statistics.mean(values):6.2f} ± {deviation:4.2f}"

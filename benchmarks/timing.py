@@ -1,4 +1,4 @@
-"""What the benchmarks of a training step share: taking turns, medians, precisions."""
+"""Timing for benchmarks of training steps: interleaved calls, medians, precisions."""
 
 import contextlib
 import statistics
@@ -12,19 +12,19 @@ PRECISIONS = ("32-true", "bf16-mixed")
 
 
 def autocast(precision: str) -> contextlib.AbstractContextManager[Any]:
-    """What Lightning wraps a step in."""
+    """Return the context of a precision in which Lightning runs a step."""
     return torch.autocast("cpu", torch.bfloat16) if precision == "bf16-mixed" else contextlib.nullcontext()
 
 
 def seconds(function: Callable[[], Any]) -> float:
-    """Wall time of a call."""
+    """Return the wall time of a call in seconds."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def medians(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each after one call to warm up, all taking turns."""
+    """Return the median seconds of each function over interleaved calls, after one warm-up call."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(repeats + 1):
         for name, function in functions.items():

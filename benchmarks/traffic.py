@@ -1,6 +1,6 @@
-"""What the processes of a training send each other in a step, by kind, counted where torch hands it to the backend.
+"""Count the traffic between processes in a training step, by kind, where torch calls the communication backend.
 
-The counter stands below everything that sends: the project's own functions, DDP's reducer, FSDP2 and Lightning.
+The counter sees all senders: the functions of this package, DDP's reducer, FSDP2 and Lightning.
 """
 
 import sys
@@ -17,7 +17,7 @@ OPERATIONS = {
     "broadcast_": "broadcast",
     "_reduce_scatter_base_": "reduce-scatter",
 }
-# Who sends, from the inside out: the first of these on the stack names the kind.
+# Kind by sending function; the innermost of these functions on the stack decides.
 SENDERS = {
     "_GatherRows.forward": "features",
     "_GatherRows.backward": "gradients of features",
@@ -33,17 +33,17 @@ OTHER = "other"
 
 
 class Sent(NamedTuple):
-    """One operation, as this process sees it."""
+    """A collective operation of this process."""
 
     kind: str
     operation: str
-    bytes: int  # what this process brings to it: its own part of a gather, or the whole of a reduction or broadcast
+    bytes: int  # of this process's input: its part of a gather, or the whole tensor of a reduction or broadcast
     shape: tuple[int, ...]
-    gathered: int  # bytes of what a gather makes of all processes' parts, 0 for other operations
+    gathered: int  # bytes of a gather's output, 0 for other operations
 
 
 class Total(NamedTuple):
-    """All operations of a kind in a step."""
+    """All operations of one kind in a step."""
 
     operation: str
     calls: int
@@ -51,12 +51,12 @@ class Total(NamedTuple):
 
 
 def on_the_wire(operation: str, size: float, processes: int) -> float:
-    """Bytes that a process sends, in a ring, the mean over the processes.
+    """Return the bytes that a process sends with ring algorithms, averaged over the processes.
 
     Args:
         operation: a value of `OPERATIONS`.
-        size: bytes as in `Sent`; of a reduce-scatter the whole that is reduced.
-        processes: N.
+        size: bytes as in `Sent`; of a reduce-scatter those of the whole input.
+        processes: number of processes N.
     """
     others = processes - 1
     shares = {
@@ -69,7 +69,7 @@ def on_the_wire(operation: str, size: float, processes: int) -> float:
 
 
 class CountTraffic(TorchDispatchMode):
-    """Writes down every operation of the process group that is started inside the context."""
+    """Record every operation of the process group that is started inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,10 +78,10 @@ class CountTraffic(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Count, and go on."""
+        """Record a function of the process group, and call it."""
         if function.namespace == "c10d":
             name = function._schema.name.partition("::")[2]
-            # Output and input of the two whose sizes differ, in this order; a list of tensors for the others.
+            # Gather and reduce-scatter take output and input, in this order; the other operations a list of tensors.
             brought = args[1] if isinstance(args[1], Tensor) else args[0]
             operation = OPERATIONS.get(name, name)
             gathered = args[0].nbytes if operation == "all-gather" else 0
@@ -91,25 +91,25 @@ class CountTraffic(TorchDispatchMode):
 
 
 class TrafficOfSteps(Callback):
-    """Counts the traffic of each training step, from the start of its batch to that of the next."""
+    """Count the traffic of each training step, from the start of its batch to the start of the next."""
 
     def __init__(self) -> None:
         self.steps: list[list[Sent]] = []
         self._counting: CountTraffic | None = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Begin the next step."""
+        """Begin to count the next step."""
         self._end(None, None, None)
         self._counting = CountTraffic()
         self._counting.__enter__()
         self.steps.append(self._counting.sent)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the last one."""
+        """End the count of the last step."""
         self._end(None, None, None)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End it here too."""
+        """End the count."""
         self._end(None, None, None)
 
     def _end(self, *exception: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -119,7 +119,7 @@ class TrafficOfSteps(Callback):
 
 
 def totals(sent: list[Sent]) -> dict[str, Total]:
-    """By kind."""
+    """Return the totals by kind."""
     found: dict[str, Total] = {}
     for each in sent:
         before = found.get(each.kind, Total(each.operation, 0, 0))

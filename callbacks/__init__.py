@@ -1,7 +1,7 @@
 """Callbacks that any Lightning project can use.
 
-The module of a name is imported when the name is first used: `EMACallback` loads none of the libraries that other
-callbacks read, write or draw with.
+A module is imported when one of its names is first used, so that `EMACallback` does not import the libraries of other
+callbacks.
 """
 
 from importlib import import_module

@@ -48,7 +48,7 @@ class EMAPair:
             than 10 / (1 - m) optimizer steps, or of unknown length.
 
     Raises:
-        ValueError: If a value is outside its range, or would be ignored in this combination.
+        UserError: If a value is outside its range, or would be ignored in this combination.
     """
 
     source: str
@@ -64,21 +64,27 @@ class EMAPair:
         for name in ("momentum", "final_momentum"):
             value = getattr(self, name)
             if value is not None and not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name}={value} of an EMAPair is outside [0, 1]: give a share, such as 0.995.")
+                raise UserError(f"Expected {name} of an EMAPair from 0 to 1, got {value}: give a number such as 0.995.")
         choices_of = {"schedule": get_args(Schedule), "buffers": get_args(Buffers), "warmup": get_args(Warmup)}
         for name, choices in choices_of.items():
             value = getattr(self, name)
             if value not in choices:
-                raise ValueError(f"{name}={value!r} of an EMAPair is unknown: choose one of {', '.join(choices)}.")
+                raise UserError(
+                    f"Expected one of {', '.join(choices)} as {name} of an EMAPair, got {value!r}: choose one of them."
+                )
         if self.schedule_steps is not None and self.schedule_steps < 1:
-            raise ValueError(f"schedule_steps={self.schedule_steps} of an EMAPair must be at least 1, or None.")
+            raise UserError(
+                f"Expected schedule_steps of an EMAPair of at least 1, or None, got {self.schedule_steps}: correct it."
+            )
         if self.schedule == "constant" and (self.final_momentum is not None or self.schedule_steps is not None):
-            raise ValueError(
-                "An EMAPair with the constant schedule has final_momentum or schedule_steps, which it would ignore: "
+            raise UserError(
+                "Expected neither final_momentum nor schedule_steps in an EMAPair with the constant schedule, got one: "
                 "set schedule to linear or cosine, or leave them out."
             )
         if self.schedule != "constant" and self.final_momentum is None:
-            raise ValueError(f"An EMAPair with the {self.schedule} schedule needs final_momentum, such as 1.0.")
+            raise UserError(
+                f"Expected final_momentum in an EMAPair with the {self.schedule} schedule, got none: set it, to 1.0."
+            )
 
 
 def ema_momentum(
@@ -117,15 +123,16 @@ class EMACallback(OptimizerStepCallback):
     move, since the update is below its resolution: keep the target in float32 (the types may differ).
 
     Args:
-        pairs: Pairs by name; None asks the module's `momentum_pairs()`.
+        pairs: Pairs by name; None uses the module's `momentum_pairs()`.
         log: Whether to log each pair's momentum as `momentum/<name>` at each update.
     """
 
     def __init__(self, pairs: dict[str, EMAPair] | None = None, log: bool = True) -> None:
         super().__init__()
         if pairs is not None and not pairs:
-            raise ValueError(
-                "EMACallback got an empty dict of pairs: name at least one, or give None to ask the module."
+            raise UserError(
+                "Expected at least one pair for EMACallback, got an empty dict: name one, or give None to ask the "
+                "module."
             )
         self.pairs = pairs
         self.log = log
@@ -164,16 +171,16 @@ class EMACallback(OptimizerStepCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        # Not earlier: the estimate, if it is asked for before the loaders exist, makes Lightning drop their state
+        # Not earlier: an estimate before the loaders exist makes Lightning drop their state
         # (Lightning-AI/pytorch-lightning#20550).
         pairs = self.pairs_of(pl_module)
         waiting = [name for name, pair in pairs.items() if pair.schedule != "constant" and pair.schedule_steps is None]
         if waiting:
             steps = trainer.estimated_stepping_batches
             if not math.isfinite(steps) or steps < 1:
-                raise ValueError(
-                    f"The momentum schedule of the EMA pair {waiting[0]!r} ends with the run, but the length of this "
-                    "run is not known: set the pair's schedule_steps, or the Trainer's max_steps."
+                raise UserError(
+                    f"Expected a run of known length, with which the momentum schedule of the EMA pair {waiting[0]!r} "
+                    "ends, got one of unknown length: set the pair's schedule_steps, or the Trainer's max_steps."
                 )
             self._steps_of_run = int(steps)
         self._short = {name for name, pair in pairs.items() if pair.warmup == "short" and _is_short(trainer, pair)}
@@ -200,8 +207,7 @@ class EMACallback(OptimizerStepCallback):
             Momentum of the update by name of the pair.
 
         Raises:
-            UserError: If a path does not exist.
-            ValueError: If source and target do not match, or the target is trainable.
+            UserError: If a path does not exist, source and target do not match, or the target is trainable.
         """
         used = {}
         for name, pair in self.pairs_of(pl_module).items():
@@ -234,8 +240,8 @@ class EMACallback(OptimizerStepCallback):
         pairs: dict[str, EMAPair] = ask() if callable(ask) else {}
         if not pairs:
             raise UserError(
-                f"EMACallback has no pairs: none were given to it, and {type(pl_module).__name__} has no "
-                "momentum_pairs() that returns some; pass pairs={'teacher': EMAPair(source, target)} or add the method."
+                f"Expected pairs for EMACallback, got none from its arguments and none from momentum_pairs() of "
+                f"{type(pl_module).__name__}: pass pairs={{'teacher': EMAPair(source, target)}}, or add the method."
             )
         return pairs
 
@@ -248,9 +254,9 @@ class EMACallback(OptimizerStepCallback):
                 target = find_module(pl_module, pair.target, nn.Module, f"target of the EMA pair {name!r}")
                 for parameter in target.parameters():
                     if id(parameter) in owner:
-                        raise ValueError(
-                            f"The EMA pairs {owner[id(parameter)]!r} and {name!r} update the same parameters (target "
-                            f"{pair.target!r}), which would average twice per step: leave one of them out."
+                        raise UserError(
+                            f"Expected EMA pairs with different targets, got {owner[id(parameter)]!r} and {name!r}, "
+                            f"which update the same parameters of {pair.target!r}: leave one of them out."
                         )
                 owner.update({id(parameter): name for parameter in target.parameters()})
 
@@ -273,25 +279,26 @@ def _matched(
     weights: dict[int, Tensor] = {}
     # Every name is checked, also the second name of a tied parameter, whose tensor is updated only once.
     for label, average, weight in _by_name(
-        f"EMA pair {name!r}, parameter",
+        f"the EMA pair {name!r}, parameter",
         target.named_parameters(remove_duplicate=False),
         source.named_parameters(remove_duplicate=False),
     ):
         if average.requires_grad:
-            raise ValueError(
-                f"The target {pair.target!r} of the EMA pair {name!r} is trainable (parameter {label!r} requires a "
-                "gradient), but an average must not be trained: call requires_grad_(False) on it."
+            raise UserError(
+                f"Expected a frozen target {pair.target!r} of the EMA pair {name!r}, got a trainable parameter "
+                f"{label!r}: call requires_grad_(False) on the target."
             )
         if weights.setdefault(id(average), weight) is not weight:
-            raise ValueError(
-                f"EMA pair {name!r}: parameter {label!r} is tied to another one in the target {pair.target!r} but not "
-                f"in the source {pair.source!r}: tie both or none, as copy.deepcopy of the source does."
+            raise UserError(
+                f"Expected equally tied parameters in the EMA pair {name!r}, got {label!r} tied in the target "
+                f"{pair.target!r} but not in the source {pair.source!r}: make the target with copy.deepcopy of the "
+                "source."
             )
         averages[id(average)] = average
 
     buffers: list[tuple[Tensor, Tensor]] = []
     if pair.buffers != "keep":
-        named = _by_name(f"EMA pair {name!r}, buffer", target.named_buffers(), source.named_buffers())
+        named = _by_name(f"the EMA pair {name!r}, buffer", target.named_buffers(), source.named_buffers())
         buffers = [(mine, theirs) for _, mine, theirs in named]
     return list(averages.values()), [weights[key] for key in averages], buffers
 
@@ -305,15 +312,15 @@ def _by_name(
         if label not in mine or label not in theirs:
             has, lacks = ("target", "source") if label in mine else ("source", "target")
             there = list(theirs if label in mine else mine)
-            raise ValueError(
-                f"{what} {label!r} is in the {has} but not in the {lacks} ({did_you_mean(label, there).rstrip('.')}): "
-                "make the target with copy.deepcopy of the source."
+            raise UserError(
+                f"Expected equal names in {what}s, got {label!r} in the {has} but not in the {lacks} "
+                f"({did_you_mean(label, there).rstrip('.')}): make the target with copy.deepcopy of the source."
             )
     for label, tensor in mine.items():
         if tensor.shape != theirs[label].shape:
-            raise ValueError(
-                f"{what} {label!r} has shape {list(tensor.shape)} in the target and {list(theirs[label].shape)} in the "
-                "source: make the target with copy.deepcopy of the source."
+            raise UserError(
+                f"Expected equal shapes in {what}s, got {label!r} with {list(tensor.shape)} in the target and "
+                f"{list(theirs[label].shape)} in the source: make the target with copy.deepcopy of the source."
             )
         yield label, tensor, theirs[label]
 
@@ -356,7 +363,8 @@ def _local(average: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     ):
         return average.to_local(), weight.to_local()
     raise ValueError(
-        "The source and the target of an EMA pair are sharded differently: call fully_shard on both in the same way."
+        "Expected an EMA pair whose source and target are sharded alike, got different placements: call fully_shard on "
+        "both in the same way."
     )
 
 

@@ -31,15 +31,14 @@ class FinalExport(Callback):
         """Check before training that the module has the method and the folder is free.
 
         Raises:
-            UserError: If the module has no method `export`.
-            FileExistsError: If the folder exists and is not empty.
+            UserError: If the module has no method `export`, or the folder exists and is not empty.
         """
         if stage != "fit":
             return
         if not callable(getattr(pl_module, "export", None)):
             raise UserError(
-                f"FinalExport found no method export(folder) in {type(pl_module).__name__}: add it, or leave the "
-                "callback out."
+                f"Expected a module with a method export(folder) for FinalExport, got {type(pl_module).__name__}: add "
+                "the method, or leave the callback out."
             )
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_free_among(trainer.strategy, self._target(trainer))

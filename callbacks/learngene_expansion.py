@@ -14,12 +14,13 @@ from .modules import find_module
 
 
 class LearngeneExpansionCallback(Callback):
-    """Initializes networks of any module from a learngene when a fit starts.
+    """Initialize networks of any module from a learngene when a fit starts.
 
     A network is open_clip's CLIP or one of its towers, or timm's ViT, of 6 to 12 layers for the learngene of a CLIP of
     12 layers (see `learngene.expansion.expand_learngene`). The module builds the network in its constructor. The
-    callback fills it before it is sharded and before a checkpoint is restored: the weights of a checkpoint win, and a
-    resumed run does not need the file. A second `fit` of the same module continues from the end of the first.
+    callback fills it before it is sharded and before a checkpoint is restored: the weights of a checkpoint override the
+    learngene, and a resumed run does not need the file. A second `fit` of the same module continues from the end of the
+    first.
 
     Args:
         file: path of the learngene's file.
@@ -30,7 +31,7 @@ class LearngeneExpansionCallback(Callback):
     """
 
     replaces_initial_weights = True
-    """Modules refuse initial weights of their own beside such a callback."""
+    """Modules refuse other initial weights beside such a callback."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class LearngeneExpansionCallback(Callback):
         """Expand the learngene.
 
         Raises:
-            UserError: if there is no such network, it does not fit, or the file is no learngene.
+            UserError: if there is no such network, it does not fit, or the file is not a learngene.
         """
         if stage != "fit" or self._module is pl_module:
             return

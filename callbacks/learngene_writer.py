@@ -14,7 +14,7 @@ from .learngene.file import Learngene, Storage, save_learngene
 
 
 class LearngeneWriter(Callback):
-    """Writes the learngene of a module to a file when a fit ends.
+    """Write the learngene of a module to a file when a fit ends.
 
     An interrupted fit writes nothing: it is resumed from its checkpoint. The module's method `learngene() -> Learngene`
     gives the tensors; every rank calls it. The callback adds the training data and the number of steps.
@@ -40,8 +40,8 @@ class LearngeneWriter(Callback):
             return
         if not callable(getattr(pl_module, "learngene", None)):
             raise UserError(
-                f"LearngeneWriter expected a module with a method learngene(), got {type(pl_module).__name__}: train a "
-                "module that extracts a learngene, such as MMLGModule, or remove the callback."
+                f"Expected a module with a method learngene() for LearngeneWriter, got {type(pl_module).__name__}: "
+                "train a module that extracts a learngene, such as MMLGModule, or remove the callback."
             )
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_free_among(trainer.strategy, self._target(trainer))
@@ -69,6 +69,6 @@ def _data_arguments(trainer: Trainer) -> dict[str, Any] | None:
     data: Any = getattr(trainer, "datamodule", None)
     if data is None:
         return None
-    # Lightning's command line adds names of its own.
+    # Lightning's command line adds other names.
     arguments = {name: value for name, value in data.hparams.items() if not name.startswith("_")}
     return {"class": type(data).__name__, **arguments}

@@ -1,4 +1,4 @@
-"""What callbacks and LightningModules need of each other: submodules by path, eval mode, and default callbacks."""
+"""Helpers for callbacks and LightningModules: submodules by path, eval mode, and default callbacks."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,14 +32,14 @@ def find_module(root: nn.Module, path: str, kind: type[nn.Module], asked_by: str
             where = ".".join([type(root).__name__, *path.split(".")[:depth]])
             children = [child for child, _ in found.named_children()] if isinstance(found, nn.Module) else []
             raise UserError(
-                f"The {asked_by} is given as {path!r}, but {where} has no submodule {name!r}: "
+                f"Expected a submodule at the path {path!r} (the {asked_by}), got no {name!r} in {where}: "
                 f"{did_you_mean(name, children)}"
             )
         found = getattr(found, name)
     if not isinstance(found, kind):
         raise UserError(
-            f"The {asked_by} is given as {path!r}, which is of type {type(found).__name__}; "
-            f"expected an instance of {kind.__name__}, so give the path of one."
+            f"Expected a {kind.__name__} at the path {path!r} (the {asked_by}), got a {type(found).__name__}: give the "
+            f"path of a {kind.__name__}."
         )
     return found
 

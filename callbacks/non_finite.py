@@ -29,7 +29,7 @@ class SkipNonFiniteSteps(Callback):
     `train/skipped_steps` is logged. The gradient scaler of 16-bit training finds its scale by infinite gradients:
     with it, only the loss is checked until the scale is at most 1.
 
-    Accumulated gradients are skipped as a whole, with all their batches, whichever of these is bad.
+    Accumulated gradients are skipped as a whole, with all their batches, whichever of them is non-finite.
 
     The callback costs one pass over the gradients and one all-reduce of a number that the host waits for. It moves
     itself to the end of the Trainer's callbacks, so that the others have finished the batch.
@@ -39,18 +39,17 @@ class SkipNonFiniteSteps(Callback):
             weights.
 
     Raises:
-        ValueError: If `max_skipped` is negative.
-        UserError: In training, when more steps were skipped.
+        UserError: If `max_skipped` is negative; in training, when more steps were skipped.
     """
 
     def __init__(self, max_skipped: int = 10) -> None:
         super().__init__()
         if max_skipped < 0:
-            raise ValueError(f"max_skipped={max_skipped} of SkipNonFiniteSteps must be at least 0.")
+            raise UserError(f"Expected max_skipped of SkipNonFiniteSteps of at least 0, got {max_skipped}: correct it.")
         self.max_skipped = max_skipped
         self.skipped_steps = 0
         self.batch_is_bad = False
-        """Whether the current or the last training batch is skipped, since it, or another batch of its step, is bad."""
+        """Whether the current or the last training batch is skipped, since a batch of its step is non-finite."""
         self._step_is_bad = False
         self._loss_is_bad: Tensor | None = None
         self._samples: list[Tensor] = []  # of the batches of this step
@@ -79,7 +78,7 @@ class SkipNonFiniteSteps(Callback):
             self._samples.append(batch["sample_index"])
         if self._statistics:  # taken before the first batch of the step
             return
-        # A forward pass updates these, also if its loss turns out to be bad.
+        # A forward pass updates these, also if its loss is non-finite.
         moved = [
             buffer
             for module in pl_module.modules()
@@ -128,9 +127,9 @@ class SkipNonFiniteSteps(Callback):
         if bad and self.skipped_steps > self.max_skipped:
             path = save_resumable(trainer)
             raise UserError(
-                f"Found {self.skipped_steps} steps with a non-finite loss or gradient, expected at most "
-                f"max_skipped={self.max_skipped}: none of them changed the weights, which are in {path}; check the "
-                "samples that were named, lower the learning rate, or clip gradients."
+                f"Expected at most max_skipped={self.max_skipped} steps with a non-finite loss or gradient, got "
+                f"{self.skipped_steps}, none of which changed the weights in {path}: check the samples that were "
+                "named, lower the learning rate, or clip gradients."
             )
 
     def _begin_step(self) -> None:
@@ -139,7 +138,7 @@ class SkipNonFiniteSteps(Callback):
         self._statistics = []
 
     def _judge(self, gradients: list[Tensor], scale: Tensor | None = None) -> None:
-        """Agree with the other processes whether this step is bad, and undo the updates of its forward passes.
+        """Agree with the other processes whether this step is skipped, and undo the updates of its forward passes.
 
         Args:
             gradients: Gradients of the whole step; none if the step is not complete.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from typing_extensions import override
 
+from ..common.errors import UserError
 from ..common.names import did_you_mean
 from ..metrics.classification import accuracies, hits
 from ..metrics.finite import some_of
@@ -51,7 +52,7 @@ class OnlineProbe(Callback):
         eps: Epsilon of AdamW.
 
     Raises:
-        ValueError: If the module lacks that method, features have another shape, a training batch has no images or
+        UserError: If the module lacks that method, features have another shape, a training batch has no images or
             labels, or a label is outside the classes.
     """
 
@@ -96,9 +97,9 @@ class OnlineProbe(Callback):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict and (found := len(state_dict["head"]["1.bias"])) != self.num_classes:
-            raise ValueError(
-                f"{self} found a probe for {found} classes in the checkpoint, expected {self.num_classes}: set "
-                "num_classes to that, or give the probe another name."
+            raise UserError(
+                f"Expected a probe for {self.num_classes} classes in the checkpoint for {self}, got one for {found}: "
+                f"set num_classes to {found}, or give the probe another name."
             )
         self._restored = state_dict
         self._head = self._optimizer = None
@@ -107,9 +108,9 @@ class OnlineProbe(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not callable(getattr(pl_module, self.method, None)):
             methods = [name for name in dir(type(pl_module)) if callable(getattr(type(pl_module), name))]
-            raise ValueError(
-                f"{self} found no {self.method}() in {type(pl_module).__name__}, expected a method that encodes "
-                f"images ({did_you_mean(self.method, methods).rstrip('.')}): set method."
+            raise UserError(
+                f"Expected a method {self.method}() that encodes images for {self}, got {type(pl_module).__name__} "
+                f"without ({did_you_mean(self.method, methods).rstrip('.')}): set method."
             )
 
     @override
@@ -119,9 +120,9 @@ class OnlineProbe(Callback):
         missing = {self.image, self.label} - (batch.keys() if isinstance(batch, Mapping) else set())
         if missing:
             found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
-            raise ValueError(
-                f"{self} found a training batch of {found}, expected a dict with {self.image!r} and {self.label!r}: "
-                "give data with labels, or set image and label to its keys."
+            raise UserError(
+                f"Expected training batches with {self.image!r} and {self.label!r} for {self}, got {found}: give data "
+                "with labels, or set image and label to its keys."
             )
         if is_skipped(trainer):
             return
@@ -189,15 +190,15 @@ class OnlineProbe(Callback):
         return f"OnlineProbe {self.name!r}"
 
     def _features(self, trainer: Trainer, pl_module: LightningModule, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return features, float32 [B, D]; the module, its modes and the random generators stay as they are."""
+        """Return features, float32 [B, D]; the module, its modes and the random generators do not change."""
         with isolate_rng(), torch.no_grad(), evaluating(pl_module):
             features = features_of(trainer, getattr(pl_module, self.method), batch[self.image])
         if features.dim() == 3 and features.shape[1] > 1:
             features = features[:, 1:].mean(1)
         if features.dim() != 2:
-            raise ValueError(
-                f"{self} found {list(features.shape)} from {type(pl_module).__name__}.{self.method}(), expected "
-                "features [B, D], or tokens [B, T, D] with the class token first and at least one more: set method."
+            raise UserError(
+                "Expected features [B, D], or tokens [B, T, D] with the class token first and at least one more, for "
+                f"{self}, got {list(features.shape)} from {type(pl_module).__name__}.{self.method}(): set method."
             )
         return features.float()
 
@@ -243,7 +244,7 @@ class OnlineProbe(Callback):
     def _refuse_no_class(self) -> None:
         # Not in the step, where the host would wait for the device.
         if self._no_class:
-            raise ValueError(
-                f"{self} found {int(self._no_class)} labels outside 0 to {self.num_classes - 1}, expected each "
-                "image's class: set num_classes to their number."
+            raise UserError(
+                f"Expected labels from 0 to {self.num_classes - 1} for {self}, got {int(self._no_class)} labels "
+                "outside: set num_classes to the number of classes."
             )

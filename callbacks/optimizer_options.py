@@ -6,7 +6,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class TypedOptimizerOptions(Callback):
-    """Let a learning rate, weight decay or beta that was typed on resume win over the optimizer state.
+    """Let a learning rate, weight decay or beta that was typed on resume override the optimizer state.
 
     An optimizer's state holds its settings, and a scheduler's state the base learning rates, so restoring them undoes
     a typed learning rate although the module was built with it. This callback copies the settings of the new optimizer

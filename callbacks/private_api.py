@@ -1,6 +1,6 @@
 """Every private name of Lightning and torch that callbacks and strategies use.
 
-Each stands here once, with the reason why no public name serves. Checked with Lightning 2.6.6.
+Each is used here once, with the reason why no public name is sufficient. Checked with Lightning 2.6.6.
 """
 
 from collections.abc import Iterable, Sequence

@@ -50,7 +50,9 @@ class FeatureQueue(nn.Module):
     def __init__(self, size: int, dim: int, ids: bool = False, random_start: bool = False) -> None:
         super().__init__()
         if size < 1 or dim < 1:
-            raise ValueError(f"FeatureQueue got size={size} and dim={dim}: both must be at least 1.")
+            raise UserError(
+                f"Expected size and dim of a FeatureQueue of at least 1, got {size} and {dim}: correct them."
+            )
         self.size = size
         self.dim = dim
         features = F.normalize(torch.randn(size, dim), dim=1) if random_start else torch.zeros(size, dim)
@@ -127,24 +129,28 @@ class FeatureQueue(nn.Module):
     def _check(self, features: Tensor, ids: Tensor | None) -> None:
         if features.dim() != 2 or features.shape[1] != self.dim:
             raise ValueError(
-                f"The queue holds rows of {self.dim} values, got features of shape {list(features.shape)}."
+                f"Expected features [B, {self.dim}], got features of shape {list(features.shape)}: enqueue rows of dim "
+                "values."
             )
         if (ids is not None) != (self.ids is not None):
-            expected, found = ("ids", "none came") if ids is None else ("no ids", "some came")
+            expected, found = ("ids", "none") if ids is None else ("no ids", "ids")
             raise ValueError(
-                f"The queue was made with ids={self.ids is not None} and expects {expected} with the features, but "
+                f"Expected {expected} with the features, as the queue was made with ids={self.ids is not None}, got "
                 f"{found}: call FeatureQueue and enqueue() consistently."
             )
         if ids is not None and ids.shape != features.shape[:1]:
-            raise ValueError(f"Got ids of shape {list(ids.shape)} for {features.shape[0]} features, expected one each.")
+            raise ValueError(
+                f"Expected ids [{features.shape[0]}], one for each row, got ids of shape {list(ids.shape)}: give one "
+                "each."
+            )
 
     @override
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         features = state_dict.get(prefix + "features")
         if features is not None and tuple(features.shape) != (self.size, self.dim):
-            raise ValueError(
-                f"The queue {prefix[:-1]!r} in the checkpoint has {features.shape[0]} rows of {features.shape[1]} "
-                f"values, this one {self.size} rows of {self.dim}: give it the checkpoint's size and dim."
+            raise UserError(
+                f"Expected {self.size} rows of {self.dim} values in the checkpoint of the queue {prefix[:-1]!r}, got "
+                f"{features.shape[0]} rows of {features.shape[1]}: give the queue the checkpoint's size and dim."
             )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -170,7 +176,7 @@ class QueueCallback(Callback):
     `SkipNonFiniteSteps` skips enqueues nothing either, and the rows of its earlier accumulated batches are removed.
 
     Args:
-        queues: Attribute path of the queue by name of its keys; None asks the module's `queues()`, which returns the
+        queues: Attribute path of the queue by name of its keys; None uses the module's `queues()`, which returns the
             queues by name.
         log: Whether to log the filled share of each queue as `queue/<name>_filled`.
     """
@@ -178,7 +184,10 @@ class QueueCallback(Callback):
     def __init__(self, queues: dict[str, str] | None = None, log: bool = True) -> None:
         super().__init__()
         if queues is not None and not queues:
-            raise ValueError("QueueCallback got an empty dict of queues: name one, or give None to ask the module.")
+            raise UserError(
+                "Expected at least one queue for QueueCallback, got an empty dict: name one, or give None to ask the "
+                "module."
+            )
         self.queues = queues
         self.log = log
         self._overwritten: list[tuple[FeatureQueue, tuple[Tensor, ...]]] = []  # by the batches of this step
@@ -204,14 +213,14 @@ class QueueCallback(Callback):
         queues: dict[str, FeatureQueue] = ask() if callable(ask) else {}
         if not queues:
             raise UserError(
-                f"QueueCallback has no queues: none were given to it, and {type(pl_module).__name__} has no queues() "
-                "that returns some; pass queues={'name': 'attribute path'} or add the method."
+                f"Expected queues for QueueCallback, got none from its arguments and none from queues() of "
+                f"{type(pl_module).__name__}: pass queues={{'name': 'attribute path'}}, or add the method."
             )
         for name, queue in queues.items():
             if not isinstance(queue, FeatureQueue):
                 raise UserError(
-                    f"queues() of {type(pl_module).__name__} returns a {type(queue).__name__} as {name!r}, expected a "
-                    "FeatureQueue."
+                    f"Expected a FeatureQueue as {name!r} from queues() of {type(pl_module).__name__}, got a "
+                    f"{type(queue).__name__}: return a FeatureQueue."
                 )
         return queues
 
@@ -269,9 +278,10 @@ def _refuse_averaged_buffers(trainer: Trainer) -> None:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
         if isinstance(callback, WeightAveraging) and averages_buffers(callback):
-            raise ValueError(
-                f"Found Lightning's {type(callback).__name__} beside a queue, whose rows, ids and pointer it would "
-                "average like weights: give it use_buffers=False, or average a part of the module by EMACallback."
+            raise UserError(
+                f"Expected use_buffers=False of Lightning's {type(callback).__name__} beside a queue, got True, which "
+                "would average the queue's rows, ids and pointer: set it, or average a part of the module by "
+                "EMACallback."
             )
 
 
@@ -284,19 +294,20 @@ def _keys_of(outputs: Any, queues: dict[str, FeatureQueue], module: str) -> Mapp
     keys = outputs.get("keys") if isinstance(outputs, Mapping) else None
     if not isinstance(keys, Mapping):
         found = f"a dict with {sorted(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
-        raise ValueError(
-            f"training_step of {module} returned {found}, expected {{'loss': ..., 'keys': {{{next(iter(queues))!r}: "
-            "tensor [B, dim], ...}}: return the keys for QueueCallback, detached."
+        raise UserError(
+            f"Expected {{'loss': ..., 'keys': {{{next(iter(queues))!r}: tensor [B, dim], ...}}}} from training_step of "
+            f"{module}, got {found}: return the keys for QueueCallback, detached."
         )
     for name in [*keys, *(outputs.get("key_ids") or {})]:
         if name not in queues:
-            raise ValueError(
-                f"training_step of {module} returned keys {name!r}, for which there is no queue: "
+            raise UserError(
+                f"Expected keys of known queues from training_step of {module}, got keys {name!r}: "
                 f"{did_you_mean(name, list(queues))}"
             )
     for name in queues:
         if name not in keys:
-            raise ValueError(
-                f"training_step of {module} returned no keys for the queue {name!r}: {did_you_mean(name, list(keys))}"
+            raise UserError(
+                f"Expected keys for the queue {name!r} from training_step of {module}, got none: "
+                f"{did_you_mean(name, list(keys))}"
             )
     return keys

@@ -10,7 +10,6 @@ from argparse import SUPPRESS, Action
 from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
-from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
@@ -26,6 +25,7 @@ from ..common.private_api import (
     take_text_verbatim,
 )
 
+# Titles of the groups of options, in their order, by the section that a group holds.
 TITLES = {
     "model": "Model (its own arguments: --model.help NAME)",
     "data": "Data (its own arguments: --data.help NAME)",
@@ -36,12 +36,8 @@ TITLES = {
 }
 # Every other `--<key>.help` repeats `--help`.
 HELPFUL = ("model.help", "data.help", "trainer.callbacks.help")
-# The packages of the classes that a section can name, if its type is any `torch.nn.Module`.
-HOMES = {
-    "model": "vlightning.lightning_modules.",
-    "data": "vlightning.datamodules.",
-    "trainer": "vlightning.callbacks.",
-}
+# The folder of the classes that a section can name, if its type is any `torch.nn.Module`.
+ROOMS = {"model": "lightning_modules", "data": "datamodules", "trainer": "callbacks"}
 
 
 class HelpFormatter(DefaultHelpFormatter):
@@ -58,9 +54,9 @@ class HelpfulParser(LightningArgumentParser):
     """A parser with a short help, which never reads a file where the file's name belongs.
 
     jsonargparse takes text for the name of a config file wherever a type holds a class: `train: str | Source | ...`
-    then gets the pairs in `pairs.json` for a list of sources, and the content of `pairs.csv` for a name. Here that is
-    off for every argument that takes text itself, of classes within classes too, since jsonargparse makes their parsers
-    of this class. An argument that takes nothing but a class is still read from a file: `--model model.yaml`.
+    then gets the content of `pairs.csv` for a name. Here that is off for every argument that takes text itself, of
+    classes within classes too, since jsonargparse makes their parsers of this class. An argument that takes nothing but
+    a class is still read from a file: `--model model.yaml`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -100,35 +96,27 @@ class HelpfulParser(LightningArgumentParser):
         return _plain(str(super().format_help(*args, **kwargs)))
 
 
-def _choices(action: Any) -> list[str]:
+def _choices(action: Any) -> dict[str, type]:
     """Return the classes that an argument can take, without those of other packages."""
-    bases = class_bases(option_type(action))
-    home = HOMES.get(action.dest.split(".")[0], "")
-    models = any(issubclass(base, LightningModule) for base in bases)
-    return [
-        name
-        for name, cls in own_subclasses(bases).items()
-        if (models or not issubclass(cls, LightningModule))
-        and (not cls.__module__.startswith("vlightning.") or cls.__module__.startswith(home))
-    ]
+    return own_subclasses(class_bases(option_type(action)), ROOMS.get(action.dest.split(".")[0], ""))
 
 
 def _shorten(parser: LightningArgumentParser) -> None:
-    """Give the sections of a subcommand titles, the own ones first, and Lightning's arguments one sentence each."""
-    for action in parser_actions(parser):
-        section, _, name = action.dest.partition(".")
-        if section == "last_checkpoint" and name and name not in inspect.signature(LastCheckpoint).parameters:
-            action.help = SUPPRESS  # as for the best checkpoint
-    groups = groups_of_options(parser)
-    own = {id(group): {"help", "model", "data"} & {one.dest.split(".")[0] for one in found} for group, found in groups}
-    sort_groups(parser, lambda group: not own[id(group)])
-    for group, actions in groups:
+    """Give the sections of a subcommand titles, in their order, and Lightning's arguments one sentence each."""
+    shown_once = {f"last_checkpoint.{name}" for name in inspect.signature(LastCheckpoint).parameters}
+    order: dict[int, int] = {}
+    for group, actions in groups_of_options(parser):
+        for action in actions:
+            if action.dest.startswith("last_checkpoint.") and action.dest not in shown_once:
+                action.help = SUPPRESS  # as for the best checkpoint
         shown = [action for action in actions if action.help != SUPPRESS]
-        sections = {action.dest.split(".")[0] for action in shown}
-        if title := next((TITLES[name] for name in TITLES if name in sections), None):
-            group.title = title
+        sections = {action.dest.partition(".")[0] for action in shown}
+        if title := next((title for title in TITLES if title in sections), None):
+            order[id(group)] = 1 + list(TITLES).index(title)
+            group.title = TITLES[title]
             for action in shown:
                 action.help = _first_sentence(action.help or "")
+    sort_groups(parser, lambda group: order.get(id(group), 0))
 
 
 def _first_sentence(text: str) -> str:

@@ -5,18 +5,12 @@ from typing import Any
 from jsonargparse import Namespace
 
 from ..callbacks.checkpoints.saved_run import SavedRun
-from .command_line import Typed, UsageError
-from .resume import at
+from ..common.errors import UserError
+from ..common.typed_values import Typed, at
 
 LINKED = (
-    "vocab_size",
-    "image_size",
-    "image_mean",
-    "image_std",
-    "image_interpolation",
-    "max_tokens",
-    "num_classes",
-    "language_model",
+    *("vocab_size", "max_tokens", "language_model", "num_classes"),
+    *("image_size", "image_mean", "image_std", "image_interpolation"),
 )
 
 
@@ -26,17 +20,14 @@ def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
     jsonargparse's own links cannot say which value was typed, and refuse a config file that names the target even
     with the same value, as a checkpoint's hyper-parameters do.
 
-    Args:
-        config: The parsed configuration of the subcommand; changed in place.
-        typed: What was typed.
-        saved: The checkpoint's values; where the data's value was not typed, the checkpoint's value is used for both,
-            and a vocabulary stays as small as it is there.
+    Where the data's value was not typed, the checkpoint's, if any, is used for both; a vocabulary stays as small as it
+    is there. The parsed configuration is changed in place.
 
     Returns:
         The module's arguments that were taken from the data, as `vocab_size` or `text.vocab_size`.
 
     Raises:
-        UsageError: If the module's value was typed and differs from the data's.
+        UserError: If the module's value was typed and differs from the data's.
     """
     source = (config.get("data") or {}).get("init_args") or {}
     target = (config.get("model") or {}).get("init_args") or Namespace()
@@ -52,7 +43,7 @@ def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
                 target[place] = was
                 continue
         if target[place] != source[name] and by is not None:
-            raise UsageError(
+            raise UserError(
                 f"model.init_args.{place} is {target[place]!r} by {by}, but data.init_args.{name} is "
                 f"{source[name]!r}; the module takes the data's value, so set data.init_args.{name} only."
             )

@@ -1,1 +1,1 @@
-"""What every room may use; imports no other room of the package."""
+"""Helpers that every folder may use; imports nothing else of the package."""

@@ -1,4 +1,4 @@
-"""Which arguments a class takes, and which classes the type of an argument names."""
+"""Arguments of classes, and classes that an argument's type allows."""
 
 import collections.abc
 import inspect
@@ -8,13 +8,13 @@ import types
 from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from .names import did_you_mean
 from .private_api import constructor_parameters
 
 CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
-# Types whose values are written as they are.
+# Types with literal values.
 PLAIN = (str, int, float, bool, bytes, list, tuple, dict, set, type(None), object)
 _IN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
@@ -82,16 +82,19 @@ def subclass_names(bases: tuple[type, ...]) -> list[str]:
     ]
 
 
-def own_subclasses(bases: tuple[type, ...]) -> dict[str, type]:
+def own_subclasses(bases: tuple[type, ...], room: str = "") -> dict[str, type]:
     """Return the public subclasses that this package exports or that the user's own files define, by name.
 
     Args:
         bases: The base classes, which are not among the result.
+        room: The folder of this package whose classes are wanted; empty for all.
     """
     return {
         name: cls
         for name, cls in subclasses(bases).items()
-        if cls not in bases and not _is_internal(cls) and (_is_ours(cls) or not _is_installed(cls))
+        if cls not in bases
+        and not _is_internal(cls)
+        and (cls.__module__.split(".")[1].startswith(room) if _is_ours(cls) else not _is_installed(cls))
     }
 
 
@@ -121,20 +124,44 @@ def find_class(name: str, bases: tuple[type, ...]) -> type | str:
         return f"the module {module!r} cannot be imported."
     if not isinstance(found, type):
         return did_you_mean(last, subclass_names(bases))
-    return found if issubclass(found, bases) else f"it is no {' or '.join(base.__name__ for base in bases)}."
+    return found if issubclass(found, bases) else f"it is not a {' or '.join(base.__name__ for base in bases)}."
 
 
-def accepts(hint: Any, value: Any) -> bool:
-    """Whether the parser takes a value for an argument of this type."""
+def written_as(hint: Any, value: Any, is_class: bool) -> str:
+    """Return what YAML holds for an argument: a `section`, a `class`, a `group` of settings, or a `plain` value.
+
+    Args:
+        hint: The argument's type; a dict of types for a section.
+        value: The value.
+        is_class: Whether a mapping stands for a class although it names none, since one was named before.
+    """
+    if isinstance(hint, dict):
+        return "section"
+    bases = class_bases(hint)
+    by_keys = isinstance(value, dict) and ("class_path" in value or "init_args" in value or is_class)
+    if settings_group(hint) is not None and not isinstance(value, str | None) and not by_keys:
+        return "group"
+    # A dataclass is written as its fields, never by its name.
+    by_name = isinstance(value, str) and str not in members(hint) and not all(map(is_dataclass, bases))
+    return "class" if bases and (by_keys or by_name) else "plain"
+
+
+def expected(hint: Any, value: Any) -> str | None:
+    """Return the end of a sentence about what is expected in place of a value; None if the parser takes the value."""
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
     try:
         parser.add_argument("--x", type=hint)
         parser.parse_object({"x": value})
+        return None
     except Exception as error:
-        return "Unsupported type" in str(error)
-    return True
+        if "Unsupported type" in str(error):
+            return None
+    literals = [member for member in members(hint) if get_origin(member) is Literal]
+    if choices := [str(choice) for literal in literals for choice in get_args(literal)]:
+        return f"one of {', '.join(choices)}; {did_you_mean(str(value), choices)}"
+    return f"{type_in_words(hint)}."
 
 
 def type_in_words(hint: Any) -> str:

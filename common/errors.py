@@ -1,8 +1,8 @@
-"""Errors that a user can mend."""
+"""Errors that the user can fix."""
 
 
 class UserError(Exception):
-    """Something that the user can mend; the command line prints the message as one sentence, without a traceback.
+    """An error that the user can fix; the command line prints the message as one sentence, without a traceback.
 
-    The message says what was expected, what was found and what to do.
+    The message has the form "Expected ..., got ...: do ...".
     """

@@ -1,11 +1,11 @@
-"""Files and folders that are whole or not there: one atomic write, and the clearing of what killed writers left.
+"""Atomic writing of files and folders, and removal of unfinished files of killed writers.
 
 A file or folder is written under an unfinished name beside its target and renamed when it is complete. The unfinished
-name holds the machine, the process number and the start time of its writer, so that `clear_leftovers` removes what a
-dead writer left and nothing that a living one is writing. On the same machine the process is looked up; a process
-number that was reused is recognized by its start time. About a writer on another machine or in another container that
-shares the file system nothing can be proved (file locks are no proof either: several network file systems keep locks
-per machine, or have none), so its leftovers are removed only after `FOREIGN_AGE` without a change.
+name holds the machine, the process number and the start time of its writer, so that `clear_leftovers` removes the files
+of ended writers only. On the same machine the process is looked up; a reused process number is recognized by its start
+time. Whether a writer on another machine or in another container that shares the file system is running is unknown
+(file locks do not help: several network file systems keep them per machine, or have none), so its files are removed
+only after `FOREIGN_AGE` without a change.
 """
 
 import errno
@@ -46,12 +46,13 @@ def replacing(target: str | Path, keep_existing: bool = False) -> Iterator[Path]
         keep_existing: If another process has made the target in the meantime, keep that one and drop this one.
 
     Raises:
-        WriteError: If it cannot be written.
+        WriteError: If it cannot be written, or a file stands where its folder should be.
     """
     target = Path(target)
     staged = unfinished_beside(target)
+    with writing(target):
+        _make_folder(target.parent)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(target.parent)
         yield staged
         sync(staged)
@@ -81,15 +82,17 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def check_free(target: Path) -> None:
-    """Check that a path is free for a new file or folder: that nothing is there, or an empty folder.
+    """Check that a path is free for a new file or folder: that it does not exist, or is an empty folder.
 
     Raises:
-        FileExistsError: If the path is taken.
+        UserError: If the path is taken.
     """
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists():
-        raise FileExistsError(f"Found {str(target)!r} already there, expected a new name: remove it or give another.")
+        raise UserError(
+            f"Expected a new name or an empty folder, got {str(target)!r}, which exists: remove it or give another."
+        )
 
 
 def unfinished_beside(target: Path) -> Path:
@@ -117,10 +120,10 @@ def swap_in(staged: Path, target: Path) -> None:
 
     A file replaces a file in one step. A folder takes two steps, since no folder can be renamed onto one that is not
     empty: a process that is killed in between leaves the old folder under a name that begins with `.replaced-`, and
-    `clear_leftovers` gives that folder its name back. If two processes do this at once, the later one wins.
+    `clear_leftovers` gives that folder its name back. If two processes do this at once, the later rename is kept.
 
     Raises:
-        OSError: If it cannot be renamed; the target then is what it was before.
+        OSError: If it cannot be renamed; the target is then unchanged.
     """
     if not (staged.is_dir() or target.is_dir()):
         os.replace(staged, target)
@@ -145,10 +148,10 @@ def swap_in(staged: Path, target: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what killed processes left unfinished in a folder.
+    """Remove unfinished files of killed processes in a folder.
 
-    A replaced folder whose original path is free gets its name back. What a living process may be writing stays, and
-    so does what cannot be removed.
+    A replaced folder whose original path is free gets its name back. Files of running processes, and files
+    that cannot be removed, are kept.
     """
     with suppress(OSError):
         for staged in folder.glob(f"{UNFINISHED}*"):
@@ -180,9 +183,19 @@ def sync(path: Path) -> None:
             _sync_path(part)
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next((part for part in (folder, *folder.parents) if part.is_file()), folder)
+        raised = WriteError(f"Expected the folder {folder}, got the file {file}: move the file or give another path.")
+        raised.errno = error.errno
+        raise raised from error
+
+
 def _write_error(target: Path, error: Exception) -> WriteError:
     cause = _os_error(error)
-    kept = "what was there before is unchanged" if target.exists() else "nothing is left of it"
+    kept = "what was there before is unchanged" if target.exists() else "nothing was written"
     message = f"{target} could not be written ({cause or error}); {kept}: check the free space and the permissions."
     raised = WriteError(message)
     raised.errno = cause.errno if cause is not None else None
@@ -211,7 +224,7 @@ def _sync_path(path: Path) -> None:
 
 
 def _is_left(path: Path, prefix: str) -> bool:
-    """Tell whether the writer of an unfinished or replaced path has ended, certainly or very probably."""
+    """Return whether the writer of an unfinished or replaced path has ended, certainly or very probably."""
     owner = _OWNER.fullmatch(path.name.removeprefix(prefix))
     if owner is not None and owner["machine"] == _machine():
         return not _is_alive(int(owner["pid"]), owner["start"])

@@ -10,10 +10,10 @@ def log_global(module: LightningModule, values: Mapping[str, Tensor | float], pr
     """Log values that are the same in every process, from a hook at the end of an epoch.
 
     Args:
-        module: what logs.
-        values: by name.
-        progress_bar: name of the value that the progress bar shows.
+        module: module that logs.
+        values: values by name.
+        progress_bar: name of the value for the progress bar.
     """
     for name, value in values.items():
-        # The mean of equal values; without `sync_dist` Lightning warns.
+        # `sync_dist` averages equal values; without it Lightning warns.
         module.log(name, value, prog_bar=name == progress_bar, sync_dist=True)

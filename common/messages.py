@@ -1,28 +1,30 @@
-"""Lines of a run for the user, printed once for all its processes, without the noise of other packages."""
+"""Messages to the user, printed once for all processes, and filters for messages of other packages."""
 
 import functools
 import logging
 import os
+import re
 import sys
 import warnings
+from collections.abc import Mapping
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-# Messages of other packages that no user can act on.
+# Messages of other packages that do not help the user.
 NOISE = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
     r"The number of training batches .* is smaller than the logging interval",
     r".*jsonargparse.*deprecat",
     # Teachers are in eval mode on purpose.
     r"Found \d+ module\(s\) in eval mode at the start of training",
-    # Modules look labels up in this hook while they are on the host; no datamodule here has one of its own.
+    # Modules look up labels in this hook while they are on the host; no datamodule of this package has the hook.
     r"You have overridden `on_before_batch_transfer`",
-    # A run that is resumed in a folder of its own keeps its own best checkpoint.
+    # A run that resumes in another folder has its own best checkpoint.
     r"The dirpath has changed from",
-    # A run that is resumed in its own folder, whose folder was checked before.
+    # A run that resumes in its own folder, which was checked before.
     r"Checkpoint directory .* exists and is not empty",
 )
-# The same in log messages, by logger.
+# Such log messages, by logger.
 LOGGED_NOISE = {
     "lightning.pytorch.utilities.rank_zero": ("litlogger", "litmodels"),
     "lightning.pytorch.trainer.connectors.checkpoint_connector": ("`weights_only` was not set",),
@@ -41,8 +43,20 @@ def say(line: str) -> None:
         sys.stdout.write(f"{line}\n")
 
 
+def table(values: Mapping[str, float]) -> str:
+    """Return names and values in two columns, in the order of the names with numbers counted: r1, r5, r10."""
+    width = max(map(len, values), default=0)
+    names = sorted(values, key=lambda name: [(int(n or -1), text) for n, text in re.findall(r"(\d+)|(\D+)", name)])
+    return "".join(f"{name:<{width}}  {_readable(values[name]):>8}\n" for name in names)
+
+
+def _readable(value: float) -> str:
+    """Return four significant digits, and never fewer than those of a whole number."""
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
 def silence_noise() -> None:
-    """Silence messages of other packages that no user can act on."""
+    """Silence messages of other packages that do not help the user."""
     for pattern in NOISE:
         warnings.filterwarnings("ignore", message=pattern)
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"jsonargparse|lightning")

@@ -1,8 +1,8 @@
-"""Which code a checkpoint may name: classes of this package, `torch.optim`'s, and what the user typed.
+"""Code that a checkpoint may name: classes of this package and of `torch.optim`, and names that the user typed.
 
-A checkpoint's hyper-parameters name classes, and jsonargparse imports and calls whatever is named: a file of nothing
-but tensors and plain data would run any function. So every name is looked up first, among what is imported already, and
-judged by the object that is found there: a path through this package may lead out of it (`vlightning.x.os.system`).
+A checkpoint's hyper-parameters name classes, and jsonargparse imports and calls every name: a file of tensors and plain
+data could run any function. Therefore every name is looked up among the imported modules, and the object that it leads
+to is checked: a path through this package may leave the package (`vlightning.x.os.system`).
 """
 
 import importlib
@@ -21,17 +21,17 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .class_arguments import CLASS_KEYS, PLAIN, class_bases, members, parameters, subclasses
 
-# What Lightning writes into a checkpoint for the function that rebuilds the object.
+# Name of the function that rebuilds the object, as Lightning writes it into a checkpoint.
 INSTANTIATORS = ("lightning.pytorch.cli.instantiate_module", "pytorch_lightning.cli.instantiate_module")
 _PACKAGE = __name__.partition(".")[0]
 
 
 class ForeignCode(ValueError):
-    """A file names code that it may not name.
+    """A file names code that is not allowed.
 
     Args:
-        key: Where it does, as in `init_args.eval_transform`; empty for the class of the whole.
-        name: What it names.
+        key: Place of the name, as in `init_args.eval_transform`; empty for the class itself.
+        name: The name.
     """
 
     def __init__(self, key: str, name: str) -> None:
@@ -42,10 +42,10 @@ class ForeignCode(ValueError):
 class TypedNames:
     """The names that the user typed, which a checkpoint may name too.
 
-    What was typed as a class is imported, as the parser would do a moment later.
+    Typed classes are imported, as the parser would do later.
 
     Args:
-        trees: What was typed, as nested dicts: options and YAML files.
+        trees: Typed options and YAML files as nested dicts.
     """
 
     def __init__(self, trees: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -54,11 +54,11 @@ class TypedNames:
             if "." in name and all(part.isidentifier() for part in name.split(".")):
                 try:
                     importlib.import_module(name.rpartition(".")[0])
-                except Exception:  # the parser will meet it again, and say what is wrong
+                except Exception:  # the parser reports it
                     continue
 
     def allow(self, name: str, found: type | None, bases: tuple[type, ...]) -> bool:
-        """Whether this name, or another one of the same class, was typed."""
+        """Return whether this name, or another name of the same class, was typed."""
         if name in self.names:
             return True
         if found is None:
@@ -68,49 +68,49 @@ class TypedNames:
 
 
 def imported(path: str) -> type | None:
-    """The class of a dotted path, if its module is imported and holds it; imports nothing, and calls nothing."""
+    """Return the class of a dotted path, if its module is imported and contains it; imports and calls nothing."""
     module, _, name = path.rpartition(".")
     found = vars(sys.modules[module]).get(name) if module in sys.modules else None
     return found if isinstance(found, type) else None
 
 
 def check_arguments(values: Mapping[str, Any], cls: type | None, typed: TypedNames, key: str = "init_args") -> Any:
-    """The arguments of a class as a checkpoint gives them, if they name no other code than they may.
+    """Return the arguments of a class from a checkpoint, after a check of the code that they name.
 
     Args:
         values: The arguments, plain data.
-        cls: The class, for the types of its arguments; None where it is not known.
-        typed: What the user typed.
-        key: Where they stand, for the message.
+        cls: The class, for the types of its arguments; None if unknown.
+        typed: Names that the user typed.
+        key: Place of the arguments, for the message.
 
     Returns:
-        A copy in which classes have the name of the module that defines them.
+        A copy in which classes have the names of their defining modules.
 
     Raises:
         ForeignCode: At the first name that is not allowed.
     """
     hints = parameters(cls) if cls is not None else {}
     for name in values:
-        # jsonargparse takes `a.class_path` as two levels, and keeps notes of its own under `__path__`.
+        # jsonargparse reads `a.class_path` as two levels, and uses `__path__` itself.
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("__"):
             raise ForeignCode(key, str(name))
     return {name: _check(value, hints.get(name), typed, f"{key}.{name}") for name, value in values.items()}
 
 
 def check_class(name: Any, bases: tuple[type, ...], typed: TypedNames, key: str = "") -> tuple[str, type | None]:
-    """The class that a checkpoint names, by the name under which the parser finds this one and no other.
+    """Return a class that a checkpoint names, with the name by which the parser finds exactly this class.
 
     Args:
         name: A dotted path, or the name of an imported class.
-        bases: Of which it should be; none where that is not known.
-        typed: What the user typed.
-        key: Where it stands, for the message.
+        bases: Expected base classes; empty if unknown.
+        typed: Names that the user typed.
+        key: Place of the name, for the message.
 
     Returns:
-        Its name, and the class; None for one that was typed and is not imported.
+        The name, and the class; None for a typed class that is not imported.
 
     Raises:
-        ForeignCode: If it is not allowed.
+        ForeignCode: If the class is not allowed.
     """
     if not isinstance(name, str):
         raise ForeignCode(key, repr(name))
@@ -125,13 +125,13 @@ def check_class(name: Any, bases: tuple[type, ...], typed: TypedNames, key: str 
 def check_described(
     described: Mapping[str, Any], base: type, typed: TypedNames, is_replaced: Callable[[str], bool] = lambda _: False
 ) -> dict[str, Any]:
-    """Return a class and its arguments as a checkpoint gives them, if they name no other code than they may.
+    """Return a class and its arguments from a checkpoint, after a check of the code that they name.
 
     Args:
         described: `{"class_path": ..., "init_args": {...}}`.
-        base: Of which the class should be.
-        typed: What the user typed.
-        is_replaced: Whether another value replaces an argument, so that its foreign code can be left out.
+        base: Expected base class.
+        typed: Names that the user typed.
+        is_replaced: Whether another value replaces an argument, whose foreign code is then left out.
 
     Raises:
         ForeignCode: At the first name that is not allowed.
@@ -148,7 +148,7 @@ def check_described(
 
 
 def defined_here(found: type) -> bool:
-    """Whether a class is defined by this package, or is an optimizer or a scheduler that `torch.optim` defines.
+    """Return whether this package defines a class, or `torch.optim` an optimizer or a scheduler.
 
     Args:
         found: The class.
@@ -162,7 +162,7 @@ def defined_here(found: type) -> bool:
 
 
 def _check(value: Any, hint: Any, typed: TypedNames, key: str) -> Any:
-    """One value, whatever its type: refuses names of code, also those in the YAML of a string."""
+    """Check a value of any type: refuse names of code, also in the YAML of a string."""
     if isinstance(value, str):
         return _check_text(value, hint, typed, key)
     if isinstance(value, (list, tuple)):
@@ -176,7 +176,7 @@ def _check(value: Any, hint: Any, typed: TypedNames, key: str) -> Any:
         for name in value:
             if "class_path" in str(name).split(".") or str(name).startswith("__"):
                 raise ForeignCode(key, str(name))
-        if set(value) <= set(CLASS_KEYS) and len(bases) == 1:  # of the class that the type itself is
+        if set(value) <= set(CLASS_KEYS) and len(bases) == 1:  # of the only class of the type
             return {name: check_arguments(dict(part or {}), bases[0], typed, key) for name, part in value.items()}
         rest = next((member for member in members if _is_mapping(member)), None)
         every = get_args(rest)[-1] if get_args(rest) else None
@@ -204,7 +204,7 @@ def _check_text(value: str, hint: Any, typed: TypedNames, key: str) -> str:
         return value
     if any(_is_code(member) for member in members):
         return check_class(value, class_bases(hint), typed, key)[0]
-    # jsonargparse tries a string as a class wherever a dataclass could stand, and imports its module for that.
+    # For a dataclass jsonargparse tries a string as a class, and imports its module.
     module = value.rpartition(".")[0]
     if any(is_dataclass(member) for member in members) and all(part.isidentifier() for part in value.split(".")):
         new = module != "" and module not in sys.modules
@@ -214,7 +214,7 @@ def _check_text(value: str, hint: Any, typed: TypedNames, key: str) -> str:
 
 
 def _opened(hint: Any) -> list[Any]:
-    """Members of a type; none where everything is allowed."""
+    """Return the members of a type; empty if everything is allowed."""
     return [] if hint is None or hint is Any else members(hint)
 
 
@@ -224,16 +224,16 @@ def _is_mapping(member: Any) -> bool:
 
 
 def _is_code(member: Any) -> bool:
-    """Whether a member of a type is one for which a string would be imported: a class, a function, a type."""
+    """Return whether a string would be imported for a member of a type: a class, a function, a type."""
     if member in (*PLAIN, Any) or get_origin(member) is Literal or _is_mapping(member):
         return False
     if not isinstance(member, type) or get_origin(member) is not None or member is type:
-        return True  # a callable, `type[X]`, and what else there may be
+        return True  # a callable, `type[X]`, and other types
     return not (is_dataclass(member) or issubclass(member, (Enum, os.PathLike)))
 
 
 def _inner(base: type) -> dict[str, Any]:
-    """Types of what a class that stands for itself is made of."""
+    """Return the types of the fields of a class."""
     if is_dataclass(base):
         hints = get_type_hints(base)
         return {one.name: hints.get(one.name) for one in fields(base)}
@@ -241,7 +241,7 @@ def _inner(base: type) -> dict[str, Any]:
 
 
 def _strings(tree: Any) -> Iterator[str]:
-    """All values of a tree that are text."""
+    """Yield all strings of a tree."""
     if isinstance(tree, str):
         yield tree
     elif isinstance(tree, Mapping):
@@ -253,7 +253,7 @@ def _strings(tree: Any) -> Iterator[str]:
 
 
 def _class_names(tree: Any, top: bool = True) -> Iterator[str]:
-    """What a tree names as classes: every `class_path`, and `model` and `data` where they are a name alone."""
+    """Yield the class names of a tree: every `class_path`, and `model` and `data` if they are strings."""
     if isinstance(tree, Mapping):
         for name, value in tree.items():
             if isinstance(value, str) and (name == "class_path" or (top and name in ("model", "data"))):

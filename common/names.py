@@ -1,4 +1,4 @@
-"""The one "did you mean"."""
+"""Nearest names for error messages."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -7,7 +7,7 @@ _SHOWN = 12
 
 
 def nearest(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
-    """Return the candidates closest to a name, the best first, whatever their case; none where nothing is close."""
+    """Return the candidates closest to a name, best first, ignoring case; empty if none is close."""
     lowered = {candidate.lower(): candidate for candidate in sorted(set(candidates))}
     return [lowered[found] for found in get_close_matches(name.lower(), list(lowered), n=count, cutoff=0.5)]
 

@@ -1,6 +1,6 @@
 """Every private name of jsonargparse, Lightning and torch that the command line and its callbacks use, with the reason.
 
-Methods that are overridden in subclasses cannot stand here; `OVERRIDDEN` names them.
+Methods that are overridden in subclasses cannot be wrapped here; `OVERRIDDEN` lists them.
 """
 
 from importlib import import_module
@@ -8,14 +8,14 @@ from typing import Any
 
 OVERRIDDEN = {
     "LightningCLI._parse_ckpt_path": "parses a checkpoint's hyper-parameters over what was typed; `cli.py` reads them "
-    "before, so that what was typed wins",
+    "before, so that typed values override",
     "LightningCLI._instantiate_trainer": "the only place where the Trainer's arguments are complete and its callbacks "
     "can be added to",
     "LightningCLI._run_subcommand": "the only place around the run itself",
     "DefaultHelpFormatter._get_help_string": "lists every imported subclass of a type",
     "RichProgressBar._init_progress": "creates the column of the metrics (`_metric_component`), for the "
     "terminal in `_console`",
-    "_SubprocessScriptLauncher.launch": "starts the thread that kills this process without a sentence",
+    "_SubprocessScriptLauncher.launch": "starts the thread that kills this process without a message",
 }
 
 

@@ -4,20 +4,20 @@ from .errors import UserError
 
 
 def check_heads(width: int, heads: int) -> None:
-    """Check that attention heads share a width.
+    """Check that the number of attention heads divides a width.
 
     Raises:
-        UserError: if they do not.
+        UserError: if the heads do not divide the width.
     """
     if width % heads:
         raise UserError(f"Expected a width that {heads} heads divide, got {width}: change one of them.")
 
 
 def check_patches(image_size: int, patch_size: int) -> None:
-    """Check that an image is made of whole patches.
+    """Check that a patch size divides an image size.
 
     Raises:
-        UserError: if it is not.
+        UserError: if the patch size does not divide the image size.
     """
     if image_size % patch_size:
         raise UserError(

@@ -1,6 +1,5 @@
 """Datamodules. They import `common`, and no other package of the project."""
 
-from .core.base import ImageDataModule
 from .embedded_captions import EmbeddedCaptionsDataModule
 from .image_classification import ImageClassificationDataModule
 from .image_text import ImageTextDataModule
@@ -32,7 +31,6 @@ __all__ = [
     "CLIPEvalTransform",
     "EmbeddedCaptionsDataModule",
     "ImageClassificationDataModule",
-    "ImageDataModule",
     "ImageNetEvalTransform",
     "ImageNetTrainTransform",
     "ImageTextDataModule",

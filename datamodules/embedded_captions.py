@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.errors import UserError
 from .core.decode import MAX_PIXELS
-from .core.sampled import SampledDataModule, Split, check_least
+from .core.hyperparameters import check_least
+from .core.sampled import SampledDataModule
+from .core.stages import Split
 from .sources.embedded_rows import (
     CaptionCollate,
     CaptionReader,

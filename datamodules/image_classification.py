@@ -7,7 +7,7 @@ from typing import Any
 
 from ..common.errors import UserError
 from .core.decode import MAX_PIXELS
-from .core.sampled import Split
+from .core.stages import Split
 from .labels import LabelDataModule
 from .sources.label_table import LabelTable
 from .sources.layout import Layout

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from PIL import Image
 from torch import nn
+from torch.utils.data import DataLoader
 
 from ..common.errors import UserError
 from .core.decode import MAX_PIXELS
-from .core.sampled import Split, check_least
+from .core.hyperparameters import check_least
+from .core.loaders import BatchLoader
+from .core.sampling import TrainingPosition
+from .core.stages import Split
 from .pairs import PairDataModule
 from .sources.open import Opening
 from .sources.splits import PairSources, Sources, by_split
 from .sources.stream import Stream
+from .sources.stream_sets import StreamedEvaluationSet, StreamedTrainingSet
 from .sources.table import PairTable
 from .transforms.clip import pair_eval_transform, pair_train_transform
 
@@ -109,3 +116,66 @@ class ImageTextDataModule(PairDataModule):
     def open_split(self, split: Split) -> PairTable | Stream | None:
         """Open and check the rows of a split."""
         return self.pairs.rows(split, self.clean_captions, self.max_words)
+
+    # Streamed splits
+
+    def image(self, split: Split, sample_index: int) -> Image.Image:
+        """Return an image before the transform; see the base class. A streamed split has none in random access."""
+        self._check_random_access(split, "images")
+        return super().image(split, sample_index)
+
+    def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
+        """Return the captions of images; see the base class. A streamed split has none in random access."""
+        self._check_random_access(split, "captions")
+        return super().captions(split, sample_index)
+
+    def _check_random_access(self, split: Split, what: str) -> None:
+        if isinstance(self._opened(split), Stream):
+            raise UserError(
+                f"Expected a {split} split with {what} in random access, got a streamed one: set data.streaming to "
+                "false."
+            )
+
+    def _epoch_rows(self) -> int:
+        return (self.samples_per_epoch or 0) if self.streaming else super()._epoch_rows()
+
+    def _keeps_workers(self, rows: Any) -> bool:
+        # Workers of a stream get the position when they start, so each pass starts new ones.
+        return not self.streaming
+
+    def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
+        if not self.streaming:
+            return super()._training_loader(rows, length, position)
+        streamed = StreamedTrainingSet(
+            rows,
+            self.train_transform,
+            self.encoder(),
+            self.run_seed,
+            self.batch_size,
+            length,
+            self.shuffle_block,
+            self.replicas(),
+            position(),
+        )
+        return self._inner(streamed, self.training_collate(), batch_size=None)
+
+    def _evaluation_loader(self, split: Split) -> BatchLoader:
+        rows = self._opened(split)
+        if not self.streaming:
+            return super()._evaluation_loader(split)
+
+        def make() -> DataLoader[Any]:
+            dataset = StreamedEvaluationSet(
+                rows,
+                self.eval_transform,
+                self.encoder(),
+                self.run_seed,
+                self.eval_batch_size,
+                self.replicas(),
+                split != "predict",
+            )
+            # With more workers, each would read everything.
+            return self._inner(dataset, self.evaluation_collate(), min(self.num_workers, 1), batch_size=None)
+
+        alone = self.replicas()[0] == 1
+        return self._remember(BatchLoader(make, None, self.account(split), keep=False, skip_empty=alone))

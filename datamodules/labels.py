@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Literal
 from torch import nn
 
 from ..common.errors import UserError
-from .core.base import ImageDataModule
-from .core.contract import ExpectsPreprocessing, NamesViews
+from .core.contract import ExpectsPreprocessing, NamesViews, asked_of
 from .core.faults import Account
+from .core.images import ImageTransforms
 from .core.label_samples import LabelCollate, LabelledEvaluationSet, LabelledRows, LabelReader
 from .core.loaders import BatchLoader
-from .core.sampled import Split
+from .core.sampled import SampledDataModule
+from .core.stages import Split
 from .transforms.classification import (
     CIFAREvalTransform,
     CIFARTrainTransform,
@@ -25,7 +26,7 @@ from .transforms.clip import pair_eval_transform
 Preset = Literal["cifar", "imagenet"]
 
 
-class LabelDataModule(ImageDataModule):
+class LabelDataModule(ImageTransforms, SampledDataModule):
     """Labelled images, in batches of the project's contract (dicts of tensors).
 
     A training batch holds ``label`` [B], ``sample_index`` [B] and float [B, 3, H, W] for each view, augmented
@@ -58,9 +59,9 @@ class LabelDataModule(ImageDataModule):
         eval_transform: nn.Module | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(
-            train_transform=train_transform if augment else eval_transform, eval_transform=eval_transform, **options
-        )
+        super().__init__(**options)
+        self._train_transform = train_transform if augment else eval_transform
+        self._eval_transform = eval_transform
         self._views = views
         self._preset, self._side, self._augment = preset, image_size, augment
 
@@ -96,7 +97,7 @@ class LabelDataModule(ImageDataModule):
         """
         if self._views is not None:
             return self._views
-        module = self.module_as(NamesViews)  # type: ignore[type-abstract]
+        module = asked_of(self.trainer, NamesViews)  # type: ignore[type-abstract]
         names = ["image"] if module is None else list(module.views)
         if len(set(names)) < len(names):
             raise UserError(f"Expected different names of views from {type(module).__name__}.views, got {names}.")
@@ -121,6 +122,10 @@ class LabelDataModule(ImageDataModule):
         loader: BatchLoader = self._evaluation_loader(split)
         loader.account = Account(split, self.max_bad_share, "skipped")  # separate from the counts of training
         return loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the base class, and the preprocessing of evaluation."""
+        return super().state_dict() | {"preprocessing": self.preprocessing}
 
     def training_reader(self, rows: LabelledRows) -> LabelReader:
         """Return a reader of augmented views with a label."""

@@ -1,20 +1,20 @@
-"""The base of all datamodules of image-caption pairs: tokenizer, texts to predict, streaming."""
+"""The base of all datamodules of image-caption pairs: tokenizer, texts to predict."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from ..common.errors import UserError
-from .core.base import ImageDataModule
-from .core.contract import AdoptsVocabulary, ExpectsPreprocessing
-from .core.faults import Account
+from .core.contract import AdoptsVocabulary, ExpectsPreprocessing, asked_of
+from .core.faults import Account, Collated, Outcome
+from .core.hyperparameters import check_least
+from .core.images import ImageTransforms
 from .core.loaders import BatchLoader, PredictionLoader
 from .core.pair_samples import (
     EvaluationCollate,
@@ -24,14 +24,13 @@ from .core.pair_samples import (
     TextCollate,
     TrainingCollate,
 )
-from .core.sampled import Split, check_least, splits_of
-from .core.samples import Collated, Outcome, Reader
-from .core.sampling import TrainingPosition, evaluation_batches
-from .sources.stream import Stream
-from .sources.stream_sets import StreamedEvaluationSet, StreamedTrainingSet
-from .sources.text_files import read_texts
-from .text.captions import usable_caption
+from .core.sampled import SampledDataModule
+from .core.samples import Reader
+from .core.sampling import evaluation_batches
+from .core.stages import Split, splits_of
 from .text.clip import CLIP, CLIPTextEncoder, CLIPTokenizer, clip_tokenizer
+from .text.predict_texts import PredictTexts
+from .text.saved_tokenizer import tokenizer_in_checkpoint
 from .text.tokenizers import (
     Encoder,
     TextEncoder,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class PairDataModule(ImageDataModule):
+class PairDataModule(ImageTransforms, SampledDataModule):
     """Image-caption pairs, in batches of the project's contract (dicts of tensors).
 
     Evaluation reads each image once, with all of its captions. A subclass defines the rows in :meth:`open_split`.
@@ -63,14 +62,12 @@ class PairDataModule(ImageDataModule):
         clean_captions: whether to apply ALBEF's caption cleaning.
         max_words: number of words that the cleaning keeps (ALBEF: 30).
         predict_texts: texts for prediction, beside images or alone: a list, or a text file with one text per line.
-        **options: see :class:`ImageDataModule`.
+        train_transform: RGB image to float [3, H, W], for training; None for the datamodule's own.
+        eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's own.
+        **options: see :class:`SampledDataModule`.
     """
 
     asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, AdoptsVocabulary)
-
-    # Used by streamed splits only.
-    samples_per_epoch: int | None = None
-    shuffle_block: int = 1024
 
     def __init__(
         self,
@@ -82,17 +79,20 @@ class PairDataModule(ImageDataModule):
         clean_captions: bool = False,
         max_words: int = 30,
         predict_texts: str | list[str] | None = None,
+        train_transform: nn.Module | None = None,
+        eval_transform: nn.Module | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self._train_transform = train_transform
+        self._eval_transform = eval_transform
         check_least(max_tokens=(max_tokens, 3), max_words=(max_words, 1))
         self.vocab_size = vocab_size
         self.max_tokens = max_tokens
         self.append_sep = append_sep
         self.clean_captions = clean_captions
         self.max_words = max_words
-        self._predict_texts = predict_texts
-        self._texts: list[str] | None = None
+        self._texts = PredictTexts(predict_texts, clean_captions, max_words)
         self._tokenizer_name = tokenizer
         self._tokenizer: PreTrainedTokenizerFast | CLIPTokenizer | None = None
         self._trained: str | None = None
@@ -112,14 +112,9 @@ class PairDataModule(ImageDataModule):
             sample_index: indices of the images in the batches.
 
         Raises:
-            UserError: the split is not set up or is streamed.
+            UserError: the split is not set up.
         """
         rows, usable = self._opened(split), self.encoder().usable
-        if isinstance(rows, Stream):
-            raise UserError(
-                f"Expected a {split} split with captions in random access, got a streamed one: set data.streaming to "
-                "false."
-            )
         groups = {group[0]: group for group in rows.images()}
         return [
             [text for row in groups[index] for text in rows.captions(row) if usable(text)] for index in sample_index
@@ -153,7 +148,7 @@ class PairDataModule(ImageDataModule):
         if stage == "fit":
             self._size_vocabulary()
         if "predict" in splits_of(stage):
-            self._check_texts()
+            self._texts.check()
 
     def predict_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """Return each image of the ``predict`` source once, with its captions if it has any; each text once; or both.
@@ -166,8 +161,8 @@ class PairDataModule(ImageDataModule):
         return [self._evaluation_loader("predict"), texts] if "predict" in self._rows else texts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the base class, and the trained tokenizer if there is one."""
-        return super().state_dict() | {"tokenizer": self._trained}
+        """Return the state of the base class, the preprocessing of evaluation, and a trained tokenizer."""
+        return super().state_dict() | {"preprocessing": self.preprocessing, "tokenizer": self._trained}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a checkpoint's seed and trained tokenizer."""
@@ -187,10 +182,7 @@ class PairDataModule(ImageDataModule):
     @property
     def predict_texts(self) -> list[str]:
         """The texts to predict, by ``text_index``. Texts without content are in no batch."""
-        if self._texts is None:
-            given = self._predict_texts
-            self._texts = read_texts(given) if isinstance(given, str) else list(given or ())
-        return self._texts
+        return self._texts.all
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast | CLIPTokenizer:
@@ -203,7 +195,8 @@ class PairDataModule(ImageDataModule):
                 tokenizer = open_tokenizer(self._tokenizer_name)
             else:
                 if self._trained is None:
-                    self._trained = self._tokenizer_of_checkpoint() or self._train_tokenizer()
+                    resumed = getattr(self.trainer, "ckpt_path", None)
+                    self._trained = tokenizer_in_checkpoint(resumed) or self._train_tokenizer()
                 tokenizer = tokenizer_from_json(self._trained)
             if len(tokenizer) > self.vocab_size:
                 raise UserError(
@@ -222,23 +215,9 @@ class PairDataModule(ImageDataModule):
         tokenizer = self.tokenizer
         return {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep", "mask")}
 
-    def _tokenizer_of_checkpoint(self) -> str | None:
-        """Return the trained tokenizer in the checkpoint that the trainer has loaded, from any datamodule's state.
-
-        Lightning restores the state of a datamodule of the same class only, but a model trained with one datamodule
-        needs the same token ids with any other.
-        """
-        path = Path(getattr(self.trainer, "ckpt_path", None) or "")
-        file = path / "meta.pt" if path.is_dir() else path  # a sharded checkpoint is a folder
-        if not file.is_file():
-            return None
-        states = torch.load(file, map_location="cpu", weights_only=True, mmap=True).values()
-        found = (state.get("tokenizer") for state in states if isinstance(state, Mapping))
-        return next((tokenizer for tokenizer in found if isinstance(tokenizer, str)), None)
-
     def _size_vocabulary(self) -> None:
         """Let the module adopt the size of the trained tokenizer, before callbacks copy the module."""
-        module = self.module_as(AdoptsVocabulary)  # type: ignore[type-abstract]
+        module = asked_of(self.trainer, AdoptsVocabulary)  # type: ignore[type-abstract]
         if module is not None and self._tokenizer_name is None:
             module.adopt_vocabulary(lambda: len(tokenizer_from_json(self._trained or self._train_tokenizer())))
 
@@ -268,71 +247,8 @@ class PairDataModule(ImageDataModule):
     def _can_predict(self) -> tuple[bool, str]:
         return bool(self.predict_texts), " or data.predict_texts, or both"
 
-    def _epoch_rows(self) -> int:
-        return (self.samples_per_epoch or 0) if isinstance(self._opened("train"), Stream) else super()._epoch_rows()
-
-    def _keeps_workers(self, rows: Any) -> bool:
-        # Workers of a stream get the position when they start, so each pass starts new ones.
-        return not isinstance(rows, Stream)
-
-    def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
-        if not isinstance(rows, Stream):
-            return super()._training_loader(rows, length, position)
-        streamed = StreamedTrainingSet(
-            rows,
-            self.train_transform,
-            self.encoder(),
-            self.run_seed,
-            self.batch_size,
-            length,
-            self.shuffle_block,
-            self.replicas(),
-            position(),
-        )
-        return self._inner(streamed, self.training_collate(), batch_size=None)
-
-    def _evaluation_loader(self, split: Split) -> BatchLoader:
-        rows = self._opened(split)
-        if not isinstance(rows, Stream):
-            return super()._evaluation_loader(split)
-
-        def make() -> DataLoader[Any]:
-            dataset = StreamedEvaluationSet(
-                rows,
-                self.eval_transform,
-                self.encoder(),
-                self.run_seed,
-                self.eval_batch_size,
-                self.replicas(),
-                split != "predict",
-            )
-            # With more workers, each would read everything.
-            return self._inner(dataset, self.evaluation_collate(), min(self.num_workers, 1), batch_size=None)
-
-        alone = self.replicas()[0] == 1
-        return self._remember(BatchLoader(make, None, self.account(split), keep=False, skip_empty=alone))
-
-    def _usable_texts(self) -> dict[int, tuple[int, str]]:
-        """Return the texts that are not empty, by index, each with its index."""
-        texts = enumerate(self.predict_texts)
-        return {pair[0]: pair for pair in texts if usable_caption(pair[1], self.clean_captions, self.max_words)}
-
-    def _check_texts(self) -> None:
-        """Check that some of the texts to predict have content, and log how many have none."""
-        if self._predict_texts is None:
-            return
-        total, usable = len(self.predict_texts), len(self._usable_texts())
-        if not usable:
-            origin = f" in {self._predict_texts!r}" if isinstance(self._predict_texts, str) else ""
-            raise UserError(
-                f"Expected texts with content, got {total} without{origin}: give a text file with one text per line, "
-                "or a list of texts, as data.predict_texts."
-            )
-        if usable < total:
-            rank_zero_info(f"{total - usable} of the {total} texts to predict are empty and skipped.")
-
     def _text_loader(self) -> BatchLoader:
-        texts = self._usable_texts()
+        texts = self._texts.usable()
         places = list(texts)
         replicas, rank = self.replicas()
         shares = evaluation_batches(len(places), self.eval_batch_size, rank, replicas)

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .core.samples import Collated, Outcome, account, stacked
+from .core.faults import Collated, Outcome
+from .core.samples import account, stacked
 from .pairs import PairDataModule
 from .sources.reinforced_reader import ReinforcedReader, ReinforcedSample
-from .sources.reinforced_table import ReinforcedTable
 from .text.clip import CLIP, CLIP_TOKENS, CLIP_VOCABULARY
 from .text.tokenizers import Encoder
 from .transforms.clip import ReplayTransform, pair_eval_transform
@@ -65,7 +65,7 @@ class ReinforcedCollate:
 class ReinforcedDataModule(PairDataModule):
     """Reinforced pairs for training, plain pairs for evaluation; images as the student expects them.
 
-    A subclass opens the rows: a :class:`ReinforcedTable` for training, pairs for all other splits. Captions are encoded
+    A subclass opens the rows: those of reinforced shards for training, pairs for all other splits. Captions are encoded
     by CLIP's tokenizer.
 
     Args:
@@ -147,8 +147,3 @@ class ReinforcedDataModule(PairDataModule):
     def training_collate(self) -> ReinforcedCollate:
         """Stack the images and embeddings, and encode both captions."""
         return ReinforcedCollate(self.encoder(), getattr(torch, self.teacher_dtype))
-
-    def check_training(self, rows: ReinforcedTable) -> ReinforcedTable:
-        """Check that training rows can be used, and return them."""
-        rows.check("train", self.training_reader(rows))
-        return rows

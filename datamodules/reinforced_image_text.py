@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from .core.decode import MAX_PIXELS
-from .core.sampled import Split
+from .core.stages import Split
 from .reinforced import ReinforcedDataModule
+from .sources.cache import index_cache
+from .sources.members import IMAGE_SUFFIXES
 from .sources.open import Opening
-from .sources.records import IMAGE_SUFFIXES
-from .sources.reinforced_table import OtherSizes, ReinforcedTable
+from .sources.reinforced_reader import OtherSizes
+from .sources.reinforced_table import ReinforcedTable
 from .sources.shards import BesideShards, Shards, find_shards, teachers_of
 from .sources.splits import PairSources, Sources, by_split
 from .sources.stream import Stream
 from .sources.table import PairTable
-from .sources.tar_index import index_cache
 
 
 class ReinforcedImageTextDataModule(ReinforcedDataModule):
@@ -96,9 +97,9 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         if not self.shards:
             return None
         shards, beside = self._open_shards()
-        return self.check_training(
-            ReinforcedTable(shards, beside, self.synthetic_keys, self.other_sizes, self.max_pixels)
-        )
+        rows = ReinforcedTable(shards, beside, self.synthetic_keys, self.other_sizes, self.max_pixels)
+        rows.check(split, self.training_reader(rows))
+        return rows
 
     @property
     def teachers(self) -> dict[str, Any] | None:

@@ -13,14 +13,15 @@ import torch
 
 from ..common.files import replacing
 from .core.decode import MAX_PIXELS
-from .core.sampled import Split, check_least
+from .core.hyperparameters import check_least
 from .core.sampling import seeded, view_seed
+from .core.stages import Split
 from .reinforced import ReinforcedDataModule
+from .sources.cache import index_cache
 from .sources.reinforced_table import ReinforcedTable
 from .sources.reinforced_writer import ReinforcedRecord, write_shard
 from .sources.shapes import Scene, ShapesTable, Thing
 from .sources.shards import Shards, find_shards
-from .sources.tar_index import index_cache
 from .transforms.replay import AugmentationDraw
 
 SHARD_ROWS = 1000
@@ -189,7 +190,9 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
         if split != "train":
             return self._table(split)
         shards = Shards(find_shards([str(self.folder)]), index_cache(str(self.folder)))
-        return self.check_training(ReinforcedTable(shards, None, "syn_text", "refuse", MAX_PIXELS))
+        rows = ReinforcedTable(shards, None, "syn_text", "refuse", MAX_PIXELS)
+        rows.check(split, self.training_reader(rows))
+        return rows
 
     def _table(self, split: Split) -> ShapesTable:
         return ShapesTable(split, self.length, self.eval_length, self.image_size, self.data_seed)

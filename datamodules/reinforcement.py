@@ -11,12 +11,15 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from ..common.errors import UserError
-from .core.contract import EmbedsAugmentations
+from .core.contract import EmbedsAugmentations, asked_of
 from .core.decode import MAX_PIXELS
 from .core.faults import BadSample
+from .core.hyperparameters import check_least
 from .core.loaders import BatchLoader, PredictionLoader
-from .core.sampled import SampledDataModule, Split, check_least
+from .core.sampled import SampledDataModule
 from .core.sampling import generator
+from .core.stages import Split
+from .sources.cache import index_cache
 from .sources.layout import PROBED_ROWS
 from .sources.open import Opening
 from .sources.reinforced_writer import EmbeddingFormat, ShardFile, Version
@@ -32,7 +35,6 @@ from .sources.reinforcement_rows import (
 from .sources.shards import Shards
 from .sources.splits import PairSources, Sources, by_split
 from .sources.table import PairTable
-from .sources.tar_index import index_cache
 from .transforms.replay import OPERATIONS, AugmentationDraw
 
 _HEADERS = 6 * (512 + 256)
@@ -253,26 +255,26 @@ class ReinforcementDataModule(SampledDataModule):
             count: number of samples; all if there are fewer.
 
         Raises:
-            RuntimeError: one of them cannot be read.
+            UserError: one of them cannot be read.
         """
         paths = (self.shard_path(number) for number in range(self.shards))
         try:
             shards = Shards([os.path.abspath(path) for path in paths if path.is_file()], self.cache)
         except UserError as error:
-            raise RuntimeError(f"{error} Or remove the shard and run the command again.") from None
+            raise UserError(f"{error} Or remove the shard and run the command again.") from None
         chosen = generator(self.run_seed, len(shards)).permutation(len(shards))[:count]
         looks = self._looks()
         for sample in sorted(chosen.tolist()):
             try:
                 written = read_back(shards, sample, looks)
             except (BadSample, UserError, ValueError, LookupError, TypeError) as error:
-                raise RuntimeError(
+                raise UserError(
                     f"Expected a readable sample, got {shards.name(sample)} ({error}): remove the shard and run the "
                     "command again."
                 ) from None
             yield batch_of([written.looked], []), written
 
     def _looks(self) -> Looks:
-        module = self.module_as(EmbedsAugmentations)  # type: ignore[type-abstract]
+        module = asked_of(self.trainer, EmbedsAugmentations)  # type: ignore[type-abstract]
         views = (None if module is None else module.views) or [(self.image_size, "bicubic")]
         return Looks([View(*view) for view in views], None if module is None else module.whole)

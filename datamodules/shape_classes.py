@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from ..common.errors import UserError
-from .core.sampled import Split
 from .core.sampling import generator
+from .core.stages import Split
 from .labels import LabelDataModule
 from .sources.shapes import COLORS, GREY, OVERSAMPLING, SHAPES, draw_shape
 

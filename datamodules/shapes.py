@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from .core.sampled import Split
+from .core.stages import Split
 from .pairs import PairDataModule
 from .sources.shapes import ShapesTable
 from .transforms.clip import pair_eval_transform, pair_train_transform

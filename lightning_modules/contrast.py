@@ -39,7 +39,7 @@ def contrast_terms(
     chunk: int | None = None,
     image_ids: tuple[Tensor, Tensor] | None = None,
 ) -> Terms:
-    """Return contrastive loss and distillation of one batch of pairs.
+    """Compute the contrastive and the distillation loss of one batch of pairs.
 
     With gathered columns and gradients averaged over ranks, N ranks with b pairs each give the result of one rank with
     N b pairs. Softmaxes are computed in float32 at least.
@@ -56,7 +56,10 @@ def contrast_terms(
         ValueError: if `image_ids` are given together with teachers, whose targets include those pairs.
     """
     if image_ids is not None and teachers:
-        raise ValueError("Pairs of the same image cannot be left out of a distillation: give no image_ids.")
+        raise ValueError(
+            "Expected no image_ids with teachers, whose targets include pairs of the same image, got both: leave one "
+            "out."
+        )
     ids = image_ids or (None, None)
     directions = [
         _direction(

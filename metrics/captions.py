@@ -1,6 +1,7 @@
 """Scores of generated captions against references: BLEU, ROUGE-L and CIDEr-D as the COCO evaluation defines them.
 
-Our own, because pycocoevalcap needs Java to split words, and aac-metrics needs transformers below 5 and numpy below 2.
+Implemented here, because pycocoevalcap needs Java to split words, and aac-metrics needs transformers below 5 and numpy
+below 2.
 """
 
 import math
@@ -16,8 +17,8 @@ _ORDERS = (1, 2, 3, 4)  # lengths of the n-grams
 _ROUGE_BETA = 1.2
 _CIDER_SIGMA = 6.0
 
-# What the COCO evaluation leaves out. Its list has brackets too, but in upper case, after everything was put in lower
-# case: they stay, as the words that the Penn Treebank has for them.
+# Tokens that the COCO evaluation removes. Its list also has the Penn Treebank's words for brackets, but in upper case,
+# which lower-cased tokens never match: brackets are kept, as these words.
 _LEFT_OUT = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 _BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
 _TYPESET = str.maketrans(  # quotes, dashes and an ellipsis as typesetters have them
@@ -78,7 +79,7 @@ def bleu(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -
                 most |= _ngrams(text, n)
             matched[n] += (_ngrams(candidate, n) & most).total()
             possible[n] += max(len(candidate) - n + 1, 0)
-    # The COCO evaluation's small numbers, with which nothing is divided by 0.
+    # Small constants of the COCO evaluation against division by 0.
     ratio = (length + 1e-15) / (reference_length + 1e-9)
     penalty = min(1.0, math.exp(1 - 1 / ratio))
     scores, product = [], 1.0
@@ -148,7 +149,7 @@ def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
         vectors = {n: weighted(candidate, n) for n in _ORDERS}
         similarities = []
         for text in texts:
-            # Counted in pairs of words, as the COCO evaluation does.
+            # Lengths are counted in pairs of words, as in the COCO evaluation.
             difference = max(len(candidate) - 1, 0) - max(len(text) - 1, 0)
             penalty = math.exp(-(difference**2) / (2 * _CIDER_SIGMA**2))
             similarities += [penalty * _clipped_cosine(vectors[n], weighted(text, n)) for n in _ORDERS]
@@ -178,8 +179,9 @@ def caption_scores(candidates: Sequence[str], references: Sequence[Sequence[str]
     """
     if not candidates or not all(references):
         raise ValueError(
-            f"Found {len(candidates)} captions, {sum(not texts for texts in references)} of them of images without a "
-            "reference, expected some, each with a reference: evaluate images that have captions."
+            "Expected captions of images that each have a reference, got "
+            f"{len(candidates)} captions, {sum(not texts for texts in references)} of them of images without a "
+            "reference: evaluate images that have captions."
         )
     if len(candidates) == 1:
         rank_zero_warn("CIDEr-D of a single image is 0, since no n-gram is rare among its own references.")

@@ -8,7 +8,7 @@ def non_finite_last(scores: Tensor) -> Tensor:
     """Replace each non-finite score by minus infinity.
 
     Every ranking by scores goes through this function: torch sorts NaN before all numbers, and every comparison with
-    NaN is false, so that nothing would rank before the right answers of a broken model.
+    NaN is false, so that a model with non-finite scores would have perfect ranks.
     """
     return scores.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 

@@ -218,7 +218,7 @@ def average_median_ranks(
     images = captions.nonzero()[:, 0]
     if not len(images):
         raise ValueError(
-            f"Found no caption of any of {len(captions)} images, expected one to rank: check the images' ids."
+            f"Expected a caption to rank, got none for any of {len(captions)} images: check the images' ids."
         )
     medians = []
     for rows in [part for part in images.split(fold) if len(part) == fold] or [images]:

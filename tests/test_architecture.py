@@ -1,4 +1,4 @@
-"""Which room of the package may import which, and where private names of other packages are used."""
+"""Imports between folders of the package, and uses of private names of other packages."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ COMMAND_LINE = {"cli.py", "cli_support"}
 ROOMS = {"lightning_modules", "datamodules", "callbacks", "metrics", "common", *COMMAND_LINE}
 FOREIGN = ("lightning", "torch", "torchmetrics", "jsonargparse", "timm", "open_clip", "transformers", "torchvision")
 
-# What each room may import beside itself. `shared` is all of lightning_modules/ but the methods.
+# Folders that each folder may import beside itself. `shared` is lightning_modules/ without the methods.
 ALLOWED = {
     "method": {"shared", "callbacks", "metrics", "common"},
     "shared": {"callbacks", "metrics", "common"},
@@ -22,7 +22,7 @@ ALLOWED = {
     "common": set(),
 }
 
-DOCUMENTED = {"_replace", "_asdict", "_make", "_exit"}  # of named tuples and of `os`: public in spite of their names
+DOCUMENTED = {"_replace", "_asdict", "_make", "_exit"}  # of named tuples and of `os`: public despite their names
 
 
 def files():
@@ -35,12 +35,18 @@ TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")
 
 
 def room_of(parts):
-    """Name of the room of a module, as `lightning_modules/albef` for a method."""
+    """Return the folder of a module, such as `lightning_modules/albef` for a method."""
     if parts[0] in COMMAND_LINE or f"{parts[0]}.py" in COMMAND_LINE:
         return "command line"
     if parts[0] == "lightning_modules":
         inner = parts[1].removesuffix(".py") if len(parts) > 1 else "__init__"
-        return f"lightning_modules/{inner}" if inner in METHODS else "root" if inner == "__init__" else "shared"
+        return (
+            f"lightning_modules/{inner}"
+            if inner in METHODS
+            else "root"
+            if inner in ("__init__", "exports")
+            else "shared"
+        )
     return parts[0]
 
 
@@ -103,11 +109,11 @@ def private_names():
     return {file: names for file, names in found.items() if names}
 
 
-def test_rooms_import_only_what_they_may():
+def test_folders_import_only_allowed_folders():
     assert violations() == set()
 
 
-def test_private_names_of_other_packages_stand_in_one_listed_file_each():
+def test_private_names_of_other_packages_are_used_in_listed_files_only():
     found = private_names()
     rows = re.findall(r"^\| `([\w/]+\.py)` \| (.*?) \|", (ROOT / "docs/architecture.md").read_text(), re.M)
     for file, listed in rows:

@@ -1,4 +1,4 @@
-"""A training step of any method whose loss is no number moves nothing that the method keeps."""
+"""A training step with a non-finite loss does not change the state of any method."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ BAD = 2
 
 
 class Poison(Callback):
-    """Makes one number of one image of a batch undefined, and keeps the states between steps."""
+    """Sets one value of one image of a batch to NaN, and records the states between steps."""
 
     def __init__(self):
         self.states = []
@@ -30,7 +30,7 @@ class Poison(Callback):
     "NaN in an image", "one number of one batch", "skipped: nothing that is kept has moved, queues neither"
 )
 @pytest.mark.parametrize("method", METHODS)
-def test_weights_averages_queues_and_statistics_stay(tmp_path, method):
+def test_a_non_finite_step_changes_no_weights_averages_queues_and_statistics(tmp_path, method):
     module, data = METHODS[method].build(METHODS[method].prepare(tmp_path), seed=0, batch_size=8, num_workers=0)
     poison, skip = Poison(), SkipNonFiniteSteps()
     fitted = trainer(poison, skip, max_steps=4, max_epochs=-1, limit_val_batches=0, default_root_dir=tmp_path)

@@ -14,7 +14,7 @@ from lightning_utilities.core.imports import RequirementCache
 from support.albef import tiny_albef
 from support.command_line import run, tiny_config
 from support.forked import run_script
-from vlightning.cli_support.results import warn_of_random_weights
+from vlightning.callbacks.run_report import warn_of_random_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN_CLASSIFIER = ("--config", "configs/cocord/vanilla.yaml", "--data", "ShapeClassesDataModule")
@@ -90,7 +90,7 @@ def test_the_saved_config_reproduces_the_run():
         assert torch.equal(weight, second["state_dict"][name])
 
 
-def test_default_callbacks_stay_beside_the_users():
+def test_default_callbacks_are_kept_beside_the_users():
     fit("--trainer.callbacks+=UserCallback", "--trainer.callbacks.every=7")
     folder = Path("runs/tiny/version_0")
     saved = yaml.safe_load((folder / "config.yaml").read_text())
@@ -114,7 +114,7 @@ def test_default_callbacks_stay_beside_the_users():
     ],
     ids=" ".join,
 )
-def test_defaults_step_back_for_the_users_choice(words: tuple[str, ...]):
+def test_the_users_choice_replaces_defaults(words: tuple[str, ...]):
     fit(*words)
 
 
@@ -125,13 +125,13 @@ def test_a_config_shipped_with_the_package_is_found_from_any_folder():
     assert "'configs/albef/tiny.yaml'" in run("fit", "--config", "configs/albef/tyni.yaml").sentence
 
 
-def test_a_mistake_that_stops_the_run_is_one_sentence_with_status_1():
+def test_a_user_error_during_the_run_is_one_sentence_with_status_1():
     ran = fit_failing("sentence")
     assert ran.status == 1
     assert "This cannot be trained; use another." in ran.sentence
 
 
-def test_a_mistake_that_a_constructor_finds_is_one_sentence():
+def test_a_user_error_in_a_constructor_is_one_sentence():
     ran = run("fit", *PLAIN_CLASSIFIER, "--model.student=resnet21")
     assert ran.status == 1
     assert "got 'resnet21': did you mean 'resnet32'?" in ran.sentence
@@ -139,13 +139,13 @@ def test_a_mistake_that_a_constructor_finds_is_one_sentence():
     assert refused.startswith("Expected data.batch_size of at least 1, got 0")
 
 
-def test_a_model_that_does_not_fit_into_memory_says_so_in_a_sentence():
+def test_a_model_larger_than_memory_is_one_sentence():
     ran = run("fit", "--config", "tiny.yaml", "--model.dim", str(10**15))
     assert ran.status == 1
     assert ran.sentence.startswith("There is not enough memory to build the model, for 11,175,871 GiB more: lower")
 
 
-def test_a_logger_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_a_logger_with_a_missing_package_names_the_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=999"))
     ran = run("fit", "--config", "tiny.yaml", "--trainer.logger", "WandbLogger")
     assert ran.status == 1
@@ -153,7 +153,7 @@ def test_a_logger_whose_package_is_missing_says_what_to_install(monkeypatch: pyt
 
 
 def test_a_config_may_stand_before_the_subcommand(tmp_path: Path):
-    """A plain one counts as if it stood behind; one with a section for each subcommand stays what it is."""
+    """A plain config counts as if given after the subcommand; one with sections for subcommands is kept."""
     tiny_config(tmp_path, "parts.yaml", "fit: {model: {class_path: TinyModel}, trainer: {max_epochs: 2}}\n")
     shown = run("--config", "tiny.yaml", "--config", "parts.yaml", "fit", "--model.dim=6", "--print_config")
     assert shown.status == 0, shown.err
@@ -166,7 +166,7 @@ def test_a_config_may_stand_before_the_subcommand(tmp_path: Path):
 
 
 @pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
-def test_random_weights_are_evaluated_with_a_warning(subcommand: str):
+def test_evaluation_of_random_weights_warns(subcommand: str):
     ran = run(subcommand, "--config", "tiny.yaml", "--trainer.logger=false")
     assert ran.status == 0, ran.err
     (warning,) = [line for line in ran.err.splitlines() if line.startswith("vlightning: warning: ")]
@@ -174,7 +174,7 @@ def test_random_weights_are_evaluated_with_a_warning(subcommand: str):
     assert "--ckpt_path" in warning
 
 
-def test_weights_that_were_named_are_evaluated_without_a_warning(capsys: pytest.CaptureFixture):
+def test_evaluation_of_given_weights_does_not_warn(capsys: pytest.CaptureFixture):
     for module in (tiny_albef(weights="trained.ckpt"), LightningModule()):  # the second one is not for training
         warn_of_random_weights("test", module)
     assert not capsys.readouterr().err
@@ -190,7 +190,7 @@ def test_an_error_in_every_process_is_printed_once():
     assert done.stderr.count("vlightning: error: ") == 1, done.stderr
 
 
-def test_a_defect_in_a_constructor_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
+def test_an_internal_error_in_a_constructor_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("vlightning.lightning_modules.cocord.module.ClassificationEvaluation", lambda: int("x"))
     with pytest.raises(ValueError, match="invalid literal for int"):
         run("fit", *PLAIN_CLASSIFIER)
@@ -203,7 +203,7 @@ def test_debug_keeps_the_traceback():
         fit_failing("sentence", "--debug")
 
 
-def test_a_defect_keeps_its_traceback():
+def test_an_internal_error_keeps_its_traceback():
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
         fit_failing("defect")
 

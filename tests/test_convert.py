@@ -1,4 +1,4 @@
-"""A checkpoint that is converted to the other kind and back is the same, to the bit, ties included."""
+"""Conversion of a checkpoint to the other kind and back is bit-exact, including tied tensors."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_there_and_back(checkpoint, tmp_path, processes, capsys):
+def test_conversion_to_a_folder_and_back_is_exact(checkpoint, tmp_path, processes, capsys):
     folder, again = tmp_path / "many.ckpt", tmp_path / "again.ckpt"
     main([str(checkpoint), str(folder), "--processes", str(processes)])
     assert capsys.readouterr().out == f"Wrote {folder}.\n"
@@ -40,13 +40,13 @@ def test_there_and_back(checkpoint, tmp_path, processes, capsys):
     ("words", "status", "sentence"),
     [
         (("missing.ckpt", "new.ckpt"), 1, "Found no checkpoint 'missing.ckpt', expected a file or a folder"),
-        (("one.ckpt", "one.ckpt"), 1, "Found 'one.ckpt' already there, expected a new name"),
-        (("one.ckpt", "new.ckpt", "--processes", "0"), 1, "Found 0 processes, expected at least 1"),
+        (("one.ckpt", "one.ckpt"), 1, "Expected a new name or an empty folder, got 'one.ckpt', which exists"),
+        (("one.ckpt", "new.ckpt", "--processes", "0"), 1, "Expected a number of processes of at least 1, got 0"),
         ((".", "new.ckpt", "--processes", "2"), 2, "--processes is for a file, and the checkpoint is a folder already"),
         ((".", "new.ckpt"), 1, "cannot be read (there is no meta.pt in the folder"),
     ],
 )
-def test_mistakes_end_in_a_sentence(checkpoint, monkeypatch, capsys, words, status, sentence):
+def test_user_errors_are_one_sentence(checkpoint, monkeypatch, capsys, words, status, sentence):
     monkeypatch.chdir(checkpoint.parent)
     with pytest.raises(SystemExit) as stopped:
         main(list(words))

@@ -1,4 +1,4 @@
-"""How often a training step on a GPU makes the host wait for it, counted on a GPU that is not there."""
+"""Number of times that a training step on a GPU makes the host wait, counted on a simulated GPU."""
 
 import json
 import os
@@ -13,7 +13,7 @@ SUPPORT = Path(__file__).parent / "support"
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
-    """By case: what was asked by which function, and how often, in one step."""
+    """Return the waits of one step by case: kind, calling function, and count."""
     folder = tmp_path_factory.mktemp("questions")
     path = os.pathsep.join([str(SUPPORT.parent), os.environ.get("PYTHONPATH", "")])
     ran = run_script([SUPPORT / "device_questions.py", folder], env=os.environ | {"PYTHONPATH": path}, timeout=600)
@@ -22,9 +22,9 @@ def asked(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", ["mobileclip", "shre"])
-def test_a_step_asks_the_device_once_whether_it_is_to_be_skipped_and_nothing_else(asked, case):
+def test_a_step_synchronizes_with_the_device_once_for_the_finite_check(asked, case):
     assert asked[case] == {"number: callbacks/non_finite.py _judge": 1}
 
 
-def test_processes_agree_on_a_signal_by_what_was_said_a_step_ago(asked):
+def test_processes_agree_on_a_signal_one_step_late(asked):
     assert asked["stop_on_signal_of_two"] == {"answers": 5}

@@ -1,4 +1,4 @@
-"""A training of any method that was killed, or stopped, and resumed is bit for bit the one that nothing happened to.
+"""A training of any method that was killed or stopped, and resumed, equals the uninterrupted run bit for bit.
 
 Every tensor of module, optimizer, schedule, average and queue, the samples of every batch and the metrics of every
 validation are compared. The resumed run has another seed and another number of loader workers.
@@ -15,7 +15,7 @@ from support.resume import assert_same_end, run
 
 
 class Kill(NamedTuple):
-    """Where a run ends, and how."""
+    """Place and way of a run's end."""
 
     where: str
     hook: str  # of `support.killed_run.Sender`
@@ -38,7 +38,7 @@ KILLS = {
 }
 PROMISE = "resumed with other worker count and seed: the same end, bit for bit"
 PROCESSES = {"one process": (1, False), "two processes": (2, False), "two sharded processes": (2, True)}
-# What is run without --all-faults: ALBEF against everything, everything against one.
+# Without --all-faults: ALBEF with every fault, every method with one.
 FIRST = "albef"
 ONE = {name: ("killed in mid-epoch", "two processes") for name in METHODS}
 ONE |= {name: ("killed in mid-epoch", "one process") for name in OTHERS}
@@ -63,7 +63,7 @@ def cases():
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory, worker_id):
-    """What a method needs from outside, and the folder of its run that nothing happens to; made once by all workers."""
+    """Files of a method, and the folder of its uninterrupted run; made once for all workers."""
     base = tmp_path_factory.getbasetemp()
     root = (base if worker_id == "master" else base.parent) / "whole"
     root.mkdir(exist_ok=True)
@@ -91,7 +91,7 @@ def prepared(tmp_path_factory, worker_id):
 
 
 @pytest.mark.parametrize(("method", "kill", "processes", "sharded"), list(cases()))
-def test_it_is_resumed_exactly(tmp_path, prepared, method, kill, processes, sharded):
+def test_a_killed_run_resumes_exactly(tmp_path, prepared, method, kill, processes, sharded):
     options, whole = prepared(method, processes=processes, sharded=sharded, accumulate=kill.accumulate)
     options["every_n_steps"] = kill.every_n_steps
     run(tmp_path, method, 1, **options, send=(kill.signal, kill.hook, kill.batch), status=kill.status)

@@ -1,4 +1,4 @@
-"""What `benchmarks/formulas.py` says of memory is what is allocated, and `docs/large_batches.md` shows its numbers."""
+"""Formulas of `benchmarks/formulas.py` equal the allocated memory, and `docs/large_batches.md` shows their values."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ def unit_rows(rows, width, gradient=False):
 
 
 def check_tables(tables, run, slice_rows, loss):
-    """What is kept of [rows, columns], and the most that is held, features being narrow."""
+    """Return the bytes saved per entry of [rows, columns], and the peak, with narrow features."""
     shape = (run.rows, tables.columns(run))
     kept = saved_bytes(loss, lambda tensor: tensor.shape == shape)
     assert kept == (0 if slice_rows else tables.kept_bytes(run))
@@ -41,7 +41,7 @@ def check_tables(tables, run, slice_rows, loss):
 @pytest.mark.parametrize("slice_rows", [None, 100])
 @pytest.mark.parametrize("teachers", [0, 1, 2, 3])
 @pytest.mark.parametrize("masks", [False, True])
-def test_logits_of_clips_losses(teachers, masks, slice_rows):
+def test_the_formula_holds_for_the_logits_of_clips_loss(teachers, masks, slice_rows):
     if teachers and masks:
         return
     run = Run(2000, 4, loss_rows=slice_rows)
@@ -57,12 +57,12 @@ def test_logits_of_clips_losses(teachers, masks, slice_rows):
         terms = contrast_terms(student, taught, 0, slice_rows, ids)
         return terms.contrast + terms.distillation
 
-    loss().backward()  # gradients exist from now on
+    loss().backward()  # creates the gradients
     check_tables(clip_tables(2, teachers, masks), run, slice_rows, loss)
 
 
 @pytest.mark.parametrize("slice_rows", [None, 25])
-def test_logits_of_albef(slice_rows):
+def test_the_formula_holds_for_the_logits_of_albef(slice_rows):
     module = tiny_albef(contrast={"queue_size": 6000})
     run = Run(100, 1, slice_rows)
     student = Encoded(None, None, None, unit_rows(100, 8, True), unit_rows(100, 8, True))
@@ -78,7 +78,7 @@ def test_logits_of_albef(slice_rows):
     check_tables(describe(module).tables, run, slice_rows, loss)
 
 
-def test_logits_of_cocord(tmp_path):
+def test_the_formula_holds_for_the_logits_of_cocord(tmp_path):
     module = small("cocord", tmp_path, contrast={"queue_size": 6000})
     query, key, dictionary = unit_rows(100, 4, True), unit_rows(100, 4), unit_rows(6000, 4)
     valid = torch.ones(6000, dtype=torch.bool)
@@ -110,7 +110,7 @@ def parts_of(module):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_process_holds_the_model_and_sends_nothing(name, tmp_path):
+def test_one_process_stores_the_model_and_sends_nothing(name, tmp_path):
     module = small(name, tmp_path)
     counted = TrafficOfSteps()
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
@@ -138,7 +138,7 @@ OWN = ("features", "keys", "ids")  # what a step itself gathers
 
 
 @pytest.mark.parametrize(("name", "processes"), [("mobileclip", 2), ("albef", 3)])
-def test_sharded_processes_hold_the_model_together(name, processes, tmp_path):
+def test_sharded_processes_divide_the_model(name, processes, tmp_path):
     ranks = run_distributed(sharded_parts, name, str(tmp_path), processes=processes)
     _, whole, gathers, gradients, least = ranks[0]
     for kind, number in whole.items():
@@ -153,7 +153,7 @@ QUEUES = {name: {"contrast": {"queue_size": 64}} for name in ("albef", "cocord")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_keeps_what_was_counted_of_a_pair(name, tmp_path):
+def test_a_step_saves_the_measured_bytes_per_pair(name, tmp_path):
     module = ready(small(name, tmp_path, **QUEUES.get(name, {})))
     module.setup("fit")
     found = activations(module, random_rows(name, 8), random_rows(name, 16))
@@ -166,7 +166,7 @@ def test_a_step_keeps_what_was_counted_of_a_pair(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["albef", "shre"])
-def test_the_most_that_a_step_holds_in_slices(name, tmp_path):
+def test_the_peak_of_a_sliced_step_grows_as_the_formula(name, tmp_path):
     module = ready(small(name, tmp_path, **({"vision": {"width": 32}} if name == "shre" else {})))
     module.setup("fit")
     method, found = describe(module), activations(module, random_rows(name, 8), random_rows(name, 16))
@@ -191,7 +191,7 @@ def test_the_most_that_a_step_holds_in_slices(name, tmp_path):
     assert most[32] - most[16] == pytest.approx(formula[32] - formula[16], rel=0.2)
 
 
-def test_activations_stand_for_every_method():
+def test_every_method_has_measured_activations():
     assert ACTIVATIONS.keys() == METHODS.keys()
     known = sizes()
     assert known["SHRe"].trained == 4 * (114_983_656 + 3)  # README, and a temperature for each result

@@ -1,4 +1,4 @@
-"""What was done to images in evaluation is what every export, and whoever takes the weights over, does to them."""
+"""Every export, and every training with loaded weights, uses the preprocessing of the evaluation."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,6 @@ from support.cocord import OFF
 from support.command_line import run
 from support.mmlg import tiny_extraction
 from vlightning.callbacks.learngene.file import load_learngene
-from vlightning.cli_support.export import export
 from vlightning.common.errors import UserError
 from vlightning.datamodules import (
     CLIPEvalTransform,
@@ -29,7 +28,9 @@ from vlightning.datamodules import (
     ReinforcedShapesDataModule,
     ShapesDataModule,
 )
+from vlightning.datamodules.text.saved_tokenizer import saved_tokenizer
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
+from vlightning.lightning_modules.exports import export
 from vlightning.lightning_modules.mmlg.towers import load_image_tower
 from vlightning.lightning_modules.mobileclip.export import save_vendor
 from vlightning.lightning_modules.mobileclip.models import build_model
@@ -60,7 +61,7 @@ def images(tmp_path_factory):
 
 
 class Seen(Callback):
-    """Keeps what a module says of each image in a test: features, or logits."""
+    """Records the features or logits of each image in a test."""
 
     def __init__(self):
         self.found = []
@@ -72,7 +73,7 @@ class Seen(Callback):
 
 
 def trained(module, data, folder):
-    """Takes a step, tests what was saved, and returns the checkpoint and what the test saw."""
+    """Train a step, test the checkpoint, and return the checkpoint and the recorded outputs."""
     trainer = Trainer(max_steps=1, limit_val_batches=0, enable_checkpointing=False, default_root_dir=folder, **QUIET)
     trainer.fit(module, data)
     file = str(folder / "last.ckpt")
@@ -87,7 +88,7 @@ def shown(module, data, checkpoint=None):
 
 
 def as_told(look, folder):
-    """The images, made ready by a record's words alone."""
+    """Preprocess the images by a record alone."""
     way = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[look["interpolation"]]
     size, side = look["image_size"], look["resize"] or look["image_size"]
     ready = []
@@ -138,7 +139,7 @@ def mobileclip(name=None, distillation_weight=1.0, **options):
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_a_mobileclip_gives_outside_the_features_of_its_test(kind, images, tmp_path):
+def test_an_exported_mobileclip_gives_the_features_of_its_test(kind, images, tmp_path):
     data = DATA[kind](images)
     module = mobileclip(distillation_weight=float(kind.startswith("reinforced")))
     checkpoint, features = trained(module, data, tmp_path)
@@ -159,7 +160,7 @@ def test_a_mobileclip_gives_outside_the_features_of_its_test(kind, images, tmp_p
 
 
 def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_test(images, tmp_path, monkeypatch):
-    """As it is typed: a plain CLIP training on one's own pairs, its test, its export."""
+    """Train a plain CLIP on pairs through the command line, test it, and export it."""
     onnxruntime = pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     add_tiny_clip()
@@ -193,7 +194,7 @@ def shapes(folder):
 
 
 @pytest.mark.parametrize("data", [pairs, shapes])
-def test_mmlg_gives_outside_the_features_of_its_test(data, images, tmp_path):
+def test_an_exported_mmlg_gives_the_features_of_its_test(data, images, tmp_path):
     data = data(images)
     checkpoint, features = trained(tiny_extraction(None), data, tmp_path)
     export(checkpoint, str(tmp_path / "made"), "open_clip")
@@ -210,17 +211,17 @@ def test_mmlg_gives_outside_the_features_of_its_test(data, images, tmp_path):
     assert load_learngene(tmp_path / "learngene.safetensors").preprocessing == data.preprocessing
 
 
-def test_an_albef_tells_how_its_images_were_prepared(images, tmp_path):
+def test_an_exported_albef_records_its_preprocessing(images, tmp_path):
     prepare = CLIPEvalTransform(16, OWN["mean"], OWN["std"], "bilinear")
     data = pairs(images, eval_transform=prepare, tokenizer=None, vocab_size=200, max_tokens=16)
     checkpoint, features = trained(tiny_albef(text={"vocab_size": 200}), data, tmp_path)
-    export(checkpoint, str(tmp_path / "made"))
+    export(checkpoint, str(tmp_path / "made"), tokenizer_of=saved_tokenizer)
     look = json.loads((tmp_path / "made" / "config.json").read_text())["preprocessing"]
     albef = ALBEFModule.from_pretrained(tmp_path / "made")
     with torch.no_grad():
         found = albef.encode_images(as_told(look, images))[0]
     torch.testing.assert_close(found, features, rtol=0, atol=1e-4)
-    assert "normalised with mean (0.1, 0.2, 0.3)" in export(checkpoint, str(tmp_path / "made.pth"), "albef")
+    assert "normalized with mean (0.1, 0.2, 0.3)" in export(checkpoint, str(tmp_path / "made.pth"), "albef")
     assert albef.expected_preprocessing() == look
     # It is evaluated so on other data too, unless that says how.
     words = {"tokenizer": str(tmp_path / "made"), "vocab_size": 200, "max_tokens": 16}
@@ -228,7 +229,7 @@ def test_an_albef_tells_how_its_images_were_prepared(images, tmp_path):
 
 
 @pytest.mark.parametrize(("preset", "resize"), [("cifar", None), ("imagenet", 37)])
-def test_a_classifier_tells_how_its_images_were_prepared(preset, resize, images, tmp_path):
+def test_an_exported_classifier_records_its_preprocessing(preset, resize, images, tmp_path):
     folder = str(images / "classes")
     sizes = {"image_size": 32, "batch_size": COUNT, "num_workers": 0, "cache_dir": str(images / "cache")}
     data = ImageClassificationDataModule(train=folder, test=folder, preset=preset, **sizes)
@@ -251,19 +252,19 @@ def test_a_classifier_tells_how_its_images_were_prepared(preset, resize, images,
 
 
 class Unknown(nn.Module):
-    """A transform that does not say what it does."""
+    """A transform that does not describe itself."""
 
     def forward(self, image):
         return torch.zeros(3, SIZE, SIZE)
 
 
-def test_what_has_no_words_is_said_and_never_written_as_something_else(images, tmp_path):
+def test_an_unknown_transform_is_reported_and_not_recorded_as_another(images, tmp_path):
     checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(images, eval_transform=Unknown()), tmp_path)
-    with pytest.raises(UserError, match=r"Expected a transform that says what it does to an image, got .*Unknown"):
+    with pytest.raises(UserError, match=r"Expected a transform that describes itself, got .*Unknown"):
         export(checkpoint, str(tmp_path / "made"), "open_clip")
-    with pytest.raises(UserError, match=r"Expected a transform that says what it does .*Unknown"):
+    with pytest.raises(UserError, match=r"Expected a transform that describes itself, .*Unknown"):
         load_published(add_tiny_clip(), checkpoint)
-    assert "Unknown, which no file can say" in export(checkpoint, str(tmp_path / "programs"), "torch_export")
+    assert "Unknown, cannot be recorded" in export(checkpoint, str(tmp_path / "programs"), "torch_export")
     written = json.loads((tmp_path / "programs" / "config.json").read_text())["preprocessing"]
     assert written == {"transform": f"{Unknown.__module__}.Unknown"}
     larger = CLIPEvalTransform(SIZE, resize=SIZE + 2)
@@ -278,7 +279,7 @@ def mean_of(data):
     return tuple(transform.finish.mean)
 
 
-def test_published_weights_see_pairs_as_they_were_trained(images, tmp_path):
+def test_published_weights_get_images_with_their_preprocessing(images, tmp_path):
     model = build_model("MobileCLIP-tiny", context_length=LENGTH)
     save_vendor(model, tmp_path / "tiny.pt")
     module = mobileclip("MobileCLIP-tiny", weights=str(tmp_path / "tiny.pt"))
@@ -293,7 +294,7 @@ def test_published_weights_see_pairs_as_they_were_trained(images, tmp_path):
     assert typed.preprocessing["mean"] == list(OWN["mean"])
 
 
-def test_a_checkpoint_is_evaluated_on_other_data_as_it_was(images, tmp_path):
+def test_a_checkpoint_is_evaluated_on_other_data_with_its_preprocessing(images, tmp_path):
     module = mobileclip()
     checkpoint, features = trained(module, reinforced(images, image_mean=OWN["mean"]), tmp_path)
     for data, found in (
@@ -305,7 +306,7 @@ def test_a_checkpoint_is_evaluated_on_other_data_as_it_was(images, tmp_path):
     torch.testing.assert_close(shown(again, pairs(images)), features, rtol=0, atol=1e-6)
 
 
-def test_a_teacher_decides_what_its_student_sees(images, tmp_path):
+def test_a_teacher_determines_its_students_preprocessing(images, tmp_path):
     torch.manual_seed(0)
     clip = open_clip.create_model(add_tiny_clip())
     look = preprocessing_of(add_tiny_clip())

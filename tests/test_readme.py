@@ -1,4 +1,4 @@
-"""What the README and the pages of the methods show is what the repository holds."""
+"""Commands, configs and examples of the README and of the methods' pages are valid."""
 
 import json
 import os

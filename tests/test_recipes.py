@@ -1,7 +1,7 @@
 """Every complete command in a shipped config's first lines takes two optimizer steps and validates.
 
-It is parsed as it stands there and reads files of the layout that it names, through the same reader. What is replaced
-is in `REPLACED`: sizes, devices, weights to download; two processes stand for those of `ddp`.
+Commands are parsed unchanged and read files of the layouts that they name. Replaced settings are
+in `REPLACED`: sizes, devices, weights to download; two processes stand for those of `ddp`.
 """
 
 import math
@@ -50,9 +50,9 @@ REPLACED = {
     "trainer.callbacks.1.init_args.templates",
     # The networks that reinforce a data set.
     *(f"model.init_args.teachers.{number}.{name}" for number in (0, 1) for name in ("model", "weights")),
-    *(f"model.init_args.captioner.init_args.{name}" for name in ("model", "weights")),
+    *(f"model.init_args.captioner.init_args.{name}" for name in ("model", "weights", "length")),
 }
-"""Everything that may differ from what a command says."""
+"""Settings that may differ from a command."""
 SCALED = {"trainer.precision", "trainer.plugins"}
 """And where it says 16-mixed, as a CPU knows the scaler of the gradients only if it is named."""
 
@@ -78,7 +78,7 @@ def files(tmp_path_factory):
 
 
 def _results(method, folder):
-    """What each command of a method did, in a folder that fills with what they write."""
+    """Run the commands of a method in one folder, and return their results."""
     shutil.copytree(folder / "files", folder / method, symlinks=True, copy_function=os.link)
     os.chdir(folder / method)
     found: dict[str, Ran] = {}

@@ -1,4 +1,4 @@
-"""A run goes on exactly from every checkpoint that it writes: after each step, each validation and each epoch."""
+"""A run resumes exactly from every checkpoint: after each step, each validation and each epoch."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ class Recorder(Callback):
 
 
 def fit(method, outside, seed, options, *callbacks, folder=None, resume=None):
-    """A whole run that writes checkpoints, or one that goes on from one of them and writes none."""
+    """Run an uninterrupted run that writes checkpoints, or resume from one of them without writing."""
     seed_everything(seed, verbose=False)
     module, data = (METHODS | OTHERS)[method].build(outside, seed, batch_size=8, num_workers=0)
     recorder = Recorder()
@@ -80,7 +80,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "options"), CASES, ids=lambda value: str(value))
-def test_it_goes_on_exactly_from_every_checkpoint(tmp_path, method, options):
+def test_a_run_resumes_exactly_from_every_checkpoint(tmp_path, method, options):
     outside = (METHODS | OTHERS)[method].prepare(tmp_path)
     whole, state, steps = fit(method, outside, 1, options, folder=tmp_path / "run")
     assert whole.measured
@@ -111,7 +111,7 @@ class InValidation(Callback):
     "SIGTERM in its first batch",
     "stops after their step, and goes on exactly",
 )
-def test_a_stop_between_two_accumulated_batches_waits_for_their_step(tmp_path):
+def test_a_stop_between_accumulated_batches_completes_their_step(tmp_path):
     options = {"accumulate_grad_batches": 2, "val_check_interval": 3}
     with pytest.warns(match="gradients are in no checkpoint.*a multiple of 2 batches"):
         whole, state, steps = fit("albef", None, 1, options)

@@ -25,7 +25,7 @@ def build(method, outside, **data):
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
-    """What a method needs from outside, made once."""
+    """Files of a method, made once."""
 
     @functools.cache
     def prepared(method):
@@ -89,7 +89,7 @@ def trajectories(method, outside):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_twenty_steps_are_those_of_ddp(outside, method):
+def test_twenty_sharded_steps_equal_ddp(outside, method):
     """In float64: the difference is what sharding does, and not noise that AdamW makes steps of."""
     for start, plain, sharded, recomputed in run_distributed(trajectories, method, outside(method), timeout=300):
         (states, losses, kept), end = plain, plain[0][STEPS]
@@ -126,7 +126,7 @@ def held_bytes(tensors):
 
 
 def state_bytes(method, outside):
-    """What this process holds, and what there is in all, by kind."""
+    """Return the bytes of this process and of the whole model, by kind."""
     gradients = Gradients()
     module, trainer, _ = fit(method, outside, *SHARDED, steps=1, dtype=torch.float32, callbacks=[gradients])
     moments = [value for state in trainer.optimizers[0].state.values() for value in state.values() if value.dim()]
@@ -143,7 +143,7 @@ def state_bytes(method, outside):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "processes"), [*((method, 2) for method in METHODS), ("albef", 4)])
-def test_the_memory_of_its_state_is_divided_among_the_processes(outside, method, processes):
+def test_the_memory_of_the_state_is_divided_among_the_processes(outside, method, processes):
     for kinds in run_distributed(state_bytes, method, outside(method), processes=processes):
         for kind, (held, whole) in kinds.items():
             assert held == pytest.approx(whole / processes, rel=0.02), kind
@@ -186,7 +186,7 @@ def mixed(method, outside):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_parameters_are_gathered_in_a_smaller_type_and_kept_in_theirs(outside, method):
+def test_parameters_are_gathered_in_a_smaller_type_and_stored_in_float32(outside, method):
     for whole, half, norms, others, kept in run_distributed(mixed, method, outside(method)):
         assert half == pytest.approx(whole, rel=1e-2)  # a number of bfloat16 is exact to 4e-3
         assert norms == kept == {torch.float32}
@@ -197,8 +197,8 @@ def gather_small():
     return fit("albef", None, "sharded", {"param_dtype": "bfloat16"}, dtype=torch.float32)
 
 
-def test_smaller_types_want_autocast():
+def test_smaller_types_require_autocast():
     with pytest.raises(
-        WorkerError, match="Found param_dtype='bfloat16' with precision='32-true', expected 'bf16-mixed'"
+        WorkerError, match="Expected the precision 'bf16-mixed' with param_dtype 'bfloat16', got '32-true'"
     ):
         run_distributed(gather_small)

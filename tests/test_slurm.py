@@ -1,4 +1,4 @@
-"""The shipped templates on a real SLURM of two nodes: a job that is interrupted ends with the very same weights."""
+"""The shipped templates on a real SLURM of two nodes: an interrupted job ends with identical weights."""
 
 import re
 from pathlib import Path
@@ -62,7 +62,7 @@ def uninterrupted(folder, processes):
 
 
 def assert_goes_on(cluster, folder, job, whole, signal):
-    """The job, which is sent the signal in its first epoch, ends as the run without one; returns what it printed."""
+    """Check that a job that gets the signal in its first epoch ends like the uninterrupted one; return its log."""
     assert cluster.wait(job, "COMPLETED")["Restarts"] == "1"
     path = last_checkpoint(folder, job)
     leaves = assert_same_checkpoints(whole, path)
@@ -84,7 +84,7 @@ def assert_goes_on(cluster, folder, job, whole, signal):
     "SIGUSR1 to the job's steps in mid-epoch",
     "requeued: the same end, bit for bit",
 )
-def test_a_job_on_two_nodes_is_requeued_by_its_warning_and_goes_on(cluster, tmp_path):
+def test_a_job_on_two_nodes_is_requeued_by_the_signal_and_resumes(cluster, tmp_path):
     words = ("--nodes=2", *SMALL_NODES, SLURM / "many_nodes.sh", *training(processes=2))
     job = cluster.submit(words, tmp_path)
     wait_for(last_checkpoint(tmp_path, job).exists)
@@ -99,7 +99,7 @@ def test_a_job_on_two_nodes_is_requeued_by_its_warning_and_goes_on(cluster, tmp_
     "a job of higher priority takes the node in mid-epoch",
     "requeued: the same end, bit for bit",
 )
-def test_preempted_jobs_make_room_and_go_on(cluster, tmp_path):
+def test_preempted_jobs_are_requeued_and_resume(cluster, tmp_path):
     words = (*SMALL_NODES, SLURM / "preemptible.sh", *training(processes=1))
     graceful, at_once = jobs = [
         cluster.submit((f"--partition={partition}", f"--nodelist={node}", *words), tmp_path)

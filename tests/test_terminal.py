@@ -1,4 +1,4 @@
-"""What a run prints, in a terminal of 80 columns and into a file."""
+"""Output of a run in a terminal of 80 columns and in a file."""
 
 import fcntl
 import os
@@ -58,7 +58,7 @@ def test_a_run_in_a_terminal_of_80_columns_keeps_each_bar_on_one_line(tmp_path: 
 
 
 def test_a_run_without_a_terminal_leaves_no_noise_in_its_log(tmp_path: Path):
-    """Two runs, of which the second goes on from the first's checkpoint in a folder of its own."""
+    """Two runs, of which the second resumes from the first's checkpoint in another folder."""
     (tmp_path / "run.yaml").write_text(CONFIG)
     stop = ("--trainer.callbacks=Sender", "--trainer.callbacks.name=SIGTERM", "--trainer.callbacks.step=20")
     log = ""

@@ -1,4 +1,4 @@
-"""Each method's processes send each other what `benchmarks/formulas.py` says, and nothing else."""
+"""The traffic of each method's processes equals the formulas of `benchmarks/formulas.py`."""
 
 import tempfile
 from pathlib import Path
@@ -54,12 +54,12 @@ def sent_by_two():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_two_processes_send_what_the_formula_says(name, sent_by_two):
+def test_two_processes_send_the_bytes_of_the_formula(name, sent_by_two):
     for found in sent_by_two:
         compare(*found[name])
 
 
-def test_three_processes_do_and_without_flags():
+def test_three_processes_send_the_bytes_of_the_formula_without_flags():
     names = ("albef", "shre")
     for found in run_distributed(one_step, names, False, processes=3):
         for each in found:

@@ -1,4 +1,4 @@
-"""Whatever is switched off, every parameter that trains gets a gradient in every step, as DDP wants it."""
+"""Every trainable parameter has a gradient in every step with any loss disabled, as DDP requires."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ OFF = [("shre", {"kl": {"weight": 0.0}}), ("cocord", {"class_weight": 0.0})]
 
 
 class Reached(Callback):
-    """Notes the trainable parameters that a backward pass left without a gradient."""
+    """Records the trainable parameters without a gradient after a backward pass."""
 
     def __init__(self):
         self.missed = None
@@ -122,5 +122,5 @@ def _fit(folder):
     return steps
 
 
-def test_losses_that_are_off_train_under_ddp(tmp_path):
+def test_disabled_losses_train_under_ddp(tmp_path):
     assert run_distributed(_fit, str(tmp_path)) == [[3] * len(OFF)] * 2

@@ -1,1 +1,1 @@
-"""How checkpoints are written and read."""
+"""Writing and reading of checkpoints."""

@@ -70,7 +70,7 @@ class BestCheckpoint(ModelCheckpoint):
             return False  # the first validation of this run is still to come
         if self.monitor != DEFAULT_MONITOR and validated:
             raise UserError(
-                f"checkpoint.monitor is {self.monitor!r}, but the module logs no such metric; "
+                f"Expected a metric that the module logs as checkpoint.monitor, got {self.monitor!r}: "
                 f"{did_you_mean(self.monitor, names)}"
             )
         if not self._warned:

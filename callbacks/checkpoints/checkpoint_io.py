@@ -32,8 +32,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     move is a copy onto the final name, and a full disk destroys the good checkpoint of that name. Here the old file
     stays until the new one is completely on disk. Remote paths are written by Lightning.
 
-    Loading takes plain data only (`weights_only=True`) unless the Trainer is told otherwise, and also takes the folders
-    that `ShardedStrategy` writes.
+    Loading takes plain data only (`weights_only=True`) unless the Trainer's `weights_only` is set, and also accepts the
+    folders that `ShardedStrategy` writes.
 
     Pass it to the Trainer: `Trainer(plugins=[AtomicCheckpointIO()])`.
     """
@@ -85,14 +85,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a file or folder, its metadata first: a partly removed folder is no checkpoint."""
+        """Remove a file or folder, its metadata first: a partly removed folder is not a checkpoint."""
         if Path(path).is_dir() and not Path(path).is_symlink():
             (Path(path) / METADATA).unlink(missing_ok=True)
         super().remove_checkpoint(path)
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with a local checkpoint, a file or a folder, by its checksums; reads all of it.
+    """Describe the damage of a local checkpoint, a file or a folder, by its checksums; reads the whole checkpoint.
 
     Returns:
         None for an intact checkpoint.
@@ -101,7 +101,7 @@ def damage(path: Path) -> str | None:
         return _file_damage(path)
     try:
         _, pieces = read_metadata(path)
-    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError) as error:
+    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, UserError) as error:
         return _gist(error)
     for file in (path / METADATA, *pieces):
         if found := _file_damage(file):
@@ -113,7 +113,7 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """Find the newest intact checkpoint in a folder, without changing anything there.
 
     Returns:
-        The file or folder, None if there is none; and what is wrong with each newer one.
+        The file or folder, None if there is none; and the damage of each newer one.
     """
     found_ones = [path for path in folder.glob("*.ckpt") if not path.name.startswith(REPLACED)]
     # Old checkpoints that a process was replacing when it was killed.
@@ -152,10 +152,10 @@ def divide_checkpoint_file(file: str | Path, folder: str | Path, processes: int)
         processes: Number of files that hold the weights.
 
     Raises:
-        ValueError: If `processes` is below 1.
+        UserError: If `processes` is below 1.
     """
     if processes < 1:
-        raise ValueError(f"Found {processes} processes, expected at least 1.")
+        raise UserError(f"Expected a number of processes of at least 1, got {processes}: correct it.")
     target = Path(folder)
     meta, pieces = divide_checkpoint(AtomicCheckpointIO().load_checkpoint(file), processes)
     with replacing(target) as staged, writing(target):
@@ -169,13 +169,13 @@ def check_free_among(strategy: Strategy, target: Path) -> None:
     """Check that a path is free on rank 0; every process must call this, and all raise.
 
     Raises:
-        FileExistsError: If the path is taken.
+        UserError: If the path is taken.
     """
     problem = None
     if strategy.is_global_zero:
         try:
             check_free(target)
-        except FileExistsError as error:
+        except UserError as error:
             problem = error
     if problem := strategy.broadcast(problem):
         raise problem
@@ -191,7 +191,7 @@ def write_file(content: Any, path: Path) -> None:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Name the path in the error of a failed load, and say what to do."""
+    """Name the path and the remedy in the error of a failed load."""
     try:
         yield
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:

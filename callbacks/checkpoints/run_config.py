@@ -1,5 +1,6 @@
 """The `config.yaml` in a run's folder, and the run's settings in its checkpoints."""
 
+import datetime
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,12 @@ from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 
 # Where a checkpoint has the settings of its run.
 RUN_KEY = "vlightning_run"
+# Settings of the Trainer that shape the result, apart from the hardware.
+LENGTHS = ("max_epochs", "max_steps")
+SHAPING = (
+    *(*LENGTHS, "min_epochs", "min_steps", "max_time", "precision"),
+    *("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
+)
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -20,7 +27,7 @@ class SaveRunConfig(SaveConfigCallback):
         parser: The parser of the subcommand.
         config: Its full configuration, which Lightning passes.
         reproducible: The configuration to save: without what belongs to one run only.
-        run: Plain data about the run, for its checkpoints.
+        name: The run's name, for its checkpoints.
         on_begin: Called after every batch; the sanity check of the validation does not count.
     """
 
@@ -29,11 +36,11 @@ class SaveRunConfig(SaveConfigCallback):
         parser: LightningArgumentParser,
         config: Any,
         reproducible: Any,
-        run: dict[str, Any],
+        name: str,
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(parser, reproducible, overwrite=True)
-        self.run = run
+        self.run = {"trainer": shaping_settings(config.trainer), "name": name}
         self.on_begin = on_begin
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -66,3 +73,15 @@ class SaveRunConfig(SaveConfigCallback):
                 number += 1
                 self.config_filename = f"config-{number}.yaml"
         super().setup(trainer, pl_module, stage)
+
+
+def shaping_settings(trainer: Any) -> dict[str, Any]:
+    """Return the Trainer's settings that shape the result, plain data, without those left to the Trainer.
+
+    Args:
+        trainer: The parsed arguments of the Trainer.
+    """
+    settings = {name: trainer.get(name) for name in SHAPING}
+    if isinstance(settings["max_time"], datetime.timedelta):
+        settings["max_time"] = {"seconds": int(settings["max_time"].total_seconds())}
+    return {name: value for name, value in settings.items() if value is not None}

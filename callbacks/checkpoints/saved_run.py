@@ -1,4 +1,4 @@
-"""What a checkpoint holds about the run that wrote it."""
+"""Information in a checkpoint about the run that wrote it."""
 
 import inspect
 import pickle
@@ -13,15 +13,8 @@ from lightning.pytorch import LightningDataModule
 from ...common.class_arguments import subclasses
 from ...common.errors import UserError
 from ...common.named_code import INSTANTIATORS
-from .run_config import RUN_KEY
+from .run_config import RUN_KEY, SHAPING
 from .sharded_checkpoint import METADATA
-
-# Settings of the Trainer that shape the result, apart from the hardware.
-LENGTHS = ("max_epochs", "max_steps")
-SHAPING = (
-    *(*LENGTHS, "min_epochs", "min_steps", "max_time", "precision"),
-    *("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
-)
 
 
 @dataclass
@@ -42,6 +35,23 @@ class SavedRun:
     trainer: dict[str, Any] = field(default_factory=dict)
     name: str | None = None
 
+    @property
+    def folder(self) -> Path:
+        """Folder of the run that wrote the checkpoint, if the checkpoint is still where it was written."""
+        path = self.path.absolute()
+        return _shown(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
+
+    @property
+    def save_dir(self) -> Path | None:
+        """Folder of all runs that the checkpoint lies in, if it is still where it was written."""
+        parts, name = self.folder.absolute().parent.parts, Path(self.name or "").parts
+        return _shown(Path(*parts[: -len(name)])) if name and parts[-len(name) :] == name else None
+
+
+def _shown(path: Path) -> Path:
+    """Return a path as a user would write it: relative if it is below the working folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
 
 def read_saved_run(path: Path) -> SavedRun:
     """Read a checkpoint's hyper-parameters, settings and seed; unpickles nothing but tensors and plain data.
@@ -53,20 +63,29 @@ def read_saved_run(path: Path) -> SavedRun:
         UserError: If it is not a checkpoint, or holds more than tensors and plain data.
     """
     if path.is_dir() and not (path / METADATA).is_file():
-        raise UserError(f"{str(path)!r} is no whole checkpoint: the folder has no {METADATA}, which is written last.")
+        raise UserError(
+            f"Expected a complete checkpoint, got the folder {str(path)!r} without {METADATA}, which is written last: "
+            "take another checkpoint."
+        )
     if path.name == METADATA:
-        raise UserError(f"{str(path)!r} is a part of a sharded checkpoint: give the folder, {str(path.parent)!r}.")
+        raise UserError(
+            f"Expected a whole checkpoint, got {str(path)!r}, a part of a sharded checkpoint: give the folder, "
+            f"{str(path.parent)!r}."
+        )
     try:
         content = torch.load(_metadata(path), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"The checkpoint {str(path)!r} cannot be loaded safely (weights_only=True): it is damaged, or holds more "
-            "than tensors and plain data."
+            f"Expected a checkpoint that can be loaded safely (weights_only=True), got {str(path)!r}, which is damaged "
+            "or holds more than tensors and plain data: take another checkpoint."
         ) from error
     except (OSError, RuntimeError, EOFError) as error:
-        raise UserError(f"{str(path)!r} is not a readable checkpoint: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(
+            f"Expected a readable checkpoint, got {str(path)!r} ({' '.join(str(error).split())[:200]}): take another "
+            "one."
+        ) from error
     if not isinstance(content, Mapping) or ("state_dict" not in content and not path.is_dir()):
-        raise UserError(f"{str(path)!r} is not a Lightning checkpoint: it has no `state_dict`.")
+        raise UserError(f"Expected a Lightning checkpoint, got {str(path)!r} without `state_dict`: give another file.")
     run = content.get(RUN_KEY)
     run = run if isinstance(run, Mapping) else {}
     name = run.get("name")
@@ -76,8 +95,8 @@ def read_saved_run(path: Path) -> SavedRun:
         values = dict(content.get(key) or {})
         if (instantiator := values.pop("_instantiator", None)) not in (None, *INSTANTIATORS):
             raise UserError(
-                f"The checkpoint {str(path)!r} has its {section} built by {instantiator!r}, which could run any code; "
-                "expected the function that Lightning names there: take a checkpoint that you trust."
+                f"Expected a {section} that is built by the function that Lightning names, got {instantiator!r} in the "
+                f"checkpoint {str(path)!r}, which could run any code: take a checkpoint that you trust."
             )
         class_path = values.pop("_class_path", None)
         if section == "data" and class_path is None:
@@ -85,29 +104,6 @@ def read_saved_run(path: Path) -> SavedRun:
         if class_path:
             saved.hyper_parameters[section] = {"class_path": class_path, "init_args": values}
     return saved
-
-
-def best_beside(checkpoint: Path) -> Path | None:
-    """Return the best checkpoint that a run knew when it wrote this one, if it is still in the same folder.
-
-    Args:
-        checkpoint: A whole checkpoint, a file or a folder.
-    """
-    for name, state in (_mapped(checkpoint).get("callbacks") or {}).items():
-        best = state.get("best_model_path") if isinstance(state, Mapping) else None
-        if str(name).startswith("BestCheckpoint") and isinstance(best, str) and best:
-            path = checkpoint.with_name(Path(best).name)
-            return path if path.exists() else None
-    return None
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the number of optimizer steps before a checkpoint."""
-    return int(_mapped(checkpoint)["global_step"])
-
-
-def _mapped(checkpoint: Path) -> Any:
-    return torch.load(_metadata(checkpoint), map_location="cpu", weights_only=True, mmap=True)
 
 
 def _metadata(checkpoint: Path) -> Path:

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from ...common.errors import UserError
+
 METADATA = "meta.pt"
 """Lightning's name of the metadata file."""
 # In the metadata: the number of files with pieces, and the marker of a sharded tensor.
@@ -117,7 +119,7 @@ def read_checkpoint_folder(folder: Path, weights_only: bool = True, place: Place
 
     Raises:
         RuntimeError: If a file is missing.
-        ValueError: If the folder was written by Lightning's own strategies.
+        UserError: If the folder was written by Lightning's own strategies.
     """
     meta, files = read_metadata(folder, weights_only)
     shards = [torch.load(file, map_location="cpu", mmap=True, weights_only=weights_only) for file in files]
@@ -144,15 +146,16 @@ def read_metadata(folder: Path, weights_only: bool = True) -> tuple[dict[str, An
 
     Raises:
         RuntimeError: If a file is missing.
-        ValueError: If the folder was written by Lightning's own strategies.
+        UserError: If the folder was written by Lightning's own strategies.
     """
     if not (folder / METADATA).is_file():
         raise RuntimeError(f"there is no {METADATA} in the folder, which is written last")
     meta = torch.load(folder / METADATA, map_location="cpu", weights_only=weights_only)
     if _FILES not in meta:
-        raise ValueError(
-            f"The checkpoint {folder} is in the format of torch.distributed.checkpoint: make one file of it with "
-            f"`python -m lightning.pytorch.utilities.consolidate_checkpoint {folder}`."
+        raise UserError(
+            f"Expected a folder that ShardedStrategy wrote, got {folder} in the format of "
+            "torch.distributed.checkpoint: convert it with `python -m "
+            f"lightning.pytorch.utilities.consolidate_checkpoint {folder}`."
         )
     files = [folder / shard_file(number) for number in range(meta.pop(_FILES))]
     missing = [file.name for file in files if not file.is_file()]
@@ -209,6 +212,6 @@ def _dimension(place: str, tensor: DTensor) -> int | None:
         if isinstance(placement, Replicate):
             return None
     raise ValueError(
-        f"The tensor {place!r} is distributed as {tensor.placements} over {tensor.device_mesh}, but checkpoints are "
-        "written and read of tensors that are sharded along one dimension over all processes."
+        f"Expected tensors that are sharded along one dimension over all processes, got {place!r} distributed as "
+        f"{tensor.placements} over {tensor.device_mesh}: shard it over all processes."
     )

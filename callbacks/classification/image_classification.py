@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from typing_extensions import override
 
+from ...common.errors import UserError
 from ...metrics.classification import accuracies, class_recall, hits
 from ...metrics.finite import some_of
 from ..distributed.collectives import all_reduce_max, all_reduce_sum, gather_uneven
@@ -47,7 +48,7 @@ class ImageClassification(Callback):
             a model must see images as those that it was trained on; "own" leaves that to `data`.
 
     Raises:
-        ValueError: If an argument is invalid, a label has no class, the data has no images, or the module cannot
+        UserError: If an argument is invalid, a label has no class, the data has no images, or the module cannot
             classify.
     """
 
@@ -59,9 +60,14 @@ class ImageClassification(Callback):
     ) -> None:
         super().__init__()
         if every_n_epochs < 1:
-            raise ValueError(f"every_n_epochs={every_n_epochs} of {type(self).__name__} must be at least 1.")
+            raise UserError(
+                f"Expected every_n_epochs of {type(self).__name__} of at least 1, got {every_n_epochs}: correct it."
+            )
         if transform not in ("trainer", "own"):
-            raise ValueError(f"transform={transform!r} of {type(self).__name__} must be 'trainer' or 'own'.")
+            raise UserError(
+                f"Expected 'trainer' or 'own' as transform of {type(self).__name__}, got {transform!r}: choose one of "
+                "them."
+            )
         self.data = data
         self.name = name
         self.every_n_epochs = every_n_epochs
@@ -72,8 +78,8 @@ class ImageClassification(Callback):
         """Return a function of images [B, 3, H, W] to class scores [B, C]; called for every measurement."""
         raise NotImplementedError
 
-    def expected_labels(self, classes: int) -> str:
-        """Return the end of the error about labels outside 0 to `classes` - 1: what was expected, and what to do."""
+    def advice_on_labels(self, classes: int) -> str:
+        """Return the end of the error about labels outside 0 to `classes` - 1: what to do."""
         raise NotImplementedError
 
     @override
@@ -112,19 +118,18 @@ class ImageClassification(Callback):
         """Check the run before anything is read."""
         others: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         if [other.name for other in others if isinstance(other, ImageClassification)].count(self.name) > 1:
-            raise ValueError(f"{self} is there twice, and both would log the same metrics: give each its own name.")
+            raise UserError(f"Expected one {self}, got two, which would log the same metrics: give each its own name.")
         for method in self.module_needs:
             if not hasattr(pl_module, method):
-                raise ValueError(
-                    f"{self} found no {method}() in {type(pl_module).__name__}, expected a module that "
-                    f"{self.module_does}: leave the callback out."
+                raise UserError(
+                    f"Expected a module that {self.module_does} by {method}() for {self}, got "
+                    f"{type(pl_module).__name__}: leave the callback out."
                 )
         shares = trainer.distributed_sampler_kwargs
         if shares is not None and shares["num_replicas"] != trainer.world_size:
-            raise ValueError(
-                f"{self} found {trainer.world_size} processes that hold {shares['num_replicas']} models, expected one "
-                "each, because processes that share layers must encode the same: set tensor_parallel_size to 1, or "
-                "leave the callback out."
+            raise UserError(
+                f"Expected a whole model in each process for {self}, got {trainer.world_size} processes with "
+                f"{shares['num_replicas']} models: set tensor_parallel_size to 1, or leave the callback out."
             )
 
     def _open(self, wanted: Split, trainer: Trainer) -> None:
@@ -136,9 +141,9 @@ class ImageClassification(Callback):
         splits: tuple[Split, Split] = ("test", "validation") if wanted == "test" else ("validation", "test")
         found = [split for split in splits if self._has(split)]
         if not found:
-            raise ValueError(
-                f"{self} found neither a validation nor a test split in {type(self.data).__name__}, expected one of "
-                "them: give data a source for it."
+            raise UserError(
+                f"Expected a validation or a test split in the data of {self}, got neither in "
+                f"{type(self.data).__name__}: give data a source for one of them."
             )
         self._split = found[0]
         self.data.setup(_STAGES[self._split])
@@ -152,10 +157,10 @@ class ImageClassification(Callback):
         if not hasattr(theirs, "eval_transform"):
             return
         if not hasattr(self.data, "eval_transform"):
-            raise ValueError(
-                f"{self} found no eval_transform in {type(self.data).__name__} that the one of "
-                f"{type(theirs).__name__} could take the place of: prepare the images as the model needs them, and "
-                "set transform to 'own'."
+            raise UserError(
+                f"Expected an eval_transform in the data of {self}, which that of {type(theirs).__name__} replaces, "
+                f"got none in {type(self.data).__name__}: prepare the images as the model needs them, and set "
+                "transform to 'own'."
             )
         self.data.eval_transform = theirs.eval_transform
 
@@ -199,14 +204,14 @@ class ImageClassification(Callback):
         counts = all_reduce_sum(torch.stack([label[kind].bincount(minlength=classes) for kind in of_kinds]))
         unknown = int(all_reduce_sum((~known).sum()[None]))
         if unknown:
-            raise ValueError(
-                f"{self} found {unknown} of {unknown + int(counts[0].sum())} labels outside 0 to {classes - 1}, "
-                + self.expected_labels(classes)
+            raise UserError(
+                f"Expected labels from 0 to {classes - 1} in the data of {self}, got {unknown} of "
+                f"{unknown + int(counts[0].sum())} labels outside: {self.advice_on_labels(classes)}"
             )
         if not counts[0].any():
-            raise ValueError(
-                f"{self} found no image in the {self._split} split of {type(self.data).__name__}, expected some: "
-                "give data a source that has them."
+            raise UserError(
+                f"Expected images in the {self._split} split of the data of {self}, got none from "
+                f"{type(self.data).__name__}: give data a source with images."
             )
         if counts[3].any():
             named = gather_uneven(sample_index[of_kinds[3] & (sample_index >= 0)])
@@ -226,9 +231,9 @@ class ImageClassification(Callback):
         for batch in islice(batches, 1 if only_tries(trainer) else None):
             if not isinstance(batch, Mapping) or not {"image", "label"} <= batch.keys():
                 found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
-                raise ValueError(
-                    f"{self} found a batch of {found} from {type(self.data).__name__}, expected a dict with 'image' "
-                    "and 'label': give data with labels."
+                raise UserError(
+                    f"Expected batches with 'image' and 'label' for {self}, got {found} from "
+                    f"{type(self.data).__name__}: give data with labels."
                 )
             label = batch["label"].cpu()
             yield batch["image"], label, batch.get("sample_index", torch.full_like(label, -1)).cpu()

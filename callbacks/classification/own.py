@@ -7,6 +7,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from ...common.errors import UserError
 from ..modules import features_of
 from .image_classification import ImageClassification
 
@@ -37,12 +38,12 @@ class OwnClassification(ImageClassification):
             a model must see images as those that it was trained on; "own" leaves that to `data`.
 
     Raises:
-        ValueError: If an argument is invalid, labels or classes are not those of the logits, the data has no images,
+        UserError: If an argument is invalid, labels or classes are not those of the logits, the data has no images,
             or the module has no class logits.
     """
 
     module_needs = ("classify_images",)
-    module_does = "classifies images by logits of its own"
+    module_does = "classifies images by class logits"
 
     def __init__(
         self,
@@ -58,11 +59,8 @@ class OwnClassification(ImageClassification):
         return lambda image: features_of(trainer, pl_module.classify_images, image)
 
     @override
-    def expected_labels(self, classes: int) -> str:
-        return (
-            f"expected each to be one of the {classes} classes that the module has logits of: give data that is "
-            "labelled with these."
-        )
+    def advice_on_labels(self, classes: int) -> str:
+        return f"give data that is labelled with the {classes} classes that the module has logits of."
 
     @override
     def count(self, trainer: Trainer, scores: Callable[[Tensor], Tensor]) -> Tensor:
@@ -72,8 +70,8 @@ class OwnClassification(ImageClassification):
         if names := getattr(data, "class_names", None):
             known = getattr(data, "num_classes", len(names))
             if known != counts.shape[1]:
-                raise ValueError(
-                    f"{self} found {known} classes in {type(data).__name__}, expected {counts.shape[1]}, one for each "
-                    "logit of the module: give data that is labelled with the module's classes."
+                raise UserError(
+                    f"Expected {counts.shape[1]} classes, one for each logit of the module, in the data of {self}, got "
+                    f"{known} from {type(data).__name__}: give data that is labelled with the module's classes."
                 )
         return counts

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from ...common.errors import UserError
 from ...metrics.zero_shot import class_embeddings, class_prompts, zero_shot_scores
 from ..distributed.collectives import gather, rank, world_size
 from ..modules import features_of
@@ -52,7 +53,7 @@ class ZeroShotClassification(ImageClassification):
             a model must see images as those that it was trained on; "own" leaves that to `data`.
 
     Raises:
-        ValueError: If names or templates are invalid, a label has no name, the data has no images, or the run cannot
+        UserError: If names or templates are invalid, a label has no name, the data has no images, or the run cannot
             encode images or texts.
     """
 
@@ -76,24 +77,23 @@ class ZeroShotClassification(ImageClassification):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage != "predict" and not self._names():
-            raise ValueError(
-                f"{self} found no class_names in {type(self.data).__name__}, expected a name for every label: set "
-                "class_names to a list, or to a text file with one a line."
+            raise UserError(
+                f"Expected a class name for every label of {self}, got no class_names in {type(self.data).__name__}: "
+                "set class_names to a list, or to a text file with one name a line."
             )
 
     @override
     def check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().check(trainer, pl_module)
         if not hasattr(datamodule(trainer), "encoder"):
-            raise ValueError(
-                f"{self} found no encoder() in the trainer's datamodule "
-                f"({type(datamodule(trainer)).__name__}), expected one that returns what turns a list of texts into "
-                "token ids: add it, or leave the callback out."
+            raise UserError(
+                "Expected a method encoder() in the trainer's datamodule, whose result turns texts into token ids, for "
+                f"{self}, got {type(datamodule(trainer)).__name__} without: add it, or leave the callback out."
             )
 
     @override
-    def expected_labels(self, classes: int) -> str:
-        return f"expected each to have one of the {classes} class names: give class_names that cover the labels."
+    def advice_on_labels(self, classes: int) -> str:
+        return f"give class_names that cover the labels; there are {classes} names."
 
     @override
     def scorer(self, trainer: Trainer, pl_module: Any) -> Callable[[Tensor], Tensor]:
@@ -136,15 +136,14 @@ def _read_names(given: list[str] | str) -> list[str]:
     if isinstance(given, str):
         source, path = repr(given), Path(given).expanduser()
         if not path.is_file():
-            raise ValueError(
-                f"ZeroShotClassification found no file {source}, expected a text file with one class name a line: "
-                "correct class_names."
+            raise UserError(
+                f"Expected a text file with one class name a line, got no file {source}: correct class_names."
             )
         given = path.read_text(encoding="utf-8").rstrip().splitlines()
     names = [name.strip() for name in given]
     if not names or "" in names:
         where = f"an empty name for label {names.index('')}" if names else "no name"
-        raise ValueError(f"ZeroShotClassification found {where} in {source}, expected one for every label: add it.")
+        raise UserError(f"Expected a class name for every label in {source}, got {where}: add it.")
     return names
 
 
@@ -155,8 +154,8 @@ def _read_templates(given: str | list[str]) -> list[str]:
         known = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}
         return [template("{}") for template in known[str(given)]]
     if isinstance(given, str) or not given or any(text.count("{}") != 1 for text in given):
-        raise ValueError(
-            f"ZeroShotClassification found {given!r} as templates, expected 'openai', 'simple', or a list of texts "
-            "with one {} each: correct templates."
+        raise UserError(
+            "Expected 'openai', 'simple', or a list of texts with one {} each as templates of ZeroShotClassification, "
+            f"got {given!r}: correct templates."
         )
     return list(given)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...common.private_api import default_store
 from ..private_api import copy_all, ignore_in_ddp
 
 
@@ -44,7 +45,7 @@ def gather(tensor: Tensor, gradient: bool = False) -> Tensor:
         ValueError: If the tensor has no row dimension.
     """
     if tensor.dim() == 0:
-        raise ValueError("gather() got a tensor without dimensions, expected rows [B, ...]: unsqueeze it first.")
+        raise ValueError("Expected rows [B, ...], got a tensor without dimensions: unsqueeze it first.")
     if not gradient:
         tensor = tensor.detach()
     if world_size() == 1:
@@ -71,7 +72,7 @@ def gather_uneven(tensor: Tensor) -> Tensor:
         ValueError: If the tensor has no row dimension.
     """
     if tensor.dim() == 0:
-        raise ValueError("gather_uneven() got a tensor without dimensions, expected rows [B, ...]: unsqueeze it first.")
+        raise ValueError("Expected rows [B, ...], got a tensor without dimensions: unsqueeze it first.")
     tensor = tensor.detach()
     if world_size() == 1:
         return tensor
@@ -222,3 +223,13 @@ def _device_for_communication(tensor: Tensor) -> torch.device:
     if tensor.device.type == "cpu" and dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return tensor.device
+
+
+def is_first_to(action: str) -> bool:
+    """Return whether no other process of the run has asked for this action, as far as they can still be asked."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return True
+    try:
+        return int(default_store().add(f"vlightning: {action}", 1)) == 1
+    except RuntimeError:  # the process that keeps the store has ended
+        return True

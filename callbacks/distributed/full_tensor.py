@@ -5,5 +5,5 @@ from torch.distributed.tensor import DTensor
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return a sharded tensor gathered from all ranks, a collective call; any other tensor as it is."""
+    """Return a sharded tensor gathered from all ranks, a collective call; return any other tensor unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

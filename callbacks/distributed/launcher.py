@@ -1,4 +1,4 @@
-"""Lightning's launcher of processes on one node, without its killing of this process."""
+"""Lightning's launcher of processes on one node, which does not kill this process without a message."""
 
 import contextlib
 import os
@@ -24,7 +24,9 @@ class WatchedLauncher(SubprocessScriptLauncher):
     Lightning's own launcher (2.6.6) starts a thread that kills this process within five seconds after another's death,
     without a message, in the middle of its work. Here the thread waits for half a minute, since a process in a
     collective operation mostly notices a death by itself. Only then, with this process stuck in a library where no
-    Python code can run, it reports the death and ends all processes.
+    Python code can run, it reports the death and ends all processes. The main thread cannot do this: while it is
+    blocked in a collective operation, neither a signal handler nor an exception reaches it, and the time limit of the
+    operation is half an hour.
 
     Args:
         launcher: Lightning's launcher, which this one replaces.

@@ -1,4 +1,4 @@
-"""Sentences for a run that loses a process: a loader worker, or another process of the training, is killed or hangs."""
+"""Error messages for a run whose loader worker or other process is killed or hangs."""
 
 import contextlib
 import re
@@ -86,7 +86,7 @@ def lost_process(error: BaseException, processes: int, statuses: dict[int, int |
     who = f"another of the {processes} processes" if processes > 1 else "another process"
     if any(re.search(_SILENCE, text) for text in texts):
         return (
-            f"Waited in vain for {who} of this run, which hangs, was stopped, or is slower than the time limit of the "
+            f"No answer from {who} of this run, which hangs, was stopped, or is slower than the time limit of the "
             "collective operations: look at its last output, and raise the limit (trainer.strategy.timeout) if it "
             "needs longer"
         )

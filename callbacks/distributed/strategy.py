@@ -12,7 +12,7 @@ from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy, StrategyRegistry
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.files import WriteError, clear_leftovers, remove, swap_in, unfinished_beside, writing
+from ...common.names import did_you_mean
 from ..checkpoints.checkpoint_io import AtomicCheckpointIO, reading, write_file
 from ..checkpoints.sharded_checkpoint import (
     METADATA,
@@ -134,13 +135,13 @@ class ShardedStrategy(ModelParallelStrategy):
         """Set up as Lightning does.
 
         Raises:
-            TypeError: If the module does not shard itself.
-            ValueError: If parameters are gathered as bfloat16 without a precision that casts their inputs.
+            UserError: If the module does not shard itself, or parameters are gathered as bfloat16 without a precision
+                that casts their inputs.
         """
         if self.mixed_precision.param_dtype == torch.bfloat16 and trainer.precision != "bf16-mixed":
-            raise ValueError(
-                f"Found param_dtype='bfloat16' with precision={trainer.precision!r}, expected 'bf16-mixed', which "
-                "casts what such parameters meet: set trainer.precision to it, or leave param_dtype out."
+            raise UserError(
+                f"Expected the precision 'bf16-mixed' with param_dtype 'bfloat16', got {trainer.precision!r}, which "
+                "does not cast the inputs of such parameters: set trainer.precision, or leave param_dtype out."
             )
         for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
             loop.inference_mode = False
@@ -148,8 +149,8 @@ class ShardedStrategy(ModelParallelStrategy):
         assert self.model is not None
         if not any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
             raise UserError(
-                f"{type(self.lightning_module).__name__}.configure_model() has sharded no parameter, as "
-                f"{type(self).__name__} expects: call torch's fully_shard there, or choose another strategy."
+                f"Expected a configure_model() that shards parameters for {type(self).__name__}, got none sharded by "
+                f"{type(self.lightning_module).__name__}: call torch's fully_shard there, or choose another strategy."
             )
 
     @override
@@ -180,7 +181,7 @@ class ShardedStrategy(ModelParallelStrategy):
             storage_options: Passed on where one file is written.
 
         Raises:
-            ValueError: If a folder is asked for at a remote path.
+            UserError: If a folder is to be written to a remote path.
             WriteError: If it cannot be written; the target then stays as it was.
         """
         path = str(self.broadcast(filepath))
@@ -192,9 +193,9 @@ class ShardedStrategy(ModelParallelStrategy):
             return
         filesystem, local_path = url_to_fs(path)
         if storage_options is not None or not isinstance(filesystem, LocalFileSystem):
-            raise ValueError(
-                f"A sharded checkpoint is a folder that every process writes into, and {path!r} is remote or comes "
-                "with storage options: give a local path, or set save_distributed_checkpoint=False for one file."
+            raise UserError(
+                f"Expected a local folder without storage options for a sharded checkpoint, got {path!r}: give a local "
+                "path, or set save_distributed_checkpoint=False for one file."
             )
         self._save_folder(checkpoint, Path(local_path))
 
@@ -251,7 +252,7 @@ class ShardedStrategy(ModelParallelStrategy):
         likes = self._sharded_values()
 
         def place(where: str, value: Any) -> Any:
-            # The weights have a place each; what an optimizer keeps for one stands one level below its number.
+            # Each weight has a place; the optimizer's state of a weight is one level below the weight's number.
             like = likes.get(where, likes.get(where.rpartition("/")[0]))
             if like is None or not isinstance(value, Tensor) or value.shape != like.shape:
                 return value.clone() if isinstance(value, Tensor) else value  # out of the file
@@ -284,3 +285,20 @@ class ShardedStrategy(ModelParallelStrategy):
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         ParallelStrategy.load_optimizer_state_dict(self, checkpoint)
+
+
+def check_strategy(strategy: Any) -> None:
+    """Check the Trainer's `strategy` argument, a name or a class with its arguments.
+
+    Raises:
+        UserError: For FSDP1, which runs on CUDA only and wraps the module as a whole, and for an unknown name.
+    """
+    name = str(strategy.get("class_path", "") if hasattr(strategy, "get") else strategy)
+    if name.rpartition(".")[2].lower().startswith("fsdp"):
+        raise UserError(
+            "trainer.strategy is FSDP1 (FSDPStrategy), which this project does not support: it needs CUDA and wraps "
+            "the module as a whole; use FSDP2 with --config configs/strategy/fsdp.yaml (ModelParallelStrategy)."
+        )
+    known = ["auto", *StrategyRegistry.available_strategies()]
+    if isinstance(strategy, str) and strategy not in known:
+        raise UserError(f"There is no strategy {strategy!r}; {did_you_mean(strategy, known)}")

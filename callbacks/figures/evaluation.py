@@ -30,7 +30,7 @@ class EvaluationFigures(Callback):
         super().__init__()
         for name, value in {"every_n_epochs": every_n_epochs, **counts}.items():
             if value < 1:
-                raise ValueError(f"{name}={value} of {type(self).__name__} must be at least 1.")
+                raise UserError(f"Expected {name} of {type(self).__name__} of at least 1, got {value}: correct it.")
         self.every_n_epochs = every_n_epochs
         self._warned = False
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 RIGHT, WRONG = "#00963c", "#bebebe"
-"""Colors of the frame of a right image, and of any other."""
+"""Colors of the frame of a correct image, and of other images."""
 _SIDE, _TEXT_WIDTH, _LINE = 1.6, 2.4, 0.17  # inches: an image, the text beside a row, a line of that text
 _TEXT_COLUMNS, _TEXT_LINES, _TITLE_COLUMNS = 32, 14, 24  # characters in a line, lines, characters of a title
 

@@ -1,4 +1,4 @@
-"""Figures in TensorBoard of the sums that layers are made of during the extraction of a learngene."""
+"""Figures in TensorBoard of the weighted sums in the extraction of a learngene."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..learngene.terms import LearngeneTerms, Values
 
 
 class LearngeneFigures(Callback):
-    """Draws the coefficients over training, and the current norms of both terms of each layer.
+    """Draw the coefficients over training, and the current norms of both terms of each layer.
 
     A coefficient alone is not comparable, since its block has a free scale; the norms of the products are. TensorBoard
     shows them as "train/coefficients" and "train/summand_norms".
@@ -70,8 +70,9 @@ class LearngeneFigures(Callback):
             return
         if not callable(getattr(pl_module, "learngene_terms", None)):
             raise UserError(
-                f"LearngeneFigures expected a module with a method learngene_terms(), got {type(pl_module).__name__}: "
-                "train a module that extracts a learngene, such as MMLGModule, or remove the callback."
+                "Expected a module with a method learngene_terms() for LearngeneFigures, got "
+                f"{type(pl_module).__name__}: train a module that extracts a learngene, such as MMLGModule, or remove "
+                "the callback."
             )
         lacking = None
         self._has_sums = pl_module.learngene_terms() is not None  # type: ignore[operator]
@@ -188,7 +189,7 @@ def _colors(count: int) -> Any:
 
 
 def _layers(pair: int) -> str:
-    """The two layers that are a pair."""
+    """Return the two layers of a pair."""
     return f"{2 * pair} and {2 * pair + 1}"
 
 

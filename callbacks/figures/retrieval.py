@@ -1,4 +1,4 @@
-"""Figures of what a retrieval model finds."""
+"""Figures of retrieval results."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from .grid import Panel, Row
 
 
 class RetrievalFigures(EvaluationFigures):
-    """Draw text queries with the images that were ranked first, the right ones in a green frame.
+    """Draw text queries with the images that were ranked first, correct images in a green frame.
 
-    Images are in their final order, after re-ranking if there is any. Above each image stand its rank and its score:
+    Images are in their final order, after re-ranking if there is any. Above each image are its rank and its score:
     the matching head's logit if the image was re-ranked, else the cosine similarity. The queries stay the same, so the
     figures "val/retrieval" and "test/retrieval" in TensorBoard show how a run improves.
 
@@ -53,6 +53,6 @@ class RetrievalFigures(EvaluationFigures):
                 for rank, image in enumerate(images[: self.top].tolist(), 1)
             ]
             first = right.nonzero()[0].item() + 1 if right.any() else None
-            note = f"none right among the first {len(images)}" if first is None else f"first right one: rank {first}"
+            note = f"no match in the first {len(images)}" if first is None else f"first match: rank {first}"
             rows.append(Row(caption, note, panels))
         return rows

@@ -1,4 +1,4 @@
-"""Figures of where in an image a model looks for the words of its caption."""
+"""Figures of the image regions that a model attends to for the words of a caption."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +8,11 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from ...common.errors import UserError
 from .evaluation import EvaluationFigures, NoFigureError, Split, captions_of, evenly_spread, open_image, token_ids
 from .grid import Panel, Row
 
-# Maps of these words say little. Words of place and number are content words.
+# Maps of these words are not informative. Words of place and number are content words.
 _FUNCTION_WORDS = (
     "a an the this that these those and or but as if of to in on at by for from with without into onto than then is "
     "are was were be been being has have had do does did it its he him his she her they them their we our you your i "
@@ -20,11 +21,11 @@ _FUNCTION_WORDS = (
 
 
 class WordMapFigures(EvaluationFigures):
-    """Draw captions with their image, and heat maps of where in the image the model looks for words of the caption.
+    """Draw captions with their image, and heat maps of the attended image regions for words of the caption.
 
     The module has a method `word_maps(image, input_ids, attention_mask)` that returns maps [B, L, g, g] over patches,
     one for each token. A word's map is the mean over its pieces; the whole text's is the mean over all tokens, [CLS]
-    included. Each map is scaled to its own maximum, so colors show where the model looks; the percentage above a map
+    included. Each map is scaled to its own maximum, so colors show the region; the percentage above a map
     is its maximum relative to the highest maximum among the words shown. The figures are "val/words" and "test/words"
     in TensorBoard.
 
@@ -62,7 +63,7 @@ class WordMapFigures(EvaluationFigures):
                     result.input_ids[texts].to(device),
                     result.attention_mask[texts].to(device),
                 )
-        except ValueError as error:  # this model has no maps
+        except (UserError, ValueError) as error:  # this model has no maps
             raise NoFigureError(str(error)) from error
         rows, captions = [], captions_of(data, split, result, texts)
         for text, caption, image, own in zip(texts, captions, shown, maps.float().cpu(), strict=True):

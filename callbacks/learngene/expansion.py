@@ -88,8 +88,8 @@ def expand_learngene(
 ) -> str:
     """Initialize the towers of a network from a learngene, in place; all of them or none.
 
-    Afterwards no two layers share memory. Towers may differ in depth; the rule of the learngene's method says which
-    depths there are.
+    Afterwards no two layers share memory. Towers may differ in depth; the rule of the learngene's method
+    determines the possible depths.
 
     Args:
         learngene: what to expand.

@@ -1,4 +1,4 @@
-"""A learngene in one file: what descendants of a CLIP are initialized from, and where it comes from.
+"""A learngene in one file: initial weights for descendants of a CLIP, and their origin.
 
 The file is safetensors. Names and shapes of its tensors follow from the rule of its method (`Rule.shapes`); all methods
 share those of a tower's ends: `vision.*`, `text.*` and `logit_scale`, by open_clip's names.
@@ -28,12 +28,12 @@ _ENTRY, _VERSION = "learngene", 2
 
 
 class MissingLearngene(UserError):
-    """There is no file of that name."""
+    """The file does not exist."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Learngene:
-    """The tensors that descendants are initialized from, and where they come from.
+    """Initial weights for descendants, and their origin.
 
     Args:
         tensors: float32, by their names in the file.

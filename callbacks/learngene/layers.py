@@ -1,4 +1,4 @@
-"""Layers of a transformer by their names in a learngene, and the rules by which a method makes them.
+"""Layers of a transformer by their names in a learngene, and the rules by which methods compute them.
 
 A method registers its rule with `register_rule`. A learngene's file names the module that does so, which is imported
 when the file is read.
@@ -22,7 +22,7 @@ TOWERS: tuple[Tower, ...] = ("vision", "text")
 
 
 class Rule(Protocol):
-    """How the layers of a descendant are made from the tensors of a learngene.
+    """Computation of the layers of a descendant from the tensors of a learngene.
 
     Attributes:
         sets_whole_tower: whether a learngene has every parameter of a tower, or those of some layers only.
@@ -68,8 +68,8 @@ def register_rule(method: str, rule: Rule) -> None:
     """Register the rule of a method.
 
     Args:
-        method: its name, which files carry.
-        rule: how its learngenes are expanded.
+        method: name of the method, which is stored in files.
+        rule: rule of its learngenes.
     """
     _RULES[method] = rule
 

@@ -1,1 +1,1 @@
-"""What writes predictions."""
+"""Writers of predictions."""

@@ -25,7 +25,7 @@ class CaptionWriter(PredictionRowsWriter):
         folder: Folder of the file, by default `predictions` in the Trainer's `default_root_dir`.
 
     Raises:
-        ValueError: If `predict_step` returns something else.
+        UserError: If `predict_step` returns something else.
     """
 
     returned, file, written = ("image_id", "caption"), "captions.parquet", "one caption of each is"

@@ -19,7 +19,7 @@ class ClassPredictionWriter(ClassesWriter):
         class_names: Names of the classes 0, 1, ...; by default the datamodule's.
 
     Raises:
-        ValueError: If `top_k` is below 1, or `predict_step` returns something else.
+        UserError: If `top_k` is below 1, or `predict_step` returns something else.
     """
 
     file = "predictions.parquet"

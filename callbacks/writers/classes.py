@@ -10,6 +10,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from ...common.errors import UserError
 from .rows import PredictionRowsWriter, gather_rows
 
 
@@ -28,7 +29,7 @@ class ClassesWriter(PredictionRowsWriter):
     def __init__(self, top_k: int = 5, folder: str | None = None, class_names: list[str] | None = None) -> None:
         super().__init__(folder)
         if top_k < 1:
-            raise ValueError(f"top_k={top_k} of {type(self).__name__} must be at least 1.")
+            raise UserError(f"Expected top_k of {type(self).__name__} of at least 1, got {top_k}: correct it.")
         self.top_k = top_k
         self.class_names = class_names
 

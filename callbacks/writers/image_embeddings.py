@@ -30,7 +30,7 @@ class ImageEmbeddingWriter(PredictionRowsWriter):
         folder: Folder of the file, by default `predictions` in the Trainer's `default_root_dir`.
 
     Raises:
-        ValueError: If `predict_step` returns something else.
+        UserError: If `predict_step` returns something else.
     """
 
     returned, file, written = ("image_id", "embedding"), "embeddings.parquet", "one embedding of each is"

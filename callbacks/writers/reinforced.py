@@ -1,4 +1,4 @@
-"""What passes between the module, the datamodule and `ReinforcementWriter`."""
+"""Types shared by the reinforcement module, its datamodule and `ReinforcementWriter`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class LeftOut(NamedTuple):
-    """A row of which nothing is written, and why."""
+    """A row without a sample, and the cause."""
 
     row: int
     cause: str
@@ -14,7 +14,7 @@ class LeftOut(NamedTuple):
 
 
 class Reinforced(NamedTuple):
-    """What `predict_step` returns: samples by their rows, and the rows without a sample.
+    """Result of `predict_step`: samples by their rows, and the rows without a sample.
 
     A sample has `key`, `image_embeddings` [A, D], `text_embeddings` [1, D], `synthetic_embeddings` (tensors [S, D] by
     kind), and `members(version, embeddings)`, its files by kind.
@@ -38,7 +38,7 @@ class Shard(Protocol):
 
 
 class ReinforcementData(Protocol):
-    """What the writer needs of the datamodule; in this package `ReinforcementDataModule`."""
+    """Interface of the datamodule for the writer; in this package `ReinforcementDataModule`."""
 
     folder: Path
     shard_size: int

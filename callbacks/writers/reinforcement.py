@@ -1,4 +1,4 @@
-"""Shards of teachers' embeddings: complete shards only, with a manifest, and a check of what was written."""
+"""Shards of teachers' embeddings: complete shards only, with a manifest, and a check of written samples."""
 
 import json
 import shutil
@@ -36,8 +36,8 @@ class ReinforcementWriter(BasePredictionWriter):
     encodes and writes.
 
     Before anything is written, the predicted size of all shards is compared with the free space, and the settings with
-    those of existing shards. At the end some random samples are read from the shards and embedded again: images are
-    decoded and cropped from what was written.
+    those of existing shards. At the end some random samples are read from the shards and embedded again: their
+    images are decoded and cropped again.
 
     `manifest.json` holds the settings of the shards (teachers, captioner, augmentations, data, software) and, once all
     shards exist, the number of samples, the numbers of rows left out by cause, and the result of the check.
@@ -51,8 +51,8 @@ class ReinforcementWriter(BasePredictionWriter):
         least_cosine: Lowest cosine of each embedding with the one that was written.
 
     Raises:
-        ValueError: If the folder holds shards of other settings, or the datamodule is of another kind.
-        UserError: If the shards do not fit on the disk, or a sample differs from what was written.
+        UserError: If the folder holds shards of other settings, the datamodule is of another kind, the shards do not
+            fit on the disk, or a sample differs from what was written.
     """
 
     def __init__(self, checked_samples: int = 16, least_cosine: float = 0.999) -> None:
@@ -121,7 +121,7 @@ class ReinforcementWriter(BasePredictionWriter):
             self._open.shard.discard()
             self._open = None
 
-    # Before
+    # Before writing
 
     def _problem(self, data: ReinforcementData, pl_module: LightningModule) -> Exception | None:
         """Return the error that prevents writing the shards, if any; otherwise write the manifest."""
@@ -131,9 +131,9 @@ class ReinforcementWriter(BasePredictionWriter):
             data.folder.mkdir(parents=True, exist_ok=True)
             there = any(data.folder.glob("*.tar"))
             if there and not path.is_file():
-                return ValueError(
-                    f"Found shards without a {MANIFEST} in {str(data.folder)!r}, expected none or those of this "
-                    "command: give another data.folder."
+                return UserError(
+                    f"Expected no shards or those of this command in {str(data.folder)!r}, got shards without a "
+                    f"{MANIFEST}: give another data.folder."
                 )
             if there:
                 self._compare(json.loads(path.read_text(encoding="utf-8")), _plain(settings), data.folder)
@@ -150,26 +150,26 @@ class ReinforcementWriter(BasePredictionWriter):
         if differing:
             name, old, new = differing[0]
             more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-            raise ValueError(
-                f"The shards in {str(folder)!r} were made with {name} {old}, now it is {new}{more}: give another "
-                "data.folder, or the settings of those shards."
+            raise UserError(
+                f"Expected {name} {old}, with which the shards in {str(folder)!r} were made, got {new}{more}: give "
+                "another data.folder, or the settings of those shards."
             )
         found, now = manifest.get("software", {}), _software()
         if changed := [f"{name} {found.get(name)} (now {now[name]})" for name in now if found.get(name) != now[name]]:
-            rank_zero_warn(f"The shards that are there were made with other software: {', '.join(changed)}.")
+            rank_zero_warn(f"The existing shards were made with other software: {', '.join(changed)}.")
 
     def _check_space(self, data: ReinforcementData, each: float) -> None:
         rows = data.missing_rows
         needed = rows * each
         free = shutil.disk_usage(data.folder).free
         total = data.shard_rows(data.shards - 1).stop
-        said = f"{rows:,} of {total:,} samples, about {_size(needed)} in {str(data.folder)!r}"
+        summary = f"{rows:,} of {total:,} samples, about {_size(needed)} in {str(data.folder)!r}"
         if needed > free:
             raise UserError(
-                f"The shards would take {said}, where {_size(free)} are free: make room, or store less "
+                f"Expected room for {summary}, got {_size(free)} of free space: make room, or store less "
                 "(data.embeddings pth.gz, fewer data.augmentations)."
             )
-        rank_zero_info(f"To be reinforced: {said}, where {_size(free)} are free.")
+        rank_zero_info(f"To be reinforced: {summary}; {_size(free)} are free.")
 
     # Each batch, in the thread
 
@@ -188,7 +188,7 @@ class ReinforcementWriter(BasePredictionWriter):
                 self._open.finish()
             self._open = None
 
-    # After
+    # After writing
 
     def _complete(self, trainer: Trainer, pl_module: LightningModule) -> None:
         data = _data(trainer)
@@ -218,7 +218,10 @@ class ReinforcementWriter(BasePredictionWriter):
             moved = trainer.strategy.batch_to_device(batch)
             again: Reinforced = trainer.strategy.predict_step(moved, 0)
             if not again.records:
-                raise UserError(f"The sample {written.place} cannot be embedded again: {again.left_out[0].cause}.")
+                raise UserError(
+                    f"Expected written samples that can be embedded again, got {written.place} with the cause "
+                    f"{again.left_out[0].cause!r}: do not train on these shards."
+                )
             (record,) = again.records.values()
             text = torch.cat([record.text_embeddings, *record.synthetic_embeddings.values()])
             for kind, new, old in (("image", record.image_embeddings, written.image), ("text", text, written.text)):
@@ -227,9 +230,9 @@ class ReinforcementWriter(BasePredictionWriter):
                 if not worst >= self.least_cosine:  # also for NaN
                     row, teacher = divmod(int(cosines.argmin()), len(widths))
                     raise UserError(
-                        f"The check failed: embedding {row} of {kind} by teacher {teacher} in the sample "
-                        f"{written.place} has the cosine {worst:.4f} with the embedding of the teacher now, expected "
-                        f"at least {self.least_cosine}: do not train on these shards."
+                        f"Expected a cosine of at least {self.least_cosine} between written and recomputed embeddings, "
+                        f"got {worst:.4f} for embedding {row} of {kind} by teacher {teacher} in the sample "
+                        f"{written.place}: do not train on these shards."
                     )
                 least = min(least, worst)
             checked += 1
@@ -275,8 +278,8 @@ class _OpenShard:
 def _data(trainer: Trainer) -> ReinforcementData:
     data = getattr(trainer, "datamodule", None)
     if not hasattr(data, "open_shard"):
-        raise ValueError(
-            f"ReinforcementWriter found {type(data).__name__} for a datamodule, expected one that opens shards: use "
+        raise UserError(
+            f"Expected a datamodule that opens shards for ReinforcementWriter, got {type(data).__name__}: use "
             "ReinforcementDataModule."
         )
     return cast(ReinforcementData, data)

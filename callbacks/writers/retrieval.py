@@ -1,4 +1,4 @@
-"""What `predict` found, as Parquet files."""
+"""Retrieval results of `predict` as Parquet files."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
+from ...common.errors import UserError
 from ...common.files import replacing
 from ...metrics.finite import non_finite_last
 from .parquet import prediction_folder
@@ -55,22 +56,22 @@ class RetrievalPredictionWriter(Callback):
         folder: Folder of the files, by default `predictions` in the Trainer's `default_root_dir`.
 
     Raises:
-        ValueError: If `top_k` is below 1, or the module has no retrieval evaluation.
+        UserError: If `top_k` is below 1, or the module has no retrieval evaluation.
     """
 
     def __init__(self, top_k: int = 10, folder: str | None = None) -> None:
         super().__init__()
         if top_k < 1:
-            raise ValueError(f"top_k={top_k} of RetrievalPredictionWriter must be at least 1.")
+            raise UserError(f"Expected top_k of RetrievalPredictionWriter of at least 1, got {top_k}: correct it.")
         self.top_k = top_k
         self.folder = folder
 
     @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not hasattr(getattr(pl_module, "evaluation", None), "result"):
-            raise ValueError(
-                f"RetrievalPredictionWriter found no `evaluation.result` in {type(pl_module).__name__}, expected a "
-                "module with retrieval evaluation: leave the callback out."
+            raise UserError(
+                "Expected a module with a retrieval evaluation (`evaluation.result`) for RetrievalPredictionWriter, "
+                f"got {type(pl_module).__name__}: leave the callback out."
             )
 
     @override

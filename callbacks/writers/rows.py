@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
+from ...common.errors import UserError
 from ..distributed.collectives import gather_uneven
 from .parquet import prediction_folder, write_table
 
@@ -73,9 +74,9 @@ class PredictionRowsWriter(Callback):
             return
         needed = (own, *self.returned)
         if not isinstance(outputs, dict) or not outputs.keys() >= set(needed):
-            raise ValueError(
-                f"predict_step of {type(pl_module).__name__} returned no {', '.join(needed[:-1])} and {needed[-1]}, "
-                f"which {type(self).__name__} writes: leave the callback out, or return them."
+            raise UserError(
+                f"Expected {', '.join(needed[:-1])} and {needed[-1]} from predict_step of {type(pl_module).__name__}, "
+                f"which {type(self).__name__} writes, got an output without: return them, or leave the callback out."
             )
         self._index.append(outputs[own].cpu())
         self._kept.append(self.kept(outputs))

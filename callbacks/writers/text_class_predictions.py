@@ -17,7 +17,7 @@ class TextClassPredictionWriter(ClassesWriter):
         class_names: Names of the classes 0, 1, ...; by default the datamodule's.
 
     Raises:
-        ValueError: If `top_k` is below 1, or `predict_step` returns something else.
+        UserError: If `top_k` is below 1, or `predict_step` returns something else.
     """
 
     of_texts, file = True, "text_predictions.parquet"

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Several nodes, one process a GPU. What follows the script's name goes to `vlightning fit`:
+# Several nodes, one process per GPU. Arguments after the script's name are passed to `vlightning fit`:
 #   sbatch configs/slurm/many_nodes.sh --config configs/albef/pretrain_4m.yaml
-# Five minutes before the time is up SLURM sends SIGUSR1; the run writes a checkpoint, requeues the job, and goes on in
-# the same folder when the job starts again.
+# Five minutes before the time limit SLURM sends SIGUSR1; the run writes a checkpoint and requeues the job, which resumes
+# in the same folder.
 #SBATCH --job-name=vlightning
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=8

@@ -1,5 +1,5 @@
 #!/bin/bash
-# One node, one process a GPU. What follows the script's name goes to `vlightning fit`:
+# One node, one process per GPU. Arguments after the script's name are passed to `vlightning fit`:
 #   sbatch configs/slurm/one_node.sh --config configs/shre/distill.yaml
 #SBATCH --job-name=vlightning
 #SBATCH --nodes=1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ...common.errors import UserError
 
 if TYPE_CHECKING:
+    import lightning.pytorch as pl
     import torch
     from PIL import Image
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ExpectsPreprocessing(Protocol):
-    """A module whose weights expect images to be preprocessed in a certain way. Any :class:`ImageDataModule` asks."""
+    """A module whose weights expect images to be preprocessed in a certain way. Datamodules of images ask."""
 
     def expected_preprocessing(self) -> Mapping[str, Any]:
         """Return some of the keys of :func:`~..transforms.normalize.preprocessing`; empty if nothing is expected.
@@ -32,14 +33,14 @@ class ExpectsPreprocessing(Protocol):
 
 
 class AdoptsVocabulary(Protocol):
-    """A module that can take over the size of a trained vocabulary. Any :class:`PairDataModule` asks."""
+    """A module that can take over the size of a trained vocabulary. :class:`PairDataModule` asks."""
 
     def adopt_vocabulary(self, size: Callable[[], int]) -> None:
         """Take over the number of entries of a tokenizer that the datamodule trains; ``size`` trains it if needed."""
 
 
 class NamesViews(Protocol):
-    """A module that trains on several augmented views of an image. Any :class:`LabelDataModule` asks."""
+    """A module that trains on several augmented views of an image. :class:`LabelDataModule` asks."""
 
     @property
     def views(self) -> Sequence[str]:
@@ -62,7 +63,7 @@ class EmbedsAugmentations(Protocol):
 
 
 class PreprocessesImages(Protocol):
-    """A datamodule of images: every :class:`ImageDataModule`."""
+    """A datamodule of images."""
 
     @property
     def preprocessing(self) -> Mapping[str, Any] | None:
@@ -132,3 +133,8 @@ def asked(module: Any, protocol: type[Asked]) -> Asked | None:
             )
     found: Asked = module
     return found
+
+
+def asked_of(trainer: pl.Trainer | None, protocol: type[Asked]) -> Asked | None:
+    """Return a trainer's module as one side of the contract, or None if there is no such module; see :func:`asked`."""
+    return None if trainer is None else asked(trainer.lightning_module, protocol)

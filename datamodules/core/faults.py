@@ -1,4 +1,4 @@
-"""Unusable samples: why a sample cannot be used, and how many such samples a split has."""
+"""What reading a sample can give: the sample, or why it cannot be used; and how many such samples a split has."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import logging
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
 
 from ...common.errors import UserError
 
 log = logging.getLogger(__name__)
+
+Batch = dict[str, torch.Tensor]
 
 EMPTY_CAPTION = "empty caption"
 NAMED_PER_CAUSE = 5
@@ -76,6 +81,24 @@ def reading(name: str) -> Iterator[None]:
 def unreadable(error: BaseException, name: str) -> Fault:
     """Return the fault of a row whose content raised an error."""
     return Fault(f"unreadable ({type(error).__name__})", f"{name} ({str(error)[:200]})")
+
+
+@dataclass
+class Outcome:
+    """The result of reading one item: a sample or None, the number of samples read, and their faults."""
+
+    sample: Any
+    seen: int = 0
+    faults: list[Fault] = field(default_factory=list)
+
+
+class Collated(NamedTuple):
+    """A batch with its counts; the loader keeps the counts and yields the batch. Notes concern usable samples."""
+
+    batch: Batch | None
+    seen: int
+    faults: list[Fault]
+    notes: Sequence[Fault] = ()
 
 
 class Account:

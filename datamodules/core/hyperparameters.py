@@ -1,4 +1,4 @@
-"""The constructor arguments that a datamodule records in checkpoints."""
+"""The constructor arguments of a datamodule: checked, and recorded in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,9 +13,37 @@ from typing import Any
 import lightning.pytorch as pl
 from jsonargparse import ArgumentParser, Namespace
 
+from ...common.errors import UserError
 from .private_api import replace_hyperparameters
 
 _NOT_PLAIN = object()
+
+
+def check_least(**values: tuple[int, int]) -> None:
+    """Check options that have a smallest value.
+
+    Args:
+        **values: the value of each option, and its smallest one.
+
+    Raises:
+        UserError: a value is smaller.
+    """
+    for name, (value, least) in values.items():
+        if value < least:
+            raise UserError(f"Expected data.{name} of at least {least}, got {value}: increase it.")
+
+
+def check_seed_and_share(seed: int, max_bad_share: float) -> None:
+    """Check that the seed fits numpy's 32 bits, and that the share is one.
+
+    Raises:
+        UserError: one of them does not.
+    """
+    check_least(seed=(seed, 0))
+    if seed >= 2**32:
+        raise UserError(f"Expected data.seed below 2**32, got {seed}: decrease it.")
+    if not 0 <= max_bad_share <= 1:
+        raise UserError(f"Expected data.max_bad_share from 0 to 1, got {max_bad_share}: correct it.")
 
 
 def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | None) -> None:

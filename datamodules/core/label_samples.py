@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from PIL import Image
 
-from .faults import BadSample
-from .samples import Collated, Outcome, Rows, SeededSet, Transform, account, stacked
+from .faults import BadSample, Collated, Outcome
+from .samples import Rows, SeededSet, Transform, account, stacked
 from .sampling import sample_words, seeded, view_seed
 
 

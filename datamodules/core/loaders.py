@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader
 
-from .faults import Account
+from .faults import Account, Batch, Collated
 from .private_api import recorded_batches, stop_workers
-from .samples import Batch, Collated
 
 
 class BatchLoader:
@@ -105,6 +105,19 @@ class PredictionLoader(BatchLoader):
     ) -> None:
         self.batch_sampler = recorded_batches(batches)
         super().__init__(lambda: make(self.batch_sampler), len(batches), account, keep=False, skip_empty=skip_empty)
+
+
+def replicas_of(trainer: pl.Trainer | None) -> tuple[int, int]:
+    """Return the number of processes that read different data, and the index of this one among them.
+
+    (This is not always the world size: with tensor parallelism, several processes read the same data.)
+    """
+    if trainer is not None:
+        known = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
+        return known["num_replicas"], known["rank"]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size(), torch.distributed.get_rank()
+    return 1, 0
 
 
 def inner_loader(dataset: Any, collate: Callable[..., Collated], num_workers: int, **options: Any) -> DataLoader[Any]:

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from ..text.captions import text_id
-from .faults import EMPTY_CAPTION, BadSample, Fault
-from .samples import Collated, Outcome, Rows, SeededSet, Transform, account, stacked
+from .faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
+from .samples import Rows, SeededSet, Transform, account, stacked
 from .sampling import sample_words, seeded
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from PIL import Image
@@ -17,41 +16,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
-from .contract import asked
-from .faults import Account, BadSample
-from .hyperparameters import record_hyperparameters
-from .loaders import BatchLoader, PredictionLoader, inner_loader
-from .samples import Collated, Outcome, Reader, TrainingSet
-from .sampling import TrainingBatchSampler, TrainingPosition, evaluation_batches
-
-Split = Literal["train", "validation", "test", "predict"]
-_SPLITS: dict[str | None, tuple[Split, ...]] = {
-    "fit": ("train", "validation"),
-    "validate": ("validation",),
-    "test": ("test",),
-    "predict": ("predict",),
-    None: ("train", "validation", "test", "predict"),
-}
-Asked = TypeVar("Asked")
-
-
-def splits_of(stage: str | None) -> tuple[Split, ...]:
-    """Return the splits that a stage reads; None reads all."""
-    return _SPLITS[stage]
-
-
-def check_least(**values: tuple[int, int]) -> None:
-    """Check options that have a smallest value.
-
-    Args:
-        **values: the value of each option, and its smallest one.
-
-    Raises:
-        UserError: a value is smaller.
-    """
-    for name, (value, least) in values.items():
-        if value < least:
-            raise UserError(f"Expected data.{name} of at least {least}, got {value}: increase it.")
+from .contract import asked_of
+from .faults import Account, BadSample, Collated, Outcome
+from .hyperparameters import check_least, check_seed_and_share, record_hyperparameters
+from .loaders import BatchLoader, PredictionLoader, inner_loader, replicas_of
+from .samples import Reader, TrainingSet
+from .sampling import TrainingBatchSampler, TrainingPosition, batches_per_epoch, evaluation_batches
+from .stages import Split, splits_of
 
 
 class SampledDataModule(CheckedLoading, pl.LightningDataModule):
@@ -91,18 +62,11 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     ) -> None:
         super().__init__()
         record_hyperparameters(self, inspect.currentframe())
-        check_least(
-            batch_size=(batch_size, 1),
-            eval_batch_size=(batch_size if eval_batch_size is None else eval_batch_size, 1),
-            num_workers=(num_workers, 0),
-            seed=(seed or 0, 0),
-        )
-        if (seed or 0) >= 2**32:
-            raise UserError(f"Expected data.seed below 2**32, got {seed}: decrease it.")
-        if not 0 <= max_bad_share <= 1:
-            raise UserError(f"Expected data.max_bad_share from 0 to 1, got {max_bad_share}: correct it.")
+        eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        check_least(batch_size=(batch_size, 1), eval_batch_size=(eval_batch_size, 1), num_workers=(num_workers, 0))
+        check_seed_and_share(seed or 0, max_bad_share)
         self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size or batch_size
+        self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
         self.persistent_workers = persistent_workers
         self.pin_memory = pin_memory
@@ -147,7 +111,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
             UserError: a split cannot be used, or the module breaks the contract.
         """
         for protocol in self.asks:
-            self.module_as(protocol)
+            asked_of(self.trainer, protocol)
         for split in splits_of(stage):
             if split not in self._rows and (rows := self.open_split(split)) is not None:
                 self._rows[split] = rows
@@ -160,15 +124,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     def train_dataloader(self) -> BatchLoader:
         """Return the training batches of this process from the trainer's position on."""
         rows = self._opened("train")
-        total = self._epoch_rows()
-        replicas, _ = self.replicas()
-        length = total // (self.batch_size * replicas)
-        if not length:
-            raise UserError(
-                f"Expected at least one global batch of {self.batch_size * replicas} training rows per epoch "
-                f"({replicas} process(es) with data.batch_size {self.batch_size}), got {total}: decrease the batch "
-                "size or use more data."
-            )
+        length = batches_per_epoch(self._epoch_rows(), self.batch_size, self.replicas()[0])
         position = TrainingPosition(self.trainer, length)
 
         # Created at the first batch: some strategies restore seed and tokenizer after the loader is requested.
@@ -203,11 +159,8 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the run's seed, and the sizes that its batch counter depends on."""
-        return {
-            "seed": self.run_seed,
-            "global_batch_size": self.batch_size * self.replicas()[0],
-            "rows": self._epoch_rows() if "train" in self._rows else None,
-        }
+        sizes = self._sizes() if "train" in self._rows else (self.batch_size * self.replicas()[0], None)
+        return {"seed": self.run_seed, "global_batch_size": sizes[0], "rows": sizes[1]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a checkpoint's seed."""
@@ -217,39 +170,26 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
                 f"The data seed {self.run_seed} is replaced by the checkpoint's, {seed}, to continue the run."
             )
         self._seed = seed
-        self._warn_of_change(state_dict)
-
-    def _warn_of_change(self, state: dict[str, Any]) -> None:
-        if "train" not in self._rows:
-            return
-        now = self.batch_size * self.replicas()[0], self._epoch_rows()
-        then = state.get("global_batch_size"), state.get("rows")
-        if now != then:
+        then = state_dict.get("global_batch_size"), state_dict.get("rows")
+        if "train" in self._rows and (now := self._sizes()) != then:
             rank_zero_warn(
                 f"The checkpoint's run had a global batch of {then[0]} from {then[1]} training rows, this one has "
                 f"{now[0]} from {now[1]}: the order of samples does not continue exactly."
             )
 
+    def _sizes(self) -> tuple[int, int]:
+        return self.batch_size * self.replicas()[0], self._epoch_rows()
+
     # What callbacks ask for
 
     def image(self, split: Split, sample_index: int) -> Image.Image:
-        """Return an image as evaluation reads it before the transform: decoded, RGB, upright.
-
-        Args:
-            split: a split that is set up.
-            sample_index: index of the image in the batches.
+        """Return the image of a ``sample_index`` as evaluation reads it before the transform: decoded, RGB, upright.
 
         Raises:
-            UserError: the split is not set up or is streamed, or the image cannot be used.
+            UserError: the split is not set up, or the image cannot be used.
         """
-        rows = self._opened(split)
-        if not hasattr(rows, "image"):
-            raise UserError(
-                f"Expected a {split} split with images in random access, got a streamed one: set data.streaming to "
-                "false."
-            )
         try:
-            image: Image.Image = rows.image(sample_index)
+            image: Image.Image = self._opened(split).image(sample_index)
             return image
         except BadSample as bad:
             raise UserError(
@@ -257,11 +197,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
             ) from None
 
     def image_name(self, split: Split, sample_index: int) -> str:
-        """Return the path of an image where it is a file, else its source and row.
-
-        Args:
-            split: a split that is set up.
-            sample_index: index of the image in the batches.
+        """Return the path of the image of a ``sample_index`` where it is a file, else its source and row.
 
         Raises:
             UserError: the split is not set up.
@@ -270,11 +206,6 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         return name
 
     # Parts that subclasses share
-
-    def module_as(self, protocol: type[Asked]) -> Asked | None:
-        """Return the trainer's module if it has the members of a protocol of :mod:`.contract`, else None."""
-        module = self.trainer.lightning_module if self.trainer is not None else None
-        return None if module is None else asked(module, protocol)
 
     @property
     def run_seed(self) -> int:
@@ -285,22 +216,12 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
 
     def account(self, split: Split) -> Account:
         """Return the counts of unusable samples of a split."""
-        if split not in self._accounts:
-            action = "replaced" if split == "train" else "skipped"
-            self._accounts[split] = Account(split, self.max_bad_share, action)
-        return self._accounts[split]
+        action = "replaced" if split == "train" else "skipped"
+        return self._accounts.setdefault(split, Account(split, self.max_bad_share, action))
 
     def replicas(self) -> tuple[int, int]:
-        """Return the number of processes that read different data, and the index of this one among them.
-
-        (This is not always the world size: with tensor parallelism, several processes read the same data.)
-        """
-        if self.trainer is not None:
-            known = self.trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
-            return known["num_replicas"], known["rank"]
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_world_size(), torch.distributed.get_rank()
-        return 1, 0
+        """Return the number of processes that read different data, and the index of this one among them."""
+        return replicas_of(self.trainer)
 
     def splits_to_prepare(self) -> tuple[Split, ...]:
         """Return the splits that the trainer is going to read, all without a trainer.
@@ -349,13 +270,11 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
 
     def _inner(self, dataset: Any, collate: Any, workers: int | None = None, **options: Any) -> DataLoader[Any]:
         workers = self.num_workers if workers is None else workers
-        return inner_loader(dataset, collate, workers, pin_memory=self._pins(), **options)
+        pins = self.pin_memory
+        if pins is None:
+            pins = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        return inner_loader(dataset, collate, workers, pin_memory=pins, **options)
 
     def _remember(self, loader: BatchLoader) -> BatchLoader:
         self._loaders.add(loader)
         return loader
-
-    def _pins(self) -> bool:
-        if self.pin_memory is not None:
-            return self.pin_memory
-        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, default_collate
 
-from .faults import BadSample, Fault
+from .faults import BadSample, Fault, Outcome
 from .sampling import Key, kept_draws, sample_words, substitute
 
-Batch = dict[str, torch.Tensor]
 Transform = Callable[[Image.Image], torch.Tensor]
 ATTEMPTS = 20
 """Draws before a batch is given up: if half of the rows are unusable, one sample in a million."""
@@ -40,24 +38,6 @@ class Reader(Protocol):
 
     def __call__(self, row: int, words: tuple[int, int]) -> Any:
         """Read a row with the random words of :func:`sample_words`; raises :class:`BadSample`."""
-
-
-@dataclass
-class Outcome:
-    """The result of reading one item: a sample or None, the number of samples read, and their faults."""
-
-    sample: Any
-    seen: int = 0
-    faults: list[Fault] = field(default_factory=list)
-
-
-class Collated(NamedTuple):
-    """A batch with its counts; the loader keeps the counts and yields the batch. Notes concern usable samples."""
-
-    batch: Batch | None
-    seen: int
-    faults: list[Fault]
-    notes: Sequence[Fault] = ()
 
 
 class SeededSet(Dataset[Outcome]):

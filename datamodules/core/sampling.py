@@ -152,6 +152,20 @@ class TrainingPosition:
         return bool(getattr(self._trainer, "overfit_batches", 0))
 
 
+def batches_per_epoch(rows: int, batch_size: int, replicas: int) -> int:
+    """Return the number of global batches in an epoch of training rows; the rest of the rows is dropped.
+
+    Raises:
+        UserError: there is none.
+    """
+    if rows < batch_size * replicas:
+        raise UserError(
+            f"Expected at least one global batch of {batch_size * replicas} training rows per epoch ({replicas} "
+            f"process(es) with data.batch_size {batch_size}), got {rows}: decrease the batch size or use more data."
+        )
+    return rows // (batch_size * replicas)
+
+
 class TrainingBatchSampler:
     """Yield a list of ``(epoch, row)`` for each batch of this process; incomplete global batches are dropped.
 

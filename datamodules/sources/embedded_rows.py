@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from ..core.decode import MAX_PIXELS
-from ..core.faults import EMPTY_CAPTION, BadSample, Fault
+from ..core.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
 from ..core.pair_samples import captions_of
-from ..core.samples import Collated, Outcome, account
+from ..core.samples import account
 from .embeddings import Embeddings
 from .table import PairTable
 

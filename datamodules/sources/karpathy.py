@@ -9,7 +9,7 @@ from typing import Any
 
 from ...common.errors import UserError
 from ..core.faults import BadSample
-from .records import Record, identity_in, record
+from .record import Record, identity_in, record
 from .text_files import ENCODING, parsed, utf8
 
 # The splits used in the literature, by the datamodule's splits. Flickr30k has no "restval".

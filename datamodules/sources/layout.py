@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ import pyarrow as pa
 
 from ..core.faults import BadSample, Fault, reading
 from ..text.captions import text_id
+from .record import FAULT, image_identity
 
 PROBED_ROWS = 64
 """Number of rows that are tried when a split is opened."""
 NO_ID = "no image id"
-FAULT = "vlightning_fault"
-"""The column of records with the cause for which a row cannot be used, None for usable rows."""
 
 
 class Row(NamedTuple):
@@ -138,24 +136,6 @@ def identity_number(identity: int | str, source: int | None) -> int:
 def _digits(identity: int | str) -> str:
     # Python refuses to convert integers of thousands of digits to decimals.
     return hex(identity) if isinstance(identity, int) and identity.bit_length() > 64 else str(identity)
-
-
-def image_identity(value: Any) -> int | str | None:
-    """Return an image's id in the form in which ids are compared, None if there is none.
-
-    An integer is equal in any notation (5, 5.0, "5"). All other values are compared as text, so 1.2 and 1.7 are two
-    images. An empty text is no id.
-
-    Raises:
-        BadSample: the id is NaN or infinite.
-    """
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise BadSample("image id not finite", "")
-        return int(value) if value.is_integer() else repr(value)
-    if isinstance(value, (int, str)):
-        return value if not isinstance(value, str) or value.strip() else None
-    return None if value is None else str(value)
 
 
 def whole_number(text: str) -> int | None:

@@ -11,14 +11,15 @@ from typing import Any
 
 from ...common.errors import UserError
 from ...common.names import nearest
+from .cache import index_cache
 from .hub import absence, hub_or_cache
 from .karpathy import is_karpathy, read_karpathy
-from .layout import FAULT, Layout
-from .records import METADATA, first_keys, read_class_folders, read_folder, read_list
-from .resolve import Format, Source, as_source, nearest_path, resolve
-from .streamed import ParquetSource, StreamedSource, TarSource
-from .tar_index import index_cache
-from .tar_records import read_tars
+from .layout import Layout
+from .lists import first_keys, read_class_folders, read_folder, read_list
+from .record import FAULT
+from .resolve import METADATA, Format, Source, as_source, nearest_path, resolve
+from .streamed import LibrarySource, ParquetSource
+from .tar_records import TarSource, read_tars
 
 
 @dataclass
@@ -53,8 +54,8 @@ class Opening:
             streaming: whether to read on the fly instead of through a memory-mapped copy.
 
         Returns:
-            A ``datasets.Dataset`` whose images are not decoded (a :class:`StreamedSource` for streaming), and how to
-            read its rows.
+            A ``datasets.Dataset`` whose images are not decoded (a :class:`~.stream.StreamedSource` for streaming), and
+            how to read its rows.
 
         Raises:
             UserError: there is no such source, or it lacks a column.
@@ -87,7 +88,7 @@ class Opening:
         if not streaming:
             return dataset, layout
         counted = kind == "parquet" and dataset.num_shards == len(files)
-        return ParquetSource(dataset, files) if counted else StreamedSource(dataset), layout
+        return ParquetSource(dataset, files) if counted else LibrarySource(dataset), layout
 
     def _records(
         self,
@@ -146,7 +147,7 @@ class Opening:
             return TarSource(files, caption, image_id, index_cache(self.cache_dir))
         if streaming:
             data = IterableDataset.from_generator(reader, features=features, gen_kwargs=arguments)
-            return StreamedSource(data)
+            return LibrarySource(data)
         try:
             return Dataset.from_generator(reader, features=features, gen_kwargs=arguments, cache_dir=self.cache_dir)
         except Exception as error:

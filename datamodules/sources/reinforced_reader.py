@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from PIL import Image
@@ -12,12 +13,30 @@ from ..core.faults import EMPTY_CAPTION, BadSample, Fault, reading
 from ..text.captions import is_text, usable_caption
 from ..transforms.clip import ReplayTransform
 from ..transforms.replay import Augmentation, Box, augmentation_entries, parse_augmentation
-from .reinforced_table import ReinforcedTable, caption_of
+from .members import caption_of, json_of
 from .sample_embeddings import Embeddings
-from .tar_index import json_of
 
 REINFORCEMENTS = ("paug.json", "syn.json")
 RESCALED = "box rescaled"
+
+OtherSizes = Literal["rescale", "refuse", "ignore"]
+
+
+class ReinforcedRows(Protocol):
+    """Rows of reinforced samples."""
+
+    synthetic_keys: re.Pattern[str]
+    other_sizes: OtherSizes
+    teacher_width: int
+
+    def name(self, row: int) -> str:
+        """Return the name of a row in messages."""
+
+    def members(self, row: int) -> dict[str, bytes]:
+        """Return the members of a row by kind; raises :class:`BadSample`."""
+
+    def decoded(self, members: dict[str, bytes], row: int) -> Image.Image:
+        """Decode the image in a row's members, without EXIF orientation; raises :class:`BadSample`."""
 
 
 class ReinforcedSample(NamedTuple):
@@ -37,7 +56,7 @@ class ReinforcedSample(NamedTuple):
 class ReinforcedReader:
     """Read a row as one of its augmentations, with its caption and one of its synthetic captions."""
 
-    rows: ReinforcedTable
+    rows: ReinforcedRows
     transform: ReplayTransform
 
     def __call__(self, row: int, words: tuple[int, int]) -> ReinforcedSample:

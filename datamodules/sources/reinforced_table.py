@@ -8,7 +8,7 @@ captions, in version 2 with one array for each kind of synthetic caption.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -17,14 +17,11 @@ from ...common.errors import UserError
 from ..core.decode import decode_image
 from ..core.faults import BadSample
 from .layout import PROBED_ROWS
-from .records import IMAGE_SUFFIXES, TEXT_KEYS
-from .tar_index import uid_of
+from .members import IMAGE_SUFFIXES, uid_of
+from .reinforced_reader import OtherSizes, ReinforcedReader
 
 if TYPE_CHECKING:
-    from .reinforced_reader import ReinforcedReader
     from .shards import BesideShards, Shards
-
-OtherSizes = Literal["rescale", "refuse", "ignore"]
 
 
 class ReinforcedTable:
@@ -110,9 +107,3 @@ class ReinforcedTable:
             f"Expected images with captions and reinforcements in the {split} split ({origins}), got no usable sample "
             f"among {sum(causes.values())} of {len(self)} ({what}; for example {example}): check the shards{hint}."
         )
-
-
-def caption_of(members: dict[str, bytes]) -> list[str]:
-    """Return the real caption in a list, which is empty if there is none."""
-    data = next((members[kind] for kind in TEXT_KEYS if kind in members), None)
-    return [] if data is None else [data.decode("utf-8", errors="replace")]

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from ..core.decode import decode_image, image_suffix
-from ..core.faults import EMPTY_CAPTION, BadSample, Fault
-from ..core.samples import Collated, Outcome, SeededSet, account, stacked
+from ..core.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
+from ..core.samples import SeededSet, account, stacked
 from ..core.sampling import sample_words, seeded, view_seed
 from ..text.captions import usable_caption
 from ..transforms.replay import (
@@ -24,12 +24,11 @@ from ..transforms.replay import (
     parse_augmentation,
     replay,
 )
-from .reinforced_table import caption_of
+from .members import caption_of, json_of
 from .reinforced_writer import ReinforcedRecord
 from .sample_embeddings import Embeddings
 from .shards import Shards
 from .table import PairTable
-from .tar_index import json_of
 
 KIND = "syn_text"
 """The key of synthetic captions in `syn.json`."""

@@ -13,8 +13,9 @@ from jsonargparse import Namespace
 
 from ...common.errors import UserError
 from ...common.names import nearest
-from .records import IMAGE_SUFFIXES, METADATA
+from .members import IMAGE_SUFFIXES
 
+METADATA = ("metadata.jsonl", "metadata.csv")
 Format = Literal["auto", "parquet", "json", "imagefolder", "webdataset", "hub", "disk"]
 _ENDINGS: dict[str, Format] = {
     ".parquet": "parquet",

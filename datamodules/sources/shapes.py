@@ -12,7 +12,7 @@ from ...common.errors import UserError
 from ..core.sampling import generator
 
 if TYPE_CHECKING:
-    from ..core.sampled import Split
+    from ..core.stages import Split
 
 SIZES = {"small": 0.095, "large": 0.17}  # radius, as a share of the side
 COLORS = {

@@ -12,7 +12,7 @@ from .stream import Stream
 from .table import PairTable
 
 if TYPE_CHECKING:
-    from ..core.sampled import Split
+    from ..core.stages import Split
     from .layout import Layout
 
 Sources = str | Source | list[str | Source] | None

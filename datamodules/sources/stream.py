@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ...common.errors import UserError
 from ..core.decode import decode_image
@@ -11,11 +11,20 @@ from ..core.faults import BadSample, Fault
 from ..text.captions import text_id, usable_caption
 from .layout import PROBED_ROWS, Layout, Row, identity_number
 
-if TYPE_CHECKING:
-    from .streamed import StreamedSource
-
 TOKENIZER_ROWS = 100_000
 """Rows of a stream, which may be endless, that a tokenizer is trained on."""
+
+
+class StreamedSource(Protocol):
+    """A source in shards, which are read from any row on."""
+
+    num_shards: int
+
+    def count(self, shard: int) -> int | None:
+        """Return the number of rows of a shard, None if it is unknown."""
+
+    def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a shard from one on, by column."""
 
 
 class StreamedRow(NamedTuple):

@@ -19,9 +19,9 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ...common.errors import UserError
-from ..core.faults import BadSample, Fault
+from ..core.faults import BadSample, Fault, Outcome
 from ..core.pair_samples import Sample, evaluation_outcome, training_sample
-from ..core.samples import ATTEMPTS, Outcome, Transform
+from ..core.samples import ATTEMPTS, Transform
 from ..core.sampling import block_order, sample_words, shard_order, substitute
 from .stream import Stream, StreamedRow
 

@@ -1,25 +1,19 @@
-"""Streamed sources: the number of rows of each shard if known, and its rows from any one on."""
+"""Streamed sources that the ``datasets`` library reads."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..core.faults import ROW_ERRORS, unreadable
-from .layout import FAULT
-from .tar import TAR_ERRORS
-from .tar_index import Arrays, cached_arrays
-from .tar_records import tar_records, tar_starts
+from .record import FAULT
 
 READ_AT_ONCE = 64
 
 
-class StreamedSource:
-    """A source that the ``datasets`` library reads (JSON, CSV, the hub), with an unknown number of rows.
+class LibrarySource:
+    """A source with an unknown number of rows (JSON, CSV, the hub).
 
     Args:
         data: a ``datasets.IterableDataset`` whose images are not decoded.
@@ -46,7 +40,7 @@ class StreamedSource:
                 yield dict(zip(columns, values, strict=True))
 
 
-class ParquetSource(StreamedSource):
+class ParquetSource(LibrarySource):
     """Parquet files on disk; reading starts at the row group of the row.
 
     Args:
@@ -92,50 +86,3 @@ class ParquetSource(StreamedSource):
             metadata = parquet.read_metadata(self.files[shard])
             self._groups[shard] = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         return self._groups[shard]
-
-
-class TarSource(StreamedSource):
-    """WebDataset shards; reading starts at the first header of the sample.
-
-    The headers of a shard are read only when its samples are counted, and the places of the samples are cached.
-
-    Args:
-        files: absolute paths.
-        caption: key of the caption.
-        image_id: key of the image's id; None: "image_id" if it exists.
-        cache: folder of the cached places of the samples.
-    """
-
-    def __init__(self, files: Sequence[str], caption: str, image_id: str | None, cache: Path) -> None:
-        self.files = list(files)
-        self.num_shards = len(self.files)
-        self.caption = caption
-        self.image_id = image_id
-        self.cache = cache
-        self._starts: dict[int, np.ndarray | None] = {}
-
-    def count(self, shard: int) -> int | None:
-        """Return the number of samples of a shard; None if it is compressed or damaged, and has no index."""
-        starts = self._places(shard)
-        return None if starts is None else len(starts)
-
-    def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the samples of a shard from one on, by column."""
-        starts = self._places(shard) if start else None
-        if starts is None:
-            yield from itertools.islice(tar_records(self.files[shard], self.caption, self.image_id), start, None)
-        elif start < len(starts):
-            yield from tar_records(self.files[shard], self.caption, self.image_id, int(starts[start]))
-
-    def _places(self, shard: int) -> np.ndarray | None:
-        if shard not in self._starts:
-            file = self.files[shard]
-
-            def make() -> Arrays:
-                return {"start": np.array(tar_starts(file, self.caption), np.int64)}
-
-            try:
-                self._starts[shard] = cached_arrays(file, self.cache, f"samples with {self.caption}", make)["start"]
-            except TAR_ERRORS:
-                self._starts[shard] = None
-        return self._starts[shard]

@@ -6,26 +6,17 @@ without a copy of the data, and without a stream whose position would have to be
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import os
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from ...common.files import replacing
 from ..core.faults import BadSample
+from .cache import Arrays, cached_arrays
+from .members import uid_of
 from .tar import BLOCK, key_in, read_members, sample_spans
-
-log = logging.getLogger(__name__)
-_INDEX_VERSION = 1
-_LONGEST_UID = 1024  # the uids are kept in an array of fixed width
-
-Arrays = dict[str, np.ndarray]
 
 
 class TarIndex(NamedTuple):
@@ -57,13 +48,6 @@ def _read_index(file: str) -> TarIndex:
     spans = list(sample_spans(file))
     keys, starts, stops = zip(*spans, strict=True) if spans else ((), (), ())
     return TarIndex(np.array(starts, np.int64), np.array(stops, np.int64), np.array(keys, np.bytes_))
-
-
-def index_cache(cache_dir: str | None) -> Path:
-    """Return the folder of cached indexes."""
-    if cache_dir is not None:
-        return Path(os.path.expanduser(cache_dir)).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vlightning"
 
 
 def index_beside(path: Path) -> Path:
@@ -116,44 +100,3 @@ def tar_uids(file: str, index: TarIndex, cache: Path) -> np.ndarray:
             return b""  # it is counted when it is read
 
     return cached_arrays(file, cache, "uids", read)["uids"]
-
-
-def cached_arrays(file: str, cache: Path, what: str, make: Callable[[], Arrays]) -> Arrays:
-    """Return arrays computed from a file, cached while the file does not change.
-
-    Args:
-        file: absolute path.
-        cache: folder of the cached arrays.
-        what: distinguishes the arrays of a file, also in messages.
-        make: computes the arrays.
-    """
-    state = os.stat(file)
-    stamp = hashlib.sha1(f"{_INDEX_VERSION}\0{file}\0{state.st_mtime_ns}\0{state.st_size}\0{what}".encode()).hexdigest()
-    kept = cache / f"{stamp}.npz"
-    try:
-        with np.load(kept, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        pass
-    made = make()
-    try:
-        with replacing(kept) as staged, open(staged, "wb") as content:
-            np.savez(content, **made)  # type: ignore[arg-type]
-    except OSError as error:  # the next run computes them again
-        log.warning("the %s of %s is not cached (%s)", what, file, error)
-    return made
-
-
-def uid_of(members: dict[str, bytes]) -> str:
-    """Return the entry ``uid`` of a sample's ``json``, empty if there is no usable one."""
-    uid = json_of(members, "json").get("uid")
-    return str(uid) if isinstance(uid, (str, int)) and len(str(uid)) <= _LONGEST_UID else ""
-
-
-def json_of(members: dict[str, bytes], kind: str) -> dict[str, object]:
-    """Return the JSON object in a member, empty if there is none."""
-    try:
-        value = json.loads(members.get(kind, b"{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

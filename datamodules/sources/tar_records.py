@@ -1,17 +1,23 @@
-"""Records of WebDataset shards."""
+"""Records of WebDataset shards, in order or streamed from any one on."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..core.decode import MAX_BYTES
 from ..core.faults import BadSample
-from .records import IMAGE_SUFFIXES, TEXT_KEYS, Record, captions_in, identity_in, record
-from .tar import readable, sample_of
+from .cache import Arrays, cached_arrays
+from .members import IMAGE_SUFFIXES, TEXT_KEYS
+from .record import Record, captions_in, identity_in, record
+from .tar import TAR_ERRORS, readable, sample_of
 from .text_files import whole
 
 
@@ -109,3 +115,50 @@ def _of_members(sample: dict[str, Any], caption: str, image_id: str) -> Record:
         "caption": captions,
         "image_id": identity_in(fields.get(image_id)),
     }
+
+
+class TarSource:
+    """WebDataset shards; reading starts at the first header of the sample.
+
+    The headers of a shard are read only when its samples are counted, and the places of the samples are cached.
+
+    Args:
+        files: absolute paths.
+        caption: key of the caption.
+        image_id: key of the image's id; None: "image_id" if it exists.
+        cache: folder of the cached places of the samples.
+    """
+
+    def __init__(self, files: Sequence[str], caption: str, image_id: str | None, cache: Path) -> None:
+        self.files = list(files)
+        self.num_shards = len(self.files)
+        self.caption = caption
+        self.image_id = image_id
+        self.cache = cache
+        self._starts: dict[int, np.ndarray | None] = {}
+
+    def count(self, shard: int) -> int | None:
+        """Return the number of samples of a shard; None if it is compressed or damaged, and has no index."""
+        starts = self._places(shard)
+        return None if starts is None else len(starts)
+
+    def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield the samples of a shard from one on, by column."""
+        starts = self._places(shard) if start else None
+        if starts is None:
+            yield from itertools.islice(tar_records(self.files[shard], self.caption, self.image_id), start, None)
+        elif start < len(starts):
+            yield from tar_records(self.files[shard], self.caption, self.image_id, int(starts[start]))
+
+    def _places(self, shard: int) -> np.ndarray | None:
+        if shard not in self._starts:
+            file = self.files[shard]
+
+            def make() -> Arrays:
+                return {"start": np.array(tar_starts(file, self.caption), np.int64)}
+
+            try:
+                self._starts[shard] = cached_arrays(file, self.cache, f"samples with {self.caption}", make)["start"]
+            except TAR_ERRORS:
+                self._starts[shard] = None
+        return self._starts[shard]

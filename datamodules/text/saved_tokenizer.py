@@ -1,10 +1,39 @@
-"""The tokenizer of a checkpoint's datamodule."""
+"""The tokenizer of the datamodule in a checkpoint."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from ...common.errors import UserError
 from .tokenizers import open_tokenizer, set_ending, tokenizer_from_json
+
+
+def trained_tokenizer(content: Mapping[str, Any]) -> str | None:
+    """Return the tokenizer that a run has trained as JSON text, from the state of any datamodule in its checkpoint."""
+    # Lightning keeps the datamodule's state under the name of its class, of whatever name.
+    states = [state for name, state in content.items() if not name.endswith("hyper_parameters")]
+    texts = [state.get("tokenizer") for state in states if isinstance(state, Mapping)]
+    return next((text for text in texts if isinstance(text, str)), None)
+
+
+def tokenizer_in_checkpoint(path: str | os.PathLike[str] | None) -> str | None:
+    """Return the tokenizer that the run of a checkpoint has trained, as JSON text; None without one.
+
+    Lightning restores the state of a datamodule of the same class only, but a model trained with one datamodule needs
+    the same token ids with any other.
+
+    Args:
+        path: path of the checkpoint, if any.
+    """
+    file = Path(path or "")
+    if file.is_dir():
+        file = file / "meta.pt"  # of a sharded checkpoint
+    if not file.is_file():
+        return None
+    return trained_tokenizer(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
 
 
 def saved_tokenizer(content: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -14,10 +43,7 @@ def saved_tokenizer(content: Mapping[str, Any]) -> tuple[str | None, str]:
         content: The checkpoint.
     """
     data = content.get("datamodule_hyper_parameters") or {}
-    # Lightning keeps the datamodule's state under the name of its class, of whatever name.
-    states = [state for name, state in content.items() if not name.endswith("hyper_parameters")]
-    texts = [state.get("tokenizer") for state in states if isinstance(state, Mapping)]
-    trained = next((text for text in texts if isinstance(text, str)), None)
+    trained = trained_tokenizer(content)
     try:
         if trained is not None:
             tokenizer = tokenizer_from_json(trained)

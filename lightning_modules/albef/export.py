@@ -1,11 +1,11 @@
-"""What `vlightning export` writes of an ALBEF checkpoint: the model, and the tokenizer of its data."""
+"""Export of ALBEF checkpoints: the model and the tokenizer of its data."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...common.errors import UserError
-from ..base.preprocessing import recorded_preprocessing, said
+from ..base.preprocessing import described, recorded_preprocessing
 from .folder import arguments_without_weights, rebuild
 from .module import ALBEFModule
 from .official import save_official
@@ -15,9 +15,9 @@ LAYOUTS = {
     "albef": "a .pth file in the authors' layout, that of pre-training if the model has a language-model head, else "
     "that of retrieval",
 }
-"""Layouts and what they are; the first is the default."""
+"""Description of each layout; the first is the default."""
 TokenizerOf = Callable[[Mapping[str, Any]], tuple[str | None, str]]
-"""Returns the tokenizer of a checkpoint's data as JSON text, and a note on it for the message."""
+"""Function from a checkpoint to its data's tokenizer as JSON text, and a note on it for the message."""
 
 
 def export(
@@ -31,16 +31,16 @@ def export(
 
     Args:
         content: the checkpoint.
-        source: where it is from, for messages.
-        target: what to write; does not exist, or is an empty folder.
+        source: description of the checkpoint for messages.
+        target: path to write to: a new name, or an empty folder.
         layout: one of `LAYOUTS`.
-        tokenizer_of: finds the tokenizer that goes into the folder; methods do not import datamodules.
+        tokenizer_of: reads the tokenizer for the folder; an argument, because methods do not import datamodules.
 
     Returns:
-        What was written.
+        A sentence for the log.
 
     Raises:
-        UserError: if the target is a folder where a file is to be, or the checkpoint does not fit `ALBEFModule`.
+        UserError: if the target is a folder instead of a file, or the checkpoint does not fit `ALBEFModule`.
     """
     arguments = arguments_without_weights(content["hyper_parameters"])
     module = rebuild(ALBEFModule, arguments, content["state_dict"], source)
@@ -48,10 +48,12 @@ def export(
     module.adopt_preprocessing(preprocessing)
     if layout == "albef":
         if Path(target).is_dir():
-            raise UserError(f"Found a folder {target!r}, expected the name of a new file, such as albef.pth.")
+            raise UserError(
+                f"Expected the name of a new file, such as albef.pth, got the folder {target!r}: name a file."
+            )
         save_official(module, target)
         family = "pre-training" if module.mlm else "retrieval"
-        return f"Wrote {target} in the authors' {family} layout; {said(preprocessing)}."
+        return f"Wrote {target} in the authors' {family} layout; {described(preprocessing)}."
     tokenizer, note = tokenizer_of(content)
     module.save_pretrained(target, tokenizer)
-    return f"Wrote {target} {note}; ALBEFModule.from_pretrained({target!r}) reads it; {said(preprocessing)}."
+    return f"Wrote {target} {note}; ALBEFModule.from_pretrained({target!r}) reads it; {described(preprocessing)}."

@@ -24,20 +24,20 @@ Module = TypeVar("Module", bound="ALBEFModule")
 
 
 def save_folder(module: "ALBEFModule", folder: str | Path, tokenizer_json: str | None = None) -> None:
-    """Write `model.safetensors`, `config.json` and the tokenizer, if there is one; all of it or nothing.
+    """Write `model.safetensors`, `config.json` and the tokenizer, if given, atomically.
 
     Args:
-        module: what to write. Its queues are left out: only the training that filled them uses them.
-        folder: a new or an empty one.
+        module: module to write, without its queues, which only its training uses.
+        folder: new or empty folder.
         tokenizer_json: the tokenizer as the JSON text of the `tokenizers` library.
 
     Raises:
-        FileExistsError: if the folder exists and is not empty.
+        UserError: if the folder exists and is not empty.
     """
     target = Path(folder).expanduser().absolute()
     check_free(target)
     state = module.state_dict()
-    tied = tied_names(state)  # safetensors takes no tensor twice
+    tied = tied_names(state)  # safetensors refuses shared tensors
     kept = {
         name: tensor.contiguous() for name, tensor in state.items() if name not in tied and not name.startswith(QUEUES)
     }
@@ -56,14 +56,17 @@ def save_folder(module: "ALBEFModule", folder: str | Path, tokenizer_json: str |
 
 
 def load_folder(cls: type[Module], folder: str | Path) -> Module:
-    """Rebuild a module from what `save_folder` wrote, in eval mode and in the precision of the file.
+    """Rebuild a module from a folder of `save_folder`, in eval mode and in the precision of the file.
 
     Raises:
-        UserError: if the folder is no export of this class, or is damaged.
+        UserError: if the folder is not an export of this class, or is damaged.
     """
     config, state = read_folder(Path(folder).expanduser())
     if config["class"] != cls.__name__:
-        raise UserError(f"Found an export of {config['class']} in {str(folder)!r}, expected one of {cls.__name__}.")
+        raise UserError(
+            f"Expected an export of {cls.__name__} in {str(folder)!r}, got one of {config['class']}: load it with that "
+            "class."
+        )
     source = f"the export {str(folder)!r} of vlightning {config['vlightning_version']}"
     module = rebuild(cls, config["arguments"], state, source).eval()
     module.adopt_preprocessing(config.get("preprocessing"))
@@ -71,7 +74,7 @@ def load_folder(cls: type[Module], folder: str | Path) -> Module:
 
 
 def rebuild(cls: type[Module], arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Module:
-    """Make a module of saved arguments and a state dict, with or without queues, in the state's precision.
+    """Build a module from saved arguments and a state dict, with or without queues, in the state's precision.
 
     Raises:
         UserError: if the arguments are not those of this class, or the state does not fit.
@@ -79,8 +82,8 @@ def rebuild(cls: type[Module], arguments: Mapping[str, Any], state: Mapping[str,
     unknown = sorted(arguments.keys() - inspect.signature(cls).parameters)
     if unknown:
         raise UserError(
-            f"Found the argument {unknown[0]!r} in {source}, which {cls.__name__} does not have: it is of another "
-            "class, or of another version of vlightning."
+            f"Expected arguments of {cls.__name__} in {source}, got {unknown[0]!r}: use the class and the version of "
+            "vlightning that wrote it."
         )
     module = cls(**arguments)
     if "temperature" in state:
@@ -91,14 +94,14 @@ def rebuild(cls: type[Module], arguments: Mapping[str, Any], state: Mapping[str,
 
 def arguments_without_weights(hparams: Mapping[str, Any]) -> dict[str, Any]:
     """Return the saved constructor arguments that rebuild a module whose weights come from elsewhere."""
-    # Names that begin with an underscore are the command line's note of the class.
+    # Names that begin with an underscore record the class; the command line adds them.
     arguments = {name: value for name, value in hparams.items() if not name.startswith("_")}
     groups = {name: dict(arguments[name]) | {"weights": None} for name in ("vision", "text") if name in arguments}
     return arguments | groups | dict.fromkeys(("weights", "optimizer", "lr_scheduler"))
 
 
 def _save_tokenizer(module: "ALBEFModule", text: str, folder: Path) -> None:
-    """Write `tokenizer.json`, and beside it the special tokens, which the JSON does not name."""
+    """Write `tokenizer.json` and the special tokens, which the JSON does not contain."""
     tokenizer = Tokenizer.from_str(text)
     special = {f"{name}_token": tokenizer.id_to_token(number) for name, number in module.text.special_token_ids.items()}
     unknown = getattr(tokenizer.model, "unk_token", None)

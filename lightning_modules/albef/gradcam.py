@@ -1,7 +1,7 @@
-"""Grad-CAM of the fusion encoder's cross-attention (Selvaraju et al., 1610.02391): the patches that matter to a word.
+"""Grad-CAM of the fusion encoder's cross-attention (Selvaraju et al., arXiv 1610.02391): patches relevant to a word.
 
 Fused attention kernels do not return attention weights. They are recomputed for one layer from its queries and keys;
-since the layer's context is weights times values, the gradient of the weights follows from that of the context.
+since the layer's context is weights times values, the gradient of the weights follows from the gradient of the context.
 
 Shapes: B pairs, L text tokens, N image tokens (CLS first), D text width, H heads, g patches along a side.
 """
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...common.errors import UserError
 from ..networks.precision import at_least_float32
 from .network import ALBEFNetwork, CrossAttention, FusionBert
 
@@ -27,8 +28,8 @@ def word_maps(
 ) -> Tensor:
     """Map every token to the patches whose attention increases the logit of a match.
 
-    A map is the cross-attention of a token times the positive part of its gradient of that logit, averaged over the
-    heads. No parameter's `grad` changes. Call it in eval mode, without dropout.
+    A map is the cross-attention of a token times the positive part of that logit's gradient, averaged over the heads.
+    No parameter's `grad` changes. Call it in eval mode, without dropout.
 
     Args:
         network: the networks.
@@ -43,7 +44,7 @@ def word_maps(
         [B, L, g, g], in float32 at least; zero at padding.
 
     Raises:
-        ValueError: if the layer has no cross-attention or is the last, or there is only one.
+        UserError: if the layer has no cross-attention or is the last, or there is only one.
     """
     attention = _cross_attention(network.text_encoder, layer)
     # Lightning evaluates in inference mode, which has no gradients.
@@ -67,17 +68,17 @@ def word_maps(
 
 
 def _cross_attention(encoder: FusionBert, layer: int | None) -> CrossAttention:
-    # The matching head reads [CLS] alone, so in the last layer the attention of words does not reach it.
+    # The matching head uses [CLS] only, so the last layer's attention of words has no influence on the logit.
     first, last = encoder.fusion_layer, len(encoder.layers) - 1
     if first == last:
-        raise ValueError(
+        raise UserError(
             "Expected two or more fusion layers for word maps, got one, whose attention of words does not reach the "
-            "matching head: build the model with more."
+            "matching head: raise model.text.fusion_depth."
         )
     if layer is None:
         layer = (first + last) // 2
     if not first <= layer < last:
-        raise ValueError(
+        raise UserError(
             f"Expected a fusion layer below the last one, got layer {layer}, whose attention of words does not reach "
             f"the matching head: give one from {first} to {last - 1}."
         )
@@ -88,7 +89,7 @@ def _cross_attention(encoder: FusionBert, layer: int | None) -> CrossAttention:
 
 @contextmanager
 def _recording(attention: CrossAttention) -> Iterator[dict[str, Tensor]]:
-    """Collect query, key, value and context [B, L or N, D] of the forward pass; a gradient ends at the context."""
+    """Record query, key, value and context [B, L or N, D] of the forward pass; gradients end at the context."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:

@@ -18,7 +18,7 @@ from .encoding import Encoded
 
 
 class Keys(NamedTuple):
-    """The teacher's features of a batch, of this process or of all: what is contrasted with and enters the queues."""
+    """The teacher's features of a batch, of this process or of all; they enter the queues."""
 
     image: Tensor  # [n, E]
     text: Tensor  # [n, E]
@@ -27,7 +27,7 @@ class Keys(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What the features of the other modality are contrasted with: the keys of the batch and those of a queue."""
+    """Keys that the features of the other modality are contrasted with: of the batch and of a queue."""
 
     keys: Tensor  # [n, E]
     key_id: Tensor  # long [n]
@@ -58,7 +58,7 @@ class Contrast(NamedTuple):
 
 
 def gather_keys(teacher: Encoded, image_id: Tensor, columns: Literal["global", "local"]) -> Keys:
-    """Return the teacher's features of all processes, or of this one; both modalities travel together."""
+    """Return the teacher's features of all processes, or of this one; one collective for both modalities."""
     if columns == "local":
         return Keys(teacher.image_features, teacher.text_features, image_id, first=0)
     image, text = gather(torch.cat([teacher.image_features, teacher.text_features], 1)).chunk(2, 1)
@@ -78,10 +78,10 @@ def image_text_contrast(
     """Contrast the student's features with the teacher's keys.
 
     Args:
-        student: with gradient.
-        teacher: without.
-        keys: from `gather_keys`.
-        queues: by modality, "image" and "text".
+        student: the student's features, with gradient.
+        teacher: the teacher's features, without gradient.
+        keys: result of `gather_keys`.
+        queues: queues by modality, "image" and "text".
         temperature: [1], learnable.
         alpha: weight of the teacher's soft targets.
         positives: which candidates match a row: those of the same image, or the row's own key alone.
@@ -130,7 +130,7 @@ def image_text_contrast(
 def matching(
     positives: Literal["image_id", "diagonal"], image_id: Tensor, own_key: Tensor, candidate_id: Tensor
 ) -> Tensor:
-    """Boolean [R, M]: which candidates match which row.
+    """Return which candidates match which row, boolean [R, M].
 
     Args:
         positives: "image_id" matches all candidates of the row's image, "diagonal" the row's own key.
@@ -159,12 +159,12 @@ def contrastive_targets(teacher_logits: Tensor, positives: Tensor, alpha: float)
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy with soft targets, both [R, M], averaged over the rows: a 0-D tensor."""
+    """Compute the cross-entropy of logits and soft targets [R, M], averaged over the rows: a 0-D tensor."""
     return -(targets * logits.log_softmax(-1)).sum(-1).mean()
 
 
 def itc_loss(image_logits: Tensor, text_logits: Tensor, image_targets: Tensor, text_targets: Tensor) -> Tensor:
-    """Image-text contrastive loss (eqs. 2 and 6): the mean of both directions' cross-entropies.
+    """Compute the image-text contrastive loss (eqs. 2 and 6): the mean cross-entropy of both directions.
 
     Args:
         image_logits: [R, M] from image to text.

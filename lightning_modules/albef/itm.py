@@ -30,7 +30,7 @@ class Negatives(NamedTuple):
 
 
 class HardNegatives(NamedTuple):
-    """A wrong image for every text, and a wrong text for every image."""
+    """A negative image for every text, and a negative text for every image."""
 
     image: Negatives
     text: Negatives
@@ -39,7 +39,7 @@ class HardNegatives(NamedTuple):
 class Fused(NamedTuple):
     """Output states of the fusion encoder."""
 
-    cls: Tensor  # [B, 3, D] of [CLS]: the pair, the text with a wrong image, the image with a wrong text
+    cls: Tensor  # [B, 3, D] of [CLS]: the pair, the text with a negative image, the image with a negative text
     masked: Tensor | None  # [B, L, D] of the masked texts, if there are any
 
 
@@ -65,8 +65,8 @@ def draw_negatives(contrast: Contrast, batch: Batch, positives: Literal["image_i
 def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:
     """Draw one negative for each row with probability softmax(similarity) over the admissible columns (section 3.2).
 
-    Forbidden pairs get -inf before the softmax. The authors zero them after it, which leaves nothing to draw from when
-    a low temperature makes the other probabilities underflow.
+    Forbidden pairs get -inf before the softmax. The authors set them to zero after the softmax, so that all
+    probabilities can be zero when a low temperature makes the others underflow.
 
     Args:
         similarity: [B, B] logits; row = query, column = candidate.
@@ -89,18 +89,18 @@ def fuse_pairs(
     negatives: HardNegatives,
     slice_rows: int | None,
 ) -> Fused:
-    """Fuse the pairs, (text, wrong image), (wrong text, image) and the masked texts with their images.
+    """Fuse the pairs, (text, negative image), (negative text, image) and the masked texts with their images.
 
     Args:
         network: the student.
-        encoded: its view of the batch.
+        encoded: the student's encoding of the batch.
         attention_mask: [B, L].
         negatives: from `draw_negatives`.
         slice_rows: pairs that are fused at a time; None for all in one pass.
     """
     wrong_image, wrong_text = negatives.image.row, negatives.text.row
     tokens, text, mask = encoded.image_tokens, encoded.text_states, attention_mask
-    # Texts whose row b looks at image b.
+    # Texts of which row b attends to image b.
     aligned = [text, text[wrong_text]]
     masks = [mask, mask[wrong_text]]
     if encoded.masked_states is not None:
@@ -143,7 +143,7 @@ def image_text_matching(head: nn.Module, cls_states: Tensor, negatives: HardNega
 
 
 def itm_loss(logits: Tensor, labels: Tensor, weights: Tensor, count: Tensor) -> Tensor:
-    """Image-text matching loss (eq. 4).
+    """Compute the image-text matching loss (eq. 4).
 
     Args:
         logits: [R, 2]; class 1 is a match.

@@ -22,10 +22,10 @@ from .settings import TextSettings
 
 
 def check_special_tokens(datamodule: Any | None, text: TextSettings) -> None:
-    """Compare the special token ids of the model with those of the data's tokenizer, if these are known.
+    """Compare the special token ids of the model with those of the data's tokenizer, if known.
 
     Raises:
-        UserError: if they differ.
+        UserError: if the ids differ.
     """
     found = getattr(datamodule, "special_token_ids", None)
     if found is not None and dict(found) != {name: text.special_token_ids[name] for name in found}:
@@ -44,7 +44,7 @@ class MaskedTokens(NamedTuple):
 
 
 def draw_masked_tokens(input_ids: Tensor, text: TextSettings) -> MaskedTokens:
-    """Mask words as BERT does: of the chosen, 80% become [MASK], 10% a random word, 10% stay (section 3.2).
+    """Mask words as BERT: 80% of the chosen become [MASK], 10% a random word, 10% are unchanged (section 3.2).
 
     Args:
         input_ids: long [B, L].
@@ -71,10 +71,10 @@ def select_positions(input_ids: Tensor, masked: Tensor, chosen: Tensor, rows: in
 
 
 def _row_capacity(chosen: Tensor, probability: float) -> int:
-    """Number of rows for the language-model head.
+    """Return the number of rows for the language-model head.
 
-    On a CPU this is the count. On another device reading the count would synchronise, so it is a bound that binomial
-    draws exceed less than once in 10^9 batches; words beyond it are left unmasked.
+    On a CPU this is the number of chosen words. On another device reading the count would synchronise, so it is a bound
+    that binomial draws exceed less than once in 10^9 batches; words beyond it are left unmasked.
     """
     if chosen.device.type == "cpu":
         return max(int(chosen.sum()), 1)
@@ -93,13 +93,13 @@ def masked_language_modelling(
     alpha: float,
     slice_rows: int | None,
 ) -> Tensor:
-    """Predict masked words, and what the teacher predicts for them, averaged over the words of all processes.
+    """Predict masked words and the teacher's soft labels, averaged over the words of all processes.
 
     Args:
         student: predicts the words of `fused`.
         teacher: fuses `encoded`, and predicts the soft labels.
         fused: [B, L, D], the student's states of the masked texts after fusion.
-        encoded: the teacher's view of the batch before fusion.
+        encoded: the teacher's encoding of the batch before fusion.
         attention_mask: [B, L].
         masked: from `draw_masked_tokens`.
         alpha: weight of the soft labels.
@@ -119,14 +119,14 @@ def masked_language_modelling(
             teacher_logits = teacher.predict_words(teacher_states)
         return (mlm_loss(student.predict_words(states), teacher_logits, labels, alpha, count)[None],)
 
-    # The same number of slices in every process, however many words are masked: sharded networks run in step.
+    # All processes have the same number of slices for any number of masked words, because sharded networks communicate.
     sizes = slice_rows and [len(part) for part in masked.labels.tensor_split(math.ceil(len(fused) / slice_rows))]
     states, teacher_states = (part.flatten(0, 1)[masked.positions] for part in (fused, teacher_fused))
     return in_slices(predict_rows, sizes, states, teacher_states, masked.labels)[0].sum()
 
 
 def mlm_loss(logits: Tensor, teacher_logits: Tensor, labels: Tensor, alpha: float, count: Tensor) -> Tensor:
-    """Masked language modelling with distilled soft labels (eqs. 3 and 7).
+    """Compute the loss of masked language modelling with distilled soft labels (eqs. 3 and 7).
 
     Args:
         logits: [K, W].

@@ -50,23 +50,18 @@ from .teacher import copy_student, ramped_alpha, teacher_text
 class ALBEFModule(Method):
     """Image-text contrast, image-text matching and masked language modelling; or fine-tuning for retrieval.
 
-    Defaults are the paper's. Where the authors' code and a better behaviour differ, the default is the better one;
-    `configs/albef/official.yaml` restores all of theirs.
+    Defaults are the paper's. Some differ from the authors' code, whose behaviour
+    `configs/albef/official.yaml` restores.
 
     Args:
-        vision: the image encoder.
-        text: the text and fusion encoder, and masked words.
-        momentum: the momentum teacher and its soft targets.
-        contrast: contrastive space, temperature and queues.
-        optim: AdamW and its learning rate.
-        memory: activation memory.
-        rerank: re-ranking of retrieval candidates by the matching head (section 5).
-        weights: a trained ALBEF that student and teacher start from: a checkpoint of the authors or of ours, or the
-            folder of an export; excludes `vision.weights` and `text.weights`.
-        mlm: whether words are masked and predicted. Fine-tuning for retrieval sets it to false, and has no head for it.
-        match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
-        optimizer: makes the optimizer in place of AdamW.
-        lr_scheduler: makes the scheduler in place of the paper's.
+        vision: the image encoder. text: the text and fusion encoder, and masked words. momentum: the momentum teacher
+        and its soft targets. contrast: contrastive space, temperature and queues. optim: AdamW and its learning rate.
+        memory: activation memory. rerank: re-ranking of retrieval candidates by the matching head (section 5). weights:
+        initial weights of student and teacher: a checkpoint of the authors or of this class, or the folder of an
+            export; excludes `vision.weights` and `text.weights`.
+        mlm: whether words are masked and predicted. False, as in fine-tuning for retrieval, builds no language-model
+        head. match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
+        optimizer: replaces AdamW. lr_scheduler: replaces the paper's schedule.
     """
 
     def __init__(
@@ -181,7 +176,7 @@ class ALBEFModule(Method):
         check_special_tokens(self.datamodule, self.text)
 
     def text_towers(self) -> Iterable[FusionBert]:
-        """Return the student's and the teacher's."""
+        """Return the BERTs of student and teacher."""
         return self.student.text_encoder, self.teacher.text_encoder
 
     def sharded_networks(self) -> Sequence[nn.Module]:
@@ -195,7 +190,7 @@ class ALBEFModule(Method):
         return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return matrices, which decay, and vectors; the temperature, a vector, decays on request."""
+        """Return matrices with weight decay and vectors without; the temperature decays on request."""
         groups = super().parameter_groups()
         return with_decay(groups, self.temperature) if self.optim.decay_temperature else groups
 
@@ -204,7 +199,7 @@ class ALBEFModule(Method):
         return paper_schedule(self.optim, trainer_of(self))
 
     def bounds(self) -> Iterable[Bound]:
-        """Return those of the temperature."""
+        """Return the bounds of the temperature."""
         return [(self.temperature, self.contrast.temperature_min, self.contrast.temperature_max)]
 
     # Evaluation and use
@@ -214,20 +209,20 @@ class ALBEFModule(Method):
         return self.encode_images(batch["image"])[0], self.encode_texts(batch["input_ids"], batch["attention_mask"])
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Images [B, 3, S, S] to unit-length features [B, E] and tokens [B, N, V]."""
+        """Encode images [B, 3, S, S] as unit-length features [B, E] and tokens [B, N, V]."""
         tokens = self.student.encode_image(image)
         return self.student.project_image(tokens), tokens
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Texts, ids and mask [B, L], to unit-length features [B, E]."""
+        """Encode texts, ids and mask [B, L], as unit-length features [B, E]."""
         return self.student.project_text(self.text_states(input_ids, attention_mask))
 
     def text_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Texts, ids and mask [B, L], to states [B, L, D] before fusion, for `match_scores`."""
+        """Encode texts, ids and mask [B, L], as states [B, L, D] before fusion, for `match_scores`."""
         return self.student.encode_text(input_ids, attention_mask)
 
     def match_scores(self, text_states: Tensor, attention_mask: Tensor, image_tokens: Tensor) -> Tensor:
-        """Logits [R] of a match of R texts, [R, L, D] with mask [R, L], with one image [1, N, V] (section 5)."""
+        """Return logits [R] of a match of R texts, [R, L, D] with mask [R, L], with one image [1, N, V] (section 5)."""
         fused = self.student.fuse(text_states, attention_mask, image_tokens)
         return at_least_float32(self.itm_head(fused[:, 0]))[:, 1]
 
@@ -236,7 +231,7 @@ class ALBEFModule(Method):
         return float(full_tensor(self.temperature))
 
     def word_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Images [B, 3, S, S] and texts [B, L], in eval mode, to Grad-CAM maps [B, L, g, g] of every token."""
+        """Return Grad-CAM maps [B, L, g, g] of every token for images [B, 3, S, S] and texts [B, L]; in eval mode."""
         return gradcam.word_maps(self.student, self.itm_head, image, input_ids, attention_mask)
 
     def save_pretrained(self, folder: str | Path, tokenizer_json: str | None = None) -> None:

@@ -1,6 +1,6 @@
 """ALBEF's networks: an image encoder, and one BERT whose upper half attends to the image (section 3.1 of the paper).
 
-Submodules have the authors' names, so that their checkpoints map onto ours key by key.
+Submodules have the authors' names, so that their checkpoints map to this network key by key.
 
 Shapes: B images, R texts, N image tokens (CLS first), L text tokens (CLS first), D text width, V image width, E
 embedding dimension, H heads.
@@ -55,7 +55,7 @@ class CrossAttention(nn.Module):
         return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, L, D] -> [B, H, L, D/H]
 
     def forward(self, states: Tensor, image_tokens: Tensor, image_index: Tensor | None = None) -> Tensor:
-        """Let every text attend to its image; keys and values are projected once for each image.
+        """Compute cross-attention of every text to its image; keys and values are projected once for each image.
 
         Args:
             states: [R, L, D]. The first R - G rows are K batches of B texts, of which row b attends to image b.
@@ -167,7 +167,7 @@ class FusionBert(nn.Module):
 
 
 class ALBEFNetwork(nn.Module):
-    """Image encoder, text and fusion encoder, and the two projections: ALBEF has one as student and one as teacher.
+    """Image encoder, text and fusion encoder, and both projections, for the student or the teacher.
 
     Args:
         vision: sizes of the image encoder.
@@ -216,34 +216,36 @@ class ALBEFNetwork(nn.Module):
         self.text_proj = nn.Linear(text.width, embed_dim)
 
     def encode_image(self, image: Tensor) -> Tensor:
-        """Image [B, 3, S, S] to tokens [B, N, V], CLS first."""
+        """Encode images [B, 3, S, S] as tokens [B, N, V], CLS first."""
         set_vit_attention(self.visual_encoder, image)
         return self.visual_encoder(image)
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Ids and mask [B, L] to states [B, L, D] before fusion."""
+        """Encode ids and mask [B, L] as states [B, L, D] before fusion."""
         return self.text_encoder.encode(input_ids, attention_mask)
 
     def fuse(
         self, states: Tensor, attention_mask: Tensor, image_tokens: Tensor, image_index: Tensor | None = None
     ) -> Tensor:
-        """Text states [R, L, D] before fusion to states after it; arguments as in `FusionBert.fuse`."""
+        """Fuse text states [R, L, D] with images; arguments as in `FusionBert.fuse`."""
         return self.text_encoder.fuse(states, attention_mask, image_tokens, image_index)
 
     def predict_words(self, states: Tensor) -> Tensor:
-        """Fused states [K, D] to vocabulary logits [K, W], in float32 at least.
+        """Map fused states [K, D] to vocabulary logits [K, W], in float32 at least.
 
         Raises:
             RuntimeError: if the network was built without a language-model head.
         """
         if self.text_encoder.cls is None:
-            raise RuntimeError("This network has no language-model head: build it with language_head=True.")
+            raise RuntimeError(
+                "Expected a network with a language-model head, got one without: build it with language_head=True."
+            )
         return at_least_float32(self.text_encoder.cls(states))
 
     def project_image(self, image_tokens: Tensor) -> Tensor:
-        """Image tokens [B, N, V] to unit-length contrastive features [B, E], in float32 at least."""
+        """Project image tokens [B, N, V] to unit-length contrastive features [B, E], in float32 at least."""
         return unit(self.vision_proj(image_tokens[:, 0]))
 
     def project_text(self, text_states: Tensor) -> Tensor:
-        """Text states [B, L, D] to unit-length contrastive features [B, E], in float32 at least."""
+        """Project text states [B, L, D] to unit-length contrastive features [B, E], in float32 at least."""
         return unit(self.text_proj(text_states[:, 0]))

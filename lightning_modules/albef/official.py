@@ -1,6 +1,6 @@
-"""The checkpoint layout of ALBEF's authors: which of their names holds which of our tensors.
+"""The checkpoint layout of ALBEF's authors: conversion between their names and those of this package.
 
-Their files come in two families. Pre-training has `text_encoder.bert.*` and the language-model head
+There are two families of files. Pre-training has `text_encoder.bert.*` and the language-model head
 `text_encoder.cls.*`; retrieval has neither the level `bert.` nor the head, but the image ids of the queues,
 `idx_queue`. The teacher's names carry `_m`.
 """
@@ -27,9 +27,9 @@ _OFFICIAL_NO_ID = -100
 def to_official(module: "ALBEFModule") -> dict[str, Tensor]:
     """Return the module's state under the authors' names: at the paper's sizes 844 entries with the head.
 
-    With the language-model head (`mlm=True`) it is their pre-training layout, without it their retrieval layout. Their
-    queues are feature-major [E, Q] and share one pointer and one row of ids: the pointer is the image queue's, and a
-    slot whose two keys are of different images has no id. An empty slot is a column of zeros.
+    The result has the pre-training layout with a language-model head (`mlm=True`), else the retrieval layout. The
+    authors' queues are feature-major [E, Q] and share one pointer and one row of ids: the pointer is the image queue's,
+    and a slot whose two keys belong to different images has no id. An empty slot is a column of zeros.
     """
     state = module.state_dict()
     flat = not module.mlm
@@ -50,7 +50,7 @@ def to_official(module: "ALBEFModule") -> dict[str, Tensor]:
     }
     if flat:
         image_ids, text_ids = (state[f"{name}.ids"] for name in QUEUES)
-        # Our older checkpoints have -1 in empty slots.
+        # Older checkpoints of this package have -1 in empty slots.
         filled = torch.arange(len(image_ids), device=image_ids.device) < state["image_queue.filled"]
         known = (image_ids == text_ids) & (image_ids != NO_ID) & filled
         official["idx_queue"] = torch.where(known, image_ids, _OFFICIAL_NO_ID)[None]
@@ -58,7 +58,7 @@ def to_official(module: "ALBEFModule") -> dict[str, Tensor]:
 
 
 def from_official(official: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the authors' state dict under our names; an unknown name stays as it is.
+    """Return the authors' state dict with the names of this package; unknown names are kept.
 
     A queue counts as filled up to its last column that is not zero; the authors' queues are always full.
     """
@@ -72,7 +72,7 @@ def from_official(official: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if inner == _POSITION_IDS:  # 0, 1, 2, ...; missing in files of later versions of transformers
             continue
         own = f"{root}.{part}.{inner}" if part in _PARTS else name
-        state[name if own in state else own] = tensor  # a file with both forms of a name has an unknown one
+        state[name if own in state else own] = tensor  # of a file with both forms of a name, one is unknown
 
     if "temp" in state:
         state["temperature"] = state.pop("temp").reshape(1)
@@ -97,10 +97,10 @@ def is_flat(official: Mapping[str, Tensor]) -> bool:
 
 
 def official_name(own: str, flat: bool) -> str:
-    """Return the authors' name of one of our tensors.
+    """Return the authors' name of a tensor.
 
     Args:
-        own: our name.
+        own: name in this package.
         flat: whether the authors' names have no level `bert.`.
     """
     root, _, inner = own.partition(".")
@@ -116,6 +116,6 @@ def save_official(module: "ALBEFModule", path: str | Path) -> None:
     """Write `to_official` to a file that the authors' scripts load with `--checkpoint`.
 
     Raises:
-        OSError: if the file cannot be written; a file that was there before is then unchanged.
+        OSError: if the file cannot be written; an existing file is then unchanged.
     """
     AtomicCheckpointIO().save_checkpoint({"model": to_official(module)}, path)

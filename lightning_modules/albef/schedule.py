@@ -1,4 +1,4 @@
-"""Learning-rate schedules, linear warm-up and cosine by step or the authors' staircase, and what decays."""
+"""Learning-rate schedules (linear warm-up and cosine by step, or the authors' staircase) and weight-decay groups."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ def with_decay(groups: list[dict[str, Any]], parameter: nn.Parameter) -> list[di
 
 
 def paper_schedule(optim: OptimSettings, trainer: Trainer | None) -> Schedule:
-    """Return the schedule that the settings name.
+    """Return the schedule of the settings.
 
     Raises:
         UserError: if the authors' schedule is used in a run that does not count epochs.
@@ -67,7 +67,7 @@ class Staircase:
 
     Args:
         peak: learning rate after the warm-up.
-        floor: learning rate that the cosine tends to.
+        floor: limit of the cosine.
         warmup_steps: length of the warm-up.
         warmup_start: learning rate of the first iterations.
         epochs: epochs of the whole run.
@@ -105,7 +105,7 @@ def official_lr(
         steps_per_epoch: optimizer steps in an epoch.
         epochs: epochs of the whole run.
         peak: learning rate after the warm-up.
-        floor: learning rate that the cosine tends to.
+        floor: limit of the cosine.
         warmup_steps: length of the warm-up, a multiple of 100 (2000 in pre-training, 100 in retrieval fine-tuning).
         warmup_start: learning rate of the first iterations.
     """

@@ -42,7 +42,7 @@ class TextSettings:
     Args:
         vocab_size: largest number of tokens in the vocabulary, reduced to the tokenizer's where the run trains one. The
             command line takes it from the data.
-        max_positions: longest text in tokens that has a position embedding.
+        max_positions: maximum number of tokens of a text, one per position embedding.
         width: embedding dimension D of the text tokens.
         heads: attention heads.
         ffn_width: hidden width of the feed-forward networks.
@@ -83,7 +83,7 @@ class TextSettings:
 
     @property
     def max_tokens(self) -> int:
-        """Longest text that the encoders take."""
+        """Maximum number of tokens of a text."""
         return self.max_positions
 
     @property
@@ -171,10 +171,11 @@ class OptimSettings:
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """Activation memory for compute; neither setting changes a loss.
+    """Trade computation for activation memory; neither setting changes a loss.
 
     Args:
-        micro_batch_size: pairs that go through the networks at a time, activations recomputed in the backward pass.
+        micro_batch_size: pairs that pass through the networks at a time, with activations recomputed in the backward
+        pass.
             None: the whole batch at once.
         activation_checkpointing: whether every block of the student recomputes its activations in the backward pass.
     """

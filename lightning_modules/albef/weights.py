@@ -1,4 +1,4 @@
-"""Weights into an ALBEF: from a trained ALBEF, from a public BERT, and from the state dicts of both layouts."""
+"""Initial weights of ALBEF: from a trained ALBEF, from public models, and from state dicts of both layouts."""
 
 import json
 import math
@@ -47,10 +47,10 @@ def check_sources(module: "ALBEFModule") -> None:
 
 
 def start(module: "ALBEFModule") -> None:
-    """Fill student and teacher from the sources that the settings name, and log what was done.
+    """Load initial weights into student and teacher, and log their sources.
 
-    `weights` is a trained ALBEF. Else `vision.weights` and `text.weights` fill parts of the student, and the teacher
-    is its copy.
+    `weights` is a trained ALBEF. Otherwise `vision.weights` and `text.weights` initialize parts of the student, and the
+    teacher is its copy.
     """
     if module.weights is not None:
         rank_zero_info(f"ALBEF starts with {load_trained(module, module.weights)}.")
@@ -72,14 +72,14 @@ def load_bert(encoder: FusionBert, source: str) -> str:
         source: hub name or folder of a BERT with a masked-language-model head, for example "bert-base-uncased".
 
     Returns:
-        What was done, for a log line.
+        Description of the source, for a log line.
 
     Raises:
-        UserError: if the source is no BERT of this size; the sentence lists the keys that do not fit.
+        UserError: if the source is not a BERT of this size; the message lists the keys that do not fit.
     """
     state = BertForMaskedLM.from_pretrained(source).state_dict()
     cross_attention = {key: value for key, value in encoder.state_dict().items() if ".crossattention." in key}
-    # Of a deeper BERT the lowest layers fill the text encoder, and the next ones the fusion encoder.
+    # The lowest layers of a deeper BERT initialize the text encoder, and the next layers the fusion encoder.
     state = {key: value for key, value in state.items() if _layer_of(key) < len(encoder.layers)}
     load_fitting(encoder, state | cross_attention, f"the text encoder from {source!r}")
     return f"text and fusion encoder from {source!r}, cross-attention random"
@@ -89,11 +89,11 @@ def load_trained(module: "ALBEFModule", source: str) -> str:
     """Fill student and teacher from a trained ALBEF, without its queues: keys of another model are wrong negatives.
 
     Args:
-        module: what to fill.
-        source: a checkpoint of the authors or of ours, or the folder of an export.
+        module: module to fill.
+        source: checkpoint of the authors or of this class, or the folder of an export.
 
     Returns:
-        What was done and what was left out, for a log line.
+        Description of what was loaded and what was not, for a log line.
 
     Raises:
         UserError: if the source does not exist, is of another kind, or does not fit. Nothing is loaded then.
@@ -103,8 +103,8 @@ def load_trained(module: "ALBEFModule", source: str) -> str:
         return load_state(module, read_folder(path)[1], f"the export {source!r}", queues=False)
     if not path.exists():
         raise UserError(
-            f"Found no file or folder {source!r} to start from, expected a checkpoint of the authors or of ours, or "
-            "the folder of an export: correct model.weights."
+            "Expected a checkpoint of the authors or of this package, or the folder of an export, got no file or "
+            f"folder {source!r}: correct model.weights."
         )
     content = _read_file(path)
     if "state_dict" in content:
@@ -114,7 +114,7 @@ def load_trained(module: "ALBEFModule", source: str) -> str:
 
 
 def preprocessing_of_source(source: str) -> dict[str, Any] | None:
-    """Return how a trained ALBEF expects images to be prepared, if its checkpoint or exported folder records it.
+    """Return the image preprocessing of a trained ALBEF, if its checkpoint or exported folder records it.
 
     Args:
         source: as in `load_trained`.
@@ -143,23 +143,23 @@ def load_state(
     queues: bool,
     name_in_source: Callable[[str], str] = str,
 ) -> str:
-    """Load a state dict under our own names, strictly, apart from what a training may start without.
+    """Load a state dict with the names of this package, strictly except for optional parts.
 
-    A source without a teacher starts the teacher as the student's copy. Position tables are resized to the module's
-    grid. A language-model head that the module lacks is left out, and so are queues of another size.
+    Without a teacher in the source, the teacher becomes a copy of the student. Position tables are resized to the
+    module's grid. A language-model head that the module lacks and queues of another size are not loaded.
 
     Args:
-        module: what to fill.
-        state: a state dict, tied weights once or twice.
-        source: where it is from, for messages.
-        queues: whether the queues are restored too; they belong to these weights.
-        name_in_source: maps one of our names to the source's, for messages.
+        module: module to fill.
+        state: state dict, with tied weights once or twice.
+        source: description of the source, for messages.
+        queues: whether to load the queues too, whose keys belong to these weights.
+        name_in_source: maps a name of this package to the source's, for messages.
 
     Returns:
-        What was done and what was left out, for a log line.
+        Description of what was loaded and what was not, for a log line.
 
     Raises:
-        UserError: if the rest does not fit; the sentence lists the keys. Nothing is loaded then.
+        UserError: if the rest does not fit; the message lists the keys. Nothing is loaded then.
     """
     own = module.state_dict()
     state, notes = dict(state), []
@@ -167,7 +167,7 @@ def load_state(
     heads = [name for name in state if _HEAD in name]
     if module.mlm and not heads and any(".text_encoder." in name for name in state):
         raise UserError(
-            f"Found no language-model head in {source}, expected one: set the model's mlm to false, as fine-tuning for "
+            f"Expected a language-model head in {source}, got none: set model.mlm to false, as fine-tuning for "
             "retrieval does, or start from pre-training weights."
         )
     if heads and not module.mlm:
@@ -181,8 +181,8 @@ def load_state(
     for alias, name in tied_names(own).items():
         if name in state and not torch.equal(state.setdefault(alias, state[name]), state[name]):
             raise UserError(
-                f"Found different values of {name_in_source(name)} and {name_in_source(alias)} in {source}, which are "
-                "one tensor in ALBEF: it is damaged, or of another model."
+                f"Expected equal values of {name_in_source(name)} and {name_in_source(alias)}, one tensor in ALBEF, in "
+                f"{source}, got different values: give another checkpoint."
             )
 
     resized = _resize_positions(module, state)
@@ -202,7 +202,7 @@ def load_state(
 
 
 def tied_names(names: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return, of two names of one tensor, the one that can be left out, mapped to the other."""
+    """Return the redundant name of each tied tensor, mapped to the other name."""
     tied = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -219,23 +219,25 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the configuration and the state of an exported folder.
 
     Raises:
-        UserError: if the folder is no export, or is damaged.
+        UserError: if the folder is not an export, or is damaged.
     """
     missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
     if missing:
         raise UserError(
-            f"Found no {' and no '.join(missing)} in {str(folder)!r}, expected the folder of an export: correct the "
-            "path, or make one with `vlightning export`."
+            f"Expected the folder of an export, got {str(folder)!r} without {' and without '.join(missing)}: correct "
+            "the path, or write an export with `vlightning export`."
         )
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         state = load_file(folder / WEIGHTS_FILE)
     except (ValueError, SafetensorError) as error:
         raise UserError(
-            f"The export {str(folder)!r} cannot be read ({error}): it is damaged, export it again."
+            f"Expected a readable export in {str(folder)!r}, got a damaged one ({error}): export it again."
         ) from error
     if not isinstance(config, dict) or not {"class", "vlightning_version", "arguments"} <= config.keys():
-        raise UserError(f"Found a {CONFIG_FILE} in {str(folder)!r} that is not of an export: correct the path.")
+        raise UserError(
+            f"Expected the {CONFIG_FILE} of an export in {str(folder)!r}, got another file: correct the path."
+        )
     return config, state
 
 
@@ -246,7 +248,7 @@ def _layer_of(key: str) -> int:
 
 
 def _resize_positions(module: "ALBEFModule", state: dict[str, Tensor]) -> str:
-    """Resize the position tables of student and teacher in place; return what was done, or an empty string."""
+    """Resize the position tables of student and teacher in place; return a note for the log, or an empty string."""
     grid = module.student.visual_encoder.patch_embed.grid_size
     done = ""
     for name in ("student.visual_encoder.pos_embed", "teacher.visual_encoder.pos_embed"):
@@ -268,20 +270,20 @@ def _read_file(path: Path) -> dict[str, Any]:
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         if foreign:
             raise UserError(
-                f"Found {foreign[1]} in {str(path)!r}, expected tensors and plain data: if you trust its origin, load "
+                f"Expected tensors and plain data in {str(path)!r}, got {foreign[1]}: if you trust its origin, load "
                 "it with torch.load(..., weights_only=False) and save its entry 'model' alone."
             ) from error
         raise UserError(
-            f"Found no checkpoint in {str(path)!r}, expected a file of torch.save: it is damaged or of another kind."
+            f"Expected a file of torch.save in {str(path)!r}, got a damaged file or another format: get it again."
         ) from error
     return content if isinstance(content, dict) else {}
 
 
 def _tensors(state: Any, source: str) -> dict[str, Tensor]:
-    """Return a state dict, after checking that it is one."""
+    """Return a state dict, after a check of its type."""
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(
-            f"Found neither a state dict nor one under 'model' or 'state_dict' in {source!r}, expected a checkpoint of "
-            "the authors or of ours."
+            f"Expected a state dict, or one under 'model' or 'state_dict', in {source!r}, got neither: give a "
+            "checkpoint of the authors or of this package."
         )
     return state

@@ -1,4 +1,4 @@
-"""Why the weights of a checkpoint do not fit a module."""
+"""Explanations for weights of a checkpoint that do not fit a module."""
 
 import inspect
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ _NO_SIZES = ("optimizer", "lr_scheduler", "optim")
 
 
 def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
-    """Explain why weights do not fit by comparing the settings of both sides; None where these do not explain it.
+    """Explain why weights do not fit by comparing settings; None if the settings do not explain it.
 
     Args:
         cls: class of the module.
-        given: its hyper-parameters.
-        saved: those of the checkpoint.
+        given: hyper-parameters of the module.
+        saved: hyper-parameters of the checkpoint.
     """
     if (other := explain_other_class(cls, saved)) is not None:
         return other
@@ -26,7 +26,7 @@ def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]
     differing = [
         f"{argument} is {own[argument]!r}, in the checkpoint {value!r}"
         for argument, value in flat(saved).items()
-        # No weight's size depends on a rate or on the name of a file.
+        # No weight's shape depends on a rate or on the name of a file.
         if argument in own and not isinstance(value, float) and not argument.endswith("weights")
         if _as_lists(own[argument]) != _as_lists(value)
     ]
@@ -36,7 +36,7 @@ def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]
 
 
 def explain_other_class(cls: type, saved: Mapping[str, Any]) -> str | None:
-    """Explain that a checkpoint is of another class; None where it is not, or that is not known.
+    """Explain that a checkpoint is of another class; None if its class is the expected one or unknown.
 
     Args:
         cls: the expected class.
@@ -49,10 +49,10 @@ def explain_other_class(cls: type, saved: Mapping[str, Any]) -> str | None:
 
 
 def _class_name(saved: Mapping[str, Any]) -> str | None:
-    """Class of a checkpoint: as the command line noted it, else the one with the most of these arguments."""
+    """Return the class of a checkpoint: as recorded by the command line, else the class with most of its arguments."""
     if "_class_path" in saved:
         return str(saved["_class_path"]).rpartition(".")[2]
-    # Lightning puts what is passed to `load_from_checkpoint` among them.
+    # Lightning adds the arguments of `load_from_checkpoint`.
     arguments = {name: set(inspect.signature(cls).parameters) for name, cls in subclasses((LightningModule,)).items()}
     having = {name: len(all_of) for name, all_of in arguments.items() if all_of and all_of <= set(saved)}
     most = [name for name, count in having.items() if count == max(having.values())]

@@ -1,4 +1,4 @@
-"""Sizes of images and texts that networks can take, compared with those of the data."""
+"""Sizes of images and texts that networks accept, compared with those of the data."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ from .trainers import datamodule_of
 
 
 class DataSizes(NamedTuple):
-    """Sizes that a network can take; None where it takes any.
+    """Sizes that a network accepts; None if it accepts any.
 
     Args:
-        image_size: side S of the images [B, 3, S, S], pixels.
-        vocab_size: token ids are below this.
-        max_tokens: longest sequence of token ids.
+        image_size: side S of the images [B, 3, S, S] in pixels.
+        vocab_size: number of token ids.
+        max_tokens: maximum number of tokens of a text.
     """
 
     image_size: int | None = None
@@ -25,20 +25,20 @@ class DataSizes(NamedTuple):
 
 
 def compare_sizes(module: LightningModule, batch: Any, expected: DataSizes, vocab_is_free: bool = False) -> None:
-    """Compare images and token ids of a batch with what networks can take.
+    """Compare images and token ids of a batch with the sizes that networks accept.
 
-    The command line sets such sizes of the module from the data's. From Python they can differ, which would end in an
-    IndexError of an embedding, or in an error of the library that a network is from. The ids that can come are known by
-    the data's tokenizer; without one, those of the batch are looked at, for which the host waits for the GPU.
+    The command line links the module's sizes to the data's. Modules that are built in Python can have other sizes,
+    which would end in an IndexError of an embedding or an error of a library. The largest id is read from the data's
+    tokenizer; without a tokenizer, from the batch, for which the host waits for the GPU.
 
     Args:
         module: the module, whose trainer has the data.
-        batch: a dict, as all batches of this package are; anything else is not looked at.
-        expected: what the networks can take.
+        batch: a dict, as all batches of this package; other types are not checked.
+        expected: sizes that the networks accept.
         vocab_is_free: whether the module may have another vocabulary, for the message.
 
     Raises:
-        UserError: if something does not fit.
+        UserError: if a size does not fit.
     """
     if not isinstance(batch, Mapping):
         return
@@ -70,7 +70,7 @@ def _compare_images(found: tuple[int, ...], side: int | None) -> None:
         return
     shown, also = " x ".join(map(str, found)), ""
     if found[0] == found[1]:
-        also = f", or the model's to {found[0]} if it can be made for such images"
+        also = f", or the model's to {found[0]} if the model supports such images"
     raise UserError(
         f"Expected images of {side} x {side} pixels, got {shown} in the data: set the data's image_size to "
         f"{side}{also}."

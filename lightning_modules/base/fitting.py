@@ -7,33 +7,37 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
+from ...common.errors import UserError
 
 _STUDENT = "student."
 
 
-def load_fitting(module: nn.Module, state: Mapping[str, Tensor], what: str, say: Callable[[str], str] = str) -> None:
+def load_fitting(
+    module: nn.Module, state: Mapping[str, Tensor], what: str, name_of: Callable[[str], str] = str
+) -> None:
     """Load a state dict whose keys and shapes all match.
 
     Args:
         module: network to load into.
         state: complete state dict.
         what: the network and its source, for the message.
-        say: returns the name under which a key is reported.
+        name_of: returns the name under which a key is reported.
 
     Raises:
-        ValueError: if a key or shape does not match; the message lists them. Nothing is loaded then.
+        UserError: if a key or shape does not match; the message lists them. Nothing is loaded then.
     """
     own = module.state_dict()
     missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
     misshapen = [
-        f"{say(key)} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
+        f"{name_of(key)} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
         for key in own.keys() & state.keys()
         if own[key].shape != state[key].shape
     ]
     if missing or unexpected or misshapen:
-        raise ValueError(
-            f"Cannot initialise {what}: missing {_some(map(say, missing))}, unknown {_some(map(say, unexpected))}, "
-            f"of another shape {_some(misshapen)}; set the model's sizes to those of the source."
+        raise UserError(
+            f"Expected the tensors of {what}, got missing {_some(map(name_of, missing))}, unknown "
+            f"{_some(map(name_of, unexpected))}, of another shape {_some(misshapen)}: set the model's sizes to those "
+            "of the source."
         )
     module.load_state_dict(state)
 
@@ -50,16 +54,17 @@ def load_student(student: nn.Module, source: str, trained_by: str) -> str:
         A log line.
 
     Raises:
-        FileNotFoundError: if there is no such checkpoint.
-        ValueError: if it has no student, or a different one. Nothing is loaded then.
+        UserError: if there is no such checkpoint, or it has no student or a different one. Nothing is loaded then.
     """
     path = Path(source).expanduser()
     if not path.exists():
-        raise FileNotFoundError(f"Found no checkpoint {source!r} to start from: correct model.weights.")
+        raise UserError(
+            f"Expected a checkpoint to start from, got no file or folder {source!r}: correct model.weights."
+        )
     own = student_state(AtomicCheckpointIO().load_checkpoint(path))
     if not own:
-        raise ValueError(
-            f"Found no student in {source!r}, expected a checkpoint of {trained_by}: correct model.weights."
+        raise UserError(
+            f"Expected a checkpoint of {trained_by}, got {source!r} without a student: correct model.weights."
         )
     load_fitting(student, own, f"the student from {source!r}")
     return f"The student starts from {source!r}."

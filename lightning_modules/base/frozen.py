@@ -1,4 +1,4 @@
-"""A trained network that a method uses and never changes: a teacher, a backbone, a language model."""
+"""A trained network that a method uses and does not change: a teacher, a backbone, a language model."""
 
 import hashlib
 from collections import OrderedDict
@@ -16,13 +16,14 @@ Network = TypeVar("Network", bound=nn.Module)
 class Frozen(nn.Module, Generic[Network]):
     """A network without gradients, always in eval mode, and not in the checkpoint.
 
-    A checkpoint names the network and holds a fingerprint of its weights instead of the weights. The method loads these
-    in `setup`, into `network`, and calls `record`; `Method` saves and compares the records of its frozen parts.
+    A checkpoint contains the name of the network and a fingerprint of its weights instead of the weights. The method
+    loads the weights in `setup`, into `network`, and calls `record`; `Method` saves and compares the records of its
+    frozen parts.
 
     Args:
         network: the trained network; None until it is loaded.
-        role: what it is to the method: its entry in the checkpoint, and its name in messages.
-        argument: the option that names its weights, for messages.
+        role: role in the method, such as "teacher": key in the checkpoint, and name in messages.
+        argument: option with the path of the weights, for messages.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Frozen(nn.Module, Generic[Network]):
         return self.origin is not None
 
     def train(self, mode: bool = True) -> "Frozen[Network]":
-        """Stay in eval mode: statistics of BatchNorm must not move when Lightning sets modes."""
+        """Stay in eval mode: statistics of BatchNorm must not change when Lightning sets modes."""
         return super().train(False)
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
@@ -64,7 +65,7 @@ class Frozen(nn.Module, Generic[Network]):
 
         Args:
             name: name of the network.
-            weights: the file, tag or folder that they come from.
+            weights: file, tag or folder of the weights.
 
         Raises:
             UserError: if a checkpoint with other weights was restored before.
@@ -73,12 +74,12 @@ class Frozen(nn.Module, Generic[Network]):
         self._check()
 
     def save_record(self, checkpoint: dict[str, Any]) -> None:
-        """Write the record into a checkpoint: of the loaded weights, else of those that are expected."""
+        """Write the record into a checkpoint: of the loaded weights, else of the expected ones."""
         if kept := self.origin or self._expected:
             checkpoint[self.role] = dict(kept)
 
     def compare(self, checkpoint: Mapping[str, Any]) -> None:
-        """Compare with a checkpoint's record, now or as soon as the weights are loaded.
+        """Compare with a checkpoint's record, now or when the weights are loaded.
 
         Raises:
             UserError: if the weights differ.
@@ -101,6 +102,6 @@ class Frozen(nn.Module, Generic[Network]):
 
 
 def _ignore_network_keys(frozen: nn.Module, incompatible: Any) -> None:
-    """Remove the network's keys from the missing ones: a checkpoint never has them."""
+    """Remove the network's keys from the missing keys: checkpoints do not contain them."""
     prefix = str(frozen._prefix)
     incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if not name.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""State of the weights that a module starts from: loaded once, and never over those of a checkpoint."""
+"""State of a module's initial weights, which are loaded once and do not replace a checkpoint's weights."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +11,13 @@ from .trainers import callbacks_of, trainer_of
 
 @dataclass
 class InitialState:
-    """What is known of the weights that a module holds before its first step.
+    """State of a module's weights before its first step.
 
     Attributes:
         loaded: whether the weights are final: those of a checkpoint, or the initial ones.
-        restored: whether they are of a checkpoint.
-        awaits_checkpoint: whether a checkpoint is going to be restored after `setup`.
-        preprocessing: how the weights expect images to be prepared, in the words of `preprocessing.py`.
+        restored: whether the weights are those of a checkpoint.
+        awaits_checkpoint: whether a checkpoint will be restored after `setup`.
+        preprocessing: image preprocessing of the weights, in the form of `preprocessing.py`.
     """
 
     loaded: bool = False
@@ -33,7 +33,7 @@ def restores_after_setup(module: LightningModule) -> bool:
 
 
 def check_one_source(module: LightningModule, weights: str | None) -> None:
-    """Check that no callback replaces the weights that a module starts from.
+    """Check that no callback replaces the initial weights of a module.
 
     Such a callback has the attribute `replaces_initial_weights = True`.
 

@@ -1,4 +1,4 @@
-"""The one base of the methods."""
+"""The base class of the methods."""
 
 import dataclasses
 import inspect
@@ -34,42 +34,41 @@ from .trainers import datamodule_of
 from .vocabulary import TextTower, restored_vocabulary, vocabulary_of
 
 Bound = tuple[nn.Parameter, float, float]
-"""A parameter, its smallest and its largest value."""
+"""A parameter, its lower and its upper bound."""
 
 
 class Method(CheckedLoading, LightningModule):
-    """A LightningModule with what all methods share; a method has no other base.
+    """Base class of all methods; a method has no other base.
 
-    The hooks that `trainer.fit` calls, in this order, and what they do here (a method that overrides one calls
-    `super()`):
+    Hooks that `trainer.fit` calls, in this order, and what they do here (a method that overrides one calls `super()`):
 
-    1. `configure_callbacks`: nothing; a method names the callbacks that it cannot run without.
-    2. `setup`: loads initial weights where the strategy shards. A method loads its `Frozen` networks here. The
-       datamodule's `setup` comes before it, and may ask for `expected_preprocessing` and call `adopt_vocabulary`.
-    3. `configure_model`: shards `sharded_networks()` where the strategy shards.
-    4. `on_load_checkpoint`, `load_state_dict`: compare a checkpoint that is restored with the records of the frozen
-       networks, the vocabulary and the settings. Strategies that shard do so after 6.
+    1. `configure_callbacks`: nothing; a method returns the callbacks that it requires. 2. `setup`: loads initial
+    weights if the strategy shards. A method loads its `Frozen` networks here. The datamodule's
+       `setup` runs before and may read `expected_preprocessing` and call `adopt_vocabulary`.
+    3. `configure_model`: shards `sharded_networks()` if the strategy shards.
+    4. `on_load_checkpoint`, `load_state_dict`: compare a restored checkpoint with the records of the frozen networks,
+       the vocabulary and the settings. Strategies that shard restore after 6.
     5. `configure_optimizers`: the paper's optimizer and schedule, or the user's.
     6. `on_fit_start`: loads initial weights, unless a checkpoint was restored.
-    7. `on_train_start`: logs which frozen networks are used, and sets the learning rate of the first step.
+    7. `on_train_start`: logs the frozen networks, and sets the learning rate of the first step.
     8. for each batch: `on_train_batch_start` compares the sizes of the first batch of an epoch with `data_sizes()`;
        `optimizer_step`, which calls the method's `training_step` and `configure_gradient_clipping`, steps, and clamps
        parameters to their `bounds()`.
     9. `on_save_checkpoint`: adds the records of the frozen networks.
 
-    `validate`, `test` and `predict` go through 1 to 4, then `on_<stage>_start` loads initial weights if
-    `evaluates_initial_weights()`, and the rest is handed to `self.evaluation`. Validation inside `fit` too.
+    `validate`, `test` and `predict` run 1 to 4, then `on_<stage>_start` loads initial weights if
+    `evaluates_initial_weights()`. They, and validation inside `fit`, delegate steps and results to `self.evaluation`.
 
-    Points that a method fills are the methods in the first part below. It also sets `self.evaluation`, defines
-    `training_step`, begins its constructor with `super().__init__(optimizer, lr_scheduler)` and `self.save_settings()`,
-    and ends it with `self.start_vocabulary()` if it has text towers.
+    A method overrides methods of the first part below, sets `self.evaluation` and defines `training_step`. Its
+    constructor begins with `super().__init__(optimizer, lr_scheduler)` and `self.save_settings()`, and ends with
+    `self.start_vocabulary()` if the method has text towers.
 
-    Groups of settings that are read here where a method has them: `vision.image_size`, `text.vocab_size`,
-    `text.max_tokens` and `text.weights`; and the argument `weights`.
+    If a method has these settings, they are read here: `vision.image_size`, `text.vocab_size`, `text.max_tokens`,
+    `text.weights`, and the argument `weights`.
 
     Args:
-        optimizer: makes the optimizer that replaces the paper's; the paper's schedule then scales its learning rate.
-        lr_scheduler: makes the scheduler that replaces the paper's; it steps after each optimizer step.
+        optimizer: factory of an optimizer that replaces the paper's; the paper's schedule then scales its learning
+        rate. lr_scheduler: factory of a scheduler that replaces the paper's and steps after each optimizer step.
     """
 
     def __init__(
@@ -83,25 +82,25 @@ class Method(CheckedLoading, LightningModule):
         self._initial = InitialState()
         self._saved_settings: Mapping[str, Any] | None = None  # of the checkpoint that is being restored
 
-    # Points that a method fills
+    # Methods to override
 
     def load_initial_weights(self) -> None:
-        """Load the weights that training starts from, and log what was done; by default none."""
+        """Load the initial weights, and log their source; by default none."""
 
     def evaluates_initial_weights(self) -> bool:
-        """Return whether an evaluation without a checkpoint loads them; by default whether `weights` is given."""
+        """Return whether evaluation without a checkpoint loads initial weights; by default if `weights` is given."""
         return self.hparams.get("weights") is not None
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
-        """Return how the initial weights expect images to be prepared; None where there are none or it is unknown."""
+        """Return the image preprocessing of the initial weights; None without such weights or if it is unknown."""
         return None
 
     def expected_image_size(self) -> int | None:
-        """Return the side of the images that the networks are made for, in pixels; by default `vision.image_size`."""
+        """Return the side of the networks' images in pixels; by default `vision.image_size`."""
         return self._setting("vision", "image_size")
 
     def data_sizes(self) -> DataSizes:
-        """Return what the networks can take; by default what the groups `vision` and `text` say."""
+        """Return the sizes that the networks accept; by default from the settings `vision` and `text`."""
         return DataSizes(
             self._setting("vision", "image_size"),
             self._setting("text", "vocab_size"),
@@ -113,7 +112,7 @@ class Method(CheckedLoading, LightningModule):
         return ()
 
     def text_towers(self) -> Iterable[TextTower]:
-        """Return the networks with word embeddings that fit a trained tokenizer, those of moving averages too."""
+        """Return the networks whose word embeddings fit a trained tokenizer, including moving averages."""
         return ()
 
     def bounds(self) -> Iterable[Bound]:
@@ -121,16 +120,18 @@ class Method(CheckedLoading, LightningModule):
         return ()
 
     def no_weight_decay(self) -> Sequence[str]:
-        """Return names of matrices that do not decay; vectors and biases never do."""
+        """Return names of matrices without weight decay; vectors and biases never have any."""
         return ()
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return what trains, as `optim.parameter_groups` does: a group without `weight_decay` has the optimizer's."""
+        """Return parameter groups as in `optim.parameter_groups`; the optimizer's weight decay is their default."""
         return weight_decay_groups(self, self.no_weight_decay())
 
     def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return the optimizer of the paper; see `optim.adamw` and `optim.sgd`."""
-        raise NotImplementedError(f"{type(self).__name__} has no `paper_optimizer`, and was given no `optimizer`.")
+        raise NotImplementedError(
+            f"Expected {type(self).__name__}.paper_optimizer or an `optimizer`, got neither: add one."
+        )
 
     def paper_schedule(self) -> Schedule | None:
         """Return the learning-rate schedule of the paper; see `optim.schedules`."""
@@ -139,14 +140,14 @@ class Method(CheckedLoading, LightningModule):
     # Settings
 
     def save_settings(self) -> None:
-        """Keep the arguments of the calling constructor as `hparams`, plain data; groups become dictionaries."""
+        """Save the arguments of the calling constructor as `hparams`, plain data; groups become dictionaries."""
         frame = inspect.currentframe()
         self.save_hyperparameters(frame=None if frame is None else frame.f_back)
         self.hparams.update(plain(self.hparams))
 
     @property
     def hparams_initial(self) -> Any:
-        """The arguments as they were given, plain data."""
+        """The given arguments as plain data."""
         initial = super().hparams_initial
         initial.update(plain(initial))
         return initial
@@ -159,19 +160,19 @@ class Method(CheckedLoading, LightningModule):
     def _setting(self, group: str, name: str) -> Any:
         return getattr(getattr(self, group, None), name, None)
 
-    # Start: initial weights, sharding, checkpoints
+    # Start of a run: initial weights, sharding, checkpoints
 
     @property
     def datamodule(self) -> Any | None:
-        """The datamodule of the run; None outside a run, or where the run has loaders alone."""
+        """The datamodule of the run; None outside a run, or if the run has loaders only."""
         return datamodule_of(self)
 
     def frozen_networks(self) -> Iterator[Frozen[Any]]:
-        """Iterate over the parts that hold a frozen network."""
+        """Iterate over the frozen networks."""
         return (part for part in self.children() if isinstance(part, Frozen))
 
     def setup(self, stage: str) -> None:
-        """Load initial weights where they are going to be sharded; such strategies restore checkpoints later.
+        """Load initial weights if the strategy shards; such strategies restore checkpoints later.
 
         Raises:
             UserError: if there are two sources of initial weights.
@@ -181,7 +182,7 @@ class Method(CheckedLoading, LightningModule):
             self._load_initial_weights_once()
 
     def configure_model(self) -> None:
-        """Shard the networks where the strategy shards; keep buffers of frozen networks out of DDP's broadcasts."""
+        """Shard the networks if the strategy shards; exclude buffers of frozen networks from DDP's broadcasts."""
         keep_from_ddp(self, self.frozen_networks())
         shard(self, self.sharded_networks())
 
@@ -194,14 +195,14 @@ class Method(CheckedLoading, LightningModule):
         """
         try:
             return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
-        except UserError as error:  # groups of the same name have other settings there
+        except UserError as error:  # groups of the same name in another class have other settings
             saved = load_plain(checkpoint_path).get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}
             if (sentence := explain_other_class(cls, saved)) is None:
                 raise
             raise UserError(sentence) from error
 
     def on_fit_start(self) -> None:
-        """Load initial weights; a checkpoint would have been restored by now."""
+        """Load initial weights, unless a checkpoint was restored."""
         self._load_initial_weights_once()
 
     def _load_initial_weights_once(self) -> None:
@@ -218,7 +219,7 @@ class Method(CheckedLoading, LightningModule):
         """Adopt vocabulary and preprocessing of a checkpoint, and compare its frozen networks with the present ones.
 
         Raises:
-            ValueError: if the weights of a frozen network differ.
+            UserError: if the weights of a frozen network differ.
         """
         self._saved_settings = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY)
         self._initial.restored = True
@@ -229,7 +230,7 @@ class Method(CheckedLoading, LightningModule):
             frozen.compare(checkpoint)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights, which initial weights no longer replace.
+        """Load weights; initial weights do not replace them afterwards.
 
         Raises:
             UserError: if weights of a checkpoint do not fit because its class or its settings differ.
@@ -244,16 +245,16 @@ class Method(CheckedLoading, LightningModule):
                 raise
             raise UserError(sentence) from error
 
-    # Preprocessing and vocabulary: what the data has to know
+    # Preprocessing and vocabulary, which the data reads
 
     def adopt_preprocessing(self, record: Mapping[str, Any] | None) -> None:
-        """Take over how weights that come from outside expect images to be prepared."""
+        """Set the image preprocessing of loaded weights."""
         self._initial.preprocessing = None if record is None else dict(record)
 
     def expected_preprocessing(self) -> dict[str, Any]:
-        """Return how the weights expect images to be prepared, in the words of `preprocessing.py`; datamodules ask.
+        """Return the image preprocessing of the weights, in the form of `preprocessing.py`, for datamodules.
 
-        It is the checkpoint's record, else that of the initial weights, and the image size.
+        This is the checkpoint's record, else that of the initial weights, and the image size.
         """
         if self._initial.preprocessing is None and not self._initial.restored:
             self._initial.preprocessing = self.initial_preprocessing()
@@ -261,12 +262,12 @@ class Method(CheckedLoading, LightningModule):
         return (self._initial.preprocessing or {}) | ({} if size is None else {"image_size": size})
 
     def preprocessing(self) -> dict[str, Any] | None:
-        """Return what exports say of preprocessing: what the run's datamodule does, else what the weights expect."""
+        """Return the preprocessing for exports: that of the run's datamodule, else that of the weights."""
         found = getattr(self.datamodule, "preprocessing", None) or self.expected_preprocessing()
         return found if found and ("mean" in found or "transform" in found) else None
 
     def start_vocabulary(self) -> None:
-        """Take over the vocabulary of the argument `weights`, if it is known."""
+        """Adopt the vocabulary size of the argument `weights`, if it is known."""
         source = self.hparams.get("weights")
         if source is not None:
             self._shrink_vocabulary(vocabulary_of(source))
@@ -274,18 +275,18 @@ class Method(CheckedLoading, LightningModule):
     def adopt_vocabulary(self, entries: Callable[[], int]) -> None:
         """Shrink text towers that start at random to a tokenizer; datamodules call it in `setup`.
 
-        Towers are built for `text.vocab_size` words, and lose the rows that no token id reaches before anything copies,
-        shards or optimizes them. The other parameters start with the same values for all data.
+        Towers are built for `text.vocab_size` words. Rows that no token id uses are removed before the towers are
+        copied, sharded or optimized. The other parameters have the same initial values for all data.
 
         Args:
-            entries: trains the tokenizer, where that has not been done, and counts its entries.
+            entries: trains the tokenizer, if necessary, and returns its number of entries.
         """
         given = self.hparams.get("weights") is not None or self._setting("text", "weights") is not None
         if list(self.text_towers()) and not (self._initial.loaded or self._initial.awaits_checkpoint or given):
             self._shrink_vocabulary(entries())
 
     def expect_checkpoint(self) -> None:
-        """Keep the vocabulary: a checkpoint is going to be restored, which Lightning does not say in `setup`."""
+        """Keep the vocabulary: a checkpoint will be restored, which is unknown in Lightning's `setup`."""
         self._initial.awaits_checkpoint = True
 
     def _shrink_vocabulary(self, entries: int | None) -> None:
@@ -301,7 +302,7 @@ class Method(CheckedLoading, LightningModule):
     # Optimizer
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return the paper's optimizer and schedule, or those that the user gave in their place."""
+        """Return the paper's optimizer and schedule, or those of the user."""
         make = self._own_optimizer or self.paper_optimizer
         optimizer = make(self.parameter_groups())
         scale_rates(optimizer)
@@ -311,10 +312,10 @@ class Method(CheckedLoading, LightningModule):
         return optimizer if self._schedule is None else with_schedule(self, optimizer, self._schedule)
 
     def on_train_start(self) -> None:
-        """Log the frozen networks, and give the first step the learning rate of a run of this length.
+        """Log the frozen networks, and set the learning rate of the first step, which depends on the length of the run.
 
         Raises:
-            ValueError: if the schedule ends with the run and the length of the run is not known.
+            UserError: if the schedule ends with the run and the length of the run is not known.
         """
         for frozen in self.frozen_networks():
             if frozen.origin is not None:
@@ -328,7 +329,7 @@ class Method(CheckedLoading, LightningModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients, of fused optimizers after they were divided by the loss scale."""
+        """Clip gradients; for fused optimizers after division by the loss scale."""
         if not clip_unscaled(self.trainer, optimizer, gradient_clip_val, gradient_clip_algorithm):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
@@ -351,7 +352,7 @@ class Method(CheckedLoading, LightningModule):
         """Compare images and token ids of a batch with `data_sizes()`.
 
         Raises:
-            ValueError: if something does not fit.
+            UserError: if something does not fit.
         """
         free = self._setting("text", "vocab_size") is not None and self.hparams.get("weights") is None
         compare_sizes(self, batch, self.data_sizes(), free)
@@ -371,7 +372,7 @@ class Method(CheckedLoading, LightningModule):
             self.compare_sizes(batch)
 
     def on_validation_start(self) -> None:
-        """Load initial weights, where these are evaluated."""
+        """Load initial weights, if these are evaluated."""
         if self.evaluates_initial_weights():
             self._load_initial_weights_once()
 
@@ -409,5 +410,7 @@ class Method(CheckedLoading, LightningModule):
 
     def _evaluation(self) -> Evaluation:
         if self.evaluation is None:
-            raise NotImplementedError(f"{type(self).__name__} has no `evaluation`: set one, or leave out the data.")
+            raise NotImplementedError(
+                f"Expected {type(self).__name__}.evaluation, got none: set it, or leave out the data."
+            )
         return self.evaluation

@@ -1,8 +1,8 @@
-"""Preprocessing of images as plain data: in checkpoints, exports and messages.
+"""Image preprocessing as plain data, for checkpoints, exports and messages.
 
-The words are those of the datamodules' transforms for evaluation: `image_size`, `mean`, `std`, `interpolation`,
-`resize_mode` ("shortest" or "squash") and `resize`, the size before the crop where that is larger. Of a transform that
-does not say what it does there is its class, as `transform`, alone.
+A record has the keys of the datamodules' evaluation transforms: `image_size`, `mean`, `std`, `interpolation`,
+`resize_mode` ("shortest" or "squash") and `resize`, the size before the crop if it is larger. For a transform that does
+not describe itself, a record has only its class, as `transform`.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from ...callbacks.checkpoints.sharded_checkpoint import METADATA
 
 
 def recorded_preprocessing(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the preprocessing that a checkpoint's training evaluated with; None where the checkpoint does not hold it.
+    """Return the evaluation preprocessing of a checkpoint's training; None if the checkpoint does not contain it.
 
     Args:
-        content: the checkpoint. Lightning keeps the datamodule's state under the name of its class.
+        content: the checkpoint. Lightning stores the datamodule's state under the name of its class.
     """
     states = (state for name, state in content.items() if name != "state_dict" and isinstance(state, Mapping))
     found = (state.get("preprocessing") for state in states)
@@ -25,35 +25,35 @@ def recorded_preprocessing(content: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Return whether a path is a checkpoint of a training: a file, or the folder of a sharded one."""
+    """Return whether a path is a checkpoint of a training, a file or the folder of a sharded checkpoint."""
     file = Path(path).expanduser()
     return (file / METADATA).is_file() or (file.suffix == ".ckpt" and file.is_file())
 
 
 def preprocessing_of_checkpoint(path: str | Path) -> dict[str, Any] | None:
-    """Return the preprocessing of a training's evaluation; None where the checkpoint does not hold it.
+    """Return the evaluation preprocessing of a training; None if the checkpoint does not contain it.
 
     Args:
-        path: its checkpoint. A missing one is reported when the weights are loaded.
+        path: checkpoint. A missing file is reported when the weights are loaded.
     """
     if not is_checkpoint(path):
         return None
     return recorded_preprocessing(AtomicCheckpointIO().load_checkpoint(Path(path).expanduser()))
 
 
-def said(record: Mapping[str, Any] | None) -> str:
-    """A record in words, the end of a sentence about a model."""
+def described(record: Mapping[str, Any] | None) -> str:
+    """Describe a record as the end of a sentence about a model."""
     if record is None or ("mean" not in record and "transform" not in record):
         return "the preprocessing of its images is unknown"
     if "transform" in record:
-        return f"its images were prepared by {record['transform']}, which no file can say"
+        return f"the preprocessing of its images, {record['transform']}, cannot be recorded"
     size, resize = record["image_size"], record.get("resize") or record["image_size"]
     ways = {
-        "shortest": f"the shorter side resized to {resize}, the middle of {size} x {size} pixels cut out",
+        "shortest": f"the shorter side resized to {resize}, center crop of {size} x {size} pixels",
         "squash": f"both sides resized to {resize}",
     }
     mean, std = (", ".join(f"{value:.4g}" for value in record[name]) for name in ("mean", "std"))
     return (
-        f"its images were prepared so: {ways[record['resize_mode']]}, {record['interpolation']}, normalised with "
-        f"mean ({mean}) and deviation ({std}) on the 0-1 scale"
+        f"preprocessing of its images: {ways[record['resize_mode']]}, {record['interpolation']}, normalized with "
+        f"mean ({mean}) and standard deviation ({std}) on the 0-1 scale"
     )

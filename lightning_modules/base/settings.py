@@ -11,14 +11,14 @@ Group = TypeVar("Group")
 
 
 def settings(kind: type[Group], value: Group | Mapping[str, Any]) -> Group:
-    """Return a group of settings from an instance, or from the mapping that a checkpoint holds.
+    """Return a group of settings from an instance, or from a mapping of a checkpoint.
 
     Args:
         kind: a dataclass.
         value: an instance of it, or some of its fields by name.
 
     Raises:
-        UserError: if it is neither, or a name is unknown.
+        UserError: if the value is neither, or a name is unknown.
     """
     if isinstance(value, kind):
         return value
@@ -28,22 +28,22 @@ def settings(kind: type[Group], value: Group | Mapping[str, Any]) -> Group:
     for name in value:
         if name not in defaults:
             raise UserError(f"Expected fields of {kind.__name__}, got {name!r}: {did_you_mean(name, defaults)}")
-    # YAML has lists only.
+    # YAML has no tuples.
     as_tuples = {name: isinstance(default, tuple) for name, default in defaults.items()}
     return kind(**{name: tuple(part) if as_tuples[name] else part for name, part in value.items()})
 
 
 def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return constructor arguments as plain data, which `torch.load(weights_only=True)` takes.
+    """Return constructor arguments as plain data, which `torch.load(weights_only=True)` loads.
 
-    Groups become dictionaries. A callable that was given in Python, such as an optimizer's, cannot be stored: None
-    takes its place. The command line describes callables as plain data.
+    Groups become dictionaries. Callables given in Python, such as an optimizer factory, cannot be stored and become
+    None; the command line describes callables as plain data.
     """
     return {name: _plain(value) for name, value in arguments.items()}
 
 
 def flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the single settings of nested dictionaries under dotted names, such as `vision.width`."""
+    """Return the values of nested dictionaries by dotted names, such as `vision.width`."""
     found: dict[str, Any] = {}
     for name, value in arguments.items():
         if isinstance(value, Mapping):

@@ -40,42 +40,43 @@ MODULE_METHODS = (
     "match_scores",
     "word_maps",
 )
-"""The same for the LightningModule."""
+"""Methods of the LightningModule, beside `forward`, before which FSDP2 gathers the parameters."""
 
 
 def shard(module: LightningModule, networks: Sequence[nn.Module]) -> None:
-    """Shard a module over the processes of its device mesh; without one, as under every other strategy, do nothing.
+    """Shard a module over the processes of its device mesh; do nothing without one.
 
-    For `configure_model`, which Lightning calls once a stage; a module that is sharded already is left as it is.
+    For `configure_model`, which Lightning calls once per stage; a sharded module is not changed.
 
-    Each block of a network is a group whose parameters are gathered before it runs and let go after it, in the backward
-    pass too. A network's other parameters (embeddings, projections, a head tied to the embeddings) are one more group,
-    and what belongs to the module itself another. A network that trains keeps that group gathered until its backward
-    pass, so that its methods need not gather it one by one; a frozen one lets go at once, since no backward pass would
-    do it. Networks of equal structure are sharded alike, as a moving average of one in the other needs it.
+    Each block of a network is a group, whose parameters are gathered before the block runs and freed afterwards, in the
+    backward pass too. The other parameters of a network (embeddings, projections, a head tied to the embeddings) are
+    one group, and the module's own parameters another. A trained network keeps that group gathered until its backward
+    pass, so that its methods do not gather the group one by one; a frozen network frees it at once, since it has no
+    backward pass. Networks of equal structure are sharded alike, as moving averages require.
 
-    Parameters are gathered, and gradients reduced, in the precision that they have: under `bf16-mixed` that is float32,
-    and autocast does the casting, as without sharding. A `ShardedStrategy` may say otherwise for the networks (but for
-    their norms, for a network that computes its layers' weights from its parameters and says so by `sums_weights`, and
-    for what belongs to the module itself, such as a temperature), and that blocks recompute their activations.
+    Parameters are gathered, and gradients reduced, in their own precision, float32 under `bf16-mixed`, where autocast
+    casts them as without sharding. A `ShardedStrategy` may set another precision for the networks, except for norms,
+    for networks that set `sums_weights` because they compute their layers' weights from their parameters, and for the
+    module's own parameters, such as a temperature. It may also recompute the activations of blocks.
 
     Args:
-        module: its steps and the methods named in `MODULE_METHODS` may use all parameters.
-        networks: submodules with blocks in an `nn.ModuleList` (or an `nn.Sequential` of equals), called by `forward` or
-            the methods named in `NETWORK_METHODS`.
+        module: LightningModule, whose steps and `MODULE_METHODS` may use all parameters.
+        networks: submodules with blocks in an `nn.ModuleList` (or an `nn.Sequential` of blocks of one class), called by
+            `forward` or `NETWORK_METHODS`.
 
     Raises:
-        ValueError: if a parameter has no dimension to be sharded along.
+        ValueError: if a parameter is 0-D.
     """
     if module.device_mesh is None or isinstance(module, FSDPModule):
         return
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             raise ValueError(
-                f"The parameter {name!r} has no dimension, and FSDP2 shards along the first one: give it the shape [1]."
+                f"Expected parameters with a dimension that FSDP2 can shard along, got the 0-D {name!r}: give it the "
+                "shape [1]."
             )
     mesh = module.device_mesh["data_parallel"]
-    strategy = None if module._trainer is None else module.trainer.strategy  # `trainer` raises where there is none
+    strategy = None if module._trainer is None else module.trainer.strategy  # `trainer` raises without a Trainer
     if not isinstance(strategy, ShardedStrategy):
         strategy = None
     recompute = strategy is not None and strategy.activation_checkpointing
@@ -86,7 +87,7 @@ def shard(module: LightningModule, networks: Sequence[nn.Module]) -> None:
             policy = strategy.mixed_precision
         trains = any(parameter.requires_grad for parameter in network.parameters())
         for block in _blocks(network):
-            # Not those with blocks in them, which would run a third time.
+            # Not blocks that contain blocks, which would run a third time.
             if recompute and trains and next(_blocks(block), None) is None:
                 _recompute(block)
             _shard_norms(block, mesh, policy)
@@ -101,7 +102,7 @@ def shard(module: LightningModule, networks: Sequence[nn.Module]) -> None:
 
 
 def _blocks(network: nn.Module) -> Iterator[nn.Module]:
-    """Iterate over the members of the lists of blocks in a network, inner ones first."""
+    """Iterate over the blocks in all lists of blocks of a network, inner blocks first."""
     for part in reversed(list(network.modules())):
         alike = isinstance(part, nn.Sequential) and len(part) > 1 and len({type(block) for block in part}) == 1
         if isinstance(part, nn.ModuleList) or alike:
@@ -126,7 +127,7 @@ def _recompute(block: nn.Module) -> None:
 
 
 def _broadcast_start(module: nn.Module, device: str) -> None:
-    """Broadcast rank 0's parameters and buffers, as DDP does: without a seed every rank draws its own."""
+    """Broadcast rank 0's parameters and buffers, as DDP does: without a seed the ranks draw different values."""
     for tensor in (*module.parameters(), *module.buffers()):
         start = tensor.detach().to(device)
         dist.broadcast(start, src=0)

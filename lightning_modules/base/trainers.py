@@ -1,4 +1,4 @@
-"""The trainer of a module, also where there is none."""
+"""Trainer, datamodule and callbacks of a module, also outside a run."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 
 
 def datamodule_of(module: LightningModule) -> Any | None:
-    """Return the datamodule of the run; None outside a run, or where the run has loaders alone."""
+    """Return the datamodule of the run; None outside a run, or if the run has loaders only."""
     return getattr(trainer_of(module), "datamodule", None)
 
 

@@ -23,34 +23,34 @@ class TextTower(Protocol):
 
 
 def restored_vocabulary(module: LightningModule, checkpoint: Mapping[str, Any], most: int) -> int | None:
-    """Return the vocabulary size that a restored checkpoint asks for; None to keep the module's.
+    """Return the vocabulary size of a restored checkpoint; None to keep the module's.
 
-    A checkpoint whose tokenizer was trained may know fewer words than the setting `text.vocab_size`.
+    A trained tokenizer may have fewer entries than the setting `text.vocab_size`.
 
     Args:
-        module: what is restored.
-        checkpoint: of a training.
-        most: words that the module was built for.
+        module: module that is restored.
+        checkpoint: checkpoint of a training.
+        most: vocabulary size that the module was built for.
     """
     entries = ((checkpoint.get(module.CHECKPOINT_HYPER_PARAMS_KEY) or {}).get("text") or {}).get("vocab_size")
-    # Sharded towers keep their size; where the weights do not fit, loading them reports it.
+    # Sharded towers keep their size; weights that do not fit are reported when they are loaded.
     if not isinstance(entries, int) or any(isinstance(parameter, DTensor) for parameter in module.parameters()):
         return None
     return entries if entries == most or (entries < most and _trained(checkpoint)) else None
 
 
 def vocabulary_of(source: str) -> int | None:
-    """Return the vocabulary size of trained weights; None where it cannot be read, which loading them explains.
+    """Return the vocabulary size of trained weights; None if it cannot be read, which loading them reports.
 
     Args:
-        source: a checkpoint, file or folder, in our layout or that of ALBEF's authors, or the folder of an export.
+        source: checkpoint, a file or folder, of this package or of ALBEF's authors, or the folder of an export.
     """
     path = Path(source).expanduser()
     try:
         if (path / "config.json").is_file():
             arguments = json.loads((path / "config.json").read_text(encoding="utf-8"))["arguments"]
             return _number(arguments["text"]["vocab_size"])
-        # With `mmap` only the pages with the structure of the file are read.
+        # With `mmap` the tensors are not read.
         content = torch.load(path / METADATA if path.is_dir() else path, "cpu", weights_only=True, mmap=True)
         if "hyper_parameters" in content:
             return _number(content["hyper_parameters"]["text"]["vocab_size"])
@@ -65,7 +65,7 @@ def _number(value: Any) -> int | None:
 
 
 def _trained(checkpoint: Mapping[str, Any]) -> bool:
-    """Return whether the data of a checkpoint had a trained tokenizer, which is in the state of the datamodule."""
-    # Lightning keeps that state under the name of the datamodule's class.
+    """Return whether the data of a checkpoint had a trained tokenizer, which is in the datamodule's state."""
+    # Lightning stores that state under the name of the datamodule's class.
     states = [state for name, state in checkpoint.items() if not name.endswith("hyper_parameters")]
     return any(isinstance(state, Mapping) and isinstance(state.get("tokenizer"), str) for state in states)

@@ -5,21 +5,25 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from ...common.errors import UserError
-from .settings import TeacherSettings
+from .settings import ContrastSettings, KDSettings, PredictionSettings, TeacherSettings
 
 
-def check_losses(weights: Mapping[str, float]) -> None:
-    """Check the weights of the losses, by name.
+def loss_weights(
+    class_weight: float, kd: KDSettings, contrast: ContrastSettings, prediction: PredictionSettings
+) -> dict[str, float]:
+    """Return the weights of the losses by name.
 
     Raises:
         UserError: If a weight is negative, or all are 0.
     """
+    weights = {"class": class_weight, "kd": kd.weight, "contrast": contrast.weight, "prediction": prediction.weight}
     options = {name: "class_weight" if name == "class" else f"{name}.weight" for name in weights}
     for name, weight in weights.items():
         if weight < 0:
             raise UserError(f"Expected a weight of at least 0, got {options[name]} {weight}: correct it.")
     if not any(weights.values()):
         raise UserError(f"Expected a loss, got 0 for {', '.join(options.values())}: raise class_weight.")
+    return weights
 
 
 def teacher_name(teacher: TeacherSettings) -> str:

@@ -16,7 +16,7 @@ from torchvision.models import ResNet
 from ...callbacks.checkpoints.checkpoint_io import write_file
 from ...common.errors import UserError
 from ...common.files import replacing, writing
-from ..base.preprocessing import recorded_preprocessing, said
+from ..base.preprocessing import described, recorded_preprocessing
 from ..networks.classifier_files import load_classifier, public_state
 from ..networks.classifiers import build_classifier, public_network
 
@@ -58,27 +58,27 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
             f"{target!r}: rename the target."
         )
     name, state = _student(content, source, backbone=layout != "student")
-    look = recorded_preprocessing(content)
-    known = {} if look is None else {"preprocessing": look}
+    record = recorded_preprocessing(content)
+    known = {} if record is None else {"preprocessing": record}
     about = {"network": name} | {entry: json.dumps(record) for entry, record in known.items()}
     if layout == "student":
         classes = str(content["hyper_parameters"]["num_classes"])
         _write(path, {"model": state, **known}, about | {"num_classes": classes})
-        return f"Wrote {target} with the student {name}, {len(state)} tensors; {said(look)}."
+        return f"Wrote {target} with the student {name}, {len(state)} tensors; {described(record)}."
     if layout == "torchvision":
         _write(path, state, about)
         tensors = f"{len(state)} tensors in torchvision's layout"
-        return f"Wrote {target} with the backbone of {name}, {tensors}; {said(look)}."
+        return f"Wrote {target} with the backbone of {name}, {tensors}; {described(record)}."
     model = {detectron2_name(key): _array(tensor) for key, tensor in state.items()}
     # With matching_heuristics detectron2 compares the ends of names, so the detector's prefix does not matter.
     _write(path, {"model": model, "__author__": "vlightning", "matching_heuristics": True})
     arrays = f"{len(model)} arrays in detectron2's layout"
-    return f"Wrote {target} with the backbone of {name}, {arrays}, which {_needed(look)}; {said(look)}."
+    return f"Wrote {target} with the backbone of {name}, {arrays}, which {_needed(record)}; {described(record)}."
 
 
-def _needed(look: Mapping[str, Any] | None) -> str:
+def _needed(record: Mapping[str, Any] | None) -> str:
     """Describe the settings of images that detectron2's configuration needs: the file cannot hold them."""
-    known = look if look is not None and "mean" in look else None
+    known = record if record is not None and "mean" in record else None
     mean, std = (", ".join(f"{255 * value:.3f}" for value in (known or _IMAGENET)[name]) for name in ("mean", "std"))
     other = "" if known else " (ImageNet's; for other data: its mean and std times 255)"
     return (

@@ -25,6 +25,7 @@ from ..base.method import Method
 from ..base.settings import settings
 from ..base.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
+from ..evaluation.protocol import Batch
 from ..networks.cifar import Classifier
 from ..networks.classifier_files import load_classifier_file
 from ..networks.classifiers import build_classifier, freeze_classifier
@@ -32,7 +33,7 @@ from ..networks.frozen_classifier import load_frozen
 from ..networks.precision import at_least_float32, unit
 from ..optim.schedules import Milestones
 from ..optim.sgd import sgd
-from .checks import check_losses, check_views, teacher_name
+from .checks import check_views, loss_weights, teacher_name
 from .losses import dictionary_loss, distillation_loss, prediction_loss, same_class_share
 from .network import Predictor, ProjectionHead, channels_last, each_view, frozen_copy
 from .settings import (
@@ -45,17 +46,15 @@ from .settings import (
     TeacherSettings,
     default_learning_rate,
 )
-from .targets import TargetEncoders
-
-Batch = dict[str, Tensor]
+from .targets import TargetEncoders, needs_of
 
 
 class CoCoRDModule(Method):
-    """Distill a classifier by contrast with its keys, by prediction of a slow student's keys, and by labels.
+    """Train a classifier with its teacher's keys (contrast), a slow student's keys (prediction), and labels.
 
-    With `contrast.weight` and `prediction.weight` 0 it is KD, with `kd.weight` 0 too plain training: networks that no
-    loss needs are neither built nor run. A training batch holds `label` [B] and augmented views of each image, named in
-    `views`: `image` (x_s), `image_slow` (x'_s) and `image_teacher` (x_t).
+    With `contrast.weight` and `prediction.weight` 0 the method is KD, and with `kd.weight` 0 plain training. Networks
+    that no loss needs are neither built nor run. A training batch holds `label` [B] and augmented views of each image,
+    named in `views`: `image` (x_s), `image_slow` (x'_s) and `image_teacher` (x_t).
 
     Args:
         student: name of a CIFAR network (`resnet8x4`, `wrn_16_2`, `MobileNetV2`, ...), or of a model of torchvision or
@@ -104,13 +103,8 @@ class CoCoRDModule(Method):
         self.save_settings()
         self.num_classes, self.weights = num_classes, weights
         self.learning_rate = optim.learning_rate or default_learning_rate(student)
-        self.loss_weights = {"class": class_weight, "kd": kd.weight}
-        self.loss_weights |= {"contrast": contrast.weight, "prediction": prediction.weight}
-        check_losses(self.loss_weights)
-        contrasts, predicts = contrast.weight > 0, prediction.weight > 0
-        self.student_views = ["image", *["image_slow"] * (predicts and prediction.symmetric)]
-        self.views = ["image", *["image_slow"] * predicts, *["image_teacher"] * contrasts]
-        encoders = {*[contrast.encoder] * contrasts, *[prediction.encoder] * predicts}
+        self.loss_weights = loss_weights(class_weight, kd, contrast, prediction)
+        self.views, self.student_views, encoders = needs_of(contrast, prediction)
 
         # Student g_s and teacher g_t
         self.student = build_classifier(student, num_classes)
@@ -122,7 +116,7 @@ class CoCoRDModule(Method):
         # Head f_s and predictor h_s; slow-moving student and head; the teacher's head f_t
         width, sizes = self.student.feature_dim, (heads.hidden, heads.embed_dim)
         self.student_head = ProjectionHead(width, *sizes) if encoders else None
-        self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if predicts else None
+        self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if prediction.weight else None
         slow = "slow_student" in encoders
         self.slow_student = frozen_copy(self.student) if slow else None
         self.slow_head = frozen_copy(self.student_head) if slow else None
@@ -130,18 +124,20 @@ class CoCoRDModule(Method):
         self.teacher_head_moves = False
         if self.teacher is not None and "teacher" in encoders:
             teacher_width = self.teacher.network.feature_dim
-            self.teacher_head_moves = teacher_width == width  # then f_t follows f_s
+            self.teacher_head_moves = teacher_width == width  # f_t is then the moving average of f_s
             head = self.student_head if self.teacher_head_moves else ProjectionHead(teacher_width, *sizes)
             self.teacher_head = frozen_copy(head)
-        start = contrast.queue_start == "random"
-        self.dictionary = FeatureQueue(contrast.queue_size, heads.embed_dim, True, start) if contrasts else None
+        self.dictionary: FeatureQueue | None = None
+        if contrast.weight:
+            random_start = contrast.queue_start == "random"
+            self.dictionary = FeatureQueue(contrast.queue_size, heads.embed_dim, ids=True, random_start=random_start)
         self.evaluation = ClassificationEvaluation()
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Return the weighted sum of the losses (eq. 8), and the keys that enter the dictionary after this batch."""
         check_views(batch, self.views)
         batch, label, losses = channels_last(batch), batch["label"], {}
-        # Encoders without gradient run first: their memory is free again when the student's activations need it.
+        # Encoders without gradient run first, so that their memory is free for the student's activations.
         targets = self._target_encoders()(batch, self.student_views)
         features = {view: self.student.forward_features(batch[view]) for view in self.student_views}
         logits = self.student.classify(features["image"])
@@ -181,7 +177,7 @@ class CoCoRDModule(Method):
         return logits
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
-        """Return the moving averages (eqs. 3 and 4). BatchNorm statistics are their own: they run in train mode."""
+        """Return the moving averages (eqs. 3 and 4), which run in train mode with their own BatchNorm statistics."""
         pairs, slow = {}, self.momentum.slow_student
         if self.slow_student is not None:
             pairs["slow_student"] = EMAPair("student", "slow_student", slow, buffers="keep")
@@ -196,8 +192,12 @@ class CoCoRDModule(Method):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that the method needs and the user did not give."""
-        needed: list[Callback] = [EMACallback()] * bool(self.momentum_pairs()) + [QueueCallback()] * bool(self.queues())
-        return missing_callbacks(callbacks_of(self), StepSeedCallback(), ClassPredictionWriter(), *needed)
+        own: list[Callback] = [StepSeedCallback(), ClassPredictionWriter()]
+        if self.momentum_pairs():
+            own.append(EMACallback())
+        if self.queues():
+            own.append(QueueCallback())
+        return missing_callbacks(callbacks_of(self), *own)
 
     def sharded_networks(self) -> list[Classifier]:
         """Return student, slow student and teacher."""
@@ -229,7 +229,7 @@ class CoCoRDModule(Method):
                 self.slow_student.load_state_dict(self.student.state_dict())
 
     def on_fit_start(self) -> None:
-        """Load initial weights, check the number of classes, and log how the teacher's head moves."""
+        """Load initial weights, check the number of classes, and log how the teacher's head is updated."""
         super().on_fit_start()
         check_classes(self, self.num_classes)
         if self.teacher_head is not None and self.teacher is not None:

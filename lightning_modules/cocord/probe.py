@@ -76,9 +76,9 @@ class LinearProbeModule(Method):
             build_classifier(network, network_classes), role="backbone", argument="model.weights"
         )
         self.linear = nn.Linear(self.backbone.network.feature_dim, num_classes)
-        init_linear(self.linear)  # N(0, 0.01^2) and zero, as in that implementation
+        init_linear(self.linear)  # N(0, 0.01^2) and zero, as in giakoumoglou/distillers
         self.evaluation = ClassificationEvaluation()
-        # No buffers: they depend on the training set, and are not saved.
+        # Not buffers: they depend on the training set and are not saved.
         self._features: Tensor | None = None  # [M, D]
         self._rows: Tensor | None = None  # sample_index of each row [M], ascending, on the host
 
@@ -154,7 +154,7 @@ class LinearProbeModule(Method):
             with precision.forward_context():
                 features.append(self.encode(precision.convert_input(batch["image"].to(self.device))))
             rows.append(batch["sample_index"].to(self.device))
-        # Each of several processes has a batch, if an empty one, so that all processes gather.
+        # Every process has a batch, which may be empty, so that all processes gather.
         found = gather_uneven(torch.cat(rows)) if rows else torch.empty(0)
         if not len(found):
             raise UserError("Expected training images that can be read, got none: see the warnings above.")
@@ -164,7 +164,7 @@ class LinearProbeModule(Method):
         rank_zero_info(f"Linear probe: encoded {len(found)} training images once, without augmentation.")
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Look up the features of a training batch on the host, which would wait for the device later."""
+        """Look up the features of a training batch on the host, without waiting for the device."""
         return batch if "image" in batch else batch | self._look_up(batch)
 
     def _look_up(self, batch: Batch) -> Batch:

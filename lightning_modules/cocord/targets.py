@@ -1,4 +1,4 @@
-"""What CoCoRD's losses compare the student with.
+"""Targets of CoCoRD's losses.
 
 Shapes: B images, D features, E values of a key, C classes.
 """
@@ -12,17 +12,39 @@ from torch import Tensor
 
 from ..networks.cifar import Classifier
 from .network import ProjectionHead, each_view
-from .settings import Encoder
+from .settings import ContrastSettings, Encoder, PredictionSettings
 
 _OTHER_VIEW = {"image": "image_slow", "image_slow": "image"}
 
 
-class Targets(NamedTuple):
-    """Results of the encoders without gradient, as far as a loss needs them."""
+class Needs(NamedTuple):
+    """What the contrastive and the predictive loss need, where they have a weight."""
 
-    key: Tensor | None  # of the view `image_teacher` [B, E]
-    cognates: dict[str, Tensor]  # key of the other view [B, E], by the student's view
-    logits: Tensor | None  # of the teacher for the view `image` [B, C]
+    views: list[str]  # of each image in a training batch
+    student_views: list[str]  # those that the student encodes
+    encoders: set[Encoder]  # without gradient
+
+
+def needs_of(contrast: ContrastSettings, prediction: PredictionSettings) -> Needs:
+    """Return what the losses need; the student's first view is needed in any case."""
+    needs = Needs(["image"], ["image"], set())
+    if prediction.weight:
+        needs.views.append("image_slow")
+        needs.encoders.add(prediction.encoder)
+        if prediction.symmetric:
+            needs.student_views.append("image_slow")
+    if contrast.weight:
+        needs.views.append("image_teacher")
+        needs.encoders.add(contrast.encoder)
+    return needs
+
+
+class Targets(NamedTuple):
+    """Results of the encoders without gradient that the losses need."""
+
+    key: Tensor | None  # key [B, E] of the view `image_teacher`
+    cognates: dict[str, Tensor]  # key [B, E] of the other view, by the student's view
+    logits: Tensor | None  # the teacher's logits [B, C] of the view `image`
 
 
 @dataclass(frozen=True)
@@ -69,10 +91,13 @@ class TargetEncoders:
 
     def _teacher_features(self, batch: Mapping[str, Tensor], others: Sequence[str]) -> dict[str, Tensor]:
         """Compute the teacher's features [B, D] of all views needed, in one pass: in eval mode rows are independent."""
-        views = ["image"] * self.logits
-        views += ["image_teacher"] * (self.key == "teacher")
-        views += others if self.cognate == "teacher" else []
-        views = list(dict.fromkeys(views))
+        views: list[str] = []
+        if self.logits:
+            views.append("image")
+        if self.key == "teacher":
+            views.append("image_teacher")
+        if self.cognate == "teacher":
+            views += [view for view in others if view not in views]
         if self.teacher is None or not views:
             return {}
         features = self.teacher.forward_features(torch.cat([batch[view] for view in views]))

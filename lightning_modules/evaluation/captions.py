@@ -11,7 +11,7 @@ from .protocol import PREFIXES, Batch, Stage
 
 
 class CaptioningMethod(Protocol):
-    """What `CaptionEvaluation` needs of a module."""
+    """Methods that `CaptionEvaluation` calls on a module."""
 
     def write_captions(self, batch: Batch) -> list[str]:
         """Return a caption of each image of a batch."""
@@ -27,12 +27,12 @@ class CaptionEvaluation:
         self.start()
 
     def start(self) -> None:
-        """Forget the captions."""
+        """Clear the captions."""
         self._written: list[str] = []
         self._references: list[list[str]] = []
 
     def step(self, module: CaptioningMethod, batch: Batch, stage: Stage) -> None:
-        """Write captions, to be compared with the references."""
+        """Write captions for comparison with the references."""
         self._written += module.write_captions(batch)
         self._references += batch["references"]
 

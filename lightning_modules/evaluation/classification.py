@@ -25,8 +25,7 @@ SPLITS, TOP = ("val", "test"), (1, 5)
 class Accuracy(nn.Module):
     """Accuracy of each evaluation split in percent, over the images of all processes.
 
-    With fewer than five classes, top-5 counts as many as there are. An image with a non-finite logit
-    of its class is not right.
+    With fewer than five classes, top-5 uses all classes. An image whose class has a non-finite logit counts as wrong.
 
     Shapes: B images, C classes.
     """
@@ -34,7 +33,9 @@ class Accuracy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.metrics = nn.ModuleDict({f"{split}_top{k}": MeanMetric() for split in SPLITS for k in TOP})
-        self._non_finite: dict[str, list[Tensor]] = {split: [] for split in SPLITS}  # [B, 2]: number, whether it is so
+        self._non_finite: dict[str, list[Tensor]] = {
+            split: [] for split in SPLITS
+        }  # [B, 2]: sample_index, whether non-finite
 
     def update(self, split: str, logits: Tensor, label: Tensor, sample_index: Tensor) -> None:
         """Count a batch: logits [B, C], label [B], positions in the data set [B]."""
@@ -44,7 +45,7 @@ class Accuracy(nn.Module):
         self._non_finite[split].append(torch.stack([sample_index, (~logits.isfinite().all(1)).long()], 1))
 
     def log(self, module: LightningModule, split: str) -> None:
-        """Log `<split>/top1` and `<split>/top5` from a module's hook, and start counting afresh.
+        """Log `<split>/top1` and `<split>/top5` from a module's hook, and reset the counts.
 
         The number of images with non-finite logits, if there are any, is logged as `<split>/non_finite`, and a
         warning names them.
@@ -53,20 +54,20 @@ class Accuracy(nn.Module):
         for k, metric in self._of(split):
             found[f"top{k}"] = 100 * metric.compute()
             metric.reset()
-        none = torch.zeros(0, 2, dtype=torch.long, device=module.device)  # a process may have got no image
+        none = torch.zeros(0, 2, dtype=torch.long, device=module.device)  # for a process without images
         rows = gather_uneven(torch.cat([none, *self._non_finite[split]]))
         self._non_finite[split] = []
         if bad := int(rows[:, 1].sum()):
             found["non_finite"] = float(bad)
             rank_zero_warn(
                 f"Found non-finite logits for {bad} of {len(rows)} images (sample_index "
-                f"{some_of(rows[rows[:, 1] > 0, 0])}): these classes rank last; look at these samples, or, where all "
-                "are concerned, take an earlier checkpoint."
+                f"{some_of(rows[rows[:, 1] > 0, 0])}): these classes rank last; check these samples, or, if all "
+                "images are affected, use an earlier checkpoint."
             )
         log_global(module, {f"{split}/{name}": value for name, value in found.items()}, f"{split}/top1")
 
     def reset(self) -> None:
-        """Start counting afresh."""
+        """Reset the counts."""
         for split in SPLITS:
             for _, metric in self._of(split):
                 metric.reset()
@@ -91,11 +92,11 @@ class ClassificationEvaluation(nn.Module):
         self.accuracy = Accuracy()
 
     def start(self) -> None:
-        """Forget the images counted."""
+        """Reset the counts."""
         self.accuracy.reset()
 
     def step(self, module: LightningModule, batch: Batch, stage: Stage) -> None:
-        """Classify a batch, log the loss, and count the right images."""
+        """Classify a batch, log the loss, and count correct images."""
         split, label = PREFIXES[stage], batch["label"]
         logits = module(batch["image"]).float()
         self.accuracy.update(split, logits, label, batch["sample_index"])
@@ -112,10 +113,10 @@ class ClassificationEvaluation(nn.Module):
 
 
 def check_classes(module: LightningModule, num_classes: int) -> None:
-    """Compare a number of classes with that of the run's datamodule, where it has one; for `on_fit_start`.
+    """Compare a number of classes with that of the run's datamodule, if any; for `on_fit_start`.
 
     Raises:
-        UserError: if they differ.
+        UserError: if the numbers differ.
     """
     found = getattr(datamodule_of(module), "num_classes", None)
     if found is not None and found != num_classes:

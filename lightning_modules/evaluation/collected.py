@@ -17,7 +17,7 @@ class Gathered(NamedTuple):
     image_id: Tensor  # long [I]
     sample_index: Tensor  # long [I]
     text_features: Tensor  # float32 [T, E]
-    text_image_id: Tensor  # long [T], of the image that a text belongs to
+    text_image_id: Tensor  # long [T], id of the image that a text belongs to
     text_id: Tensor  # long [T], equal for equal texts
     text_index: Tensor  # long [T]
     input_ids: Tensor  # long [T, L], padded with 0
@@ -25,7 +25,7 @@ class Gathered(NamedTuple):
 
 
 class CollectedFeatures:
-    """Collects features in main memory, so that a device's memory does not bound the size of an evaluation set."""
+    """Collect features in main memory, so that the memory of a GPU does not limit the size of an evaluation set."""
 
     def __init__(self) -> None:
         self._images: list[tuple[Tensor, ...]] = []
@@ -52,13 +52,13 @@ class CollectedFeatures:
         self._ids.append((input_ids.cpu(), attention_mask.cpu()))
 
     def gather(self, width: int | None = None) -> Gathered:
-        """Return what all processes collected; every process must call it.
+        """Return the features of all processes; every process must call this.
 
         Args:
-            width: of the features, where it is known.
+            width: width of the features, if known.
         """
         if width is None:
-            # A process that got no batch knows the width from the others.
+            # A process without batches gets the width from the others.
             widths = [batches[0][0].shape[1] for batches in (self._images, self._texts) if batches]
             width = int(gather_uneven(torch.tensor([max(widths, default=0)])).max())
         images, texts = _joined(self._images, width, columns=3), _joined(self._texts, width, columns=4)
@@ -66,7 +66,7 @@ class CollectedFeatures:
 
 
 def _joined(batches: list[tuple[Tensor, ...]], width: int, columns: int) -> list[Tensor]:
-    """Join the batches of this process, then of all; the first column holds features, the others ids."""
+    """Join the batches of this process, then of all processes; the first column contains features, the others ids."""
     if batches:
         own = [torch.cat(column) for column in zip(*batches, strict=True)]
     else:
@@ -75,7 +75,7 @@ def _joined(batches: list[tuple[Tensor, ...]], width: int, columns: int) -> list
 
 
 def _joined_ids(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Token ids and masks of all processes, padded to the longest text of all."""
+    """Return token ids and masks of all processes, padded to the longest text."""
     longest = int(gather_uneven(torch.tensor([max((ids.shape[1] for ids, _ in batches), default=0)])).max())
     none = torch.zeros(0, longest, dtype=torch.long)
     ids, masks = (

@@ -14,7 +14,7 @@ from .retrieval_result import RetrievalResult
 
 Protocol = Literal["karpathy5", "paper"]
 Ranks = tuple[Tensor, Tensor]
-"""Of the best match of every image, long [I], and of every text, long [T]; see `retrieval_ranks`."""
+"""Ranks of the best match of every image, long [I], and of every text, long [T]; see `retrieval_ranks`."""
 
 
 def protocol_recalls(
@@ -24,13 +24,13 @@ def protocol_recalls(
     ranks: Ranks,
     protocols: Sequence[Protocol] | None,
 ) -> dict[str, float]:
-    """Return recall in percent, by protocol where there are any.
+    """Return recall in percent, by protocol if protocols are given.
 
     Args:
         image_features: [I, E].
         text_features: [T, E].
-        matches: which belong together.
-        ranks: among all texts.
+        matches: matching images and texts.
+        ranks: ranks among all texts.
         protocols: as in `RetrievalEvaluation`.
     """
     if protocols is None:
@@ -45,10 +45,10 @@ def protocol_recalls(
 def fold_median_ranks(
     image_features: Tensor, text_features: Tensor, matches: Matches, sample_index: Tensor, fold: int | None
 ) -> dict[str, float]:
-    """Return average median ranks in folds of images; nothing where `fold` is None."""
+    """Return average median ranks in folds of images; empty if `fold` is None."""
     if fold is None:
         return {}
-    order = sample_index.argsort(stable=True)  # whichever process read an image
+    order = sample_index.argsort(stable=True)  # independent of the process that read an image
     matches = replace(matches, image_id=matches.image_id[order])
     return average_median_ranks(image_features[order], text_features, matches, fold)
 
@@ -56,19 +56,19 @@ def fold_median_ranks(
 def rerank_candidates(
     result: RetrievalResult, scores: tuple[Tensor, Tensor], ranks: Ranks | None, score: RerankScore, temperature: float
 ) -> None:
-    """Put the candidates into the order of their matching scores, and add recall in that order.
+    """Reorder the candidates by their matching scores, and add recall in that order.
 
     Args:
-        result: is changed in place.
+        result: result, changed in place.
         scores: matching scores of its candidates, [I, k] and [T, k].
-        ranks: before re-ranking; None where it is not known which texts belong to which images.
-        score: what the order is by.
-        temperature: of the contrastive logits.
+        ranks: ranks before re-ranking; None if the matches are unknown.
+        score: score for the order.
+        temperature: temperature of the contrastive logits.
     """
     near = result.near_texts, result.near_images
     weight = {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1.0 / temperature}[score]
     result.non_finite_scores = sum(int((~found.isfinite()).sum()) for found in scores)
-    # Zero times minus infinity is NaN, so what is last by contrast stays last whatever the weight.
+    # Zero times minus infinity is NaN: candidates with a cosine of minus infinity stay last for every weight.
     orders = [non_finite_last(found + weight * best.similarity) for best, found in zip(near, scores, strict=True)]
     if result.matches is not None and ranks is not None:
         images, texts = (torch.arange(len(candidates.index))[:, None] for candidates in near)

@@ -1,7 +1,7 @@
-"""Re-ranking of retrieval candidates by a matching head that looks at image and text together.
+"""Re-ranking of retrieval candidates by a matching head that processes image and text together.
 
-Every image is encoded once, by the process that read it, and keeps its tokens there. The pairs of an image are
-scored where its tokens are, each pair once although it may be a candidate in both directions.
+Every image is encoded once, by the process that reads it, which stores its tokens and scores its pairs. Each pair is
+scored once, also if it is a candidate in both directions.
 
 Shapes: I images, T texts, N image tokens, V image width, L text tokens, D text width, k candidates of a row.
 """
@@ -27,13 +27,13 @@ class RerankSettings:
     """Re-ranking of retrieval candidates by the matching head.
 
     Args:
-        k: candidates by contrast that the matching head re-orders; 0 leaves re-ranking out.
+        k: number of candidates by contrast that the matching head reorders; 0 disables re-ranking.
         when: "test" re-ranks in `test` and `predict`, "always" in validation too.
-        score: "itm" orders by the logit of a match alone; "itm+itc" adds the cosine, "itm+itc_logits" the cosine over
-            the temperature.
+        score: "itm" is the logit of a match; "itm+itc" adds the cosine, "itm+itc_logits" the cosine over the
+            temperature.
         memory_gib: main memory in GiB that a process may use for image tokens, and again for text states; the rest is
             kept in a temporary file.
-        rows: texts that go through the matching head at a time.
+        rows: texts that pass through the matching head at a time.
     """
 
     k: int = 128
@@ -52,22 +52,22 @@ NO_RERANKING = RerankSettings(k=0)
 
 
 class PairScorer(Protocol):
-    """A model that can say how well a text fits an image."""
+    """A model that scores how well a text matches an image."""
 
     device: torch.device
 
     def text_states(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Ids and mask [B, L] to what `match_scores` needs of the texts, [B, L, D]."""
+        """Encode ids and mask [B, L] as text states [B, L, D] for `match_scores`."""
 
     def match_scores(self, text_states: Tensor, attention_mask: Tensor, image_tokens: Tensor) -> Tensor:
-        """Scores [R] of R texts, [R, L, D] with mask [R, L], for one image [1, N, V]."""
+        """Return scores [R] of R texts, [R, L, D] with mask [R, L], for one image [1, N, V]."""
 
 
 class TokenStore:
     """Rows of tokens, in main memory up to a limit and beyond it in a temporary file that is mapped into memory.
 
     Args:
-        limit: bytes of main memory. What goes beyond it is on disk, in the folder for temporary files.
+        limit: bytes of main memory; further rows are on disk, in the folder for temporary files.
     """
 
     def __init__(self, limit: float) -> None:
@@ -98,7 +98,7 @@ class TokenStore:
 
     @property
     def on_disk(self) -> bool:
-        """Whether the limit was passed."""
+        """Whether the limit was exceeded."""
         return self._folder is not None
 
 
@@ -114,18 +114,18 @@ def match_candidates(
 ) -> tuple[Tensor, Tensor]:
     """Score every candidate of both directions.
 
-    A process holds the tokens of its own images and the states of all texts: (I / processes) * N * V + T * L * D
-    numbers, of which at most `limit` bytes each in main memory and the rest in a temporary file. A pass takes one
-    image and at most `rows` texts.
+    A process stores the tokens of its own images and the states of all texts, (I / processes) * N * V and T * L * D
+    values: up to `limit` bytes of each in main memory and the rest in a temporary file. A pass processes one image and
+    at most `rows` texts.
 
     Args:
-        scorer: the model; every process calls it equally often, because a sharded one communicates.
-        near_texts: of every image of all processes, rank 0's images first.
-        near_images: of every text of all processes.
+        scorer: the model; every process calls it equally often, because a sharded model communicates.
+        near_texts: candidates of every image of all processes, rank 0's images first.
+        near_images: candidates of every text of all processes.
         own_tokens: tokens of this process's images, in their order.
-        input_ids: long [T, L] of all texts.
+        input_ids: token ids of all texts, long [T, L].
         attention_mask: long [T, L].
-        rows: texts of a pass.
+        rows: maximum number of texts of a pass.
         limit: bytes of main memory for the states of the texts.
 
     Returns:
@@ -135,7 +135,7 @@ def match_candidates(
     first = int(counts[: rank()].sum())
     states = _encode_texts(scorer, input_ids, attention_mask, rows, limit)
 
-    # For each own image the texts that ask for it: its own candidates, then the texts that it is a candidate of.
+    # For each own image the texts to score: its candidates, and the texts that it is a candidate of.
     asking, place = _inverse(near_images.index, len(near_texts.index))
     text_scores = torch.zeros(near_images.index.shape)
     image_scores = torch.zeros(len(own_tokens), near_texts.index.shape[1])
@@ -164,7 +164,7 @@ def match_candidates(
 
 
 def _encode_texts(scorer: PairScorer, input_ids: Tensor, attention_mask: Tensor, rows: int, limit: float) -> TokenStore:
-    """States of all texts; every process encodes all, which is little beside the pairs and needs no gathering."""
+    """Encode all texts in every process, which is cheap compared with the pairs and needs no gathering."""
     states = TokenStore(limit)
     for start in range(0, len(input_ids), rows):
         part = slice(start, start + rows)
@@ -173,7 +173,7 @@ def _encode_texts(scorer: PairScorer, input_ids: Tensor, attention_mask: Tensor,
 
 
 def _inverse(candidates: Tensor, images: int) -> tuple[list[Tensor], list[Tensor]]:
-    """For each image the rows and the columns in which it stands in `candidates` [T, k]."""
+    """Return the rows and columns of each image in `candidates` [T, k]."""
     flat = candidates.flatten()
     order = flat.argsort(stable=True)
     sizes = torch.bincount(flat, minlength=images).tolist()
@@ -194,7 +194,7 @@ def _passes(
 
 
 def _shape_everywhere(own_tokens: TokenStore) -> list[int]:
-    """[N, V] of an image's tokens, also where this process has none."""
+    """Return the shape [N, V] of an image's tokens, also in a process without images."""
     shape = list(own_tokens[0].shape) if len(own_tokens) else [0, 0]
     everywhere: list[int] = gather_uneven(torch.tensor([shape])).amax(0).tolist()
     return everywhere

@@ -1,4 +1,4 @@
-"""Retrieval evaluation and prediction of methods that put images and texts into one space."""
+"""Retrieval evaluation and prediction of methods with a common embedding space of images and texts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,34 +20,34 @@ from .retrieval_result import UNKNOWN, RetrievalResult
 
 
 class RetrievalEvaluation:
-    """Collects the images and texts of an evaluation over all processes, ranks them, and computes recall.
+    """Collect the images and texts of an evaluation over all processes, rank them, and compute recall.
 
-    Recall is at 1, 5 and 10 in both directions, in percent; after re-ranking there are six more, and their mean, with
-    the prefix `rerank_`. Validation and test take images with their captions; prediction takes images, texts, or both,
-    in any number of loaders. The result is in `result`.
+    Recall is computed at 1, 5 and 10 in both directions, in percent, with the mean of the six; re-ranking adds the same
+    with the prefix `rerank_`. Validation and test process images with their captions; prediction processes images,
+    texts, or both, from any number of loaders. The result is in `result`.
 
     A module supplies `encode_images`, from images [B, 3, H, W] to unit-length features [B, E] and their tokens
-    [B, N, V] (None if it does not re-rank), and `encode_texts`, from ids and mask [B, L] to such features [B, E]. With
-    several spaces, it supplies `ranked_images` and `ranked_texts` instead, in whose results the features of all spaces
-    are concatenated. One that re-ranks is a `PairScorer`, and supplies `contrastive_temperature`, what cosines are
-    divided by in its contrastive loss.
+    [B, N, V] (None without re-ranking), and `encode_texts`, from ids and mask [B, L] to such features [B, E]. A
+    module with several spaces supplies `ranked_images` and `ranked_texts` instead, which return the concatenated
+    features of all spaces. A module that re-ranks is a `PairScorer` and supplies `contrastive_temperature`, the
+    temperature of its contrastive loss.
 
     Args:
-        match_equal_texts: whether an image also matches the texts that equal one of its own captions (web and shop
-            data repeat titles); else only the captions of the same image match.
-        rerank: when and how a matching head puts the best candidates of each row into a new order.
-        protocols: which texts are ranked, each result named `<protocol>/<recall>`: "karpathy5" all, as is usual on
-            Karpathy's splits of five captions an image; "paper" the first one of each image, as MM-LG and CLIP-KD do
-            it. They are not comparable. None: all, and the names are plain.
-        spaces: width of each feature space, by name, in the order of concatenation. Everything is measured in each
-            space, named `<space>/...`. None: there is one space.
-        prediction_space: whose features and candidates the result holds; by default the first one.
-        median_rank_fold: images of a fold for `average_median_ranks`, which are then measured too, of all texts in
-            every protocol.
+        match_equal_texts: whether an image also matches texts that are equal to one of its captions (web and shop data
+            repeat titles); otherwise only the captions of the same image match.
+        rerank: settings of re-ranking.
+        protocols: texts to rank, with results named `<protocol>/<recall>`: "karpathy5" ranks all texts, as is usual on
+            Karpathy's splits with five captions per image; "paper" the first text of each image, as MM-LG and CLIP-KD.
+            The protocols are not comparable. None: all texts, with plain names.
+        spaces: width of each feature space by name, in the order of concatenation. All results are computed in each
+            space, named `<space>/...`. None: one space.
+        prediction_space: space of the features and candidates in the result; by default the first one.
+        median_rank_fold: number of images of a fold for `average_median_ranks`, computed for all texts in every
+            protocol. None: not computed.
 
     Raises:
-        UserError: if `rerank.k` is too small or is given with protocols or spaces, one of these is empty, the space of
-            the predictions is not among them, or a fold is empty.
+        UserError: if `rerank.k` is too small or is given with protocols or spaces, protocols or spaces are empty,
+            `prediction_space` is unknown, or a fold is empty.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class RetrievalEvaluation:
     ) -> None:
         if 0 < rerank.k < max(RECALLS):
             raise UserError(
-                f"Expected a rerank.k of at least {max(RECALLS)}, so that recall at {max(RECALLS)} does not mix two "
-                f"orders, got {rerank.k}: raise it, or set 0 to leave re-ranking out."
+                f"Expected a rerank.k of at least {max(RECALLS)}, so that recall at {max(RECALLS)} uses one "
+                f"order, got {rerank.k}: raise it, or set 0 to disable re-ranking."
             )
         if protocols is not None and rerank.k:
             raise UserError(f"Expected no protocols with re-ranking, got rerank.k {rerank.k}: leave one of them out.")
@@ -88,7 +88,7 @@ class RetrievalEvaluation:
         self.start()
 
     def start(self) -> None:
-        """Forget what was collected; the last result stays."""
+        """Clear the collected features; the last result is kept."""
         self._collected = CollectedFeatures()
         self._tokens = TokenStore(self.rerank.memory_gib * 2**30)
 
@@ -97,15 +97,15 @@ class RetrievalEvaluation:
         self._encode(module, batch, stage)
 
     def predict(self, module: Any, batch: Batch) -> Batch:
-        """Encode the images and the texts of a batch, and return the features with the ids that came with them."""
+        """Encode the images and the texts of a batch, and return the features with their ids."""
         ids = ("image_id", "sample_index", "text_image_id", "text_index")
         return {name: batch[name] for name in ids if name in batch} | self._encode(module, batch, "predict")
 
     def finish(self, module: Any, stage: Stage) -> None:
-        """Rank what was collected; log recall in percent, in a validation or a test."""
+        """Rank the collected features; log recall in percent in a validation or a test."""
         scorer = module if self.rerank.applies(stage) else None
         temperature = 1.0 if scorer is None else module.contrastive_temperature()
-        # Lightning has left the precision's context by now, in which the towers ran.
+        # Lightning has left the context of the precision, in which the towers ran.
         result = self.compute(scorer, module.trainer.precision_plugin.forward_context, temperature)
         self.start()
         result.warn()
@@ -132,7 +132,7 @@ class RetrievalEvaluation:
     ) -> None:
         """Add texts: features [T, E], ids and mask [T, L]; id of the image, of equal texts, and position, long [T].
 
-        What is not known is None, for all texts of an evaluation alike.
+        Unknown values are None for all texts of an evaluation.
         """
         self._check_width(features)
         self._collected.add_texts(features, input_ids, attention_mask, image_id, text_id, text_index)
@@ -144,12 +144,12 @@ class RetrievalEvaluation:
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
         temperature: float = 1.0,
     ) -> RetrievalResult:
-        """Rank everything that was added. Every process must call it, and gets the same.
+        """Rank all added images and texts. Every process must call this, and gets the same result.
 
         Args:
-            scorer: puts the `rerank.k` best of each row into a new order; needs the tokens of all images.
-            precision: what the scorer runs in, such as autocast. Similarities are in float32 all the same.
-            temperature: of the contrastive logits.
+            scorer: reorders the `rerank.k` best candidates of each row; needs the tokens of all images.
+            precision: context for the scorer, such as autocast. Similarities are in float32.
+            temperature: temperature of the contrastive logits.
         """
         all_of = self._collected.gather(None if self.spaces is None else sum(self.spaces.values()))
         not_empty = len(all_of.image_features) > 0 and len(all_of.text_features) > 0
@@ -170,7 +170,7 @@ class RetrievalEvaluation:
                 found |= {f"{name}/{key}" if name else key: value for key, value in measured.items()}
 
         predicted = self.prediction_space or next(iter(images))
-        # A copy where it is a part, or the features of the other spaces would stay in memory with the result.
+        # A copy of a part, because a view would keep the features of the other spaces in memory.
         features = images[predicted].contiguous(), texts[predicted].contiguous()
         text_names = torch.where(all_of.text_index < 0, all_of.text_image_id, all_of.text_index)
         result = RetrievalResult(
@@ -202,7 +202,7 @@ class RetrievalEvaluation:
         return result
 
     def _encode(self, module: Any, batch: Batch, stage: Stage) -> dict[str, Tensor]:
-        """Encode what a batch holds and keep it."""
+        """Encode the images and texts of a batch, and collect the features."""
         features: dict[str, Tensor] = {}
         if "image" in batch:
             encode_images = module.encode_images if self.spaces is None else module.ranked_images
@@ -224,7 +224,7 @@ class RetrievalEvaluation:
             )
 
     def _by_space(self, features: Tensor) -> dict[str, Tensor]:
-        """Views of the features [N, E] of each space; the only one has no name."""
+        """Return views of the features [N, E] of each space; a single space has no name."""
         if self.spaces is None:
             return {"": features}
         return dict(zip(self.spaces, features.split(list(self.spaces.values()), dim=1), strict=True))
@@ -243,15 +243,15 @@ def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) 
 def _compare_orders(plain: float, reranked: float) -> None:
     """Log which order of the candidates has the higher mean recall."""
     advice = (
-        "the matching head's order is the better one"
+        "re-ranking improves it"
         if reranked > plain
-        else "the order by contrast alone is no worse: the matching head is not trained well enough to help, and "
-        "model.rerank.k 0 leaves it out"
+        else "re-ranking does not improve it, because the matching head is not trained well enough; set "
+        "model.rerank.k 0 to disable it"
     )
     rank_zero_info(f"Mean recall is {plain:.1f} by contrast alone and {reranked:.1f} after re-ranking: {advice}.")
 
 
 def _as_computed(tokens: Tensor) -> Tensor:
-    """Tokens in the precision in which a linear layer reads them: half the memory under autocast, and no less exact."""
+    """Cast tokens to the precision of a linear layer's input: half the memory under autocast, without loss."""
     device = tokens.device.type
     return tokens.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tokens

@@ -1,4 +1,4 @@
-"""What a retrieval evaluation or prediction found."""
+"""Result of a retrieval evaluation or prediction."""
 
 from dataclasses import dataclass
 
@@ -10,26 +10,26 @@ from ...metrics.finite import some_of
 from ...metrics.retrieval import Candidates, Matches
 
 UNKNOWN = torch.iinfo(torch.long).min
-"""An id that no data has: of what is not known."""
+"""Id of unknown values, which no data has."""
 
 
 @dataclass
 class RetrievalResult:
-    """What one evaluation or prediction found, the same in every process.
+    """Result of one evaluation or prediction, equal in every process.
 
     Attributes:
-        recalls: in percent, and median ranks, by name; empty where it is not known which texts belong to which images.
-        image_features: float32 [I, E]; of the prediction space where there are several.
-        text_features: float32 [T, E]; of the same space.
-        sample_index: long [I], the images' positions in their data set.
+        recalls: recall in percent and median ranks, by name; empty if the matches are unknown.
+        image_features: float32 [I, E], of the prediction space.
+        text_features: float32 [T, E], of the same space.
+        sample_index: long [I], positions of the images in their data set.
         input_ids: long [T, L], padded with 0.
         attention_mask: long [T, L].
         text_index: long [T], position of a text in its list; negative for captions of the images.
-        near_texts: of every image, by the final order in the same space.
-        near_images: of every text, alike.
-        matches: which belong together; None where that is not known.
+        near_texts: candidates of every image in the final order, in the same space.
+        near_images: candidates of every text in the final order.
+        matches: matching images and texts; None if unknown.
         non_finite_images: long, `sample_index` of the images with a non-finite feature in any space.
-        non_finite_texts: long, of the texts: `text_index`, or the image's id where there is none.
+        non_finite_texts: long, `text_index` of such texts, or the image's id if unknown.
         non_finite_scores: number of non-finite scores of the matching head, of both directions.
     """
 
@@ -49,7 +49,7 @@ class RetrievalResult:
 
     @property
     def non_finite(self) -> dict[str, float]:
-        """Counts of non-finite images, texts and scores, by name; empty where there are none."""
+        """Return the numbers of non-finite images, texts and scores, by name; empty if all are finite."""
         counts = {
             "non_finite_images": len(self.non_finite_images),
             "non_finite_texts": len(self.non_finite_texts),
@@ -71,6 +71,6 @@ class RetrievalResult:
             found.append(f"{self.non_finite_scores} scores of the matching head")
         if found:
             rank_zero_warn(
-                f"Found non-finite {' and '.join(found)}: these rank last, which lowers all recall; look at these "
-                "samples, or, where all are concerned, take an earlier checkpoint."
+                f"Found non-finite {' and '.join(found)}: these rank last, which lowers all recall; check these "
+                "samples, or, if all are affected, use an earlier checkpoint."
             )

@@ -181,7 +181,7 @@ class CaptioningModule(Method):
         """Load the language model, unless it is loaded.
 
         Raises:
-            UserError: if it is not there, or does not fit the mapper.
+            UserError: if the language model is not found, or does not fit the mapper.
         """
         if self.language_model.loaded:
             return

@@ -84,7 +84,7 @@ class PlainCLIP(open_clip.CLIP):
 
 
 def as_clip(student: SummedCLIP | PlainCLIP) -> PlainCLIP:
-    """Return an auxiliary as the ordinary CLIP of full depth that it computes; an ordinary one as it is."""
+    """Return an auxiliary as the ordinary CLIP of full depth that it computes; return an ordinary CLIP unchanged."""
     if isinstance(student, PlainCLIP):
         return student
     clip = PlainCLIP(student.sizes)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...callbacks.learngene.file import Learngene, save_learngene
 from ...common.errors import UserError
-from ..base.preprocessing import said
+from ..base.preprocessing import described
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import write_open_clip
 from .descendant import as_clip, clip_config
@@ -38,7 +38,8 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
     record = preprocessing_of_training(content)
     if layout == "open_clip":
         write_open_clip(as_clip(student), clip_config(student.sizes), Preprocessing.of(record, source), target)
-        return f"Wrote {target} with the CLIP of {student.sizes.layers} layers a tower, for open_clip; {said(record)}."
+        layers = student.sizes.layers
+        return f"Wrote {target} with the CLIP of {layers} layers a tower, for open_clip; {described(record)}."
     if Path(target).is_dir():
         raise UserError(
             f"Expected the name of a new file, such as learngene.safetensors, got the folder {target!r}: name a file."
@@ -46,4 +47,4 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
     tensors = student.learngene_tensors(dict(student.state_dict()))
     step, teacher, method = content.get("global_step"), content.get("teacher"), student.method
     save_learngene(Learngene(tensors, student.sizes, method, teacher, step=step, preprocessing=record), target)
-    return f"Wrote {target} with the learngene of {method}; {said(record)}."
+    return f"Wrote {target} with the learngene of {method}; {described(record)}."

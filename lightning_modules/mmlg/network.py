@@ -21,7 +21,7 @@ from .rules import GROUPS, KINDS, MethodName, group_of, layer_sum, number_of_pai
 
 
 class Block(nn.Module):
-    """The weights and biases of a transformer layer's linear maps; a term of sums, without a forward pass of its own.
+    """The weights and biases of a transformer layer's linear maps; a term of sums without a forward pass.
 
     Initialized as CLIP's text tower.
 
@@ -214,7 +214,7 @@ class LearngeneCLIP(SummedCLIP):
             {kind: nn.ModuleDict({str(group): Block(width, layers) for group in GROUPS}) for kind in KINDS}
         )
         names = [name for tower in TOWERS for name in (tower, f"{tower}_multimodal")]
-        # The paper does not say. With 1 / sqrt(2) the sum of two independent blocks has the variance of each.
+        # The paper gives no initial value. With 1 / sqrt(2) the sum of two independent blocks has the variance of each.
         self.coefficients = nn.ParameterDict({name: nn.Parameter(torch.full((pairs,), 0.5**0.5)) for name in names})
         self.norms = nn.ModuleDict(
             {tower: nn.ModuleDict({name: nn.LayerNorm(width) for name in NORMS}) for tower in TOWERS}

@@ -55,9 +55,9 @@ def rebuild_student(content: Mapping[str, Any], source: str) -> SummedCLIP | Pla
 
 
 def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how evaluation prepared images in a training, in the words of `recorded_preprocessing`.
+    """Return how evaluation prepared images in a training, in the form of `recorded_preprocessing`.
 
-    Without a datamodule of this package the module's settings say it.
+    Without a datamodule of this package, the module's settings are used.
 
     Args:
         content: the checkpoint.

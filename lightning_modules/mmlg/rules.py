@@ -214,6 +214,6 @@ def linear_layer(tensors: Mapping[str, Tensor], tower: Tower, layer: int, depth:
 def _refuse_components(method: str, components: Components) -> None:
     if components != "both":
         raise UserError(
-            f"Expected components both, since the layers of {method} are no sums of a unimodal and a multimodal block, "
-            f"got {components!r}: leave components out."
+            f"Expected components both, since the layers of {method} are not sums of a unimodal and a multimodal "
+            f"block, got {components!r}: leave components out."
         )

@@ -24,7 +24,7 @@ def load_teacher(
         teacher: which CLIP.
         vision: images of the student.
         text: texts of the student.
-        prepared: how the data prepares images, in the words of `base.preprocessing`; empty where that is unknown.
+        prepared: how the data prepares images, in the form of `base.preprocessing`; empty if unknown.
 
     Raises:
         UserError: if the teacher expects other images or texts than the student's.

@@ -90,7 +90,7 @@ def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:
     Args:
         tower: what to fill.
         source: path of the checkpoint, a file or folder.
-        heads: number of attention heads of the tower, which its weights do not tell.
+        heads: number of attention heads of the tower, which its weights do not determine.
 
     Returns:
         A sentence for the log.

@@ -1,4 +1,4 @@
-"""MobileCLIP and MobileCLIP2: small image-text models, trained on a reinforced data set; and how to reinforce one."""
+"""MobileCLIP and MobileCLIP2: small image-text models trained on reinforced data, and dataset reinforcement."""
 
 from ..networks.published_clip import register_file_reader
 from .captioner import Captioner

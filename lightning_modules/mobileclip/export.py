@@ -10,7 +10,7 @@ from open_clip import CustomTextCLIP
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ...common.files import check_free
-from ..base.preprocessing import recorded_preprocessing, said
+from ..base.preprocessing import described, recorded_preprocessing
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import check_expressible, write_open_clip
 from .models import PRESETS, has_vendor_stem, model_config
@@ -60,7 +60,7 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         export_towers(network, target, layout, size, preprocessing=record)  # type: ignore[arg-type]
     assumed = recorded_preprocessing(content) is None
     unsure = " (by the arguments of its module, since no datamodule of this package has evaluated it)" * assumed
-    return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}; {said(record)}{unsure}."
+    return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}; {described(record)}{unsure}."
 
 
 def save_vendor(model: CustomTextCLIP, path: str | Path) -> None:
@@ -93,8 +93,7 @@ def save_open_clip(model: CustomTextCLIP, name: str, preprocessing: Preprocessin
         folder: a new or an empty folder.
 
     Raises:
-        UserError: if open_clip has no such model.
-        FileExistsError: if the folder exists and is not empty.
+        UserError: if open_clip has no such model, or the folder exists and is not empty.
         OSError: if it cannot be written.
     """
     check_expressible(preprocessing)
@@ -108,7 +107,9 @@ def _open_clip_config(model: CustomTextCLIP, name: str, image_size: int) -> dict
     mixers = preset is not None and preset.mixers
     if mixers or has_vendor_stem(model):
         part = "the mixers of its text tower" if mixers else "the vendor's stem"
-        raise UserError(f"open_clip cannot build {name}, since it does not have {part}: write the layout 'vendor'.")
+        raise UserError(
+            f"Expected a model that open_clip can build, got {name} with {part}: write the layout 'vendor'."
+        )
     config = model_config(name, image_size, model.context_length)
     with torch.device("meta"):
         theirs = CustomTextCLIP(**{key: value for key, value in config.items() if key != "custom_text"})

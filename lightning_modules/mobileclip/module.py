@@ -41,7 +41,7 @@ from .weights import load_weights
 
 
 class MobileCLIPModule(Method):
-    """Contrast of pairs, and distillation of how teachers relate images and texts, on two captions an image.
+    """Contrastive training of pairs and distillation of the teachers' similarities, with two captions per image.
 
     Each batch of reinforced data makes two batches of pairs, the augmented images with their real and with a synthetic
     caption, whose losses are added up (section 3). With a `teacher.distillation_weight` of 0 it is plain CLIP training,
@@ -52,7 +52,7 @@ class MobileCLIPModule(Method):
     Args:
         model: name of the student: one of MobileCLIP's or MobileCLIP2's ("MobileCLIP-S0"), or any of open_clip's.
         weights: trained weights of that model to start from, or to evaluate: a file of the vendor or of open_clip, or a
-            checkpoint of ours. Datamodules of this package then prepare images as these weights expect.
+            checkpoint of this class. Datamodules of this package then use the preprocessing of these weights.
         captions: captions to train on: "both", as in the paper, or one kind, for ablations.
         max_tokens: number of tokens of a text (CLIP: 77).
         max_logit_scale: upper bound of the student's logit scale, applied after each optimizer step (CLIP: 100).
@@ -163,7 +163,7 @@ class MobileCLIPModule(Method):
         check_length(input_ids, self.max_tokens)
         return unit(self.evaluated.encode_text(input_ids))
 
-    # What Method asks for
+    # Overrides of Method
 
     def load_initial_weights(self) -> None:
         """Load `weights` into the student and its average."""

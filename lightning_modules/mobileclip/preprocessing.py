@@ -47,7 +47,8 @@ def preprocessing_of_file(name: str, path: str | Path, image_size: int | None = 
         image_size: side of the images in pixels; None means the model's own.
 
     Returns:
-        The record of a checkpoint of ours or of open_clip's folder, else the model's; None for a checkpoint without.
+        The record of a checkpoint of this package or of open_clip's folder, else the model's; None for a checkpoint
+        without.
     """
     file = Path(path).expanduser()
     if is_checkpoint(file):

@@ -63,8 +63,8 @@ def export_towers(
         The files.
 
     Raises:
-        FileExistsError: if the folder exists and is not empty.
-        UserError: if there is no such format, or not in this precision, the libraries for ONNX are not installed, the
+        UserError: if the folder exists and is not empty, there is no such format, or not in this precision, the
+            libraries for ONNX are not installed, the
             model takes no images of this size, or the programs' features differ from the towers'.
         OSError: if the files cannot be written.
     """
@@ -89,7 +89,7 @@ def export_towers(
         "preprocessing": dict(preprocessing or {}),
         "versions": _versions(format),
     }
-    with writing(target):  # names the target if a file stands in place of its folder
+    with writing(target):  # names the target if its folder is a file
         target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as staged:
         staged.mkdir()
@@ -122,8 +122,8 @@ def _part(tower: nn.Module, name: str, input_name: str, inputs: Tensor) -> _Part
         if name != "image":
             raise
         raise UserError(
-            f"The image tower does not take images of {inputs.shape[-1]} pixels ({str(error).rstrip('.')}): give the "
-            "image_size that the model was built for."
+            f"Expected the image size that the model was built for, got {inputs.shape[-1]} pixels "
+            f"({str(error).rstrip('.')}): correct image_size."
         ) from error
     return _Part(name, tower, input_name, example, batches, expected)
 
@@ -148,7 +148,7 @@ def _check_format(format: str, dtype: torch.dtype) -> None:
 
 def _write(part: _Part, path: Path, target: Path) -> None:
     batch = {part.input_name: {0: Dim("batch")}}
-    # Strict tracing interprets the bytecode of timm and open_clip for nothing.
+    # Strict tracing would interpret the bytecode of timm and open_clip without a benefit.
     program = torch.export.export(part.tower, (part.example,), dynamic_shapes=batch, strict=False)
     if path.suffix == ".pt2":
         with writing(target):
@@ -191,19 +191,19 @@ def _check(part: _Part, run: Callable[[Tensor], Tensor] | None) -> None:
         found = run(batch)
         if expected.dtype == torch.float32:
             error, limit = float((found - expected).abs().max()), _MAX_ERROR * max(1.0, float(expected.abs().max()))
-            good, said = error <= limit, f"by {error:.1e}, expected at most {limit:.1e}"
+            good, bound, value = error <= limit, f"a difference of at most {limit:.1e}", f"{error:.1e}"
         else:
             cosine = float(F.cosine_similarity(found.float(), expected.float()).min())
-            good, said = cosine >= _MIN_COSINE, f"with a cosine of {cosine:.4f}, expected at least {_MIN_COSINE}"
+            good, bound, value = cosine >= _MIN_COSINE, f"a cosine of at least {_MIN_COSINE}", f"{cosine:.4f}"
         if not good:
             raise UserError(
-                f"The exported {part.name} tower differs from the model on a batch of {len(batch)} {said}: nothing is "
-                "written, try another format, or another release of torch."
+                f"Expected {bound} between the model and the exported {part.name} tower, got {value} on a batch of "
+                f"{len(batch)}: nothing is written; try another format, or another release of torch."
             )
 
 
 def _images(count: int, size: int) -> Tensor:
-    """Return colored squares [B, 3, S, S]; towers hardly tell images of noise apart."""
+    """Return colored squares [B, 3, S, S]; features of noise images are too similar."""
     return F.interpolate(torch.rand(count, 3, 4, 4, generator=torch.Generator().manual_seed(0)), size)
 
 

@@ -162,7 +162,7 @@ def reinforce(module: ReinforcementModule, batch: Batch) -> Reinforced:
         else:
             records[pair.row] = pair.reinforced(made, images, captions[:1], captions[1:])
     account: Any = getattr(module.datamodule, "account", None)
-    if account is not None:  # it ends the run if too many samples are unusable
+    if account is not None:  # ends the run if too many samples are bad
         account("predict").update(0, [(fault.cause, fault.name) for fault in faults])
     return Reinforced(records, left_out + faults)
 

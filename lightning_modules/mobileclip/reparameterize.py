@@ -37,7 +37,7 @@ def reparameterize(model: nn.Module, folds: Folds = "all") -> nn.Module:
     A second call returns an equal copy.
 
     Args:
-        model: in eval mode; timm's FastViT (MCi) towers and our text tower are fused, the rest is copied.
+        model: in eval mode; timm's FastViT (MCi) towers and the MCt text tower are fused, the rest is copied.
         folds: "branches" fuses what the vendor's code does; "all" also folds the norms behind convolutions (of the
             feed-forward halves and of a ViT's stem), those before attention, and the scales of residual branches.
 
@@ -90,9 +90,9 @@ def _compare(before: nn.Module, after: nn.Module) -> None:
     error = float((found - expected).abs().max())
     if not error <= limit:
         raise UserError(
-            f"A reparameterized {type(before).__name__} differs from the original by {error:.1e} on random input, "
-            f"expected at most {limit:.1e}: its weights or statistics are non-finite, or too large for "
-            f"{parameter.dtype}."
+            f"Expected a reparameterized {type(before).__name__} that differs by at most {limit:.1e} from the original "
+            f"on random input, got {error:.1e}: check whether its weights and statistics are finite, and not too large "
+            f"for {parameter.dtype}."
         )
 
 

@@ -1,4 +1,4 @@
-"""The two towers of an image-text model as modules of their own.
+"""The two towers of an image-text model as separate modules.
 
 Shapes: B images or texts, S side of an image in pixels, L tokens of a text, E embedding dimension.
 """
@@ -11,6 +11,7 @@ from open_clip import CLIP, CustomTextCLIP
 from open_clip.transformer import LayerNormFp32
 from torch import Tensor, nn
 
+from ...common.errors import UserError
 from ..networks.precision import unit
 from .reparameterize import reparameterize
 
@@ -65,11 +66,10 @@ def towers(
         dtype: precision of weights and features; reparameterization comes before rounding.
 
     Raises:
-        TypeError: if it is another kind of model.
-        UserError: if the model to reparameterize is in train mode.
+        UserError: if the model is of another kind, or is to be reparameterized in train mode.
     """
     if type(model) not in (CLIP, CustomTextCLIP):
-        raise TypeError(
+        raise UserError(
             f"Expected open_clip's CLIP or CustomTextCLIP, which are an image and a text tower, got a "
             f"{type(model).__name__}: export it with open_clip."
         )

@@ -60,7 +60,7 @@ def network_of_training(content: Mapping[str, Any], source: str) -> tuple[Custom
 
 
 def read_published(name: str, path: Path) -> Loaded | None:
-    """Read a file with a pair of towers for `load_published`: the vendor's, open_clip's, or a checkpoint of ours.
+    """Read a pair of towers for `load_published`: the vendor's, open_clip's, or a checkpoint of this package.
 
     Args:
         name: as in `build_model`.
@@ -81,7 +81,7 @@ def read_published(name: str, path: Path) -> Loaded | None:
 
 
 def _read_training(name: str, path: Path) -> tuple[CustomTextCLIP, Preprocessing] | None:
-    """Return network and preprocessing of a checkpoint of ours; None if the file is something else."""
+    """Return network and preprocessing of a checkpoint of this package; None if the file is something else."""
     if not path.is_dir() and path.suffix != ".ckpt":
         return None
     content = AtomicCheckpointIO().load_checkpoint(path)

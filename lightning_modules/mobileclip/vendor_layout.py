@@ -1,6 +1,6 @@
 """The vendor's names and shapes of MobileCLIP's weights.
 
-Each of our names has one of the vendor's, but for the bias in the projection of timm's image towers, which is zero.
+Each name of this package has a vendor's name, except the bias in the projection of timm's image towers, which is zero.
 """
 
 import re
@@ -56,7 +56,7 @@ def vendor_name(name: str, vit: bool) -> str | None:
     """Return the vendor's name of a weight, None for the projection's bias.
 
     Args:
-        name: our name, such as `visual.trunk.stem.0.conv_kxk.0.conv.weight`.
+        name: name in this package, such as `visual.trunk.stem.0.conv_kxk.0.conv.weight`.
         vit: whether the image tower is a ViT.
     """
     if name.startswith(_PROJECTION):
@@ -92,7 +92,10 @@ def to_vendor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         theirs = vendor_name(name, vit)
         if theirs is None:
             if tensor.any():
-                raise UserError(f"{name} is not zero, and the vendor's layout has no place for it: write open_clip's.")
+                raise UserError(
+                    f"Expected zeros in {name}, which the vendor's layout has no name for, got other values: write the "
+                    "layout of open_clip."
+                )
             continue
         written[theirs] = _shaped(name, tensor, outwards=True).contiguous()
     return written

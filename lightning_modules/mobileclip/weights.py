@@ -1,4 +1,4 @@
-"""Trained weights of image-text models, read from the vendor's, open_clip's or our own files."""
+"""Trained weights of image-text models, read from files of the vendor, of open_clip or of this package."""
 
 import math
 import struct
@@ -160,7 +160,8 @@ def _read(path: Path, source: str) -> tuple[dict[str, Tensor], str]:
     # Unpickling something else ends in any of these, apart from the errors that have a sentence already.
     except (SafetensorError, LookupError, UnicodeError, AssertionError, struct.error) as error:
         raise UserError(
-            f"The checkpoint {source} cannot be read ({error}): it is damaged or of another kind, get it again."
+            f"Expected a readable checkpoint, got {source}, which is damaged or of another kind ({error}): get it "
+            "again."
         ) from error
     for entry in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(entry), dict):

@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 
 # On a CPU the backward pass of the fused kernel costs 2 to 9 times that of two matrix products in 16 bits, and 1 to 1.3
 # times in float32 (measured at 16 to 197 keys, `benchmarks/attention.py`). For longer sequences the matrices that it
-# avoids get large, and in float32 it is no slower.
+# avoids get large, and in float32 the fused kernel is not slower.
 _LONGEST_EXPLICIT = {2: 256, 4: 128, 8: 128}  # keys by bytes of a number
 
 
@@ -82,7 +82,7 @@ class SelfAttention(nn.MultiheadAttention):
 def set_clip_attention(network: nn.Module) -> None:
     """Make the self-attention of open_clip's towers use `attend`; state dicts do not change."""
     for block in network.modules():
-        # Attention pooling, with one query, is left as it is.
+        # Attention pooling, with one query, is not changed.
         if isinstance(block, ResidualAttentionBlock) and not hasattr(block, "ln_1_kv") and block.attn.batch_first:
             block.attn.__class__ = SelfAttention
 

@@ -71,7 +71,7 @@ def resize_rows(parameter: nn.Parameter, rows: int) -> None:
 
     Args:
         parameter: [R, ...].
-        rows: number of rows afterwards; rows beyond R are zero, for weights that are going to be loaded.
+        rows: number of rows afterwards; rows beyond R are zero, for weights that are loaded later.
     """
     kept = parameter.data[:rows]
     added = kept.new_zeros(rows - len(kept), *kept.shape[1:])

@@ -46,7 +46,7 @@ class Preprocessing:
         """
         if "transform" in record:
             raise UserError(
-                f"Expected a transform that says what it does to an image, got {record['transform']} in {source}: "
+                f"Expected a transform that describes itself, got {record['transform']} in {source}: "
                 "evaluate with CLIPEvalTransform or ALBEFEvalTransform as data.eval_transform, or export in a layout "
                 "without preprocessing."
             )

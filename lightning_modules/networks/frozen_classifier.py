@@ -1,4 +1,4 @@
-"""Load a trained classifier that stays as it is: a teacher, or the backbone of a linear probe."""
+"""Load a trained classifier that stays frozen: a teacher, or the backbone of a linear probe."""
 
 from pathlib import Path
 
@@ -31,9 +31,9 @@ def load_frozen(frozen: Frozen[Classifier], name: str, source: str | None, class
         classes: number of classes of the network.
 
     Raises:
-        UserError: If there is no source or no such file (the message names the command that trains the network), or the
-            weights belong to another network, another number of classes, or are not finite.
-        ValueError: If a checkpoint was restored that was trained with other weights.
+        UserError: If there is no source or no such file (the message names the command that trains the network), the
+            weights belong to another network or another number of classes, or are non-finite, or a restored checkpoint
+            was trained with other weights.
     """
     if frozen.loaded:
         return

@@ -29,8 +29,7 @@ def write_open_clip(
         folder: a new or an empty folder.
 
     Raises:
-        UserError: if open_clip's configuration cannot express the preprocessing.
-        FileExistsError: if the folder exists and is not empty.
+        UserError: if open_clip's configuration cannot express the preprocessing, or the folder exists and is not empty.
         OSError: if it cannot be written.
     """
     check_expressible(preprocessing)

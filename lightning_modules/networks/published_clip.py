@@ -1,4 +1,4 @@
-"""Published image-text models: open_clip's by tag, folder or file, and what other rooms can read of a file."""
+"""Published image-text models: open_clip's by tag, folder or file, and files of registered readers."""
 
 import json
 import warnings
@@ -66,8 +66,8 @@ def register_file_reader(reader: FileReader) -> None:
 def load_published(model: str | None, weights: str) -> PublishedCLIP:
     """Build a model and load its weights.
 
-    The activation is that of the weights: open_clip knows which of its tags were trained with QuickGELU, whatever the
-    name of the model, and only warns where the two differ.
+    The activation is that of the weights: open_clip knows which of its tags were trained with QuickGELU, independent of
+    the name of the model, and only warns if both differ.
 
     Args:
         model: a name of open_clip or of a registered reader; ignored where `weights` is a folder.
@@ -106,7 +106,8 @@ def _from_folder(path: Path) -> Loaded:
         return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(source))
     except Exception as error:  # open_clip passes on any error of its parts
         raise UserError(
-            f"The model in the folder {str(path)!r} cannot be loaded ({_shortened(error)}): get the folder again."
+            f"Expected a model that open_clip can load in the folder {str(path)!r}, got an error "
+            f"({_shortened(error)}): get the folder again."
         ) from error
 
 
@@ -120,8 +121,8 @@ def _refuse_remote_code(path: Path) -> None:
         return
     if options.get("trust_remote_code"):
         raise UserError(
-            f"Found trust_remote_code in the {CONFIG_NAME} of {str(path)!r}, which would run the folder's Python "
-            "files: remove it, if the tokenizer works without."
+            f"Expected a tokenizer without trust_remote_code in the {CONFIG_NAME} of {str(path)!r}, got one that would "
+            "run the folder's Python files: remove trust_remote_code, if the tokenizer works without."
         )
 
 
@@ -135,7 +136,8 @@ def _from_file(model: str, path: Path) -> Loaded:
         network = open_clip.create_model(model, pretrained=str(path))
     except Exception as error:
         raise UserError(
-            f"The weights {str(path)!r} cannot be loaded into {model} ({_shortened(error)}): give a file of that model."
+            f"Expected weights of {model} in {str(path)!r}, got an error ({_shortened(error)}): give a file of that "
+            "model."
         ) from error
     return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(model))
 
@@ -145,12 +147,12 @@ def _from_tag(model: str, tag: str) -> Loaded:
     known = open_clip.list_pretrained_tags_by_model(name)
     if not known:
         raise UserError(
-            f"open_clip has no weights of a model {model!r}: give a file or a folder, or a name that "
+            f"Expected a model with weights of open_clip, got {model!r}: give a file or a folder, or a name that "
             "`open_clip.list_pretrained()` lists."
         )
     listed: dict[str, Any] = get_pretrained_cfg(name, tag)
     if not listed:
-        raise UserError(f"open_clip has no weights {tag!r} of {model}; its tags are {', '.join(known)}.")
+        raise UserError(f"Expected one of open_clip's tags of {model}, got {tag!r}: choose one of {', '.join(known)}.")
     quick = bool(listed.get("quick_gelu", False))
     try:
         with warnings.catch_warnings():
@@ -159,8 +161,8 @@ def _from_tag(model: str, tag: str) -> Loaded:
         return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(name))
     except Exception as error:
         raise UserError(
-            f"The weights {tag!r} of {model} cannot be loaded ({_shortened(error)}): download them on a machine with "
-            "a network, and give the file or its folder."
+            f"Expected the weights {tag!r} of {model}, got an error ({_shortened(error)}): download them on a machine "
+            "with a network, and give the file or its folder."
         ) from error
 
 

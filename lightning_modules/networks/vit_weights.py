@@ -10,6 +10,7 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from ...common.errors import UserError
 from ..base.fitting import load_fitting
 
 _DATA2VEC2 = "modality_encoders.IMAGE."
@@ -39,12 +40,12 @@ def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: b
         first_blocks: whether the first blocks of a deeper source are taken.
 
     Returns:
-        What was done, for a log line.
+        Description of the source, for a log line.
 
     Raises:
-        ValueError: if the source is no ViT of this size; the sentence lists the keys that do not fit.
+        UserError: if the source is not a ViT of this size; the message lists the keys that do not fit.
     """
-    # An encoder has no classifier.
+    # The encoder has no classifier.
     state = {
         key: value for key, value in _read(source).items() if not key.startswith(("head.", "head_dist.", "fc_norm."))
     }
@@ -69,7 +70,7 @@ def _read(source: str) -> Mapping[str, Tensor]:
     try:
         state = timm.models.load_state_dict(source, weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(
+        raise UserError(
             f"Expected tensors alone in {source!r}, got objects that could run code when they are loaded: save the "
             "state dict alone, if you trust the file."
         ) from error

@@ -14,12 +14,12 @@ def adamw(
     betas: tuple[float, float],
     eps: float = 1e-8,
 ) -> AdamW:
-    """Return a fused AdamW whose moments lie in memory as their weights do.
+    """Return a fused AdamW whose moments have the memory format of their weights.
 
     Args:
-        groups: parameter groups; the weight decay of one that names none is `weight_decay`.
+        groups: parameter groups; `weight_decay` is the default of a group.
         learning_rate: learning rate at its peak.
-        weight_decay: weight decay of the groups that name none.
+        weight_decay: weight decay of groups without their own.
         betas: beta1 and beta2.
         eps: epsilon.
     """

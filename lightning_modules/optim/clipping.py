@@ -11,24 +11,24 @@ from torch.optim import Optimizer
 def clip_unscaled(trainer: Trainer, optimizer: Optimizer, clip_val: int | float | None, algorithm: str | None) -> bool:
     """Clip the gradients of an optimizer that divides them by the loss scale in its own step.
 
-    Lightning refuses that, because such gradients would be clipped before they are divided. Here they are divided
-    first, and `GradScaler.step` tells the optimizer not to do so again. An optimizer that finds infinite gradients
-    skips its step by itself, so the host waits for nothing. Without a loss scale (bf16-mixed) nothing is divided.
+    Lightning refuses to clip such gradients, because they would be clipped before the division. Here the gradients are
+    divided first, and `GradScaler.step` makes the optimizer skip its own division. The optimizer skips a step with
+    infinite gradients by itself, so the host does not wait. Without a loss scale (bf16-mixed) there is no division.
 
     Args:
-        trainer: of the run.
-        optimizer: whose gradients are clipped.
+        trainer: trainer of the run.
+        optimizer: optimizer of the clipped gradients.
         clip_val: the Trainer's `gradient_clip_val`.
         algorithm: the Trainer's `gradient_clip_algorithm`.
 
     Returns:
-        Whether it was such an optimizer; else Lightning can clip.
+        Whether the optimizer is of this kind; otherwise Lightning clips.
     """
     plugin = trainer.precision_plugin
     if not clip_val or not isinstance(plugin, MixedPrecision) or not _optimizer_handles_unscaling(optimizer):
         return False
     if plugin.scaler is not None:
         plugin.scaler.unscale_(optimizer)
-    # MixedPrecision's own method refuses.
+    # The method of MixedPrecision refuses.
     Precision.clip_gradients(plugin, optimizer, clip_val, GradClipAlgorithmType(algorithm or "norm"))
     return True

@@ -19,16 +19,16 @@ def with_schedule(module: LightningModule, optimizer: Optimizer, schedule: Sched
     The schedule is a factor of the optimizer's own rates, so changing these on resume takes effect.
 
     Args:
-        module: whose trainer knows the length of the run.
-        optimizer: its groups have the rates that go with the schedule's peak.
-        schedule: of the learning rate.
+        module: module of the run.
+        optimizer: optimizer whose groups have the learning rates at the schedule's peak.
+        schedule: schedule of the learning rate.
     """
 
     def factor(index: int) -> float:
         if schedule.interval == "epoch":
             total = 0
         elif index == 0:
-            # Asking for the length would build the loaders before a checkpoint is restored. `start_schedule` does.
+            # Reading the length would build the loaders before a checkpoint is restored. `start_schedule` reads it.
             total = _LONG_RUN
         else:
             total = steps_of_run(module.trainer)
@@ -41,7 +41,7 @@ def with_schedule(module: LightningModule, optimizer: Optimizer, schedule: Sched
 def with_scheduler(optimizer: Optimizer, make: LRSchedulerCallable) -> OptimizerLRScheduler:
     """Return an optimizer with a scheduler of torch that steps after each optimizer step.
 
-    `ReduceLROnPlateau`, which has a metric to monitor, steps after each epoch.
+    `ReduceLROnPlateau`, which monitors a metric, steps after each epoch.
     """
     scheduler = make(optimizer)
     if isinstance(scheduler, ReduceLROnPlateau):
@@ -51,10 +51,10 @@ def with_scheduler(optimizer: Optimizer, make: LRSchedulerCallable) -> Optimizer
 
 
 def start_schedule(module: LightningModule, schedule: Schedule) -> None:
-    """Give the first step the rate of a run of this length; call it in `on_train_start`.
+    """Set the learning rate of the first step, which depends on the length of the run; for `on_train_start`.
 
     Raises:
-        ValueError: if the schedule counts steps and the length of the run is not known.
+        UserError: if the schedule counts steps and the length of the run is unknown.
     """
     if schedule.interval == "epoch":
         return
@@ -62,6 +62,6 @@ def start_schedule(module: LightningModule, schedule: Schedule) -> None:
     schedule.warn(total)
     for config in module.trainer.lr_scheduler_configs:
         scheduler = config.scheduler
-        if isinstance(scheduler, LambdaLR) and scheduler.last_epoch == 0:  # else it was restored
+        if isinstance(scheduler, LambdaLR) and scheduler.last_epoch == 0:  # otherwise restored
             for group, base in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
                 group["lr"] = base * schedule.rate(0, total) / schedule.peak

@@ -19,7 +19,7 @@ def channels_last(module: nn.Module) -> None:
 
 
 def lay_out_moments(optimizer: Optimizer) -> None:
-    """Give moments the memory format of their weights, now and after each load of a state dict.
+    """Convert moments to the memory format of their weights, now and after each load of a state dict.
 
     A sharded checkpoint holds contiguous moments, and torch 2.15 keeps that format when it loads them. A fused
     optimizer pairs weights and moments by their position in memory, which differs for channels-last weights.

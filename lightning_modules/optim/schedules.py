@@ -12,13 +12,13 @@ from ...common.errors import UserError
 
 
 def steps_of_run(trainer: Trainer) -> int:
-    """Optimizer steps of the whole run, for schedules that end with it.
+    """Return the number of optimizer steps of the run.
 
     Args:
-        trainer: whose loaders exist already; else asking would make Lightning drop their restored state.
+        trainer: trainer whose loaders exist; otherwise Lightning would drop their restored state.
 
     Raises:
-        UserError: if only time ends the run.
+        UserError: if only a time limit ends the run.
     """
     steps = trainer.estimated_stepping_batches
     if not math.isfinite(steps):
@@ -30,7 +30,7 @@ def steps_of_run(trainer: Trainer) -> int:
 
 
 def warmup_cosine(step: int, total: int, peak: float, floor: float, warmup_steps: int, warmup_start: float) -> float:
-    """Linear warm-up, then half a cosine.
+    """Return the learning rate of a linear warm-up and half a cosine.
 
     Args:
         step: optimizer step, from 0.
@@ -50,7 +50,7 @@ def warmup_cosine(step: int, total: int, peak: float, floor: float, warmup_steps
 
 
 def warmup_linear(step: int, total: int, peak: float, warmup_steps: int) -> float:
-    """Linear warm-up, then linear decay to 0.
+    """Return the learning rate of a linear warm-up and a linear decay to 0.
 
     Args:
         step: optimizer step, from 0.
@@ -67,11 +67,11 @@ def warmup_linear(step: int, total: int, peak: float, warmup_steps: int) -> floa
 
 
 def after_milestones(epoch: int, milestones: Iterable[int], decay: float) -> float:
-    """Share of the learning rate that is left after the milestones that have passed.
+    """Return the factor of the learning rate after the passed milestones.
 
     Args:
         epoch: counted from 0.
-        milestones: numbers of complete epochs after which the learning rate falls.
+        milestones: numbers of complete epochs after which the learning rate decays.
         decay: multiplicative learning-rate decay.
 
     Returns:
@@ -81,26 +81,26 @@ def after_milestones(epoch: int, milestones: Iterable[int], decay: float) -> flo
 
 
 def capped_warmup(warmup_steps: int, total: int) -> int:
-    """Length of a warm-up that ends before the run does.
+    """Return the length of a warm-up that ends before the run does.
 
     Args:
-        warmup_steps: as asked for.
+        warmup_steps: requested length.
         total: steps of the whole run.
 
     Returns:
-        The same, or a tenth of the run where the run is no longer than that.
+        The requested length, or a tenth of the run if the run is not longer than that.
     """
     return warmup_steps if warmup_steps < total else total // 10
 
 
 def capped_warmup_cosine(step: int, total: int, peak: float, warmup_steps: int, floor: float = 0.0) -> float:
-    """Linear warm-up that ends before the run does, its first step above 0, then half a cosine; as open_clip's.
+    """Return the learning rate of `warmup_cosine` with a capped warm-up and a first step above 0, as in open_clip.
 
     Args:
         step: optimizer step, from 0.
         total: steps of the whole run.
         peak: learning rate at the end of the warm-up.
-        warmup_steps: as asked for; see `capped_warmup`.
+        warmup_steps: requested length; see `capped_warmup`.
         floor: learning rate at the end of the run.
 
     Returns:
@@ -113,16 +113,16 @@ def capped_warmup_cosine(step: int, total: int, peak: float, warmup_steps: int, 
 
 
 def warn_of_capped_warmup(warmup_steps: int, total: int) -> None:
-    """Say where a warm-up had to be cut.
+    """Warn if a warm-up is cut.
 
     Args:
-        warmup_steps: as asked for.
+        warmup_steps: requested length.
         total: steps of the whole run.
     """
     used = capped_warmup(warmup_steps, total)
     if used != warmup_steps:
         rank_zero_warn(
-            f"warmup_steps is {warmup_steps}, but the run has {total} optimizer steps: it warms up for {used}; set "
+            f"warmup_steps is {warmup_steps}, but the run has {total} optimizer steps: the warm-up takes {used}; set "
             "model.optim.warmup_steps."
         )
 
@@ -132,26 +132,26 @@ class Schedule(Protocol):
 
     @property
     def peak(self) -> float:
-        """Learning rate that `rate` is compared with: an optimizer's own rate is multiplied by `rate / peak`."""
+        """Peak learning rate: the optimizer's rates are multiplied by `rate / peak`."""
 
     @property
     def interval(self) -> Literal["step", "epoch"]:
-        """What `rate` counts."""
+        """Unit that `rate` counts."""
 
     def rate(self, index: int, total: int) -> float:
         """Return the learning rate of a step or an epoch, from 0, in a run of `total` steps.
 
-        A schedule by epoch is given 0 for `total`: the length of the run is not asked for. The rate at step 0 is asked
-        for twice: before the length is known, as that of a very long run, and when training starts.
+        A schedule by epoch gets 0 for `total`. The rate at step 0 is computed twice: before the length is known, for a
+        very long run, and when training starts.
         """
 
     def warn(self, total: int) -> None:
-        """Warn where the schedule does not fit into a run of `total` steps."""
+        """Warn if the schedule does not fit into a run of `total` steps."""
 
 
 @dataclass(frozen=True)
 class WarmupCosine:
-    """Linear warm-up in steps, cut where the run is shorter, then half a cosine, as open_clip's.
+    """Linear warm-up in steps, cut if the run is shorter, then half a cosine, as in open_clip.
 
     Args:
         peak: learning rate at the end of the warm-up.
@@ -169,13 +169,13 @@ class WarmupCosine:
         return capped_warmup_cosine(index, total, self.peak, self.warmup_steps, self.floor)
 
     def warn(self, total: int) -> None:
-        """Warn where the warm-up is cut."""
+        """Warn if the warm-up is cut."""
         warn_of_capped_warmup(self.warmup_steps, total)
 
 
 @dataclass(frozen=True)
 class WarmupLinear:
-    """Linear warm-up in steps, cut where the run is shorter, then linear decay to 0, as ClipCap's.
+    """Linear warm-up in steps, cut if the run is shorter, then linear decay to 0, as in ClipCap.
 
     Args:
         peak: learning rate at the end of the warm-up.
@@ -191,7 +191,7 @@ class WarmupLinear:
         return warmup_linear(index, total, self.peak, capped_warmup(self.warmup_steps, total))
 
     def warn(self, total: int) -> None:
-        """Warn where the warm-up is cut."""
+        """Warn if the warm-up is cut."""
         warn_of_capped_warmup(self.warmup_steps, total)
 
 
@@ -222,7 +222,7 @@ class Milestones:
 
     Args:
         peak: learning rate of the first epoch.
-        milestones: numbers of complete epochs after which the learning rate falls.
+        milestones: numbers of complete epochs after which the learning rate decays.
         decay: multiplicative learning-rate decay.
     """
 

@@ -1,15 +1,15 @@
-"""SGD as the CRD benchmark trains."""
+"""SGD as in the CRD benchmark."""
 
 from torch import nn
 from torch.optim import SGD
 
 
 def sgd(module: nn.Module, learning_rate: float, momentum: float, weight_decay: float) -> SGD:
-    """Return SGD on all trainable parameters of a module, vectors decayed too.
+    """Return SGD on all trainable parameters of a module, with weight decay for vectors too.
 
     Args:
-        module: what trains.
-        learning_rate: learning rate at the start.
+        module: module to train.
+        learning_rate: initial learning rate.
         momentum: momentum.
         weight_decay: weight decay of all parameters.
     """

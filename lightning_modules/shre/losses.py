@@ -50,7 +50,7 @@ def contrasts(
         images: results of the images [B, ...] by name.
         texts: results of the captions [B, ...] by name.
         scales: logarithm of the inverse temperature [1] of each contrasted result.
-        image_id: ids [B] of the images. If given, other captions of an image are no negatives.
+        image_id: ids [B] of the images. If given, other captions of an image are not negatives.
         rows: rows of the logits that are held at a time; None holds all.
     """
     own = [unit(side[name]) for side in (images, texts) for name in scales]

@@ -109,7 +109,7 @@ class SHReModule(Method):
         widths = self.student.widths
         check_settings(kl, contrast, evaluation, optim, memory, list(widths))
         contrasted = (contrast.layers or self.student.shared_encoder.contrasted) if contrast.weight else ()
-        for layer in self.student.shared_encoder.layers_after([*contrasted, *["h3"] * bool(kl.weight)]):
+        for layer in self.student.shared_encoder.layers_after({*contrasted, "h3"} if kl.weight else contrasted):
             layer.requires_grad_(False)  # DDP requires a gradient for each trainable parameter
         # One element, not a scalar: FSDP2 shards the first dimension.
         start = torch.tensor([-math.log(contrast.temperature)])
@@ -215,7 +215,7 @@ class SHReModule(Method):
 
     def sharded_networks(self) -> list[nn.Module]:
         """Return the student, and the teacher if it is loaded."""
-        return [self.student, *[self.teacher.network] * self.teacher.loaded]
+        return [self.student, self.teacher.network] if self.teacher.loaded else [self.student]
 
     def text_towers(self) -> Iterable[TextTower]:
         """Return the text encoder."""

@@ -1,4 +1,4 @@
-"""The images that SHRe's teacher receives, and how certain its posteriors are."""
+"""Image conversion for SHRe's teacher, and the entropy of its posteriors."""
 
 import math
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ class TeacherImages:
 
     Args:
         size: image size that the teacher requires, in pixels; None where it takes any.
-        data: normalisation of the data's images; None where the teacher takes them as they are.
-        teacher: normalisation of the teacher's images; None where the teacher takes them as they are.
+        data: normalisation of the data's images; None if the teacher accepts them unchanged.
+        teacher: normalisation of the teacher's images; None if the teacher accepts them unchanged.
     """
 
     def __init__(self, size: int | None, data: Normalisation | None, teacher: Normalisation | None) -> None:
@@ -81,7 +81,7 @@ def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> 
 
 
 def _timm_config(network: nn.Module) -> Mapping[str, Any]:
-    """Return what timm knows of the images that a model's weights were trained with; nothing for other models."""
+    """Return timm's image configuration of a model's weights; empty for other models."""
     if isinstance(network, LibraryClassifier) and type(network.network).__module__.startswith(timm.__name__):
         config: Any = network.network.pretrained_cfg
         return dict(config)

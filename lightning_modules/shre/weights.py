@@ -37,7 +37,7 @@ def load_text_weights(encoder: TextEncoder, source: str) -> str:
         Description of the source, for a log line.
 
     Raises:
-        UserError: If the source is no BERT of this size; the message lists the keys that do not fit.
+        UserError: If the source is not a BERT of this size; the message lists the keys that do not fit.
     """
     state = BertModel.from_pretrained(source, add_pooling_layer=False).state_dict()
     layers = len(encoder.encoder["layer"])

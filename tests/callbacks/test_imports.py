@@ -1,4 +1,4 @@
-"""What importing a callback loads."""
+"""Modules that the import of a callback loads."""
 
 import ast
 import inspect
@@ -23,7 +23,7 @@ def loaded_by(names):
     return found.stdout.split()
 
 
-def test_a_callback_loads_no_library_that_another_one_needs():
+def test_a_callback_does_not_import_libraries_of_other_callbacks():
     light = "EMACallback, QueueCallback, OnlineProbe, SkipNonFiniteSteps, StepSeedCallback, StopOnSignal, FinalExport"
     assert loaded_by(light + ", AtomicCheckpointIO, ShardedStrategy, OwnClassification, ZeroShotClassification") == []
 

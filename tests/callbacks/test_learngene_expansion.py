@@ -20,7 +20,7 @@ from vlightning.lightning_modules.base.sharding import shard
 
 
 class Classifier(LightningModule):
-    """A module from elsewhere; with a rate of 0 its weights stay as initialized."""
+    """A module of another project; with a learning rate of 0 its weights keep their initial values."""
 
     def __init__(self, network, rate=0.0):
         super().__init__()
@@ -64,7 +64,7 @@ def assert_equal(found, expected, but=()):
     ("make", "options"),
     [(timm_vit, {}), (lambda: clip(8), {}), (lambda: clip(8), {"tower": "vision", "components": "multimodal"})],
 )
-def test_a_fit_starts_from_the_learngene(file, make, options):
+def test_a_fit_is_initialized_from_the_learngene(file, make, options):
     module = Classifier(make())
     before = {name: tensor.clone() for name, tensor in module.inside["backbone"].state_dict().items()}
     trainer(LearngeneExpansionCallback(file, "inside.backbone", **options), max_steps=1).fit(module, loader())
@@ -74,7 +74,7 @@ def test_a_fit_starts_from_the_learngene(file, make, options):
     assert any(not torch.equal(tensor, before[name]) for name, tensor in found.items())
 
 
-def test_several_networks_start_alike(file):
+def test_several_networks_have_equal_initial_weights(file):
     module = Classifier(timm_vit(8))
     module.average = timm_vit(8)
     module.average.requires_grad_(False)
@@ -83,7 +83,7 @@ def test_several_networks_start_alike(file):
     assert_equal(module.average.state_dict(), module.inside["backbone"].state_dict(), but="head.")
 
 
-def test_a_module_of_this_package_and_its_average_start_from_it(file, tmp_path):
+def test_a_module_and_its_average_are_initialized_from_the_learngene(file, tmp_path):
     sizes = {"width": WIDTH, "layers": 8}
     config = {
         "embed_dim": EMBED,
@@ -106,7 +106,7 @@ def sharded(file):
     return Classifier(timm_vit(8)), loader()
 
 
-def test_a_sharded_fit_starts_from_it(file):
+def test_a_sharded_fit_is_initialized_from_the_learngene(file):
     callback = LearngeneExpansionCallback(file, "inside.backbone")
     results = run_sharded_fit(sharded, {"max_steps": 1, "callbacks": [callback]}, make_args=(file,))
     expected = expanded(timm_vit(8))
@@ -121,7 +121,7 @@ class Start(Callback):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_resumed_run_goes_on_from_its_checkpoint_and_without_the_file(file, tmp_path, kept):
+def test_a_resumed_run_continues_from_its_checkpoint_without_the_file(file, tmp_path, kept):
     first = trainer(LearngeneExpansionCallback(file, "inside.backbone"), max_epochs=1)
     trained = Classifier(timm_vit(), rate=0.1)
     first.fit(trained, loader())
@@ -135,7 +135,7 @@ def test_a_resumed_run_goes_on_from_its_checkpoint_and_without_the_file(file, tm
     assert_equal(start.state, trained.state_dict())
 
 
-def test_a_second_fit_goes_on_from_the_first(file):
+def test_a_second_fit_continues_from_the_first(file):
     module, callback = Classifier(timm_vit(), rate=0.1), LearngeneExpansionCallback(file, "inside.backbone")
     trainer(callback, max_steps=1).fit(module, loader())
     trained = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -147,7 +147,7 @@ def test_a_second_fit_goes_on_from_the_first(file):
     assert_equal(other.inside["backbone"].state_dict(), expanded(timm_vit()), but="head.")
 
 
-def test_what_does_not_fit_is_one_sentence_before_training(file, tmp_path):
+def test_misfitting_networks_are_refused_before_training(file, tmp_path):
     def fit(module, *arguments):
         trainer(LearngeneExpansionCallback(*arguments), max_steps=1).fit(module, loader())
 
@@ -155,5 +155,5 @@ def test_what_does_not_fit_is_one_sentence_before_training(file, tmp_path):
         fit(Classifier(timm_vit()), str(tmp_path / "gone"), "inside.backbone")
     with pytest.raises(UserError, match=r"Expected a tower of 6 to 12 layers, .* got 5"):
         fit(Classifier(timm_vit(5)), file, "inside.backbone")
-    with pytest.raises(UserError, match=r"target of the learngene is given as 'student', .* no submodule"):
+    with pytest.raises(UserError, match=r"path 'student' \(the target of the learngene\), got no 'student'"):
         fit(Classifier(timm_vit()), file, "student")

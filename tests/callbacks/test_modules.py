@@ -9,7 +9,7 @@ class Mine(EMACallback):
     pass
 
 
-def test_a_class_that_is_there_is_not_returned_again_nor_its_subclass():
+def test_present_classes_and_subclasses_are_not_returned():
     ema, queue = EMACallback(), QueueCallback()
     assert missing_callbacks([], ema, queue) == [ema, queue]
     assert missing_callbacks([Callback(), EMACallback()], ema, queue) == [queue]
@@ -24,7 +24,7 @@ class Supplies(Student):
 
 
 @pytest.mark.parametrize("kind", [EMACallback, Mine])
-def test_the_users_callback_stays(kind):
+def test_the_users_callback_is_kept(kind):
     own = kind({"own": EMAPair("student", "teacher", 0.1)})
     run = trainer(own)
     run.fit(Supplies(), loader(2))
@@ -32,7 +32,7 @@ def test_the_users_callback_stays(kind):
     assert own.updates == {"own": 2}
 
 
-def test_what_the_module_supplies_is_there_once_after_two_fits():
+def test_supplied_callbacks_exist_once_after_two_fits():
     run, module = trainer(), Supplies()
     for _ in range(2):
         run.fit(module, loader(2))

@@ -1,4 +1,4 @@
-"""A step with a bad loss or gradient leaves everything as if its batch had not been there, on all processes."""
+"""A step with a non-finite loss or gradient has no effect in any process."""
 
 import copy
 import warnings
@@ -30,7 +30,7 @@ BATCHES, ROWS, DIM = 6, 4, 5
 
 
 class Moco(LightningModule):
-    """All that moves: weights, moments, statistics of BatchNorm, an average, a queue."""
+    """All parts of the state that change: weights, moments, statistics of BatchNorm, an average, a queue."""
 
     def __init__(self, fused=False):
         super().__init__()
@@ -67,7 +67,7 @@ class Moco(LightningModule):
 
 
 def batches(bad=None, at=(3,), left_out=(), count=BATCHES):
-    """This process's batches; some are bad in the last process only, or missing in all."""
+    """Return this process's batches; some are non-finite in the last process only, or missing in all."""
     draws = torch.Generator().manual_seed(7 + rank())
     rows = []
     for number in range(count):
@@ -134,11 +134,11 @@ def assert_same(found, expected):
     "skipped, counted, named; as if the batch had not been there",
 )
 @pytest.mark.parametrize("bad", ["image", "loss", "gradient"])
-def test_it_is_as_if_the_batch_had_not_been_there(bad):
+def test_a_non_finite_batch_leaves_no_trace(bad):
     state, counts, messages = run(one_process, bad=bad)
     expected, _, _ = run(one_process, left_out=(3,))
     assert_same(state, expected)
-    assert counts == [BATCHES, BATCHES, 1, BATCHES - 1]  # the step and the schedule went on, the average did not
+    assert counts == [BATCHES, BATCHES, 1, BATCHES - 1]  # step and schedule advanced, the average did not
     assert len(messages) == 1
     assert messages[0].startswith("Step 4 was skipped (1 of at most 10)")
     assert "300, 301, 302, 303" in messages[0]
@@ -154,7 +154,7 @@ def on_rank(kind, **data):
 )
 @pytest.mark.parametrize("kind", ["ddp", "sharded"])
 @pytest.mark.parametrize("bad", ["image", "loss", "gradient"])
-def test_all_processes_skip_what_is_bad_in_one(kind, bad):
+def test_all_processes_skip_a_step_that_is_non_finite_in_one(kind, bad):
     found = run_distributed(on_rank, kind, bad=bad)
     expected = run_distributed(on_rank, kind, left_out=(3,))
     for (state, counts, _), (whole, _, _) in zip(found, expected, strict=True):
@@ -173,7 +173,7 @@ def test_all_processes_skip_what_is_bad_in_one(kind, bad):
     [("image", False), ("loss", False), ("gradient", False), ("image", True), ("loss", True)],
 )
 @pytest.mark.parametrize("at", [2, 3])
-def test_accumulated_batches_are_left_out_together(at, bad, scaled):
+def test_accumulated_batches_are_skipped_together(at, bad, scaled):
     def make(**options):
         # The scale is halved where gradients are infinite; with one that is no power of two, all of it would round.
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
@@ -191,7 +191,7 @@ def test_accumulated_batches_are_left_out_together(at, bad, scaled):
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(("bad", "skipped"), [("loss", 1), ("image", 1), ("gradient", 0)])
 def test_a_gradient_scaler_skips_gradients_by_itself(bad, skipped, fused):
-    """As it does while it looks for its scale; a bad loss is another thing."""
+    """The scaler searches for its scale; a non-finite loss is skipped by the callback."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
 
     def make(**options):
@@ -210,12 +210,12 @@ def test_a_gradient_scaler_skips_gradients_by_itself(bad, skipped, fused):
     "once the scale is down to 1 they count, and the run ends",
 )
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_gradient_scaler_does_not_skip_for_ever(tmp_path, fused):
+def test_skips_of_a_gradient_scaler_count_at_scale_one(tmp_path, fused):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**3)
     plugins = [MixedPrecision("16-mixed", device="cpu", scaler=scaler)]
     fitted = trainer(SkipNonFiniteSteps(2), QueueCallback(), plugins=plugins, default_root_dir=tmp_path, max_epochs=9)
     start = Moco(fused).state_dict()
-    with pytest.raises(UserError, match=r"Found 3 steps with .*expected at most max_skipped=2"):
+    with pytest.raises(UserError, match=r"Expected at most max_skipped=2 steps with .*, got 3"):
         fitted.fit(Moco(fused), batches("gradient", at=range(BATCHES)))
     assert fitted.global_step == 3 + 3  # the scales 8, 4 and 2, then three that count
     kept = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
@@ -225,10 +225,10 @@ def test_a_gradient_scaler_does_not_skip_for_ever(tmp_path, fused):
 @pytest.mark.fault(
     "too many bad steps", "as many infinite losses", "the run ends; a checkpoint with the weights of before"
 )
-def test_past_the_limit_the_run_ends_with_the_weights_of_before(tmp_path):
+def test_beyond_the_limit_the_run_ends_with_the_last_finite_weights(tmp_path):
     skip = SkipNonFiniteSteps(max_skipped=1)
     fitted = trainer(EMACallback(), QueueCallback(), skip, default_root_dir=tmp_path, max_epochs=3)
-    with pytest.raises(UserError, match=r"Found 2 steps with .*expected at most max_skipped=1.*last\.ckpt"):
+    with pytest.raises(UserError, match=r"Expected at most max_skipped=1 steps with .*, got 2.*last\.ckpt"):
         fitted.fit(Moco(), batches("loss"))
     checkpoint = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
     expected = Moco()
@@ -236,20 +236,20 @@ def test_past_the_limit_the_run_ends_with_the_weights_of_before(tmp_path):
     reference.fit(expected, batches(left_out=(3,)))
     assert_same(checkpoint["state_dict"], expected.state_dict())
     assert checkpoint["callbacks"]["SkipNonFiniteSteps"] == {"skipped_steps": 2}
-    # The count goes on where it stood.
-    with pytest.raises(UserError, match="Found 3 steps"):
+    # The resumed run continues the count.
+    with pytest.raises(UserError, match=r"Expected at most max_skipped=1 steps .*, got 3"):
         trainer(EMACallback(), QueueCallback(), SkipNonFiniteSteps(1), default_root_dir=tmp_path, max_epochs=4).fit(
             Moco(), batches("loss"), ckpt_path=tmp_path / "checkpoints/last.ckpt", weights_only=True
         )
 
 
 def test_a_negative_limit_is_refused():
-    with pytest.raises(ValueError, match="max_skipped=-1"):
+    with pytest.raises(UserError, match="got -1"):
         SkipNonFiniteSteps(-1)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_no_place_hides_a_bad_value_and_large_ones_are_good(value):
+def test_non_finite_values_are_found_at_any_position_and_large_values_pass(value):
     good = torch.full((1000,), 3e38)  # whose square is infinite
     good[::2] *= -1
     assert _extremes([good, torch.zeros(1)]).isfinite().all()

@@ -1,4 +1,4 @@
-"""A probe beside a training: it learns, it resumes, several processes are one, and the training never notices."""
+"""A probe beside a training learns and resumes, equals one process in several, and has no effect on the training."""
 
 import copy
 
@@ -13,13 +13,14 @@ from torch.utils.data import DataLoader
 from support.distributed import run_ddp_fit, run_sharded_fit, whole_state
 from support.tiny_modules import trainer
 from vlightning.callbacks import OnlineProbe, rank, world_size
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.sharding import shard
 
 CLASSES, SIZE = 7, 4
 
 
 def rows(count, seed=0, image="image"):
-    """Images whose mean colour tells the class, roughly."""
+    """Images whose mean colour approximately determines the class."""
     draws = torch.Generator().manual_seed(seed)
     colours = torch.randn(CLASSES, 3, generator=torch.Generator().manual_seed(9))
     label = torch.randint(CLASSES, (count,), generator=draws)
@@ -32,7 +33,7 @@ def loader(count=24, batch_size=8, **options):
 
 
 class Encoder(LightningModule):
-    """Learns to be constant; has all that a look at it could disturb."""
+    """Learns a constant; has all kinds of state that a probe could change."""
 
     shape, key = "features", "image"
 
@@ -40,7 +41,7 @@ class Encoder(LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.network = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6))
-        self.network[2].eval()  # a mode of its own
+        self.network[2].eval()  # differs from the other modules
         self.dropout = nn.Dropout(0.5)
         self.seen = set()
 
@@ -73,7 +74,7 @@ def fit(module, *callbacks, data=None, val=None, ckpt_path=None, **options):
 
 
 @pytest.mark.parametrize("shape", ["features", "tokens", "tuple"])
-def test_a_module_trains_bit_for_bit_as_without_it(shape):
+def test_training_is_bit_identical_with_and_without_the_probe(shape):
     states, draws, modes = [], [], []
     for callbacks in ([], [OnlineProbe(CLASSES)]):
         module = Encoder()
@@ -87,12 +88,12 @@ def test_a_module_trains_bit_for_bit_as_without_it(shape):
     for name, tensor in states[0].items():
         assert torch.equal(states[1][name], tensor), name
     assert not torch.equal(Encoder().state_dict()["network.0.weight"], states[0]["network.0.weight"])
-    # It looked: in eval mode and without gradient, in training as in validation.
+    # The probe encoded in eval mode and without gradient, in training and in validation.
     assert module.seen == {(False, False, torch.float32, False)}
 
 
 class Modes(Callback):
-    """What modes the parts have after each batch's callbacks."""
+    """Records the modes of the parts after each batch's callbacks."""
 
     def __init__(self):
         self.found = []
@@ -101,7 +102,7 @@ class Modes(Callback):
         self.found.append((module.training, module.network.training, module.network[2].training))
 
 
-def test_every_part_has_its_own_mode_again_after_each_batch():
+def test_modes_of_all_submodules_are_restored_after_each_batch():
     modes = Modes()
     fit(Encoder(), OnlineProbe(CLASSES), modes)
     assert modes.found == [(True, True, False)] * 3
@@ -129,7 +130,7 @@ def reference(batches, rate=1e-3, decay=0.01):
 
 
 class Losses(Callback):
-    """The features of each batch after the module's step, and the logged losses; stands after the probe."""
+    """The features of each batch after the module's step, and the logged losses; runs after the probe."""
 
     def __init__(self, name="probe"):
         self.batches, self.losses, self.name = [], [], name
@@ -143,7 +144,7 @@ class Losses(Callback):
 
 
 @pytest.mark.parametrize("shape", ["features", "tokens", "tuple"])
-def test_the_head_makes_the_steps_of_adamw_on_the_trained_modules_features(shape):
+def test_the_head_takes_adamw_steps_on_the_modules_features(shape):
     module = Encoder()
     module.shape = shape
     probe, losses = OnlineProbe(CLASSES, learning_rate=0.05, weight_decay=0.1), Losses()
@@ -174,7 +175,7 @@ def percentages(module, head, images):
     return [100 * sum(rank < k for rank in ranks) / len(ranks) for k in (1, 5)]
 
 
-def test_it_learns_and_validation_counts_all_labelled_images():
+def test_the_probe_learns_and_validation_counts_all_labelled_images():
     module, probe = Still(), OnlineProbe(CLASSES, name="colour", learning_rate=0.03)
     unlabelled = [{"image": row["image"]} for row in rows(8, seed=5)]
     images = rows(50, seed=2)
@@ -187,7 +188,7 @@ def test_it_learns_and_validation_counts_all_labelled_images():
 
 
 class Blind(Still):
-    """Cannot see the images that are black."""
+    """Returns non-finite features for black images."""
 
     def encode_images(self, image):
         black = (image == 0).all((1, 2, 3))
@@ -213,7 +214,7 @@ def test_non_finite_features_are_misses_and_are_not_trained_on():
     expected = [share * 48 / 50 for share in percentages(module, probe.state_dict()["head"], seen)]
     assert [metrics[f"val/probe_top{k}"] for k in (1, 5)] == pytest.approx(expected)
     assert expected[0] > 50
-    # The third batch is all black: it has no loss, and not the best one there could be.
+    # The third batch is all black: it has no loss, which must not count as loss 0.
     assert np.isnan(losses.losses).tolist() == [False, False, True] * 20
 
 
@@ -240,7 +241,7 @@ def assert_same(found, expected, path=""):
         assert found == expected, path
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path):
     def probes():
         return [OnlineProbe(CLASSES, learning_rate=0.05), OnlineProbe(CLASSES, name="other", learning_rate=0.01)]
 
@@ -267,7 +268,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         assert value == first.callback_metrics[name], name
     assert len(validated.callback_metrics) == 4
     fit(Plain(), *late, max_epochs=1)  # what validation restored can train
-    with pytest.raises(ValueError, match=r"'probe' found a probe for 7 classes in the checkpoint, expected 9"):
+    with pytest.raises(UserError, match=r"a probe for 9 classes in the checkpoint for .*'probe', got one for 7"):
         fit(Plain(), OnlineProbe(9), max_epochs=4, ckpt_path=tmp_path / "end.ckpt")
 
 
@@ -314,11 +315,11 @@ def options(*callbacks):
     return {"callbacks": list(callbacks), "max_epochs": 2, "use_distributed_sampler": False, "num_sanity_val_steps": 2}
 
 
-# In parts of different size the module's own loss would be another, so it stands still.
+# With parts of different size the module's loss would differ, so its learning rate is 0.
 @pytest.mark.parametrize(
     ("run_fit", "rate", "first"), [(run_ddp_fit, 0.05, 4), (run_sharded_fit, 0.05, 4), (run_ddp_fit, 0.0, 5)]
 )
-def test_two_processes_are_one(run_fit, rate, first):
+def test_two_processes_equal_one(run_fit, rate, first):
     fitted = trainer(OnlineProbe(CLASSES, learning_rate=0.05), max_epochs=2)
     fitted.fit(*module_and_data(rate))
     expected = outcome(fitted)
@@ -333,7 +334,7 @@ def test_two_processes_are_one(run_fit, rate, first):
     assert_same(found[0]["head"][0], found[1]["head"][0])
 
 
-def test_sharded_processes_train_bit_for_bit_as_without_it():
+def test_sharded_training_is_bit_identical_with_and_without_the_probe():
     before, after = (
         run_sharded_fit(module_and_data, options(*callbacks), collect=outcome)
         for callbacks in ([], [OnlineProbe(CLASSES)])
@@ -341,7 +342,7 @@ def test_sharded_processes_train_bit_for_bit_as_without_it():
     assert_same(after[0]["state"], before[0]["state"])
 
 
-def test_images_and_labels_under_other_keys():
+def test_images_and_labels_may_have_other_keys():
     class Other(Encoder):
         key = "view"
 
@@ -354,35 +355,37 @@ def test_images_and_labels_under_other_keys():
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.float32), ("64-true", torch.float64)])
-def test_it_looks_in_the_trainers_precision_and_learns_in_float32(precision, dtype):
+def test_features_have_the_trainers_precision_and_the_head_is_float32(precision, dtype):
     module, probe = Encoder(), OnlineProbe(CLASSES)
     fit(module, probe, precision=precision)
     assert module.seen == {(False, False, dtype, precision == "bf16-mixed")}
     assert {tensor.dtype for tensor in probe.state_dict()["head"].values()} == {torch.float32}
 
 
-def test_what_cannot_be_probed_is_one_sentence():
+def test_invalid_modules_and_data_are_refused_with_one_sentence():
     def refused(message, *callbacks, module=None, **options):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=message):
             fit(module or Encoder(), *callbacks, **options)
 
     bare = DataLoader([{"image": row["image"]} for row in rows(8)], 8)
     refused(
-        r"'probe' found a training batch of \['image'\], expected a dict with 'image' and 'label'",
+        r"Expected training batches with 'image' and 'label' for .*'probe', got \['image'\]",
         OnlineProbe(7),
         data=bare,
     )
-    refused(r"found no encode\(\) in Encoder, .*'encode_images'.*: set method", OnlineProbe(7, method="encode"))
-    refused(r"found \d+ labels outside 0 to 3, expected each image's class: set num_classes", OnlineProbe(4))
+    refused(
+        r"a method encode\(\) .*, got Encoder without .*'encode_images'.*: set method", OnlineProbe(7, method="encode")
+    )
+    refused(r"Expected labels from 0 to 3 .*, got \d+ labels outside: set num_classes", OnlineProbe(4))
 
     class Maps(Encoder):
         def encode_images(self, image):
             return image
 
-    refused(r"found \[8, 3, 4, 4\] from Maps.encode_images\(\), expected features", OnlineProbe(7), module=Maps())
+    refused(r"Expected features .*, got \[8, 3, 4, 4\] from Maps.encode_images\(\)", OnlineProbe(7), module=Maps())
 
     class OneToken(Encoder):
         def encode_images(self, image):
             return super().encode_images(image)[:, None]
 
-    refused(r"found \[8, 1, 6\] from OneToken", OnlineProbe(7), module=OneToken())
+    refused(r"got \[8, 1, 6\] from OneToken", OnlineProbe(7), module=OneToken())

@@ -49,7 +49,7 @@ def test_lightning_alone_restores_the_old_settings(checkpoint: Path):
     assert trainer.optimizers[0].param_groups[0]["weight_decay"] == 0.0
 
 
-def test_typed_settings_win_and_the_schedule_goes_on(checkpoint: Path):
+def test_typed_settings_override_and_the_schedule_continues(checkpoint: Path):
     module = Scheduled(0.4, 0.2)
     trainer = fit(module, 2, checkpoint, callbacks=[TypedOptimizerOptions()])
     assert module.rates == pytest.approx([0.4 / 4, 0.4 / 8])

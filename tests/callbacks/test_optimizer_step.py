@@ -9,7 +9,7 @@ from vlightning.callbacks import OptimizerStepCallback
 
 
 class Counter(OptimizerStepCallback):
-    """Notes the index of each batch after which it was called, and that the weights did change."""
+    """Records the index of each batch after which it was called, and checks that the weights changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,6 +143,6 @@ def test_resuming_and_a_second_fit_count_from_where_they_start(tmp_path):
     assert len(counter.batches) == 4
 
 
-def test_the_optimizer_is_left_alone_after_the_fit():
+def test_hooks_are_removed_from_the_optimizer_after_the_fit():
     _, run = fitted(Student(), 2)
     assert not run.optimizers[0]._optimizer_step_post_hooks

@@ -11,7 +11,7 @@ from vlightning.callbacks import EMACallback, QueueCallback
 
 
 class Watch(Callback):
-    """Notes, after every batch, the student's weights and the keys, and before the first what there was."""
+    """Records the initial state, and after every batch the student's weights and the keys."""
 
     def __init__(self):
         self.students, self.keys, self.losses = [], [], []
@@ -25,14 +25,14 @@ class Watch(Callback):
         self.losses.append(outputs["loss"].item())
 
 
-def test_it_trains_with_a_teacher_and_a_queue():
+def test_plain_moco_trains_with_a_teacher_and_a_queue():
     torch.manual_seed(0)
     watch, module = Watch(), PlainMoCo()
     run = trainer(watch, max_epochs=12)
     run.fit(module, loader(10, batch_size=12, dim=16))
     assert sum(isinstance(callback, EMACallback | QueueCallback) for callback in run.callbacks) == 2
 
-    # It learns to tell a vector from those in the queue; the second epoch is the first with a full one.
+    # The student learns to distinguish a vector from those in the queue, which is full from the second epoch on.
     assert sum(watch.losses[-10:]) < 0.85 * sum(watch.losses[10:20])
 
     with torch.no_grad():

@@ -30,7 +30,7 @@ class SlowQueue:
             self.filled = min(self.filled + 1, len(self.ids))
 
 
-def test_any_batches_leave_what_row_by_row_writing_leaves():
+def test_batches_of_any_size_equal_row_by_row_writing():
     random = torch.Generator().manual_seed(3)
     tried = {"wrapped": 0, "larger": 0, "dropped": 0, "all dropped": 0}
     for _ in range(150):
@@ -58,8 +58,8 @@ def test_any_batches_leave_what_row_by_row_writing_leaves():
     assert min(tried.values()) >= 5, tried  # every case of interest did come up
 
 
-def test_the_host_never_waits():
-    # Meta tensors have no values: whatever had to look at one (`.item()`, a boolean index) would raise.
+def test_enqueueing_does_not_synchronize_with_the_device():
+    # Meta tensors have no values: operations that read one (`.item()`, a boolean index) raise.
     queue = FeatureQueue(5, 3, ids=True).to("meta")
     for batch in (1, 5, 12):
         queue.enqueue(torch.empty(batch, 3, device="meta"), torch.empty(batch, dtype=torch.long, device="meta"))
@@ -89,7 +89,7 @@ def test_an_empty_queue_has_no_valid_slot_and_a_random_one_unit_rows():
     assert empty.pointer.shape == empty.filled.shape == ()
 
 
-def test_all_of_it_is_in_the_checkpoint():
+def test_the_checkpoint_contains_the_whole_queue():
     queue, other = FeatureQueue(6, 3, ids=True), FeatureQueue(6, 3, ids=True)
     queue.enqueue(torch.randn(8, 3), torch.arange(8))
     assert set(queue.state_dict()) == {"features", "ids", "pointer", "filled"}
@@ -105,7 +105,7 @@ def test_all_of_it_is_in_the_checkpoint():
 def test_a_checkpoint_of_another_size_is_refused():
     module, other = nn.ModuleDict({"image": FeatureQueue(6, 3)}), nn.ModuleDict({"image": FeatureQueue(8, 3)})
     with pytest.raises(
-        ValueError, match=r"queue 'image' in the checkpoint has 6 rows of 3 values, this one 8 rows of 3"
+        UserError, match=r"Expected 8 rows of 3 values in the checkpoint of the queue 'image', got 6 rows of 3"
     ):
         other.load_state_dict(module.state_dict(), strict=False)
 
@@ -113,26 +113,26 @@ def test_a_checkpoint_of_another_size_is_refused():
 @pytest.mark.parametrize(
     ("with_ids", "features", "ids", "message"),
     [
-        (False, (2, 4), None, r"rows of 3 values, got features of shape \[2, 4\]"),
+        (False, (2, 4), None, r"Expected features \[B, 3\], got features of shape \[2, 4\]"),
         (False, (3,), None, r"shape \[3\]"),
-        (True, (2, 3), None, "expects ids with the features, but none came"),
-        (False, (2, 3), (2,), "expects no ids with the features, but some came"),
-        (True, (2, 3), (3,), r"ids of shape \[3\] for 2 features"),
+        (True, (2, 3), None, "Expected ids with the features, .* got none"),
+        (False, (2, 3), (2,), "Expected no ids with the features, .* got ids"),
+        (True, (2, 3), (3,), r"Expected ids \[2\], .* got ids of shape \[3\]"),
     ],
 )
-def test_wrong_rows_end_in_a_sentence(with_ids, features, ids, message):
+def test_invalid_rows_are_refused(with_ids, features, ids, message):
     queue = FeatureQueue(5, 3, ids=with_ids)
     with pytest.raises(ValueError, match=message):
         queue.enqueue(torch.zeros(features), None if ids is None else torch.zeros(ids, dtype=torch.long))
 
 
-def test_a_queue_without_room_is_refused():
-    with pytest.raises(ValueError, match="size=0"):
+def test_a_queue_of_size_zero_is_refused():
+    with pytest.raises(UserError, match="at least 1, got 0 and 3"):
         FeatureQueue(0, 3)
 
 
 class Queued(Student):
-    """Enqueues its inputs, and notes for each batch whether its own rows were in the queue that the loss saw."""
+    """Enqueues its inputs, and records for each batch whether its own rows were in the queue of its loss."""
 
     def __init__(self, size=7):
         super().__init__()
@@ -198,38 +198,38 @@ def test_a_step_that_returns_none_enqueues_nothing():
     [
         (
             lambda loss, batch: loss,
-            r"Queued returned a dict with \['loss'\], expected .*'keys': \{'rows'",
+            r"'keys': \{'rows'.* from training_step of Queued, got a dict with \['loss'\]",
         ),
-        (lambda loss, batch: {"loss": loss, "keys": batch}, "expected .*'keys': {'rows'"),
-        (lambda loss, batch: {"loss": loss, "keys": {}}, "no keys for the queue 'rows': there are none"),
+        (lambda loss, batch: {"loss": loss, "keys": batch}, "Expected .*'keys': {'rows'"),
+        (lambda loss, batch: {"loss": loss, "keys": {}}, "keys for the queue 'rows' .*, got none: there are none"),
         (
             lambda loss, batch: {"loss": loss, "keys": {"row": batch}},
-            "keys 'row', for which there is no queue: did you mean 'rows'",
+            "got keys 'row': did you mean 'rows'",
         ),
         (
             lambda loss, batch: {"loss": loss, "keys": {"rows": batch}, "key_ids": {"rosw": batch}},
-            "'rosw', for which there is no queue",
+            "keys of known queues .*, got keys 'rosw'",
         ),
         (
             lambda loss, batch: {"loss": loss, "keys": {"rows": batch[:, 1:]}},
-            r"Keys for the queue 'rows': The queue holds rows of 4 values, got features of shape \[2, 3\]",
+            r"Keys for the queue 'rows': Expected features \[B, 4\], got features of shape \[2, 3\]",
         ),
-        (lambda loss, batch: {"loss": loss, "keys": {"rows": batch}}, "Keys for the queue 'rows': .*expects ids"),
+        (lambda loss, batch: {"loss": loss, "keys": {"rows": batch}}, "Keys for the queue 'rows': Expected ids"),
     ],
 )
-def test_what_a_step_returns_wrongly_ends_in_a_sentence(result, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_outputs_of_a_step_are_refused_with_one_sentence(result, message):
+    with pytest.raises((UserError, ValueError), match=message):
         trainer(QueueCallback()).fit(returning(result), loader(1))
 
 
 @pytest.mark.parametrize(
     ("queues", "error", "message"),
     [
-        ({"rows": "bnak"}, UserError, "queue 'rows' is given as 'bnak'.*did you mean 'bank'"),
-        ({"rows": "student"}, UserError, "type Linear; expected an instance of FeatureQueue"),
+        ({"rows": "bnak"}, UserError, r"path 'bnak' \(the queue 'rows'\).*did you mean 'bank'"),
+        ({"rows": "student"}, UserError, "Expected a FeatureQueue .*, got a Linear"),
     ],
 )
-def test_wrong_paths_end_in_a_sentence_before_the_first_batch(queues, error, message):
+def test_invalid_paths_are_refused_before_the_first_batch(queues, error, message):
     module = Queued()
     module.on_train_start = lambda: pytest.fail("training began")
     with pytest.raises(error, match=message):
@@ -237,26 +237,26 @@ def test_wrong_paths_end_in_a_sentence_before_the_first_batch(queues, error, mes
 
 
 class Weights(EMAWeightAveraging):
-    """Another project's own."""
+    """A subclass of another project."""
 
 
 @pytest.mark.parametrize("kind", [WeightAveraging, EMAWeightAveraging, Weights])
-def test_lightnings_averages_of_weights_are_refused_where_they_would_average_the_queue(kind):
-    with pytest.raises(ValueError, match=rf"Found Lightning's {kind.__name__} beside a queue, .*use_buffers=False"):
+def test_lightnings_weight_averaging_is_refused_if_it_averages_the_queue(kind):
+    with pytest.raises(UserError, match=rf"use_buffers=False of Lightning's {kind.__name__} beside a queue, got True"):
         trainer(kind(), QueueCallback()).fit(Queued(), loader(2))
     module = Queued()
     trainer(QueueCallback(), kind(use_buffers=False)).fit(module, loader(2))
     assert int(module.bank.filled) == 4
 
 
-def test_a_module_without_queues_raises_with_what_to_add():
-    with pytest.raises(UserError, match=r"Student has no queues\(\)"):
+def test_a_module_without_queues_is_refused_with_advice():
+    with pytest.raises(UserError, match=r"none from queues\(\) of Student"):
         trainer(QueueCallback()).fit(Student(), loader(1))
-    with pytest.raises(ValueError, match="empty dict"):
+    with pytest.raises(UserError, match="empty dict"):
         QueueCallback({})
     module = Queued()
     module.queues = lambda: {"rows": torch.zeros(2)}
-    with pytest.raises(UserError, match="returns a Tensor as 'rows', expected a FeatureQueue"):
+    with pytest.raises(UserError, match=r"Expected a FeatureQueue as 'rows' .*, got a Tensor"):
         trainer(QueueCallback()).fit(module, loader(1))
 
 
@@ -271,7 +271,7 @@ def collect(run):
 
 
 @pytest.mark.parametrize("broadcast_buffers", [True, False])
-def test_ranks_hold_the_same_queue_with_the_rows_of_all_in_rank_order(broadcast_buffers):
+def test_ranks_have_equal_queues_with_all_rows_in_rank_order(broadcast_buffers):
     kwargs = {"callbacks": [QueueCallback()], "max_epochs": 1}
     ranks = run_ddp_fit(make_ddp, kwargs, ddp_kwargs={"broadcast_buffers": broadcast_buffers}, collect=collect)
     assert [result["rank"] for result in ranks] == [0, 1]
@@ -306,7 +306,7 @@ def collect_start(run):
     return run.lightning_module.start
 
 
-def test_ranks_begin_with_rank_0s_queue_which_ddp_does_not_send_again():
+def test_ranks_start_with_rank_0s_queue_which_ddp_does_not_broadcast():
     kwargs = {"callbacks": [QueueCallback()], "max_epochs": 1}
     first, second = run_ddp_fit(make_unlike, kwargs, collect=collect_start)
     torch.manual_seed(0)
@@ -326,7 +326,7 @@ def save(run):
     return collect(run)
 
 
-def test_every_rank_resumes_with_the_queue_of_all(tmp_path):
+def test_every_rank_resumes_with_the_whole_queue(tmp_path):
     # Lightning saves the buffers of rank 0 only.
     callbacks = {"callbacks": [QueueCallback(), EMACallback()], "default_root_dir": str(tmp_path)}
     half = run_ddp_fit(make_resumable, callbacks | {"max_epochs": 1}, collect=save)
@@ -341,7 +341,7 @@ def test_every_rank_resumes_with_the_queue_of_all(tmp_path):
             assert torch.equal(resumed["bank"][name], tensor), name
 
 
-def test_a_copy_is_a_queue_of_its_own():
+def test_a_copied_queue_is_independent():
     queue = FeatureQueue(3, 2)
     other = copy.deepcopy(queue)
     other.enqueue(torch.ones(1, 2))

@@ -39,7 +39,7 @@ def test_draws_are_a_function_of_seed_and_batch():
     random.seed(2)
     again, _ = drawn(StepSeedCallback(5), max_epochs=2)
     assert first == again
-    assert len(set(first)) == 8  # no two batches alike, of whichever epoch
+    assert len(set(first)) == 8  # all batches of all epochs differ
     other, _ = drawn(StepSeedCallback(6), max_epochs=2)
     assert not set(first) & set(other)
 
@@ -85,7 +85,7 @@ def test_a_resumed_run_repeats_the_draws_of_the_uninterrupted_run(tmp_path, batc
     assert resumed == straight[batch:]
 
 
-def test_the_seed_of_the_run_is_the_one_of_seed_everything(monkeypatch):
+def test_the_seed_of_the_run_is_that_of_seed_everything(monkeypatch):
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     assert StepSeedCallback().seed == 0
     callback = StepSeedCallback()
@@ -96,7 +96,7 @@ def test_the_seed_of_the_run_is_the_one_of_seed_everything(monkeypatch):
     assert drawn(StepSeedCallback())[0] == drawn(StepSeedCallback(9))[0]
 
 
-def test_the_seed_of_the_checkpoint_wins_with_a_warning(tmp_path):
+def test_the_seed_of_the_checkpoint_overrides_with_a_warning(tmp_path):
     straight, _ = drawn(StepSeedCallback(5), max_epochs=2)
     _, run = drawn(StepSeedCallback(5), max_epochs=1)
     run.save_checkpoint(tmp_path / "x.ckpt")

@@ -84,7 +84,7 @@ def on_rank(kind, folder, hook=None, resume=False, seed=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "sharded"])
 @pytest.mark.parametrize("hook", ["on_before_zero_grad", "on_validation_batch_end"])
-def test_all_processes_stop_when_one_is_sent_a_signal_and_go_on_together(tmp_path, kind, hook):
+def test_all_processes_stop_when_one_gets_a_signal_and_resume_together(tmp_path, kind, hook):
     stopped_after = {"on_before_zero_grad": 5, "on_validation_batch_end": 4}[hook]
     assert run_distributed(on_rank, kind, tmp_path, hook) == [(143, stopped_after)] * 2
     whole, _ = run_distributed(on_rank, kind, tmp_path / "whole")

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from vlightning.cli_support.command_line import UsageError, find_config, read_command_line
+from vlightning.cli_support.command_line import read_command_line
+from vlightning.common.configs import find_config
+from vlightning.common.errors import UserError
 
 
 @pytest.fixture
@@ -17,7 +19,7 @@ def config(tmp_path: Path) -> str:
 def test_later_words_override_earlier_ones(config: str):
     typed = read_command_line(["fit", "--config", config, "--model.dim", "3", "--model.init_args.lr=4"])
     assert typed.subcommand == "fit"
-    assert typed.class_path("model") == "x.Net"
+    assert typed.lookup("model.class_path") == "x.Net"
     assert typed.lookup("model.init_args.dim") == 3
     assert typed.lookup("model.lr") == 4
     assert typed.lookup("trainer.max_epochs") == 2
@@ -68,5 +70,5 @@ def test_configs_are_looked_for_here_first_then_in_the_package(tmp_path: Path, m
 
 def test_yaml_text_in_place_of_a_file_is_no_file():
     assert find_config("{trainer: {max_epochs: 2}}") is None
-    with pytest.raises(UsageError, match="is a folder"):
+    with pytest.raises(UserError, match="is a folder"):
         find_config("/")

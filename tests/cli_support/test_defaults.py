@@ -7,6 +7,7 @@ from vlightning.callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, StopOnS
 from vlightning.callbacks.checkpoints.best import BestCheckpoint
 from vlightning.callbacks.checkpoints.last import LastCheckpoint
 from vlightning.callbacks.progress_bar import OneLineProgressBar
+from vlightning.callbacks.run_report import RunReport
 from vlightning.cli_support.defaults import with_defaults
 
 
@@ -16,8 +17,8 @@ def added(**config: object) -> list[type]:
 
 
 def test_the_defaults():
-    kinds = [OneLineProgressBar, LearningRateMonitor, SkipNonFiniteSteps, StopOnSignal, BestCheckpoint, LastCheckpoint]
-    assert added() == kinds
+    kinds = [OneLineProgressBar, LearningRateMonitor, SkipNonFiniteSteps, StopOnSignal, RunReport]
+    assert added() == [*kinds, BestCheckpoint, LastCheckpoint]
 
 
 def test_a_default_steps_back_for_one_of_its_kind_and_for_a_switch():
@@ -25,7 +26,7 @@ def test_a_default_steps_back_for_one_of_its_kind_and_for_a_switch():
     assert OneLineProgressBar not in added(enable_progress_bar=False)
     assert LearningRateMonitor not in added(callbacks=LearningRateMonitor())
     assert LearningRateMonitor not in added(logger=False)
-    assert added(enable_checkpointing=False) == [OneLineProgressBar, LearningRateMonitor, SkipNonFiniteSteps]
+    assert added(enable_checkpointing=False) == [OneLineProgressBar, LearningRateMonitor, SkipNonFiniteSteps, RunReport]
     assert SkipNonFiniteSteps not in added(callbacks=SkipNonFiniteSteps(3))
     assert StopOnSignal not in added(callbacks=StopOnSignal(requeue=False))
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from vlightning.cli_support.command_line import UsageError
-from vlightning.cli_support.errors import readable_errors, sentence
+from vlightning.cli_support.errors import UsageError, readable_errors, sentence
 from vlightning.common.errors import UserError
 from vlightning.common.files import check_free
 
@@ -45,7 +44,7 @@ def test_an_error_for_users_is_shown_in_one_line():
 
 
 def test_an_error_that_this_package_raises_is_shown():
-    assert "already there" in sentence(caught(check_free, Path(__file__)))
+    assert "which exists" in sentence(caught(check_free, Path(__file__)))
 
 
 def test_a_value_error_from_inside_a_library_is_a_defect():
@@ -55,7 +54,7 @@ def test_a_value_error_from_inside_a_library_is_a_defect():
 
 @pytest.mark.parametrize(
     ("way", "beginning"),
-    [("for users", "The list is empty; name another."), ("by this package", "Found "), ("defect", None)],
+    [("for users", "The list is empty; name another."), ("by this package", "Expected a new name"), ("defect", None)],
 )
 def test_a_sentence_from_a_loader_worker_is_shown_and_a_defect_is_not(way: str, beginning: str | None):
     found = sentence(caught(list, DataLoader(Rows(way), num_workers=1)))

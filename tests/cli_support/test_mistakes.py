@@ -1,5 +1,6 @@
 """What was typed wrongly ends in one sentence with the nearest valid name."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,11 @@ def test_a_missing_or_misspelt_subcommand_names_the_four(words: list[str]):
 
 def test_abbreviated_options_are_not_accepted():
     assert "'--trainer.max_epochs'" in run("fit", "--config", "tiny.yaml", "--trainer.max_epo=3").sentence
+
+
+def test_two_configs_of_different_methods_are_one_sentence():
+    """Both classes have the group `optim`, with other fields."""
+    ran = run("fit", "--config=configs/cocord/quickstart.yaml", "--config=configs/albef/quickstart.yaml")
+    assert ran.status == 2
+    assert re.match(r"model is CoCoRDModule by .*cocord/.*\.yaml and ALBEFModule by .*albef/.*\.yaml, ", ran.sentence)
+    assert "a group 'optim' with other fields" in ran.sentence

@@ -161,7 +161,7 @@ def test_what_is_no_sharded_checkpoint_is_one_sentence():
     Path(folder, "meta.pt").unlink()
     ran = resume(checkpoint=folder)
     assert ran.status == 2
-    assert "no whole checkpoint" in ran.sentence
+    assert "Expected a complete checkpoint" in ran.sentence
 
 
 def shaping(file: str) -> dict:

@@ -1,6 +1,7 @@
 """Every fresh start gets its own folder; a folder that holds a run is entered only to go on with it."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from support.command_line import run, tiny_config
 from support.slurm import pretend_slurm
 from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole
 from vlightning.cli_support.command_line import read_command_line
-from vlightning.cli_support.run_folder import claim_run_dir, run_dir_released
+from vlightning.cli_support.run_folder import claimed
 
 
 @pytest.fixture(autouse=True)
@@ -223,14 +224,15 @@ def test_two_commands_of_a_job_that_start_together_do_not_share_a_folder(
 ):
     """The second one looks while the first has claimed its folder and written nothing."""
     pretend_slurm(monkeypatch, tmp_path)
-    config = read_command_line(["fit", "--config=tiny.yaml"])
-    claimed = []
-    for _ in range(2):
-        trainer = Namespace(logger=Namespace(class_path="CSVLogger", init_args=Namespace(save_dir="runs", name="a")))
-        claimed.append(claim_run_dir(Namespace(trainer=trainer), config, None))
-    assert [str(one.folder) for one in claimed] == ["runs/a/slurm_41", "runs/a/slurm_41_0"]
-    with run_dir_released():
-        pass
+    typed = read_command_line(["fit", "--config=tiny.yaml"])
+    folders = []
+    with ExitStack() as both:
+        for _ in range(2):
+            arguments = Namespace(save_dir="runs", name="a")
+            trainer = Namespace(logger=Namespace(class_path="CSVLogger", init_args=arguments))
+            both.enter_context(claimed(Namespace(trainer=trainer), "a", typed, None))
+            folders.append(trainer.default_root_dir)
+        assert folders == ["runs/a/slurm_41", "runs/a/slurm_41_0"]
     assert not Path("runs").exists()
 
 

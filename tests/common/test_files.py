@@ -1,4 +1,4 @@
-"""Atomic writes; what a killed process left goes with the next save, what another process is writing stays."""
+"""Atomic writes; files of killed processes are removed by the next save, files of running processes are kept."""
 
 import multiprocessing
 import os
@@ -15,6 +15,7 @@ from vlightning.callbacks import AtomicCheckpointIO, divide_checkpoint_file
 from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole
 from vlightning.common import files
 from vlightning.common.files import (
+    WriteError,
     clear_leftovers,
     original_path,
     replaced_beside,
@@ -36,7 +37,7 @@ def save_folder(folder):
 
 
 def wait_before_the_name(save, folder, reached, go_on, answer):
-    """Saves, and waits when all of it is written."""
+    """Saves, and waits before the rename."""
 
     def waiting(staged, target):
         reached.set()
@@ -53,7 +54,7 @@ def wait_before_the_name(save, folder, reached, go_on, answer):
 
 @contextmanager
 def a_save_in_progress(save, folder):
-    """Another process's, which is killed at the end; yields it, and a function that lets it go on."""
+    """A save of another process, which is killed at the end; yields the process and a function that continues it."""
     reached, go_on, answer = FORK.Event(), FORK.Event(), FORK.Queue()
     process = FORK.Process(target=wait_before_the_name, args=(save, folder, reached, go_on, answer))
     process.start()
@@ -87,7 +88,7 @@ def names(folder):
     "both are whole",
 )
 @pytest.mark.parametrize("save", [save_file, save_folder])
-def test_a_save_in_progress_is_left_alone(folder, save):
+def test_a_save_in_progress_is_kept(folder, save):
     with a_save_in_progress(save, folder) as (_, finish):
         AtomicCheckpointIO().save_checkpoint(CONTENT, folder / "other.ckpt")
         convert([str(folder / "many.ckpt"), str(folder / "as file.ckpt")])
@@ -104,7 +105,7 @@ def test_a_save_in_progress_is_left_alone(folder, save):
     "killed before a save has its name", "SIGKILL to another process of the machine", "the next save removes the debris"
 )
 @pytest.mark.parametrize("save", [save_file, save_folder])
-def test_what_a_killed_process_has_left_goes_with_the_next_save(folder, save):
+def test_files_of_a_killed_process_are_removed_by_the_next_save(folder, save):
     with a_save_in_progress(save, folder) as (process, _):
         os.kill(process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and its parent has not asked for it yet
@@ -122,8 +123,8 @@ def test_a_reused_process_number_is_recognized_by_its_start(folder):
 
 
 @pytest.mark.parametrize("machine", ["another machine", None])
-def test_what_may_be_of_another_machine_goes_when_nothing_has_changed_for_long(folder, monkeypatch, machine):
-    """As may be what has no owner in its name."""
+def test_files_of_other_machines_are_removed_after_a_day_without_change(folder, monkeypatch, machine):
+    """A file without an owner in its name may belong to another machine."""
     staged, old = folder / ".incomplete-0123", folder / ".replaced-earlier.ckpt"
     if machine:
         monkeypatch.setattr(files, "_machine", lambda: "0123456789ab")
@@ -141,8 +142,8 @@ def test_what_may_be_of_another_machine_goes_when_nothing_has_changed_for_long(f
 
 
 @pytest.mark.parametrize("writer", ["living", "dead"])
-def test_an_unfinished_file_goes_with_its_writer(tmp_path, writer):
-    """Whatever its age, and whether it is a file or a folder."""
+def test_an_unfinished_file_is_removed_after_its_writer_ended(tmp_path, writer):
+    """A file or a folder of any age."""
     make = unfinished_beside if writer == "living" else lambda path: by_another_process(lambda: unfinished_beside(path))
     file, folder = make(tmp_path / "a"), make(tmp_path / "b")
     file.touch()
@@ -185,7 +186,22 @@ def test_replacing_writes_files_and_folders_or_nothing(tmp_path):
     assert names(tmp_path / "new") == ["file", "folder"]
 
 
-def test_of_two_folders_that_get_one_name_at_once_the_later_one_stays(folder, monkeypatch):
+@pytest.mark.parametrize("target", ["taken/new", "taken/folder/new"])
+def test_a_file_where_the_folder_should_be_is_named(tmp_path, target):
+    (tmp_path / "taken").write_text("content")
+    with (
+        pytest.raises(
+            WriteError,
+            match=rf"^Expected the folder {(tmp_path / target).parent}, got the file {tmp_path}/taken: move the file",
+        ),
+        replacing(tmp_path / target),
+    ):
+        pytest.fail("nothing can be written")
+    assert (tmp_path / "taken").read_text() == "content"
+    assert names(tmp_path) == ["taken"]
+
+
+def test_concurrent_swaps_of_one_folder_keep_the_later_one(folder, monkeypatch):
     mine, others = unfinished_beside(folder / "x"), folder / "others"
     rename = os.rename
     for path in (mine, others):

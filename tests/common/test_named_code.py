@@ -1,4 +1,4 @@
-"""A checkpoint names no code but this package's, `torch.optim`'s, and what was typed; nothing else is imported."""
+"""A checkpoint names no code but this package's, `torch.optim`'s, and what the user typed; nothing else is imported."""
 
 import copy
 import json
@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from support.command_line import run, tiny_config
+from vlightning.callbacks.checkpoints.resume import merge
 from vlightning.callbacks.checkpoints.saved_run import read_saved_run
 from vlightning.cli_support.command_line import read_command_line
-from vlightning.cli_support.resume import merge
 from vlightning.common.errors import UserError
 from vlightning.common.named_code import ForeignCode, TypedNames, check_arguments
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
@@ -37,7 +37,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"class_path": name, "init_args": arguments}
 
 
-# A name that leads to code, where it stands, and what of it the sentence repeats. Each would write the file `ran`.
+# A name of code, its place, and the part of it in the message. Each would write the file `ran`.
 GADGETS = {
     "function": ("data", "eval_transform", call("os.system", command=TOUCH), "os.system"),
     "class": ("data", "eval_transform", call("subprocess.Popen", args=TOUCH, shell=True), "subprocess.Popen"),
@@ -52,12 +52,12 @@ GADGETS = {
     "re-export of this package": (
         "data",
         "eval_transform",
-        call("vlightning.cli_support.export.Path"),
-        "vlightning.cli_support.export.Path",
+        call("vlightning.cli_support.commands.Path"),
+        "vlightning.cli_support.commands.Path",
     ),
     "function of this package": (
-        *("data", "eval_transform", call("vlightning.cli_support.export.export", checkpoint="a", target="ran")),
-        "vlightning.cli_support.export.export",
+        *("data", "eval_transform", call("vlightning.lightning_modules.exports.export", checkpoint="a", target="ran")),
+        "vlightning.lightning_modules.exports.export",
     ),
     "a similar prefix": (
         "data",
@@ -145,7 +145,7 @@ def test_the_command_line_refuses_a_checkpoint_that_names_other_code(subcommand:
 
 
 @pytest.mark.parametrize("what", GADGETS)
-def test_no_name_gets_as_far_as_the_parser(what: str):
+def test_foreign_names_do_not_reach_the_parser(what: str):
     section, argument, value, named = GADGETS[what]
     path = Path(checkpoint(section, argument, copy.deepcopy(value)))
     with pytest.raises(UserError, match=f"{re.escape(named)}.*could run any code"):
@@ -159,8 +159,8 @@ def test_a_class_of_the_same_name_as_the_typed_one_is_not_imported():
     assert nothing_ran()
 
 
-def test_what_is_typed_is_allowed_and_replaces_what_is_not():
-    """The two ways out that the sentence names, until the parser has the value."""
+def test_typed_names_are_allowed_and_replace_foreign_ones():
+    """Both solutions that the message names."""
     named = checkpoint("data", "eval_transform", call("gadget.Gadget"))
     ran = run("test", "--ckpt_path", named, "--data.init_args.eval_transform=gadget.Gadget", "--print_config")
     assert ran.status == 0, ran.err
@@ -182,7 +182,7 @@ def test_names_are_compared_by_the_object():
     assert len(names) == 1
 
 
-def test_optimizers_of_torch_are_allowed_and_functions_for_them_are_not():
+def test_optimizers_of_torch_are_allowed_and_functions_are_refused():
     class Own(nn.Module):
         def __init__(self, optimizer: "OptimizerCallable", schedule: "LRSchedulerCallable") -> None:
             super().__init__()
@@ -205,28 +205,28 @@ def test_optimizers_of_torch_are_allowed_and_functions_for_them_are_not():
 
 
 @pytest.mark.parametrize("what", [name for name, gadget in GADGETS.items() if gadget[0] == "data"])
-def test_python_refuses_it_too(what: str):
+def test_load_from_checkpoint_refuses_foreign_code(what: str):
     _, argument, value, _ = GADGETS[what]
     path = checkpoint("data", argument, copy.deepcopy(value))
     content = torch.load(path, weights_only=True)
     content["datamodule_hyper_parameters"].setdefault("_instantiator", "lightning.pytorch.cli.instantiate_module")
     torch.save(content, path)
-    with pytest.raises(ValueError, match=r"could run any code|arbitrary code|expected one of"):
+    with pytest.raises((UserError, ValueError), match=r"could run any code|arbitrary code|Expected a checkpoint of"):
         ShapesDataModule.load_from_checkpoint(path)
     assert nothing_ran()
 
 
-def test_python_passes_the_argument_itself_or_trusts_the_file():
+def test_load_from_checkpoint_accepts_a_passed_argument_or_a_trusted_file():
     path = checkpoint("data", "eval_transform", call("torch.nn.Identity"))
     content = torch.load(path, weights_only=True)
     content["datamodule_hyper_parameters"]["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
     torch.save(content, path)
-    with pytest.raises(ValueError, match=r"'torch\.nn\.Identity' for eval_transform.*pass eval_transform="):
+    with pytest.raises(UserError, match=r"'torch\.nn\.Identity' for eval_transform.*pass eval_transform="):
         ShapesDataModule.load_from_checkpoint(path)
     mine = nn.Identity()
     assert ShapesDataModule.load_from_checkpoint(path, eval_transform=mine).eval_transform is mine
     assert isinstance(ShapesDataModule.load_from_checkpoint(path, weights_only=False).eval_transform, nn.Identity)
-    with pytest.raises(ValueError, match="is of ShapesDataModule, expected one of ImageTextDataModule"):
+    with pytest.raises(UserError, match=r"Expected a checkpoint of ImageTextDataModule, got .* of ShapesDataModule"):
         ImageTextDataModule.load_from_checkpoint(path)
     with pytest.raises(pickle.UnpicklingError, match=r"posix\.system"):
         ALBEFModule.load_from_checkpoint("evil.pth")
@@ -234,7 +234,7 @@ def test_python_passes_the_argument_itself_or_trusts_the_file():
 
 
 def test_a_tokenizers_folder_does_not_run_its_own_python_files(monkeypatch: pytest.MonkeyPatch):
-    """Where it is left open, transformers asks at the terminal; the answer here is yes."""
+    """Without a decision, transformers asks at the terminal; the answer in this test is yes."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     folder = Path("own")
     folder.mkdir()

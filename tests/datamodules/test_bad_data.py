@@ -18,7 +18,7 @@ from vlightning.datamodules.core.decode import decode_image
 from vlightning.datamodules.core.faults import BadDataError, BadSample
 from vlightning.datamodules.core.sampling import block_order, epoch_order, shard_order, substitute
 
-SHARDS, ROWS = 4, 600  # rows of each
+SHARDS, ROWS = 4, 400  # rows of each
 BATCH, BLOCK, SEED, EPOCHS, WORKERS = 8, 64, 5, 2, 2
 MAX_PIXELS = 1_000_000
 SIDE = 6

@@ -53,7 +53,7 @@ def leaves(*tensors):
 @pytest.mark.parametrize("chunk", [None, 1, 4])
 @pytest.mark.parametrize("weight", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("teachers", [1, 2, 3])
-def test_loss_is_the_papers_sum_in_value_and_gradient(teachers, weight, chunk):
+def test_the_loss_equals_the_papers_sum_in_value_and_gradient(teachers, weight, chunk):
     image, text, scale, taught = features(teachers=teachers)
     expected_inputs, found_inputs = leaves(image, text, scale), leaves(image, text, scale)
     expected = plain(*expected_inputs, taught, weight)
@@ -67,14 +67,14 @@ def test_loss_is_the_papers_sum_in_value_and_gradient(teachers, weight, chunk):
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
 
 
-def test_contrast_is_open_clips_loss():
+def test_the_contrast_equals_open_clips_loss():
     image, text, scale, _ = features()
     terms = contrast_terms(whole(image, text, scale), [])
     torch.testing.assert_close(terms.contrast, open_clip.ClipLoss()(image, text, scale))
     assert float(terms.distillation) == float(terms.entropy) == 0
 
 
-def test_distillation_is_zero_where_the_student_is_the_teacher():
+def test_distillation_from_itself_is_zero():
     image, text, _, _ = features()
     same = whole(image, text, 20.0)
     assert float(contrast_terms(same, [same, same]).distillation) == pytest.approx(0, abs=1e-12)
@@ -114,7 +114,7 @@ def on_rank(chunk):
 
 
 @pytest.mark.parametrize("chunk", [None, 2])
-def test_two_processes_are_one(chunk):
+def test_two_processes_equal_one(chunk):
     image, text, scale, taught = features()
     inputs = leaves(image, text, scale)
     loss = weighted(contrast_terms(whole(*inputs), [whole(*teacher) for teacher in taught]), 0.7)
@@ -127,15 +127,15 @@ def test_two_processes_are_one(chunk):
     torch.testing.assert_close(sum(half[1][2] for half in halves) / 2, inputs[2].grad, rtol=1e-10, atol=0)
 
 
-def test_pairs_of_a_image_cannot_be_left_out_of_a_distillation():
+def test_masking_pairs_of_an_image_is_refused_with_distillation():
     image, text, scale, taught = features()
     ids = torch.arange(PAIRS)
-    with pytest.raises(ValueError, match="give no image_ids"):
+    with pytest.raises(ValueError, match="Expected no image_ids with teachers"):
         contrast_terms(whole(image, text, scale), [whole(*taught[0])], image_ids=(ids, ids))
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])
-def test_other_pairs_of_a_rows_image_are_left_out(chunk):
+def test_other_pairs_of_a_rows_image_are_masked(chunk):
     image, text, scale, _ = features()
     ids = torch.tensor([4, 7, 4, 4, 9, 7])
     found = contrast_terms(whole(image, text, scale), [], chunk=chunk, image_ids=(ids, ids)).contrast

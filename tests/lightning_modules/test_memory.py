@@ -5,7 +5,7 @@ from vlightning.lightning_modules.memory import in_slices, recomputed
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
-def test_slices_give_the_values_and_gradients_of_the_whole(size):
+def test_slices_equal_the_whole_batch_in_values_and_gradients(size):
     torch.manual_seed(0)
     weight = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     x, y = torch.randn(7, 4, dtype=torch.float64, requires_grad=True), torch.randn(7, 5, dtype=torch.float64)
@@ -23,7 +23,7 @@ def test_slices_give_the_values_and_gradients_of_the_whole(size):
         torch.testing.assert_close(sliced, whole, rtol=1e-12, atol=1e-12)
 
 
-def test_only_one_slice_is_alive_in_the_backward_pass():
+def test_only_one_slice_is_in_memory_in_the_backward_pass():
     held, most = [0], [0]
 
     class Held(torch.autograd.Function):
@@ -63,7 +63,7 @@ def test_dropout_repeats_its_draws():
     assert torch.equal(gradient, out)
 
 
-def test_nothing_is_computed_again_without_gradient():
+def test_nothing_is_recomputed_without_gradient():
     calls = []
     with torch.no_grad():
         (out,) = in_slices(lambda rows: (calls.append(len(rows)) or rows + 1,), 2, torch.zeros(5, 1))

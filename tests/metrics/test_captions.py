@@ -1,4 +1,4 @@
-"""Caption scores are those of the COCO evaluation, from raw captions on."""
+"""Caption scores equal those of the COCO evaluation, from raw captions."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_the_order_of_images_does_not_matter():
     assert scores(CORPUS[::-1]) == pytest.approx(dict(zip(NAMES, WHOLE, strict=True)), rel=0, abs=1e-9)
 
 
-def test_one_image_has_no_cider_and_the_user_is_told():
+def test_a_single_image_has_cider_zero_with_a_warning():
     with pytest.warns(UserWarning, match="CIDEr-D of a single image is 0"):
         found = scores(CORPUS[1:2])
     assert found == pytest.approx(dict(zip(NAMES, SECOND, strict=True)), rel=0, abs=1e-9)
@@ -107,15 +107,15 @@ def test_equal_captions_have_the_best_scores():
     assert cider_d(texts, references) == pytest.approx(10.0)
 
 
-def test_captions_without_a_common_word_have_none():
+def test_captions_without_a_common_word_score_zero():
     candidates, references = [["a", "b"], ["c"]], [[["d", "e"]], [["f"]]]
     assert bleu(candidates, references) == pytest.approx([0.0] * 4, abs=1e-6)
     assert rouge_l(candidates, references) == 0
     assert cider_d(candidates, references) == 0
 
 
-def test_nothing_to_compare_with_is_refused():
+def test_missing_references_are_refused():
     with pytest.raises(ValueError, match="1 of them of images without a reference"):
         caption_scores(["a", "b"], [["a"], []])
-    with pytest.raises(ValueError, match="Found 0 captions"):
+    with pytest.raises(ValueError, match="got 0 captions"):
         caption_scores([], [])

@@ -1,4 +1,4 @@
-"""Right classes, accuracies and class recall."""
+"""Correct classes, accuracies and class recall."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from vlightning.metrics.classification import accuracies, class_recall, hits
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("classes", [3, 7])
-def test_a_class_without_a_finite_score_is_nowhere(value, classes):
+def test_a_class_with_a_non_finite_score_is_a_miss(value, classes):
     scores = torch.arange(classes).expand(classes, -1).float()
     label = torch.arange(classes)
     expected = torch.zeros(classes, min(5, classes), dtype=torch.bool)

@@ -74,14 +74,14 @@ def test_matches_are_the_same_by_block_and_by_pair(equal_texts):
     assert expected.sum() >= len(text_image_id)
 
 
-def test_a_collapsed_model_gets_no_recall():
+def test_a_collapsed_model_has_recall_zero():
     ids = torch.arange(20)
     assert recalls(*retrieval_ranks(torch.ones(20, 4), torch.ones(20, 4), Matches(ids, ids)))["recall_mean"] == 0
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("candidates", [3, 20])
-def test_a_model_with_non_finite_features_finds_nothing_and_ranks_last(value, candidates):
+def test_a_model_with_non_finite_features_has_recall_zero_and_last_ranks(value, candidates):
     ids, good = torch.arange(candidates), torch.eye(candidates)
     dead, matches = torch.full_like(good, value), Matches(ids, ids)
     for features in ((dead, dead), (good, dead), (dead, good)):
@@ -101,7 +101,7 @@ def test_some_non_finite_features_rank_after_all_others_and_change_nothing_else(
     image_ranks, text_ranks = retrieval_ranks(
         image.masked_fill(images[:, None], torch.nan), text.masked_fill(texts[:, None], torch.nan), matches
     )
-    # As if non-finite rows did not exist, except that nothing finds them.
+    # Finite rows rank as without the non-finite rows, which have no match.
     kept = Matches(image_id[~images], text_image_id[~texts])
     expected = retrieval_ranks(image[~images], text[~texts], kept)
     found = torch.isin(image_id, kept.text_image_id)
@@ -204,7 +204,7 @@ def test_median_ranks_equal_plain_loops(monkeypatch, counts, fold, whole, equal_
         assert len(set(found.values())) == 2  # the directions differ
 
 
-def test_median_ranks_of_models_that_know_everything_or_nothing():
+def test_median_ranks_of_perfect_and_random_models():
     """Two folds of a thousand images with two captions each."""
     ids = torch.arange(2000)
     matches = Matches(ids, ids.repeat_interleave(2))
@@ -213,7 +213,7 @@ def test_median_ranks_of_models_that_know_everything_or_nothing():
     assert average_median_ranks(image, image.repeat_interleave(2, 0), matches) == dict.fromkeys(names, 1.0)
     text = torch.randn(4000, 16, generator=torch.Generator().manual_seed(1))
     assert average_median_ranks(image, text, matches) == dict.fromkeys(names, pytest.approx(500.5, abs=40))
-    # Everything alike ties with everything, and the right one comes last.
+    # Equal features tie, and a match ranks after all ties.
     constant = torch.ones(2000, 16), torch.ones(4000, 16)
     assert average_median_ranks(*constant, matches) == dict.fromkeys(names, 1000.0)
 
@@ -227,5 +227,5 @@ def test_an_even_number_of_ranks_has_its_median_in_the_middle():
 
 
 def test_median_ranks_without_any_caption_are_refused():
-    with pytest.raises(ValueError, match="no caption of any of 3 images"):
+    with pytest.raises(ValueError, match="got none for any of 3 images"):
         average_median_ranks(torch.eye(3), torch.eye(3), Matches(torch.arange(3), torch.arange(3) + 7))

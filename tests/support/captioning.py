@@ -29,7 +29,7 @@ CAPTIONS = [
 
 
 def write_language_model(folder, seed=0, steps=0):
-    """A GPT-2 with a byte-level tokenizer of its own; returns the folder's name.
+    """Write a GPT-2 with its byte-level tokenizer, and return the folder's name.
 
     Args:
         folder: where to.

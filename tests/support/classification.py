@@ -1,4 +1,4 @@
-"""What the tests of callbacks that classify images compare with."""
+"""Reference values for tests of callbacks that classify images."""
 
 
 def accuracies(ranks, labels):
@@ -15,6 +15,6 @@ def accuracies(ranks, labels):
 
 
 def metrics_of(run, prefix, name):
-    """What a callback of that name logged, without the beginnings of the names."""
+    """Return the metrics of a callback by name, without prefixes."""
     start = f"{prefix}/{name}_"
     return {key.removeprefix(start): float(v) for key, v in run.callback_metrics.items() if key.startswith(start)}

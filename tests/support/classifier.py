@@ -24,7 +24,7 @@ def shape_classes(**options):
 
 
 def descendant(path, layers=6, seed=3, **changes):
-    """A CLIP with no weight at its initial value, and its checkpoint as a training leaves it."""
+    """A CLIP without initial values, and its checkpoint as a training writes it."""
     network = clip(layers, **changes)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

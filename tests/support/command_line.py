@@ -1,4 +1,4 @@
-"""Run the command line inside the test process, on the tiny module, and keep what it printed."""
+"""Run the command line inside the test process, on the tiny module, and capture its output."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, enable_mo
 
 @dataclass
 class Ran:
-    """How a run ended."""
+    """Result of a run."""
 
     status: int
     err: str
@@ -49,12 +49,12 @@ def run(*words: str) -> Ran:
 
 
 def export(words: list[str]) -> None:
-    """Run `vlightning export <words>` without keeping what it printed."""
+    """Run `vlightning export <words>` without capturing its output."""
     main(["export", *words])
 
 
 def convert(words: list[str]) -> None:
-    """Run `vlightning convert <words>` without keeping what it printed."""
+    """Run `vlightning convert <words>` without capturing its output."""
     main(["convert", *words])
 
 

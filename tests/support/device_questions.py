@@ -1,4 +1,4 @@
-"""Where steps on a GPU would make the host wait, as JSON: `python device_questions.py FOLDER`, on a pretended GPU."""
+"""Print as JSON where steps on a GPU make the host wait, on a simulated GPU: `python device_questions.py FOLDER`."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def mobileclip(folder):
 
 
 def shre(folder):
-    """With a teacher of timm's that wants other images, in three slices."""
+    """With a teacher of timm that requires other images, in three slices."""
     torch.save(timm.create_model("test_resnet", num_classes=CLASSES).state_dict(), folder / "teacher.pth")
     module = tiny_shre(
         teacher={
@@ -48,7 +48,7 @@ def shre(folder):
 
 
 class _Event:
-    """Of a stream that is not there."""
+    """An event on a simulated stream."""
 
     waited = 0
 
@@ -60,7 +60,7 @@ class _Event:
 
 
 def stop_on_signal_of_two(folder):
-    """What the agreement of two processes over NCCL asks in six steps, and how often it reads an earlier answer."""
+    """Count the waits of two processes that agree over NCCL in six steps, and the reads of earlier answers."""
     distributed.world_size = lambda: 2
     distributed.dist.get_backend = lambda: "nccl"
     distributed.dist.all_reduce = lambda *_: None

@@ -31,13 +31,13 @@ from support.fork_server import ONE_THREAD, enter, fork_context
 
 
 class WorkerError(RuntimeError):
-    """What went wrong in the other processes: their tracebacks, by rank."""
+    """Errors of the other processes: their tracebacks by rank."""
 
 
 def run_distributed(
     fn: Callable[..., Any], *args: Any, processes: int = 2, timeout: float = 120.0, **kwargs: Any
 ) -> list[Any]:
-    """Calls `fn(*args, **kwargs)` in several processes that form one gloo process group.
+    """Call `fn(*args, **kwargs)` in several processes that form one gloo process group.
 
     Args:
         fn: A module-level function of an importable module or of a test file.
@@ -279,7 +279,7 @@ def _work(job: _Job, rank: int, pipe: Connection) -> None:
 
 
 def _collect(pipes: list[Connection], deadline: float) -> list[tuple[bool, Any]]:
-    """Waits for every rank's answer; after a failure the others get a moment to fail, too."""
+    """Wait for every rank's answer; after a failure wait a moment for errors of the others."""
     answers: dict[int, tuple[bool, Any]] = {}
     while len(answers) < len(pipes):
         open_pipes = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in answers}

@@ -1,4 +1,4 @@
-"""The table of faults: what a test breaks, how, and what is promised then.
+"""The table of faults: the fault of a test, how it is injected, and the guarantee.
 
     @pytest.mark.fault("killed in mid-epoch", "SIGKILL before the optimizer's step", "the same end, bit for bit")
     def test_...

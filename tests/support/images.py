@@ -1,4 +1,4 @@
-"""Small images made on the spot."""
+"""Small generated images."""
 
 import io
 
@@ -7,7 +7,7 @@ from PIL import Image
 
 
 def draw_image(number, size=(40, 32)):
-    """A smooth image that differs from number to number."""
+    """Return a smooth image that depends on a number."""
     x = np.linspace(0, 1, size[0])[None, :, None]
     y = np.linspace(0, 1, size[1])[:, None, None]
     tint = np.array([number * 37 % 256, number * 91 % 256, number * 151 % 256]) / 255

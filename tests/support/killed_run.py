@@ -1,4 +1,4 @@
-"""A training run that can kill itself: in a process of its own, which really ends, as on a cluster.
+"""A training run in a separate process that can kill itself, as on a cluster.
 
 Every batch's sample indices go to FOLDER/samples-<rank>.jsonl, the metrics of every validation to
 FOLDER/validations-<rank>.jsonl, the final state to FOLDER/final.ckpt.
@@ -25,7 +25,7 @@ BATCHES_AN_EPOCH = ROWS["length"] // BATCH
 
 
 class Recorder(Callback):
-    """Writes down which samples each batch held, and what was measured after so many batches."""
+    """Records the samples of each batch, and the metrics of validations by number of batches."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -44,7 +44,7 @@ class Recorder(Callback):
 
 
 class Sender(Callback):
-    """Sends the process a signal in a hook, once, when so many batches have begun."""
+    """Sends the process one signal in a hook, when a number of batches have begun."""
 
     def __init__(self, name, hook, batch):
         self.sent = False
@@ -56,7 +56,7 @@ class Sender(Callback):
                 os.kill(os.getpid(), signal.Signals[name])
 
         def setup(trainer, *_, **__):
-            """In the middle of a checkpoint: all of it is written, and has not got its name yet."""
+            """Sends the signal during a checkpoint, after its content is written and before it is renamed."""
 
             def killed_swap_in(*args):
                 send(trainer)
@@ -84,7 +84,7 @@ def train(
     send: tuple[str, str, int] | None = None,
     resume: str | None = None,
 ):
-    """Trains in one rank of a process group.
+    """Train in one rank of a process group.
 
     Args:
         folder: where to write.

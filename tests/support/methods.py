@@ -1,4 +1,4 @@
-"""Every method, and what else the package trains, as small as it gets, with data for it.
+"""Every method and other trainable module in minimal size, with data for it.
 
 method = METHODS["shre"]
 module, data = method.build(method.prepare(tmp_path), seed=0, batch_size=4, num_workers=0)
@@ -91,16 +91,16 @@ def _captions(folder):
 
 
 class Method(NamedTuple):
-    """How to train one."""
+    """Functions that build a method and its data."""
 
     prepare: Callable[[Path], str | None]
-    """Writes a teacher, or finds a place for data, in a folder; returns what `build` wants to know of it."""
+    """Writes a teacher or chooses a place for data in a folder; returns the argument of `build`."""
     build: Callable[..., tuple[Any, Any]]
     """(what `prepare` returned, the module's seed, arguments of the datamodule) -> module and datamodule."""
     state: tuple[str, ...]
-    """Beginnings of names in the state, for each part that changes while it trains."""
+    """Prefixes of names in the state, for each part that changes during training."""
     outside: tuple[str, ...] = ()
-    """Beginnings of names of what is in no checkpoint."""
+    """Prefixes of names that are not in checkpoints."""
 
 
 METHODS = {

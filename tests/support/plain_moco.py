@@ -1,4 +1,4 @@
-"""MoCo on random vectors: a momentum teacher and a queue in a LightningModule of one's own."""
+"""MoCo on random vectors: a momentum teacher and a queue in a plain LightningModule."""
 
 import copy
 

@@ -1,7 +1,7 @@
-"""A GPU that is not there: tensors on "cuda" have shapes, types and a device, and no numbers.
+"""A simulated GPU: tensors on "cuda" have shapes, types and a device, but no values.
 
 Steps of a module run on it through `Trainer.fit`, backward pass included, and `questions` counts where the host would
-have waited for the device. It knows nothing of kernels, and nothing whose shape depends on numbers can run on it.
+have waited for the device. It has no kernels, and cannot run operations whose output shape depends on values.
 
 It changes torch for good, so run it in a process of its own, and end that with `os._exit`: see `device_questions.py`.
 """
@@ -34,7 +34,7 @@ _kept: list[object] = []  # by C++, which does not count references
 
 
 def _answer_that_no_gpu_is_in_use() -> None:
-    """Replace a function of torch's that the backward pass asks, and that raises where there is no GPU."""
+    """Replace a function of torch that the backward pass calls, and that raises without a GPU."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     find = library._ZN2at6detail12getCUDAHooksEv  # at::detail::getCUDAHooks()
     find.restype = ctypes.c_void_p
@@ -60,7 +60,7 @@ def pretended_cuda() -> Iterator[FakeTensorMode]:
 
 
 class Questions(TorchDispatchMode):
-    """Counts what the host waits for, by kind and by the function of this package that asks; `on` starts it."""
+    """Counts the waits of the host, by kind and by calling function of this package; `on` starts it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class _On(Callback):
 
 
 class PretendedGPU(SingleDeviceStrategy):
-    """Puts a module on the pretended device."""
+    """Puts a module on the simulated device."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__(device="cuda:0", accelerator=CPUAccelerator())

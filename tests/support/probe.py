@@ -1,4 +1,4 @@
-"""An image encoder and its probe small enough for float64, and checkpoints for them to start from."""
+"""A small image encoder and its probe for float64, and checkpoints with initial weights."""
 
 import torch
 
@@ -12,7 +12,7 @@ PLAIN = {"mix": {"mixup": 0.0, "cutmix": 0.0}}
 
 
 def tiny_probe(seed=0, **options):
-    """A module with no weight of its encoder at its initial value."""
+    """A module whose encoder has no initial values."""
     torch.manual_seed(seed)
     module = ImageProbeModule(
         **merged({"num_classes": CLASSES, "vision": ENCODER}, in_groups(ImageProbeModule, options))
@@ -30,7 +30,7 @@ def shape_classes(**options):
 
 
 def shre_checkpoint(path, seed=3, **changes):
-    """An encoder, and its checkpoint as a training of SHRe's leaves it."""
+    """An encoder, and its checkpoint as a training of SHRe writes it."""
     encoder = tiny_probe(seed, vision=changes).encoder
     state = {f"student.image_encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
     state["student.text_encoder.encoder.weight"] = torch.zeros(3)

@@ -1,4 +1,4 @@
-"""A function's answer from a process that has ended since."""
+"""Call a function in a process that ends afterwards."""
 
 import multiprocessing
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Small files of the layouts that the shipped configs name, under the names that they give them."""
+"""Small files in the layouts and with the names of the shipped configs."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def caption(number, which=0):
 
 
 def write_files(folder: Path) -> None:
-    """Everything that is not written by another recipe, in a folder."""
+    """Write all files that no other recipe writes into a folder."""
     (folder / "data").mkdir(parents=True)
     _write_pairs(folder)
     _write_tars(folder)

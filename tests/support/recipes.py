@@ -1,4 +1,4 @@
-"""The commands of the shipped configs, run in this process as they are typed, at sizes that take seconds.
+"""Run the commands of the shipped configs in this process, with sizes that take seconds.
 
 The files that a recipe names are made, small ones of the same layout, where it names them. What cannot be had in a test
 (sizes, devices, weights to download) is replaced after the command was parsed; `Ran.replaced` says by what.
@@ -61,7 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "generation.max_new_tokens": 4,
     },
     "MobileCLIPModule": {},
-    "ReinforcementModule": {},
+    "ReinforcementModule": {"captioner.init_args.length": 6},
     "SHReModule": {
         "vision.width": 16,
         "vision.heads": 2,
@@ -86,7 +86,7 @@ SWAPPED = {
     "coca_ViT-L-14": "coca",
     "mscoco_finetuned_laion2b_s13b_b90k": "coca",
 }
-"""Networks and weights that would have to be downloaded, by what stands for them."""
+"""Replacements of networks and weights that would be downloaded."""
 DATA: dict[str, Any] = {"batch_size": ROWS, "eval_batch_size": ROWS, "num_workers": 0, "cache_dir": "cache"}
 LARGE = {  # where the recipe says more
     "samples_per_epoch": 4 * ROWS,
@@ -108,12 +108,12 @@ TRAINER: dict[str, Any] = {
 
 @dataclass
 class Ran:
-    """What a command did."""
+    """Result of a command."""
 
     status: int
     error: str
     replaced: list[str] = field(default_factory=list)
-    """Dotted names of what differs from what the command says."""
+    """Dotted names of settings that differ from the command."""
     steps: int = 0
     """Of the optimizer, as it counts those that change the weights."""
     optimizer: dict[str, Any] = field(default_factory=dict)
@@ -131,7 +131,7 @@ _WRITERS = ("_teacher", "teacher_", "base", "quickstart", "extract", "activate",
 
 
 def in_order(commands: list[str]) -> list[str]:
-    """Commands whose products others read first."""
+    """Return the commands in an order in which products exist before they are read."""
 
     def place(command: str) -> int:
         last = Path([word for word in shlex.split(command) if word.startswith("configs/")][-1]).stem

@@ -1,4 +1,4 @@
-"""Runs of `killed_run.py` in processes of their own, and what they left behind."""
+"""Run `killed_run.py` in separate processes, and compare the results."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ def _train(words, options):
 
 
 def recorded(folder, name, rank=0):
-    """Sample indices, or what a validation measured, by the number of batches that had begun."""
+    """Return sample indices, or metrics of a validation, by the number of batches that had begun."""
     lines = [json.loads(line) for line in (folder / f"{name}-{rank}.jsonl").read_text().splitlines()]
     by_batch = {}
     for batch, content in lines:

@@ -1,10 +1,10 @@
-"""A job of SLURM's as far as a process can see: its environment, and `scontrol`."""
+"""A simulated SLURM job: its environment and `scontrol`."""
 
 import os
 
 
 def pretend_slurm(monkeypatch, folder, restarts=0, job=41, status=0):
-    """Returns what gives the arguments that `scontrol` was called with."""
+    """Return a function that returns the arguments of the calls of `scontrol`."""
     values = {
         "SLURM_NTASKS": "1",
         "SLURM_JOB_ID": str(job),

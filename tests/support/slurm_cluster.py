@@ -1,4 +1,4 @@
-"""A SLURM of two nodes on this host, with folder, key, ports and daemons of its own; nothing outside is touched.
+"""A SLURM of two nodes on this host, with its own folder, key, ports and daemons.
 
     with slurm_cluster() as cluster:
         job = cluster.submit(["--nodes=2", script, "--config=..."], folder)
@@ -62,7 +62,7 @@ PartitionName=urgent Nodes=n1,n2 State=UP PriorityTier=2
 
 
 def missing() -> str | None:
-    """Why there can be no SLURM here, or None.
+    """Return the reason why SLURM cannot run here, or None.
 
     With `VLIGHTNING_TEST_INSTALL=1` it is installed where that is possible: root, and a distribution with `apt-get`.
     """
@@ -136,10 +136,10 @@ class Cluster:
 
 
 def wait_for(look: Callable[[], Found | None], seconds: float = 240) -> Found:
-    """What `look` returns, as soon as that is something.
+    """Wait until `look` returns a value, and return it.
 
     Raises:
-        TimeoutError: If it is not within so many seconds.
+        TimeoutError: If `look` returns nothing in time.
     """
     end = time.monotonic() + seconds
     while not (found := look()):
@@ -151,10 +151,10 @@ def wait_for(look: Callable[[], Found | None], seconds: float = 240) -> Found:
 
 @contextlib.contextmanager
 def slurm_cluster() -> Iterator[Cluster]:
-    """A running one, whose jobs, daemons and folder go in the end."""
+    """Yield a running cluster, whose jobs, daemons and folder are removed at the end."""
     # A socket's path holds 107 characters, and pytest's folders are deep.
     folder = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))
-    folder.chmod(0o755)  # munged wants nobody else to write here, and all to pass through
+    folder.chmod(0o755)  # munged requires a folder that others can enter and not write
     for name in ("state", "spool"):
         (folder / name).mkdir()
     values = {
@@ -228,7 +228,7 @@ def _absent() -> str:
 
 
 def _find(program: str) -> str | None:
-    """Daemons are where an ordinary user's PATH does not look."""
+    """Find a daemon, also outside of an ordinary user's PATH."""
     return shutil.which(program, path=os.pathsep.join((os.environ["PATH"], "/usr/sbin", "/usr/local/sbin")))
 
 

@@ -1,4 +1,4 @@
-"""Which tests are of the tier `unit`: those that start neither a process nor a training run, as their source says."""
+"""Selection of the tier `unit`: tests whose source starts neither a process nor a training run."""
 
 import ast
 from collections.abc import Iterator

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class TinyModel(LightningModule):
-    """Regress the sum of the features; takes `vocab_size` so that the link from the data has somewhere to go."""
+    """Regress the sum of the features; `vocab_size` is the target of the link from the data."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ReportingModel(TinyModel):
 
 
 class NoVocabularyModel(TinyModel):
-    """Has no `vocab_size` argument, so the link from the data must pass it by."""
+    """Has no `vocab_size` argument, so the link from the data must be skipped."""
 
     def __init__(self, size: int = 4) -> None:
         super().__init__(dim=size, metric="val/other")
@@ -113,7 +113,7 @@ class Sender(Callback):
 
 
 class ImageModel(TinyModel):
-    """Regress nothing in particular from the images of a datamodule of this package."""
+    """Regress a constant from the images of a datamodule of this package."""
 
     def step(self, batch: dict[str, Tensor]) -> Tensor:
         return self.head(self.embed(batch["image"].mean((2, 3)))).pow(2).mean()
@@ -142,7 +142,7 @@ class NeedyModel(TinyModel):
 
 
 class FailingModel(TinyModel):
-    """Fails in the training step, in the way asked for."""
+    """Fails in the training step in a selected way."""
 
     def __init__(self, how: Literal["sentence", "defect"] = "sentence") -> None:
         super().__init__()

@@ -14,7 +14,7 @@ DIM = 4
 
 
 class Student(LightningModule):
-    """Trains `student` by SGD on random targets; `teacher` starts as a copy. What a test wants else, it overrides."""
+    """Trains `student` by SGD on random targets; `teacher` starts as a copy. Tests override other behaviour."""
 
     def __init__(self, network: nn.Module | None = None, **pair: Any) -> None:
         super().__init__()

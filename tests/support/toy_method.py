@@ -1,4 +1,4 @@
-"""A sixth method in one file: a linear student learns to answer as a frozen linear teacher does."""
+"""A sixth method in one file: a linear student is distilled from a frozen linear teacher."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""The best checkpoint is the best, the last is the last, and a missing metric does not cost the run."""
+"""The best and the last checkpoint, and a missing metric, which does not stop the run."""
 
 from pathlib import Path
 
@@ -28,12 +28,12 @@ def test_the_metric_improves_so_best_and_last_are_the_third_epoch():
     assert {name: content["epoch"] for name, content in saved().items()} == {"best-step6.ckpt": 2, "last.ckpt": 2}
 
 
-def test_last_is_written_although_the_metric_does_not_improve():
+def test_last_is_written_when_the_metric_does_not_improve():
     assert fit("--checkpoint.mode=min").status == 0  # worse is better: the first epoch stays the best
     assert {name: content["epoch"] for name, content in saved().items()} == {"best-step2.ckpt": 0, "last.ckpt": 2}
 
 
-def test_another_metric_can_be_watched():
+def test_another_metric_can_be_monitored():
     ran = fit("--model.metric=val/mine", "--checkpoint.monitor=val/mine")
     assert ran.status == 0, ran.err
     assert set(saved()) == {"best-step6.ckpt", "last.ckpt"}
@@ -46,7 +46,7 @@ def test_a_named_metric_that_is_not_logged_stops_the_run_with_the_nearest():
 
 
 @pytest.mark.parametrize("words", [("--model.metric=val/mine",), ("--trainer.limit_val_batches=0",)], ids=" ".join)
-def test_without_the_default_metric_one_warning_and_the_last_checkpoint(words: tuple[str, ...]):
+def test_a_missing_default_metric_warns_once_and_keeps_the_last_checkpoint(words: tuple[str, ...]):
     with pytest.warns(UserWarning, match="'val/recall_mean'") as warned:
         assert fit(*words).status == 0
     assert len([w for w in warned if "only the last checkpoint is kept" in str(w.message)]) == 1
@@ -63,7 +63,7 @@ def test_last_can_be_saved_between_epochs():
     assert saved()["last.ckpt"]["global_step"] == 3
 
 
-def test_a_metric_of_every_other_epoch_is_watched_in_those_epochs():
+def test_a_metric_logged_every_other_epoch_is_monitored_in_those_epochs():
     words = (
         "--model.metric=val/mine",
         "--model.every=2",

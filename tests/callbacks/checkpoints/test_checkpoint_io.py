@@ -26,7 +26,7 @@ def assert_untouched(path):
     assert loaded == {"step": 3, "names": ["a", "b"]}
 
 
-def test_what_is_saved_is_loaded(checkpoint):
+def test_loaded_content_equals_saved_content(checkpoint):
     assert_untouched(checkpoint)
     AtomicCheckpointIO().save_checkpoint({"step": 4}, str(checkpoint))
     assert AtomicCheckpointIO().load_checkpoint(checkpoint) == {"step": 4}
@@ -43,7 +43,7 @@ def test_the_file_has_the_permissions_of_any_new_file(checkpoint):
 @pytest.mark.fault(
     "renaming a checkpoint fails", "os.replace raises", "one sentence; the old file unchanged, no debris"
 )
-def test_a_failing_rename_leaves_the_old_file_and_nothing_else(checkpoint, monkeypatch):
+def test_a_failed_rename_keeps_the_old_file_only(checkpoint, monkeypatch):
     def refuse(source, target):
         assert os.path.dirname(source) == str(checkpoint.parent)  # beside the target, hence on its file system
         assert torch.load(source, weights_only=True) == {"step": 9}  # complete before it is renamed
@@ -55,7 +55,7 @@ def test_a_failing_rename_leaves_the_old_file_and_nothing_else(checkpoint, monke
     assert_untouched(checkpoint)
 
 
-def test_what_cannot_be_pickled_leaves_the_old_file_and_nothing_else(checkpoint):
+def test_an_unpicklable_object_keeps_the_old_file_only(checkpoint):
     with pytest.raises(Exception, match="lambda"):
         AtomicCheckpointIO().save_checkpoint({"step": lambda: 9}, checkpoint)
     assert_untouched(checkpoint)
@@ -66,7 +66,7 @@ def test_what_cannot_be_pickled_leaves_the_old_file_and_nothing_else(checkpoint)
     "os.fsync raises KeyboardInterrupt",
     "the old file unchanged, no debris",
 )
-def test_an_interrupt_leaves_the_old_file_and_nothing_else(checkpoint, monkeypatch):
+def test_an_interrupt_keeps_the_old_file_only(checkpoint, monkeypatch):
     def interrupt(descriptor):
         raise KeyboardInterrupt
 
@@ -88,7 +88,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.fault("full disk", "a file system of 256 KiB", "one sentence; the old file unchanged, no debris")
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(small_disk):
+def test_a_full_disk_keeps_the_old_file_only(small_disk):
     path = small_disk / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint(GOOD, path)
     with pytest.raises(OSError, match="unchanged: check the free space"):
@@ -99,8 +99,8 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(small_disk):
 @pytest.mark.fault(
     "disk full in the middle of a file", "a limit on file sizes", "one sentence; the old file unchanged, no debris"
 )
-def test_a_disk_that_is_full_in_the_middle_of_writing(checkpoint, monkeypatch):
-    # The same without a disk of one's own: the system's limit on the size of a file.
+def test_a_disk_that_fills_up_during_the_write_keeps_the_old_file(checkpoint, monkeypatch):
+    # Without a separate disk: the system's limit on the size of a file.
     import resource
     import signal
 
@@ -118,7 +118,7 @@ def test_a_disk_that_is_full_in_the_middle_of_writing(checkpoint, monkeypatch):
 
 
 @pytest.mark.fault("damaged checkpoint file", "cut in half; empty; other bytes", "named as damaged in one sentence")
-def test_a_file_that_cannot_be_read_ends_in_a_sentence(checkpoint):
+def test_an_unreadable_file_raises_one_sentence(checkpoint):
     whole = checkpoint.read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"no checkpoint at all"):
         checkpoint.write_bytes(content)
@@ -144,7 +144,7 @@ def test_more_than_plain_data_is_refused_unless_trusted(checkpoint):
 
 
 class Bomb:
-    """What unpickles it makes a folder."""
+    """An object whose unpickling creates a folder."""
 
     def __init__(self, path):
         self.path = path
@@ -154,14 +154,14 @@ class Bomb:
 
 
 @pytest.mark.fault("pickle bomb as checkpoint", "a file that runs `os.mkdir`", "refused, and it does not run")
-def test_a_pickle_bomb_does_not_go_off(checkpoint):
+def test_a_pickle_bomb_is_not_executed(checkpoint):
     torch.save({"x": Bomb(checkpoint.with_name("gone off"))}, checkpoint)
     with pytest.raises(RuntimeError, match="holds more than tensors and plain data"):
         AtomicCheckpointIO().load_checkpoint(checkpoint)
     assert not checkpoint.with_name("gone off").exists()
 
 
-def test_remote_paths_and_storage_options_go_lightnings_way():
+def test_remote_paths_and_storage_options_are_handled_by_lightning():
     AtomicCheckpointIO().save_checkpoint(GOOD, "memory://run/last.ckpt")
     assert AtomicCheckpointIO().load_checkpoint("memory://run/last.ckpt")["step"] == 3
     with pytest.raises(TypeError, match="storage_options"):

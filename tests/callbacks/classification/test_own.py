@@ -1,4 +1,4 @@
-"""Accuracies of a module's own class logits against plain loops, over processes, and without a trace in training."""
+"""Accuracies of a module's own class logits against plain loops, over processes, and without an effect on training."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +14,14 @@ from support.command_line import run
 from support.distributed import rank_trainer, run_distributed
 from support.tiny_modules import trainer
 from vlightning.callbacks import OwnClassification, ZeroShotClassification, rank, world_size
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule
 
 CLASSES, IMAGES = 7, 53
 
 
 class Pairs(LightningDataModule):
-    """What the trainer trains on; it cannot encode texts."""
+    """Training data, without an encoder of texts."""
 
     def train_dataloader(self):
         return DataLoader(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), batch_size=2, shuffle=True)
@@ -51,7 +52,7 @@ class Images(LightningDataModule):
 
 
 class Classifier(LightningModule):
-    """Logits from the mean colour; knows no texts."""
+    """Logits from the mean colour, without texts."""
 
     def __init__(self, classes=CLASSES):
         super().__init__()
@@ -108,7 +109,7 @@ def validate(*callbacks, module=None, pairs=None, **options):
     return runs
 
 
-def test_accuracies_are_those_of_plain_loops_under_the_default_name():
+def test_accuracies_equal_plain_loops_under_the_default_name():
     module, data = Classifier(), Images()
     runs = validate(callback(data), module=module)
     expected = reference(module, data)
@@ -147,7 +148,7 @@ def test_logits_are_computed_in_the_trainers_precision(precision, dtype, autocas
 
 
 class Sized(Pairs):
-    """A datamodule with a transform, as those of this project have."""
+    """A datamodule with a transform, like those of this package."""
 
     @staticmethod
     def eval_transform(image):
@@ -159,7 +160,7 @@ def shapes(**options):
 
 
 @pytest.mark.parametrize(("transform", "size"), [("trainer", (3, 2, 6)), ("own", (3, 8, 8))])
-def test_images_are_prepared_as_asked(transform, size):
+def test_images_are_transformed_as_configured(transform, size):
     module = Classifier(shapes().num_classes)
     validate(callback(shapes(), transform=transform), module=module, pairs=Sized())
     assert module.record.sizes == {size}
@@ -185,18 +186,18 @@ class NoImages(Images):
 @pytest.mark.parametrize(
     ("callbacks", "module", "sentence"),
     [
-        ([callback()], NoLogits(), r"found no classify_images\(\) in NoLogits, expected a module that classifies"),
-        ([callback(), callback()], None, "is there twice"),
-        ([callback()], Classifier(6), "found 10 of 53 labels outside 0 to 5, expected .* the 6 classes"),
-        ([callback(Images(torch.arange(IMAGES) % 7 - 1))], None, "found 8 of 53 labels outside 0 to 6"),
-        ([callback(Named())], None, "found 3 classes in Named, expected 7, one for each logit"),
-        ([callback(NoImages())], None, "found no image in the validation split of NoImages"),
+        ([callback()], NoLogits(), r"a module that classifies images .* by classify_images\(\) for .*, got NoLogits"),
+        ([callback(), callback()], None, r"Expected one OwnClassification .*, got two"),
+        ([callback()], Classifier(6), "labels from 0 to 5 .*, got 10 of 53 labels outside: .* the 6 classes"),
+        ([callback(Images(torch.arange(IMAGES) % 7 - 1))], None, "labels from 0 to 6 .*, got 8 of 53 labels outside"),
+        ([callback(Named())], None, "7 classes, one for each logit .*, got 3 from Named"),
+        ([callback(NoImages())], None, "images in the validation split .*, got none from NoImages"),
     ],
 )
-def test_runs_that_cannot_be_measured_are_refused(callbacks, module, sentence):
-    with pytest.raises(ValueError, match=sentence) as error:
+def test_invalid_runs_are_refused(callbacks, module, sentence):
+    with pytest.raises(UserError, match=sentence) as error:
         validate(*callbacks, module=module)
-    assert str(error.value).startswith("OwnClassification 'supervised_teacher' ")
+    assert "OwnClassification 'supervised_teacher'" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -206,23 +207,24 @@ def test_data_may_name_some_of_its_classes():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"), [({"every_n_epochs": 0}, "=0 of Own"), ({"transform": "a"}, "='a' of")]
+    ("options", "sentence"),
+    [({"every_n_epochs": 0}, "OwnClassification of at least 1, got 0"), ({"transform": "a"}, "got 'a'")],
 )
-def test_arguments_that_cannot_be_used_are_refused(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_arguments_are_refused(options, sentence):
+    with pytest.raises(UserError, match=sentence):
         callback(**options)
 
 
-def test_both_kinds_of_classification_need_a_name_each():
+def test_both_kinds_of_classification_need_different_names():
     class Both(Classifier):
         encode_images = encode_texts = Classifier.classify_images
 
     zero_shot = ZeroShotClassification(Images(), ["red"] * CLASSES, ["{}"], name="supervised_teacher")
-    with pytest.raises(ValueError, match="'supervised_teacher' is there twice"):
+    with pytest.raises(UserError, match="Expected one OwnClassification 'supervised_teacher', got two"):
         validate(callback(), zero_shot, module=Both())
 
 
-def test_training_is_bit_for_bit_that_without_the_callback():
+def test_training_is_bit_identical_with_and_without_the_callback():
     ends = []
     for callbacks in ([], [callback()]):
         torch.manual_seed(5)
@@ -246,7 +248,7 @@ def test_the_sanity_check_takes_one_batch_and_logs_nothing():
     runs = trainer(callback(), num_sanity_val_steps=1, limit_train_batches=0)
     runs.fit(module, Pairs())
     assert (module.record.images, found(runs)) == (8, {})
-    with pytest.raises(ValueError, match="labels outside 0 to 2"):
+    with pytest.raises(UserError, match="Expected labels from 0 to 2"):
         trainer(callback(Images(torch.full((IMAGES,), 3))), num_sanity_val_steps=1).fit(Classifier(3), Pairs())
 
 
@@ -258,7 +260,7 @@ class OnFirst(Images):
 
 
 def both_kinds(make):
-    """What is found in data that only the first process has, and in data that shares itself out; and in how many."""
+    """Return metrics and numbers of images for data that only rank 0 has, and for distributed data."""
     ends = []
     for data, classes in ((OnFirst(), CLASSES), (shapes(), shapes().num_classes)):
         module, runs = Classifier(classes), make(callbacks=[callback(data)])
@@ -292,7 +294,7 @@ def with_dead_ones_on_rank():
     return with_dead_ones(lambda **options: rank_trainer("ddp", **options))
 
 
-def test_non_finite_scores_are_misses_on_one_process_and_on_two():
+def test_non_finite_scores_are_misses_in_one_and_two_processes():
     module, data = Classifier(), Images()
     ranks = []
     for place, (image, label) in enumerate(zip(data.image, data.label.tolist(), strict=True)):
@@ -313,7 +315,7 @@ def both_on_rank():
     return both_kinds(lambda **options: rank_trainer("ddp", **options))
 
 
-def test_two_processes_find_what_one_finds():
+def test_two_processes_equal_one():
     expected, images = zip(*both_kinds(lambda callbacks: trainer(*callbacks)), strict=True)
     assert images == (IMAGES, 43)
     assert expected[0] == pytest.approx(reference(Classifier(), Images()), abs=1e-4)
@@ -322,7 +324,7 @@ def test_two_processes_find_what_one_finds():
         assert [metrics for metrics, _ in ends] == [pytest.approx(one, abs=1e-4) for one in expected]
 
 
-def test_the_command_line_builds_one_and_reports_what_the_module_lacks(tmp_path, monkeypatch):
+def test_the_command_line_builds_the_callback_and_reports_a_missing_method(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = run(
         *("validate", "--config", str(Path(__file__).parents[3] / "configs/albef/quickstart.yaml")),
@@ -330,4 +332,4 @@ def test_the_command_line_builds_one_and_reports_what_the_module_lacks(tmp_path,
         *("--trainer.callbacks.data.eval_length=43", "--trainer.callbacks.name=theirs", "--trainer.logger=false"),
     )
     assert ran.status == 1
-    assert ran.sentence.startswith("OwnClassification 'theirs' found no classify_images() in ALBEFModule")
+    assert "by classify_images() for OwnClassification 'theirs', got ALBEFModule" in ran.sentence

@@ -12,7 +12,7 @@ from support.tiny_modules import Student, loader
 from vlightning.callbacks import all_reduce_sum, gather, gather_uneven, rank, world_size
 
 
-def test_one_process_gets_its_own_back():
+def test_a_single_process_gets_its_own_tensor():
     rows = torch.randn(3, 2, requires_grad=True)
     assert gather(rows, gradient=True) is rows
     assert not gather(rows).requires_grad
@@ -51,7 +51,7 @@ def gathered_unevenly(counts):
 
 
 @pytest.mark.parametrize("counts", [[3, 1, 0], [0, 0, 2], [0, 0, 0], [2, 2, 2]])
-def test_ranks_may_bring_different_numbers_of_rows(counts):
+def test_ranks_may_have_different_numbers_of_rows(counts):
     expected = [[i, i + 100 * r] for r, count in enumerate(counts) for i in range(count)]
     for rows, flags in run_distributed(gathered_unevenly, counts, processes=3):
         assert rows.shape == (len(expected), 2)
@@ -60,7 +60,7 @@ def test_ranks_may_bring_different_numbers_of_rows(counts):
 
 
 class TwoTowers(nn.Module):
-    """A contrastive loss over everybody's keys, each rank for its own queries, with a term that uses the keys twice."""
+    """A contrastive loss of each rank's queries with the keys of all ranks, and a term that uses the keys twice."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ def shared_step():
     return loss.detach(), [weight.grad for weight in model.parameters()]
 
 
-def test_two_ranks_have_the_loss_and_the_gradients_of_one_process_with_both_batches():
+def test_two_ranks_equal_one_process_with_both_batches_in_loss_and_gradients():
     model, x, y = towers()
     loss = model(x, y)
     loss.backward()
@@ -123,7 +123,7 @@ def surroundings(given):
     return given, torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.environ["VLIGHTNING_TEST"], os.getcwd()
 
 
-def test_the_tracebacks_of_the_ranks_arrive():
+def test_tracebacks_of_the_ranks_are_reported():
     with pytest.raises(WorkerError, match=r"rank 1 ---\n(.*\n)*.*in fail_on_one(.*\n)*ValueError: only on rank 1"):
         run_distributed(fail_on_one)
 

@@ -1,4 +1,4 @@
-"""A run that loses a loader worker, or another process, ends soon and with one sentence, and leaves no process behind.
+"""A run that loses a loader worker or another process ends soon with one sentence and leaves no process behind.
 
 The processes of the second part are started by the command line itself, as on a cluster.
 """
@@ -67,7 +67,7 @@ def cases():
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("way", "stage", "hook", "batch"), list(cases()))
-def test_a_killed_loader_worker_is_one_sentence(tmp_path, monkeypatch, shards, way, stage, hook, batch):
+def test_a_killed_loader_worker_ends_the_run_with_one_sentence(tmp_path, monkeypatch, shards, way, stage, hook, batch):
     monkeypatch.chdir(tmp_path)
     streaming = ("--data.streaming=true", "--data.samples_per_epoch=80") if way == "streamed" else ()
     split = {"fit": "validation", "validate": "validation"}.get(stage, stage)
@@ -144,7 +144,7 @@ HANGS = "one sentence from the other after the time limit, no process left"
 
 
 def by_strategy(first):
-    """Under one strategy each fault is met by default, under both with `--all-faults`."""
+    """Each fault is tested with one strategy by default, with both under `--all-faults`."""
     other = "fsdp" if first == "ddp" else "ddp"
     return pytest.mark.parametrize("strategy", [first, pytest.param(other, marks=pytest.mark.all_faults)])
 
@@ -179,7 +179,7 @@ def test_a_killed_first_process_ends_the_other(tmp_path, strategy):
 def test_a_process_that_hangs_ends_the_first_within_the_time_limit(tmp_path, strategy):
     status, sentence = quickstart(tmp_path, strategy, "SIGSTOP", 1, "--trainer.strategy.timeout=0:00:30")
     assert status == 1
-    assert sentence.startswith("Waited in vain for another of the 2 processes of this run, which hangs, ")
+    assert sentence.startswith("No answer from another of the 2 processes of this run, which hangs, ")
 
 
 @pytest.mark.parametrize(
@@ -187,14 +187,14 @@ def test_a_process_that_hangs_ends_the_first_within_the_time_limit(tmp_path, str
     [
         (dist.DistBackendError("NCCL error: ncclRemoteError: a remote process exiting prematurely"), "Lost the conn"),
         (dist.DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed."), "Lost the connection"),
-        (dist.DistStoreError("wait timeout after 30000ms, keys: /default_pg/0//cpu//0/1"), "Waited in vain"),
+        (dist.DistStoreError("wait timeout after 30000ms, keys: /default_pg/0//cpu//0/1"), "No answer from"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection closed by peer [10.0.0.1]:2"), "Lost the conn"),
         (RuntimeError("Timed out waiting 30000ms for send operation to complete"), None),
         (dist.DistNetworkError("The server socket has failed to listen: EADDRINUSE"), None),
         (ValueError("gloo: Connection closed by peer"), None),
     ],
 )
-def test_what_torch_says_of_a_lost_process(error, beginning):
+def test_errors_of_torch_about_lost_processes_are_recognized(error, beginning):
     found = lost_process(error, 4, {1: None})
     assert found is None if beginning is None else found.startswith(beginning)
     after = OSError("could not be written")
@@ -204,7 +204,7 @@ def test_what_torch_says_of_a_lost_process(error, beginning):
         assert lost_process(error, 4, {1: None, 2: 1}).startswith("The process of rank 2 ended with status 1, and the")
 
 
-def test_shared_memory_that_is_full_is_told_apart():
+def test_full_shared_memory_has_its_own_message():
     error = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that ...")
     assert lost_worker(error).startswith("The loader worker with pid 7 found no room in shared memory (/dev/shm)")
     assert lost_worker(ConnectionResetError("by someone else")) is None
@@ -224,7 +224,7 @@ watched.procs[0].kill()
 
 
 def watched(folder, *words):
-    """Waits for all processes that could still write."""
+    """Wait for all processes that may still write."""
     (folder / "watch.py").write_text(WATCH)
     done = run_script([folder / "watch.py", *words], timeout=60)
     return done.returncode, done.stderr

@@ -20,6 +20,7 @@ from vlightning.callbacks import (
 )
 from vlightning.callbacks.checkpoints import checkpoint_io
 from vlightning.callbacks.distributed import strategy as module_under_test
+from vlightning.common.errors import UserError
 from vlightning.common.files import replaced_beside, unfinished_beside
 
 
@@ -67,7 +68,7 @@ def make():
 
 
 def state_of(run):
-    """Everything that a checkpoint is for, whole."""
+    """Return the whole state that a checkpoint stores."""
     optimizer = run.optimizers[0].state_dict()
     moments = {
         f"{number}.{name}": value.full_tensor() if isinstance(value, DTensor) else value
@@ -130,7 +131,7 @@ def test_all_processes_share_the_parameters():
     assert not any(first[4])  # what is gathered in inference mode cannot be trained afterwards
 
 
-def test_training_is_that_of_ddp_with_clipping_and_accumulation():
+def test_training_equals_ddp_with_clipping_and_accumulation():
     options = FIT | {"gradient_clip_val": 0.3, "accumulate_grad_batches": 2}
     for sharded, plain in zip(run_sharded_fit(make, options), run_ddp_fit(make, options), strict=True):
         start = make()[0].state_dict()
@@ -166,7 +167,7 @@ def unsharded(cls):
 def test_a_module_that_does_not_shard_itself_is_refused():
     with pytest.raises(WorkerError, match=r"required to override the `configure_model\(\)` hook"):
         run_sharded_fit(unsharded, make_args=(Student,))
-    with pytest.raises(WorkerError, match=r"Unsharded.configure_model\(\) has sharded no parameter"):
+    with pytest.raises(WorkerError, match=r"a configure_model\(\) that shards .* got none sharded by Unsharded"):
         run_sharded_fit(unsharded, make_args=(Unsharded,))
 
 
@@ -203,7 +204,7 @@ def test_one_process_resumes_from_the_folder_of_two(saved):
     assert_same(resumed, state)
 
 
-def test_a_folder_becomes_a_file_for_what_reads_only_files(saved, tmp_path):
+def test_a_folder_is_converted_to_a_file(saved, tmp_path):
     path, state = saved
     consolidate_checkpoint(path, tmp_path / "one.ckpt")
     assert_same(resume(tmp_path / "one.ckpt", None), state)
@@ -211,7 +212,7 @@ def test_a_folder_becomes_a_file_for_what_reads_only_files(saved, tmp_path):
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in state["weights"].items())
 
 
-def test_a_file_becomes_a_folder(saved, tmp_path):
+def test_a_file_is_converted_to_a_folder(saved, tmp_path):
     path, state = saved
     consolidate_checkpoint(path, tmp_path / "one.ckpt")
     divide_checkpoint_file(tmp_path / "one.ckpt", tmp_path / "three.ckpt", 3)
@@ -226,7 +227,7 @@ def test_any_number_of_processes_resume_from_the_folder(saved, processes):
         assert_same(resumed, state)
 
 
-def test_processes_that_share_resume_from_the_file_of_one(tmp_path):
+def test_sharded_processes_resume_from_the_file_of_one(tmp_path):
     module, batches = make()
     run = trainer(EMACallback(log=False), max_steps=4)
     run.fit(module, batches)
@@ -235,7 +236,7 @@ def test_processes_that_share_resume_from_the_file_of_one(tmp_path):
         assert_same(resumed, state_of(run))
 
 
-def test_one_file_can_be_written_too_and_takes_the_place_of_a_folder(saved):
+def test_one_file_can_be_written_and_replaces_a_folder(saved):
     path, state = saved
     assert path.is_dir()
     one_file = {"save_distributed_checkpoint": False}
@@ -306,7 +307,7 @@ def save_with_failures():
     "its write, sync, or rename raises",
     "all raise; the old checkpoint unchanged",
 )
-def test_a_failure_in_one_process_is_raised_in_all_and_leaves_the_old_checkpoint(saved):
+def test_a_failure_in_one_process_is_raised_in_all_and_keeps_the_old_checkpoint(saved):
     path, state = saved
     messages = run_distributed(save_with_failures)
     for number, (_, on, _) in enumerate(FAILURES):
@@ -329,14 +330,14 @@ def save_what_cannot_be_pickled():
     return "saved"
 
 
-def test_what_cannot_be_pickled_leaves_the_old_checkpoint(saved):
+def test_an_unpicklable_object_keeps_the_old_checkpoint(saved):
     path, state = saved
     assert all("lambda" in message for message in run_distributed(save_what_cannot_be_pickled))
     assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
     assert_same(resume(path, [AtomicCheckpointIO()]), state)
 
 
-def test_the_metadata_is_written_last_and_the_name_given_after_it(tmp_path, monkeypatch):
+def test_metadata_is_written_last_before_the_rename(tmp_path, monkeypatch):
     order = []
     monkeypatch.setenv("CHECKPOINT", str(tmp_path / "last.ckpt"))
     monkeypatch.setenv("ORDER", str(tmp_path / "order"))
@@ -364,7 +365,7 @@ def save_in_order():
     "the folders as they are then",
     "the old one is found again; no debris after the next save",
 )
-def test_the_next_save_clears_what_a_killed_one_has_left(saved):
+def test_the_next_save_removes_files_of_a_killed_save(saved):
     path, state = saved
     earlier = path.with_name("earlier.ckpt")
     unfinished, replaced = by_another_process(lambda: (unfinished_beside(path), replaced_beside(earlier)))
@@ -377,14 +378,14 @@ def test_the_next_save_clears_what_a_killed_one_has_left(saved):
 
 
 @pytest.mark.fault("damaged sharded checkpoint", "a shard or the metadata missing", "named as damaged in one sentence")
-def test_a_folder_that_is_not_whole_is_refused_in_a_sentence(saved):
+def test_an_incomplete_folder_is_refused_with_one_sentence(saved):
     path, _ = saved
     for name, what in (("shard-00001.pt", "1 of 2 files with pieces are missing"), ("meta.pt", "no meta.pt")):
         (path / name).unlink()
         with pytest.raises(RuntimeError, match=rf"last.ckpt cannot be read \(.*{what}.*take an earlier one"):
             AtomicCheckpointIO().load_checkpoint(path)
     torch.save({"epoch": 1}, path / "meta.pt")
-    with pytest.raises(ValueError, match=r"format of torch.distributed.checkpoint.*consolidate_checkpoint"):
+    with pytest.raises(UserError, match=r"format of torch.distributed.checkpoint.*consolidate_checkpoint"):
         AtomicCheckpointIO().load_checkpoint(path)
 
 
@@ -395,7 +396,7 @@ class Arbitrary:
 @pytest.mark.fault(
     "pickle bomb in a sharded checkpoint", "an object of a class in the metadata", "refused, and nothing of it runs"
 )
-def test_nothing_but_plain_data_is_loaded(saved):
+def test_only_plain_data_is_loaded(saved):
     path, _ = saved
     meta = torch.load(path / "meta.pt", weights_only=True)
     torch.save(meta | {"hook": Arbitrary()}, path / "meta.pt")
@@ -407,7 +408,7 @@ def test_nothing_but_plain_data_is_loaded(saved):
             load()
 
 
-def test_a_removed_folder_is_no_checkpoint_even_when_it_is_removed_in_part(saved, monkeypatch):
+def test_a_partly_removed_folder_is_not_a_checkpoint(saved, monkeypatch):
     path, _ = saved
     link = path.with_name("link.ckpt")
     link.symlink_to(path)

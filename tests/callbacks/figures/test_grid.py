@@ -1,4 +1,4 @@
-"""Grids of images: nothing cut off, right images framed, heat where the map is high."""
+"""Grids of images: nothing is cut off, correct images have a frame, and heat follows the map."""
 
 import warnings
 from itertools import pairwise
@@ -41,13 +41,13 @@ def _texts(figure):
         "café 😀 naïve\nsecond line\ttab",
     ],
 )
-def test_lines_are_no_longer_than_asked_and_hold_the_whole_text(text):
+def test_wrapped_lines_have_the_maximum_length_and_contain_the_whole_text(text):
     lines = wrapped(text, 20, 99).split("\n")
     assert all(0 < len(line) <= 20 for line in lines)
     assert "".join("".join(lines).split()) == "".join(text.split())
 
 
-def test_what_does_not_fit_becomes_an_ellipsis():
+def test_text_beyond_the_limit_becomes_an_ellipsis():
     lines = wrapped("word " * 40, 12, 3).split("\n")
     assert len(lines) == 3
     assert lines[-1].endswith("…")
@@ -85,7 +85,7 @@ def test_nothing_is_cut_off():
     assert all(one.x1 < other.x0 for one, other in pairwise(titles))
 
 
-def test_a_right_image_has_a_thick_green_frame_and_a_wrong_one_a_thin_gray_one():
+def test_a_correct_image_has_a_thick_green_frame_and_others_a_thin_gray_one():
     right, wrong = _panels(draw_rows([Row("", "", [Panel(_gray(), right=True), Panel(_gray())])]))
     for axes, color in ((right, RIGHT), (wrong, WRONG)):
         assert {to_hex(spine.get_edgecolor()) for spine in axes.spines.values()} == {color}
@@ -101,7 +101,7 @@ def test_images_keep_their_colors_and_proportions():
 
 
 @pytest.mark.parametrize("text", ["", "日本語", "عربي", "emoji 😀", "\u200b", "a\nb\tc", "costs $5_^ or $6", "$\\frac"])
-def test_any_letters_can_be_drawn(text):
+def test_letters_missing_in_the_font_are_drawn_without_warnings(text):
     figure = draw_rows([Row(text, text, [Panel(_gray(), text)])])
     with missing_glyphs(), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -115,7 +115,7 @@ def test_no_rows_and_rows_without_images_can_be_drawn():
     assert _texts(draw_rows([Row("text")])) == ["text", ""]
 
 
-def test_heat_is_where_the_map_is_high_for_any_shape_of_the_image():
+def test_heat_follows_the_map_for_any_image_shape():
     strength = torch.zeros(6, 6)
     strength[1, 4] = 7
     (axes,) = _panels(draw_rows([Row("", "", [Panel(_gray(60, 30), heat=strength)])]))
@@ -126,7 +126,7 @@ def test_heat_is_where_the_map_is_high_for_any_shape_of_the_image():
     assert heat.get_clim() == (0, 1)
 
 
-def test_no_heat_leaves_the_grays_of_the_image():
+def test_zero_heat_leaves_the_gray_image():
     red = Image.new("RGB", (20, 20), (200, 0, 0))
     (axes,) = _panels(draw_rows([Row("", "", [Panel(red, heat=torch.zeros(4, 4))])]))
     gray, heat = axes.images

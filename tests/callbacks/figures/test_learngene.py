@@ -1,4 +1,4 @@
-"""The history of the coefficients is what they were, norms are those of the tensors, and TensorBoard gets both."""
+"""History of the coefficients, norms of the terms, and both figures in TensorBoard."""
 
 import math
 import warnings
@@ -48,7 +48,7 @@ def fit(module, *callbacks, folder=None, ckpt_path=None, **options):
 
 
 class Recorded(Callback):
-    """What the coefficients are at each step."""
+    """Records the coefficients at each step."""
 
     def __init__(self):
         self.found = {}
@@ -63,7 +63,7 @@ class Recorded(Callback):
 
 
 @pytest.mark.parametrize(("every", "accumulate"), [(1, 1), (2, 1), (1, 2)])
-def test_history_is_what_the_coefficients_were(every, accumulate):
+def test_the_history_holds_the_coefficients(every, accumulate):
     figures, recorded = LearngeneFigures(every_n_steps=every), Recorded()
     fit(extraction(), figures, recorded, max_epochs=2, accumulate_grad_batches=accumulate)
     assert list(figures.history) == list(range(0, 8 // accumulate + 1, every))
@@ -79,7 +79,7 @@ def test_a_long_history_is_thinned_evenly():
     assert figures.history == {step: recorded.found[step] for step in figures.history}
 
 
-def test_a_resumed_run_has_the_history_of_the_whole_one(tmp_path):
+def test_a_resumed_run_has_the_history_of_the_uninterrupted_run(tmp_path):
     whole, resumed = (LearngeneFigures(every_n_steps=1, points=6) for _ in range(2))
     checkpoints = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
     fit(extraction(), whole, checkpoints, max_epochs=3, enable_checkpointing=True)
@@ -129,7 +129,7 @@ def test_terms_are_the_coefficients_and_the_norms_of_the_products():
 
 
 class Kept(Callback):
-    """What every process has, and what it should have."""
+    """Return actual and expected values of a process."""
 
     def __init__(self):
         self.kept = []
@@ -155,7 +155,7 @@ def collect(trainer):
     return kept.kept, figures.history
 
 
-def test_sharded_every_process_has_the_whole_numbers_and_the_first_one_draws(tmp_path):
+def test_sharded_processes_have_full_values_and_rank_0_draws(tmp_path):
     options = {"max_epochs": 2, "limit_val_batches": 1, "logger": TensorBoardLogger(tmp_path, name="", version="")}
     callbacks = [LearngeneFigures(every_n_steps=1), Kept()]
     results = run_sharded_fit(sharded_run, {**options, "callbacks": callbacks}, collect=collect)
@@ -180,7 +180,7 @@ def steps(folder, tag):
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, [4, 8, 12]), (2, [8, 12]), (5, [12])])
-def test_tensorboard_gets_both_figures_every_so_often_and_at_the_end(tmp_path, every, expected):
+def test_tensorboard_gets_both_figures_at_the_interval_and_at_the_end(tmp_path, every, expected):
     fit(extraction(), LearngeneFigures(every), folder=tmp_path, max_epochs=3)
     assert steps(tmp_path, "train/coefficients") == steps(tmp_path, "train/summand_norms") == expected
 
@@ -217,7 +217,7 @@ def test_non_finite_values_are_left_out(value):
     assert 2 < figure.axes[0].get_ylim()[1] < 3
 
 
-def test_training_with_figures_is_training_without(tmp_path):
+def test_training_is_equal_with_and_without_figures(tmp_path):
     ends = []
     for number, callbacks in enumerate(([], [LearngeneFigures(every_n_steps=1)])):
         module = extraction()
@@ -236,7 +236,9 @@ def test_a_missing_logger_is_one_warning(tmp_path):
     with warnings.catch_warnings(record=True) as warned:
         trainer(figures, logger=CSVLogger(tmp_path), limit_val_batches=0).fit(extraction(), pairs())
     assert not any("LearngeneFigures" in str(one.message) for one in warned)
-    with pytest.raises(UserError, match=r"expected a module with a method learngene_terms\(\), got BoringModel"):
+    with pytest.raises(
+        UserError, match=r"Expected a module with a method learngene_terms\(\) for LearngeneFigures, got BoringModel"
+    ):
         trainer(LearngeneFigures()).fit(BoringModel())
 
 
@@ -248,7 +250,7 @@ def test_invalid_arguments_are_named(options):
 
 
 @pytest.mark.parametrize("student", ["TLEG", "plain"])
-def test_another_student_is_a_warning_and_trains(tmp_path, student):
+def test_a_student_without_terms_warns_and_trains(tmp_path, student):
     figures = LearngeneFigures(every_n_steps=1)
     with pytest.warns(UserWarning, match="LearngeneFigures draws nothing: the student has no such sums"):
         fit(tiny_extraction(None, student=student, vocab_size=FEW), figures, folder=tmp_path, max_steps=2)

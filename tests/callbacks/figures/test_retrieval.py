@@ -1,4 +1,4 @@
-"""What the figures show, where they go, and that nothing but TensorBoard notices them."""
+"""Content and place of the figures, which have no effect except in TensorBoard."""
 
 import json
 import warnings
@@ -16,12 +16,13 @@ from support.distributed import run_ddp_fit
 from support.tiny import TinyData, TinyModel
 from vlightning.callbacks import RetrievalFigures, WordMapFigures
 from vlightning.callbacks.figures.word_maps import content_words
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
 from vlightning.metrics.retrieval import Candidates, Matches
 
 
 class Shapes(ShapesDataModule):
-    """Notes which images are opened."""
+    """Records which images are opened."""
 
     def __init__(self, **options):
         defaults = {"length": 24, "eval_length": 12, "batch_size": 8, "vocab_size": 200, "max_tokens": 16}
@@ -89,7 +90,7 @@ def test_tensorboard_has_every_curve_and_both_figures(tmp_path):
         assert min(image.width, image.height) > 300
 
 
-def test_training_with_figures_gives_the_weights_and_draws_of_training_without(tmp_path):
+def test_weights_and_random_draws_are_equal_with_and_without_figures(tmp_path):
     ends = []
     for number, callbacks in enumerate(([], [RetrievalFigures(queries=1, top=2), WordMapFigures(images=1)])):
         module = _albef(text={"dropout": 0.1})
@@ -144,7 +145,7 @@ def _parts(result, **module):
     )
 
 
-def test_a_row_shows_the_first_images_in_the_final_order_and_which_are_right():
+def test_a_row_shows_the_first_images_in_the_final_order_and_marks_correct_ones():
     result = _result(match_score=torch.arange(30.0).view(6, 5).flip(1))
     trainer, module, opened = _parts(result)
     rows = RetrievalFigures(queries=3, top=2).rows(trainer, module, "test")
@@ -154,9 +155,9 @@ def test_a_row_shows_the_first_images_in_the_final_order_and_which_are_right():
     assert [panel.right for row in rows for panel in row.panels] == [True, False, True, False, False, False]
     assert [panel.title for panel in rows[0].panels] == ["1.  match 4.00", "2.  match 3.00"]
     assert [row.note for row in rows] == [
-        "first right one: rank 1",
-        "first right one: rank 1",
-        "first right one: rank 5",
+        "first match: rank 1",
+        "first match: rank 1",
+        "first match: rank 5",
     ]
 
 
@@ -171,16 +172,16 @@ def test_equal_texts_count_as_matches_if_the_module_gives_text_ids():
     assert [panel.right for panel in rows[0].panels] == [True, True, False]
 
 
-def test_a_text_without_a_right_image_has_a_note_and_fewer_images_than_asked_are_shown():
+def test_a_text_without_a_match_has_a_note_and_all_available_images():
     result = _result()
     result.matches = Matches(torch.arange(5), torch.full((6,), 99))
     rows = RetrievalFigures(queries=99, top=50).rows(*_parts(result)[:2], "validation")
     assert [len(row.panels) for row in rows] == [5] * 6
-    assert {row.note for row in rows} == {"none right among the first 5"}
+    assert {row.note for row in rows} == {"no match in the first 5"}
 
 
 def test_figures_show_captions_as_they_are_in_the_data(tmp_path):
-    """Lower case, split punctuation and unknown words are what the tokenizer makes of them."""
+    """The tokenizer lowers the case, splits punctuation and replaces unknown words; figures do not show that."""
     rows = []
     for number in range(4):
         Image.new("RGB", (40, 40), (60 * number, 0, 0)).save(tmp_path / f"{number}.png")
@@ -203,14 +204,14 @@ def test_figures_show_captions_as_they_are_in_the_data(tmp_path):
         assert [row.text for row in drawn] == expected
 
 
-def test_unknown_words_are_shown_and_the_ends_of_a_text_are_not():
+def test_unknown_words_are_shown_and_special_tokens_are_not():
     result = _result()
     result.input_ids[0, 1] = 100
     rows = RetrievalFigures(queries=1).rows(*_parts(result)[:2], "validation")
     assert rows[0].text == "[UNK]"
 
 
-def test_word_maps_are_of_the_images_own_caption_and_a_words_pieces_share_their_mean():
+def test_word_maps_belong_to_the_images_caption_and_average_word_pieces():
     seen = {}
 
     def word_maps(image, input_ids, attention_mask):
@@ -244,11 +245,11 @@ def test_word_maps_are_of_the_images_own_caption_and_a_words_pieces_share_their_
         ([], []),
     ],
 )
-def test_pieces_make_words_and_words_without_content_are_left_out(tokens, words):
+def test_word_pieces_are_joined_and_function_words_are_omitted(tokens, words):
     assert content_words(tokens, {"[CLS]", "[SEP]", "[PAD]", "[UNK]"}) == words
 
 
-def test_words_are_spread_from_the_first_to_the_last_with_their_share_of_the_strongest():
+def test_words_are_evenly_spread_with_their_relative_maximum():
     strength = torch.tensor([0.2, 0.4, 0.9, 0.1])[None, :, None, None]
     trainer, module, _ = _parts(_result(), word_maps=lambda *_: strength * torch.ones(6, 4, 2, 2))
     trainer.datamodule.tokenizer.convert_ids_to_tokens = lambda ids: ["one", "two", "three", "four"]
@@ -256,7 +257,7 @@ def test_words_are_spread_from_the_first_to_the_last_with_their_share_of_the_str
     assert [panel.title for panel in rows[0].panels] == ["", "whole text", "one  50%", "two  100%", "four  25%"]
 
 
-def test_the_map_of_the_whole_text_is_over_its_tokens_without_the_padding():
+def test_the_map_of_the_whole_text_excludes_padding():
     def word_maps(*_):
         maps = torch.zeros(1, 4, 2, 2)
         maps[0, 0, 0, 0], maps[0, 3, 1, 1] = 1.0, 9.0  # [CLS], padding
@@ -269,7 +270,7 @@ def test_the_map_of_the_whole_text_is_over_its_tokens_without_the_padding():
     assert word.title == "word0  0%"
 
 
-def test_the_sanity_check_draws_nothing_and_other_epochs_wait_their_turn(tmp_path):
+def test_the_sanity_check_and_skipped_epochs_draw_nothing(tmp_path):
     callbacks = [RetrievalFigures(queries=2, top=3, every_n_epochs=2)]
     trainer = _trainer(tmp_path, callbacks, max_epochs=5, limit_train_batches=1, num_sanity_val_steps=2)
     data = Shapes()
@@ -314,7 +315,7 @@ def _case(name, folder):
         ("no datamodule", "draws nothing: the run has no datamodule with image()"),
     ],
 )
-def test_a_figure_that_cannot_be_drawn_warns_once_and_stops_nothing(tmp_path, case, sentence):
+def test_an_impossible_figure_warns_once_and_the_run_continues(tmp_path, case, sentence):
     module, data, changes = _case(case, tmp_path)
     trainer = _trainer(tmp_path, [RetrievalFigures()], **changes)
     with warnings.catch_warnings(record=True) as caught:
@@ -352,7 +353,7 @@ def test_a_fast_dev_run_does_not_warn(tmp_path):
 @pytest.mark.parametrize("wrong", [{"queries": 0}, {"top": 0}, {"every_n_epochs": 0}])
 def test_numbers_below_one_are_refused(wrong):
     (name,) = wrong
-    with pytest.raises(ValueError, match=f"{name}=0 of RetrievalFigures must be at least 1"):
+    with pytest.raises(UserError, match=f"Expected {name} of RetrievalFigures of at least 1, got 0"):
         RetrievalFigures(**wrong)
 
 
@@ -373,7 +374,7 @@ def _what_was_done(trainer):
     return {"asked": trainer.lightning_module.asked, "opened": len(trainer.datamodule.opened)}
 
 
-def test_of_two_processes_both_compute_and_the_first_draws(tmp_path):
+def test_both_processes_compute_and_rank_0_draws(tmp_path):
     options = {
         "callbacks": [RetrievalFigures(), WordMapFigures()],
         "max_epochs": 1,

@@ -38,7 +38,7 @@ def test_the_descendant_of_full_depth_is_the_auxiliary(custom):
     assert descendant.logit_scale.item() == 2.5
 
 
-def test_at_the_papers_sizes_too():
+def test_the_descendant_of_full_depth_equals_the_auxiliary_at_the_papers_sizes():
     torch.manual_seed(0)
     network = LearngeneCLIP().eval()
     state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
@@ -82,14 +82,14 @@ def towers():
 
 
 @pytest.mark.parametrize("name", ["open_clip's vision", "without projection", "open_clip's text", "timm's"])
-def test_one_tower_alone_gives_what_it_gives_in_two(name):
+def test_a_single_tower_equals_the_tower_of_a_clip(name):
     tower, encode, expected = towers()[name]
     expand_learngene(learngene(), tower)
     with torch.no_grad():
         torch.testing.assert_close(encode(tower), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_new_head_stays_as_it_is():
+def test_a_new_head_is_not_changed():
     tower = timm_vit()
     before = {name: tensor.clone() for name, tensor in tower.state_dict().items()}
     expand_learngene(learngene(), tower)
@@ -123,7 +123,7 @@ def test_towers_may_have_different_depths():
 
 
 @pytest.mark.parametrize("make", [clip, timm_vit])
-def test_both_terms_add_up_to_the_whole(make):
+def test_both_terms_add_up_to_the_layers(make):
     found = {}
     for kind in ("both", "unimodal", "multimodal"):
         network = make()
@@ -142,7 +142,7 @@ def test_both_terms_add_up_to_the_whole(make):
     assert summed == 8 * 12 * (2 if make is clip else 1)
 
 
-def test_no_layer_shares_anything_with_another():
+def test_layers_share_no_memory():
     descendant = clip()
     expand_learngene(learngene(), descendant)
     before = {name: tensor.clone() for name, tensor in descendant.state_dict().items()}
@@ -154,7 +154,7 @@ def test_no_layer_shares_anything_with_another():
 
 
 @pytest.mark.parametrize("tower", ["vision", "text"])
-def test_the_other_tower_stays_as_it_is(tower):
+def test_the_other_tower_is_not_changed(tower):
     descendant = clip(6, custom=True)
     before = {name: tensor.clone() for name, tensor in descendant.state_dict().items()}
     expand_learngene(learngene(), descendant, tower)
@@ -190,7 +190,7 @@ def test_the_other_tower_stays_as_it_is(tower):
         (lambda: timm_vit(6, num_heads=4), "Expected the vision tower .* got 4 heads"),
     ],
 )
-def test_another_network_is_one_sentence_and_stays_as_it_is(network, message):
+def test_a_network_of_other_sizes_is_refused_and_not_changed(network, message):
     network = network()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     with pytest.raises(UserError, match=message) as raised:
@@ -199,7 +199,7 @@ def test_another_network_is_one_sentence_and_stays_as_it_is(network, message):
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
-def test_what_is_no_such_network_is_one_sentence():
+def test_unsupported_networks_are_refused_with_one_sentence():
     with pytest.raises(UserError, match=r"Expected open_clip's CLIP, .* got a Linear"):
         expand_learngene(learngene(), nn.Linear(1, 1))
     with pytest.raises(UserError, match="Expected a network with a text tower, got a VisionTransformer"):
@@ -225,7 +225,7 @@ def test_tlegs_descendant_of_full_depth_is_its_auxiliary():
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_tlegs_descendants_of_other_depths_lie_on_the_same_line():
+def test_tlegs_descendants_of_other_depths_follow_the_same_linear_rule():
     network, found = tleg()
     descendant, image = clip(7), timm_vit(3)
     expand_learngene(found, descendant)
@@ -242,7 +242,7 @@ def test_tlegs_descendants_of_other_depths_lie_on_the_same_line():
 
 
 @pytest.mark.parametrize("kind", [clip, timm_vit])
-def test_he_lg_sets_the_last_layers_and_leaves_the_rest(kind):
+def test_he_lg_sets_the_last_layers_only(kind):
     tensors = {name: torch.full(shape, 7.0) for name, shape in rule_of("He-LG").shapes(SIZES).items()}
     network = kind(5)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -254,7 +254,7 @@ def test_he_lg_sets_the_last_layers_and_leaves_the_rest(kind):
             assert torch.equal(tensor, before[name]), name
 
 
-def test_what_a_method_lacks_is_one_sentence_and_changes_nothing():
+def test_unsupported_components_are_refused_and_change_nothing():
     _, found = tleg()
     descendant = clip(6)
     before = {name: tensor.clone() for name, tensor in descendant.state_dict().items()}

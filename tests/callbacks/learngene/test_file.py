@@ -18,7 +18,7 @@ from vlightning.callbacks.learngene.sizes import LearngeneSizes
 from vlightning.common.errors import UserError
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_a_written_learngene_is_read_back(tmp_path):
     written = learngene()
     save_learngene(written, tmp_path / "new" / "learngene.safetensors")
     read = load_learngene(tmp_path / "new" / "learngene.safetensors")
@@ -55,7 +55,7 @@ def test_number_of_stored_values_of_each_method(method, count):
 
 
 @pytest.mark.parametrize("method", ["TLEG", "He-LG"])
-def test_other_methods_files_are_read_as_written(tmp_path, method):
+def test_files_of_other_methods_are_read_back(tmp_path, method):
     tensors = {name: torch.randn(shape) for name, shape in rule_of(method).shapes(SIZES).items()}
     save_learngene(dataclasses.replace(learngene(), tensors=tensors, method=method), tmp_path / "a")
     read = load_learngene(tmp_path / "a")
@@ -113,7 +113,7 @@ def test_a_folder_is_not_overwritten(tmp_path):
         save_learngene(learngene(), tmp_path)
 
 
-def test_tensors_that_are_not_those_of_the_sizes_are_one_sentence(tmp_path):
+def test_tensors_of_other_sizes_are_refused_with_one_sentence(tmp_path):
     def changed(change):
         broken = learngene()
         change(broken.tensors)
@@ -134,7 +134,7 @@ def test_tensors_that_are_not_those_of_the_sizes_are_one_sentence(tmp_path):
         load_learngene(tmp_path / "a")
 
 
-def test_files_of_another_kind_are_one_sentence(tmp_path):
+def test_files_of_another_kind_are_refused_with_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"Expected a learngene file .* found none"):
         load_learngene(tmp_path / "a")
     (tmp_path / "a").write_bytes(b"no safetensors at all")

@@ -7,6 +7,7 @@ from lightning import LightningModule, Trainer
 
 from support.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import ClassPredictionWriter
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule
 
 SIDE, IMAGES = 8, 11
@@ -33,7 +34,7 @@ def predict_on_rank(folder):
     predict(folder, lambda **options: rank_trainer("ddp", **options))
 
 
-def test_file_holds_each_image_with_its_best_classes(tmp_path):
+def test_the_file_contains_the_best_classes_of_each_image(tmp_path):
     predict(tmp_path)
     rows = pq.read_table(tmp_path / "predictions.parquet").to_pylist()
     assert [row["sample_index"] for row in rows] == list(range(IMAGES))
@@ -67,9 +68,9 @@ def test_other_outputs_are_refused(tmp_path):
     trainer = Trainer(
         accelerator="cpu", logger=False, callbacks=[ClassPredictionWriter(3, str(tmp_path))], enable_progress_bar=False
     )
-    with pytest.raises(ValueError, match="Other returned no sample_index and probabilities"):
+    with pytest.raises(UserError, match="Expected sample_index and probabilities from predict_step of Other"):
         trainer.predict(Other(), data())
-    with pytest.raises(ValueError, match="top_k=0"):
+    with pytest.raises(UserError, match=r"Expected top_k .* of at least 1, got 0"):
         ClassPredictionWriter(0)
 
 

@@ -1,4 +1,4 @@
-"""Embeddings and captions in files: all images once, in order, with names, whatever the number of processes."""
+"""Embeddings and captions in files: all images once, in order, with names, for any number of processes."""
 
 import json
 
@@ -10,6 +10,7 @@ from lightning import LightningModule, Trainer
 from support.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import CaptionWriter, ImageEmbeddingWriter, gather_texts, rank
 from vlightning.callbacks.writers.rows import gather_rows
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 
 IMAGES = 11
@@ -17,7 +18,7 @@ WRITERS = {"embeddings": ImageEmbeddingWriter, "captions": CaptionWriter}
 
 
 class Predicts(LightningModule):
-    """What is a function of the image's number."""
+    """Returns functions of the image's number."""
 
     origin = {"model": "none"}  # noqa: RUF012
 
@@ -47,7 +48,7 @@ def predict_on_rank(folder, writer):
     predict(folder, writer, lambda **options: rank_trainer("ddp", **options))
 
 
-def test_embeddings_are_written_as_they_come_with_what_made_them(tmp_path):
+def test_embeddings_are_written_unchanged_with_their_origin(tmp_path):
     predict(tmp_path, "embeddings")
     table = pq.read_table(tmp_path / "embeddings.parquet")
     rows = table.to_pylist()
@@ -82,7 +83,7 @@ def test_other_outputs_are_refused(tmp_path):
 
     for writer, name in (("embeddings", "embedding"), ("captions", "caption")):
         trainer = Trainer(accelerator="cpu", logger=False, callbacks=[WRITERS[writer](str(tmp_path))])
-        with pytest.raises(ValueError, match=f"Other returned no sample_index, image_id and {name}, which"):
+        with pytest.raises(UserError, match=f"sample_index, image_id and {name} from predict_step of Other, which"):
             trainer.predict(Other(), data())
 
 
@@ -105,7 +106,7 @@ def texts_of_rank():
     return gather_texts(texts), gather_texts([]), gather_texts(["", "a"][: 1 + rank()])
 
 
-def test_texts_of_all_processes_come_together():
+def test_texts_of_all_processes_are_gathered():
     expected = (["één", "", "two words"], [], ["", "", "a"])
     assert run_distributed(texts_of_rank) == [expected, expected]
     assert gather_texts(["a", ""]) == ["a", ""]

@@ -58,7 +58,7 @@ def test_shards_and_manifest(pairs, tmp_path):
     assert said["software"]["torch"] == torch.__version__.partition("+")[0]
 
 
-def test_embeddings_stand_with_their_own_sample(pairs, tmp_path):
+def test_embeddings_are_stored_with_their_sample(pairs, tmp_path):
     predict(pairs, tmp_path / "out", embeddings="npz")
     student = ReinforcedImageTextDataModule(
         str(tmp_path / "out"), batch_size=ROWS, num_workers=0, image_size=16, cache_dir=str(tmp_path)
@@ -118,7 +118,7 @@ def test_two_runs_may_write_into_one_folder(pairs, tmp_path):
     assert manifest(tmp_path / "out") == manifest(tmp_path / "whole")
 
 
-def test_another_run_of_a_complete_folder_only_checks(pairs, tmp_path):
+def test_a_run_on_a_complete_folder_only_checks(pairs, tmp_path):
     predict(pairs, tmp_path / "out")
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("0*")}
     module = predict(pairs, tmp_path / "out")
@@ -127,7 +127,7 @@ def test_another_run_of_a_complete_folder_only_checks(pairs, tmp_path):
     assert manifest(tmp_path / "out")["complete"] is True
 
 
-def test_a_run_that_was_limited_leaves_whole_shards_only(pairs, tmp_path):
+def test_a_limited_run_leaves_complete_shards_only(pairs, tmp_path):
     limited = Trainer(
         accelerator="cpu",
         logger=False,
@@ -143,7 +143,7 @@ def test_a_run_that_was_limited_leaves_whole_shards_only(pairs, tmp_path):
     assert names(tmp_path / "out") == NAMES
 
 
-def test_what_is_left_out_is_counted_by_cause_over_all_runs(tmp_path):
+def test_omitted_rows_are_counted_by_cause_over_all_runs(tmp_path):
     bad = {
         1: {"image": {"bytes": encoded(draw_image(1), "JPEG")[:-40], "path": None}},
         2: {"caption": " "},
@@ -162,7 +162,7 @@ def test_what_is_left_out_is_counted_by_cause_over_all_runs(tmp_path):
     assert manifest(tmp_path / "out")["left_out"] == said["left_out"]
 
 
-def test_a_shard_of_which_nothing_can_be_used_is_done(tmp_path):
+def test_a_shard_without_usable_rows_is_complete(tmp_path):
     pairs = write_pairs(tmp_path / "pairs.parquet", replaced={row: {"caption": ""} for row in range(4, 8)})
     predict(pairs, tmp_path / "out")
     assert manifest(tmp_path / "out")["samples"] == 6
@@ -170,21 +170,23 @@ def test_a_shard_of_which_nothing_can_be_used_is_done(tmp_path):
 
 
 @pytest.mark.parametrize(("row", "turned"), [(0, 0.4), (7, 0.4), (7, float("nan"))])
-def test_the_check_names_what_differs(pairs, tmp_path, row, turned):
+def test_the_check_names_the_differing_embedding(pairs, tmp_path, row, turned):
     class Drifts(Embeds):
-        """Says something else of a row the second time."""
+        """Returns other embeddings of a row the second time."""
 
         def predict_step(self, batch, batch_idx):
             again = len(batch["sample_index"]) == 1 and f" {row:010d}" in batch["originals"].pairs[0].name
             self.turned = turned if again else 0.0
             return super().predict_step(batch, batch_idx)
 
-    with pytest.raises(UserError, match=rf"check failed: embedding \d of text by teacher \d .* {row:010d} has the"):
+    with pytest.raises(
+        UserError, match=rf"Expected a cosine .* for embedding \d of text by teacher \d .* {row:010d}: do not train"
+    ):
         predict(pairs, tmp_path / "out", Drifts(), ReinforcementWriter(ROWS))
     assert manifest(tmp_path / "out")["complete"] is False
 
 
-def test_the_check_reads_what_was_written(pairs, tmp_path):
+def test_the_check_reads_the_written_samples(pairs, tmp_path):
     predict(pairs, tmp_path / "out")
     shards = Shards([str(tmp_path / "out" / "00000000.tar")], tmp_path / "cache")
     samples = [shards.members(sample) for sample in range(4)]
@@ -202,26 +204,26 @@ def test_a_damaged_shard_is_named(pairs, tmp_path):
     damaged = tmp_path / "out" / "00000001.tar"
     size = damaged.stat().st_size
     damaged.write_bytes(b"x" * size)
-    with pytest.raises(RuntimeError, match=r"a readable tar file, got .*00000001\.tar'.*remove the shard"):
+    with pytest.raises(UserError, match=r"a readable tar file, got .*00000001\.tar'.*remove the shard"):
         predict(pairs, tmp_path / "out", writer=ReinforcementWriter(ROWS))
 
 
 def test_other_settings_are_refused(pairs, tmp_path):
     predict(pairs, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(ValueError, match=r"made with teachers\[0\]\.weights one, now it is other \(and 1 more\)"):
+    with pytest.raises(UserError, match=r"teachers\[0\]\.weights one, with which .* made, got other \(and 1 more\)"):
         predict(pairs, tmp_path / "out", Embeds(weights="other"))
-    with pytest.raises(ValueError, match=r"augmentation\.per_image 3, now it is 2"):
+    with pytest.raises(UserError, match=r"augmentation\.per_image 3, .* got 2"):
         predict(pairs, tmp_path / "out", augmentations=2)
-    with pytest.raises(ValueError, match=r"data\.shard_size 4, now it is 5"):
+    with pytest.raises(UserError, match=r"data\.shard_size 4, .* got 5"):
         predict(pairs, tmp_path / "out", shard_size=5)
-    with pytest.raises(ValueError, match=r"augmentation\.seed 5, now it is 6"):
+    with pytest.raises(UserError, match=r"augmentation\.seed 5, .* got 6"):
         predict(pairs, tmp_path / "out", seed=6)
     assert contents(tmp_path / "out") == before
     assert manifest(tmp_path / "out")["complete"] is True
 
 
-def test_other_software_is_warned_of(pairs, tmp_path):
+def test_other_software_versions_warn(pairs, tmp_path):
     predict(pairs, tmp_path / "out")
     said = manifest(tmp_path / "out")
     said["software"]["pillow"] = "1.0"
@@ -230,17 +232,19 @@ def test_other_software_is_warned_of(pairs, tmp_path):
         predict(pairs, tmp_path / "out")
 
 
-def test_shards_of_something_else_are_refused(pairs, tmp_path):
+def test_shards_without_a_manifest_are_refused(pairs, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "00000000.tar").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"shards without a manifest\.json"):
+    with pytest.raises(UserError, match=r"shards without a manifest\.json"):
         predict(pairs, tmp_path / "out")
 
 
 def test_a_disk_that_is_too_small_is_reported_before_writing(pairs, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 20_000))
-    with pytest.raises(UserError, match=r"would take 10 of 10 samples, about [\d.]+ KB .* where 20 KB are free"):
+    with pytest.raises(
+        UserError, match=r"Expected room for 10 of 10 samples, about [\d.]+ KB .*, got 20 KB of free space"
+    ):
         predict(pairs, tmp_path / "out")
     assert names(tmp_path / "out") == []
 
@@ -262,7 +266,7 @@ def test_another_datamodule_is_refused(tmp_path):
             return [[1]]
 
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[ReinforcementWriter()])
-    with pytest.raises(ValueError, match="ReinforcementWriter found NoneType"):
+    with pytest.raises(UserError, match="for ReinforcementWriter, got NoneType"):
         trainer.predict(Nothing())
 
 
@@ -275,7 +279,7 @@ def predict_on_a_rank(pairs, folder, turned):
 
 
 @pytest.mark.slow
-def test_two_processes_write_what_one_does(pairs, tmp_path):
+def test_two_processes_write_the_files_of_one_process(pairs, tmp_path):
     predict(pairs, tmp_path / "one")
     steps = run_distributed(predict_on_a_rank, pairs, str(tmp_path / "two"), 0.0)
     assert steps == [2 + 1 + 4, 2]  # shards 0 and 2 and the check, shard 1
@@ -288,4 +292,4 @@ def test_a_failed_check_ends_all_processes(pairs, tmp_path):
     predict(pairs, tmp_path / "two")
     failures = run_distributed(predict_on_a_rank, pairs, str(tmp_path / "two"), 0.5)
     assert len(failures) == 2
-    assert all("check failed" in str(failure) for failure in failures)
+    assert all("between written and recomputed embeddings" in str(failure) for failure in failures)

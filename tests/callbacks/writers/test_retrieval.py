@@ -1,4 +1,4 @@
-"""The files that `predict` leaves: what stands in them, and that they are the same for any number of processes."""
+"""Content of the files of `predict`, which is equal for any number of processes."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from support.images import draw_image
 from support.tiny import TinyData, TinyModel
 from vlightning.callbacks import RetrievalPredictionWriter
 from vlightning.callbacks.writers import retrieval as predictions
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
 from vlightning.lightning_modules import ALBEFModule
 
@@ -33,7 +34,7 @@ def quiet_library():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Thirteen images, of which number 7 is none, and a vocabulary."""
+    """Thirteen images, of which number 7 is unreadable, and a vocabulary."""
     (tmp_path / "images").mkdir()
     for number in range(13):
         draw_image(number).save(tmp_path / f"images/{number:02}.png")
@@ -59,7 +60,7 @@ def _data(folder, **options):
 
 def _albef(rerank_k=10):
     module = tiny_albef(rerank={"k": rerank_k})
-    with torch.no_grad():  # weights that tell images and texts apart by more than rounding
+    with torch.no_grad():  # weights with which images and texts differ by more than rounding
         for parameter in module.student.parameters():
             parameter.mul_(3.0)
     return module
@@ -90,7 +91,7 @@ def _tables(folder):
 
 @torch.no_grad()
 def _brute_force(folder, module, top_k, rerank_k):
-    """Every image and every text alone, and every match sorted by hand."""
+    """Encode every image and every text separately, and sort all matches."""
     module.eval()
     data = _data(folder)
     data.setup("predict")
@@ -149,7 +150,7 @@ def test_the_files_equal_a_brute_force(folder, top_k, rerank_k):
             assert row.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-def test_images_have_their_paths_and_texts_their_words(folder):
+def test_images_have_paths_and_texts_have_words(folder):
     found, _ = _predict(folder)
     path = {number: str(folder / f"images/{number:02}.png") for number in range(13)}
     for table in (found.image_embeddings, found.text_to_image, found.image_to_text):
@@ -185,7 +186,7 @@ def test_columns_have_the_documented_names_and_types(folder):
         assert list(schema.names) == list(expected[name])
 
 
-def test_a_score_that_was_not_asked_for_is_null_and_not_a_number(folder):
+def test_a_score_that_was_not_computed_is_null(folder):
     for rerank_k, nulls in ((0, 12 * len(TEXTS)), (10, 2 * len(TEXTS))):
         _predict(folder, RetrievalPredictionWriter(top_k=12), module=_albef(rerank_k))
         assert pq.read_table(folder / "predictions/text_to_image.parquet")["match_score"].null_count == nulls
@@ -200,7 +201,7 @@ def test_texts_alone_and_images_alone_leave_files_without_matches(folder):
     assert [len(vars(found)[name]) for name in NAMES] == [12, 0, 0, 0]
 
 
-def test_what_predict_returns_is_not_changed(folder):
+def test_outputs_of_predict_are_not_changed(folder):
     _, (images, texts) = _predict(folder)
     assert [len(batch["image_features"]) for batch in images] == [4, 3, 2, 3]
     assert torch.cat([batch["text_index"] for batch in texts]).tolist() == list(range(len(TEXTS)))
@@ -216,7 +217,7 @@ def test_captions_of_images_are_numbered_after_the_list(folder):
     assert found.image_embeddings["image"].tolist() == [str(folder / f"images/0{n}.png") for n in (2, 0, 1)]
 
 
-def test_without_a_datamodule_there_are_numbers_and_no_names(folder):
+def test_without_a_datamodule_names_are_null(folder):
     batch = random_batch(4)
     images = {name: batch[name] for name in ("image", "image_id", "sample_index")}
     texts = {name: batch[name] for name in ("input_ids", "attention_mask")} | {"text_index": torch.tensor([3, 1, 2, 0])}
@@ -231,14 +232,14 @@ def test_without_a_datamodule_there_are_numbers_and_no_names(folder):
     assert len(found.text_to_image) == 16
 
 
-def test_the_users_own_writer_takes_the_place_of_the_default(folder):
+def test_the_users_writer_replaces_the_default(folder):
     trainer = _trainer(folder, RetrievalPredictionWriter(top_k=3, folder=str(folder / "mine")))
     trainer.predict(_albef(), _data(folder))
     assert len(_tables(folder / "mine").text_to_image) == 3 * len(TEXTS)
     assert not (folder / "predictions").exists()
 
 
-def test_a_write_that_fails_leaves_the_old_files_as_they_were(folder, monkeypatch):
+def test_a_failed_write_keeps_the_old_files(folder, monkeypatch):
     _predict(folder, predict_texts=TEXTS[:2])
     before = {file: file.read_bytes() for file in (folder / "predictions").iterdir()}
     write = predictions._write
@@ -254,7 +255,7 @@ def test_a_write_that_fails_leaves_the_old_files_as_they_were(folder, monkeypatc
     assert {file: file.read_bytes() for file in (folder / "predictions").iterdir()} == before
 
 
-def test_blocks_of_queries_join_without_a_seam(folder, monkeypatch):
+def test_blocks_of_queries_equal_a_single_block(folder, monkeypatch):
     whole, _ = _predict(folder, RetrievalPredictionWriter(top_k=99))
     monkeypatch.setattr(predictions, "_ROWS", 5)
     parts, _ = _predict(folder, RetrievalPredictionWriter(top_k=99))
@@ -269,10 +270,10 @@ def test_a_fast_dev_run_writes_nothing(folder):
     assert not (folder / "predictions").exists()
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is_encoded(folder):
-    with pytest.raises(ValueError, match="top_k=0 of RetrievalPredictionWriter must be at least 1"):
+def test_invalid_modules_are_refused_before_encoding(folder):
+    with pytest.raises(UserError, match="Expected top_k of RetrievalPredictionWriter of at least 1, got 0"):
         RetrievalPredictionWriter(top_k=0)
-    with pytest.raises(ValueError, match=r"found no `evaluation.result` in TinyModel, .*: leave the callback out"):
+    with pytest.raises(UserError, match=r"`evaluation.result`.*, got TinyModel: leave the callback out"):
         _trainer(folder, RetrievalPredictionWriter()).predict(TinyModel(), TinyData())
 
 
@@ -311,7 +312,7 @@ def _cli(*words):
     return ran
 
 
-def test_a_quickstart_model_looks_for_texts_in_a_folder_of_images(folder, monkeypatch, caplog):
+def test_a_quickstart_model_retrieves_images_of_a_folder_for_texts(folder, monkeypatch, caplog):
     monkeypatch.chdir(folder)
     Path("small.yaml").write_text(SMALL)
     Path("texts.txt").write_text("a small red circle\na large blue ring\n")

@@ -14,8 +14,8 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules.core.faults import BadSample
 from vlightning.datamodules.sources.hub import hub_answers
 from vlightning.datamodules.sources.layout import FAULT, identity_number
+from vlightning.datamodules.sources.lists import read_list
 from vlightning.datamodules.sources.open import Opening
-from vlightning.datamodules.sources.records import read_list
 from vlightning.datamodules.sources.resolve import Source
 from vlightning.datamodules.sources.table import PairTable
 from vlightning.datamodules.text.captions import text_id

@@ -2,12 +2,11 @@ import os
 import random
 import re
 import string
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from support.distributed import run_distributed
 from vlightning.common.errors import UserError
 from vlightning.datamodules.text.captions import clean_caption, text_id, usable_caption
 from vlightning.datamodules.text.tokenizers import (
@@ -89,12 +88,7 @@ def test_reserved_slots_are_not_matched_inside_text():
 
 
 def test_training_gives_the_same_tokenizer_in_every_process():
-    code = (
-        "import sys; from vlightning.datamodules.text.tokenizers import train_wordpiece\n"
-        f"sys.stdout.write(train_wordpiece({CAPTIONS!r}, 190))"
-    )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert other == train_wordpiece(CAPTIONS, 190)
+    assert run_distributed(train_wordpiece, CAPTIONS, 190) == [train_wordpiece(CAPTIONS, 190)] * 2
 
 
 def test_rare_letters_give_way_in_a_small_vocabulary():

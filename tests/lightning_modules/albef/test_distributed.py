@@ -89,7 +89,7 @@ def _module_and_data():
     return tiny_albef(text={"vocab_size": 200}), data
 
 
-def test_two_processes_train_with_every_parameter_in_use_and_stay_alike():
+def test_two_processes_train_with_every_parameter_in_use_and_stay_equal():
     first, second = run_ddp_fit(_module_and_data, {"max_epochs": 2})
     assert first["global_step"] == 8
     for name, value in first["state_dict"].items():

@@ -28,7 +28,7 @@ def test_no_word_is_masked_and_every_parameter_has_a_gradient(monkeypatch):
     assert all(p.grad is not None for name, p in module.named_parameters() if p.requires_grad)
 
 
-def test_contrast_and_matching_are_those_of_pre_training(monkeypatch):
+def test_contrast_and_matching_equal_pre_training(monkeypatch):
     with_words, without = tiny_albef(text={"dropout": 0.0}), tiny_albef(mlm=False, text={"dropout": 0.0})
     without.load_state_dict({name: t for name, t in with_words.state_dict().items() if ".cls." not in name})
     losses = []

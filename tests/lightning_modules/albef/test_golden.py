@@ -1,4 +1,4 @@
-"""The step against the reference implementation's numbers: features, logits, losses, gradients, and what it leaves."""
+"""The step against numbers of the reference: features, logits, losses, gradients, and the state after it."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Grad-CAM against plain matrix products, and what it leaves alone."""
+"""Grad-CAM against plain matrix products, without side effects."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from support.albef import random_batch, tiny_albef
 from support.distributed import run_distributed
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.albef.gradcam import word_maps
 
 
@@ -90,7 +91,7 @@ def test_equals_the_plain_reference(layer):
 
 @pytest.mark.parametrize(("fusion_layers", "middle"), [(2, 1), (3, 2), (6, 3)])
 def test_the_middle_fusion_layer_is_the_default(fusion_layers, middle):
-    """Of six the third, as with the authors: number 8 where six text layers stand below."""
+    """The third of six, as in the authors' code: number 8 above six text layers."""
     module = _module(fusion_layers)
     assert torch.equal(
         module.word_maps(*_inputs()), word_maps(module.student, module.itm_head, *_inputs(), layer=middle)
@@ -101,7 +102,7 @@ def test_the_middle_fusion_layer_is_the_default(fusion_layers, middle):
 def test_a_layer_without_word_maps_is_refused(layer):
     """In the last layer the attention of words does not reach the matching head: the reference has no map there."""
     module = _module()
-    with pytest.raises(ValueError, match=f"got layer {layer}, .* give one from 1 to 2"):
+    with pytest.raises(UserError, match=f"got layer {layer}, .* give one from 1 to 2"):
         word_maps(module.student, module.itm_head, *_inputs(), layer)
     last = _reference(module, *_inputs(), layer=3)
     assert last[:, 0].any()
@@ -109,7 +110,7 @@ def test_a_layer_without_word_maps_is_refused(layer):
 
 
 def test_a_single_fusion_layer_has_no_word_maps():
-    with pytest.raises(ValueError, match="Expected two or more fusion layers for word maps, got one"):
+    with pytest.raises(UserError, match="Expected two or more fusion layers for word maps, got one"):
         _module(fusion_layers=1).word_maps(*_inputs())
 
 
@@ -134,7 +135,7 @@ def test_works_in_any_mode_on_tensors_made_in_it(mode):
         assert torch.is_grad_enabled() == (mode is torch.enable_grad)
 
 
-def test_leaves_gradients_hooks_modes_and_the_generator_alone():
+def test_does_not_change_gradients_hooks_modes_and_the_generator():
     module = _module()
     for parameter in module.parameters():
         if parameter.requires_grad:

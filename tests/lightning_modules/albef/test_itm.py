@@ -52,7 +52,7 @@ def test_rows_without_candidates_are_marked_and_draw_themselves(rows):
     assert torch.equal(drawn.row, torch.arange(rows))
 
 
-def test_itm_leaves_out_pairs_that_could_not_be_formed():
+def test_itm_omits_pairs_without_a_negative():
     logits = torch.randn(5, 2)
     labels, weights = torch.tensor([1, 1, 0, 0, 0]), torch.tensor([1.0, 1, 1, 0, 1])
     kept = weights.bool()

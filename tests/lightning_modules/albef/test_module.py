@@ -53,7 +53,7 @@ def test_paper_sizes_give_the_papers_counts():
     assert len(to_official(module)) == 844
 
 
-def test_teacher_starts_as_the_student():
+def test_teacher_is_initialized_as_the_student():
     module = tiny_albef()
     assert all(torch.equal(a, b) for a, b in zip(module.student.parameters(), module.teacher.parameters(), strict=True))
 
@@ -238,7 +238,7 @@ def test_user_callback_is_not_replaced(tmp_path):
     assert [c for c in trainer.callbacks if isinstance(c, EMACallback)] == [own]
 
 
-def test_training_starts_once_and_goes_on_from_weights_that_were_loaded(tmp_path, caplog):
+def test_initial_weights_are_loaded_once_and_do_not_replace_a_checkpoint(tmp_path, caplog):
     def starts(module, ckpt_path=None, epochs=1):
         caplog.clear()
         trainer = _trainer(tmp_path, limit_train_batches=1, max_epochs=epochs)
@@ -340,7 +340,9 @@ def test_a_step_does_not_synchronise_with_the_device(monkeypatch):
     """On the meta device, reading a value raises."""
     module = tiny_albef().to("meta")
     batch = {name: column.to("meta") for name, column in random_batch(8).items()}
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # knows no meta device
+    monkeypatch.setattr(
+        torch, "autocast", lambda *_, **__: contextlib.nullcontext()
+    )  # does not support the meta device
     outputs = _step(module, monkeypatch, batch)
     outputs["loss"].backward()
     for name, queue in module.queues().items():

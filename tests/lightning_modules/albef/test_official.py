@@ -1,4 +1,4 @@
-"""The authors' checkpoints, in and out."""
+"""Conversion from and to the authors' checkpoints."""
 
 import argparse
 import copy
@@ -67,7 +67,7 @@ def build(golden):
 
 
 def _retrieval(state):
-    """What the authors' retrieval fine-tuning makes of a pre-training state dict."""
+    """Convert a pre-training state dict to that of the authors' retrieval fine-tuning."""
     flat = {key.replace("bert.", ""): value for key, value in state.items() if ".cls." not in key}
     columns = state["image_queue"].shape[1]
     ids = torch.where(torch.arange(columns) < 10, torch.arange(columns) // 2, -100)
@@ -143,7 +143,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("family", ["pre-training", "retrieval"])
 @pytest.mark.parametrize("teacher", [True, False])
 @pytest.mark.parametrize("position_ids", [True, False])
-def test_every_form_of_the_authors_files_starts_a_module(
+def test_every_form_of_the_authors_files_initializes_a_module(
     golden, authors, build, tmp_path, bare, family, teacher, position_ids
 ):
     state = authors if family == "pre-training" else _retrieval(authors)
@@ -167,7 +167,7 @@ def test_every_form_of_the_authors_files_starts_a_module(
     assert not module.image_queue.valid.any()  # keys of another model
 
 
-def test_what_is_left_out_is_logged(authors, build, tmp_path, caplog):
+def test_omitted_parts_are_logged(authors, build, tmp_path, caplog):
     torch.save(authors, tmp_path / "theirs.pth")
     module = build(weights=str(tmp_path / "theirs.pth"), mlm=False, vision={"image_size": 96})
     with caplog.at_level(logging.INFO):
@@ -188,7 +188,7 @@ def test_queues_of_another_size_are_not_loaded(authors, build):
 
 
 @pytest.mark.parametrize("image_size", [256, 384, 224])
-def test_a_224_pixel_checkpoint_starts_other_sizes(tmp_path, image_size):
+def test_a_224_pixel_checkpoint_initializes_other_sizes(tmp_path, image_size):
     source = _noisy(tiny_albef(mlm=False, vision={"image_size": 224, "patch_size": 16}))
     save_official(source, tmp_path / "theirs.pth")
     module = tiny_albef(
@@ -245,7 +245,7 @@ def _without(*names):
         (
             lambda state: state.update({"text_encoder.cls.predictions.bias": torch.ones(200)}),
             {},
-            r"different values of text_encoder\.cls\.predictions\.bias and .*decoder\.bias",
+            r"equal values of text_encoder\.cls\.predictions\.bias and .*decoder\.bias.* got different values",
         ),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_wrong_file_names_its_keys_and_changes_nothing(authors, build, spoil, 
     before = copy.deepcopy(module.state_dict())
     state = dict(authors)
     spoil(state)
-    with pytest.raises((UserError, ValueError), match=sentence) as raised:
+    with pytest.raises(UserError, match=sentence) as raised:
         load_official(module, state)
     assert "\n" not in str(raised.value)
     _equal(module.state_dict(), before)
@@ -263,24 +263,22 @@ def test_a_wrong_file_names_its_keys_and_changes_nothing(authors, build, spoil, 
 def test_names_in_errors_are_those_of_the_retrieval_family(authors, build):
     state = _retrieval(authors)
     del state["text_encoder.encoder.layer.3.output.dense.bias"]
-    with pytest.raises(
-        (UserError, ValueError), match=r"missing text_encoder\.encoder\.layer\.3\.output\.dense\.bias, unknown"
-    ):
+    with pytest.raises(UserError, match=r"missing text_encoder\.encoder\.layer\.3\.output\.dense\.bias, unknown"):
         load_official(build(mlm=False), state)
 
 
 def test_a_retrieval_file_cannot_start_masked_language_modelling(authors, build):
-    with pytest.raises(UserError, match=r"no language-model head in .*: set the model's mlm to false"):
+    with pytest.raises(UserError, match=r"a language-model head in .*, got none: set model.mlm to false"):
         load_official(build(), _retrieval(authors))
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"model": {}, "config": argparse.Namespace(a=1)}, r"Found argparse\.Namespace in .*: if you trust"),
-        ([1, 2], "neither a state dict nor one under"),
-        ({"model": {"depth": 12}}, "neither a state dict nor one under"),
-        (b"no checkpoint", "Found no checkpoint in"),
+        ({"model": {}, "config": argparse.Namespace(a=1)}, r"got argparse\.Namespace: if you trust"),
+        ([1, 2], "Expected a state dict, or one under .*, got neither"),
+        ({"model": {"depth": 12}}, "Expected a state dict, or one under .*, got neither"),
+        (b"no checkpoint", "Expected a file of torch.save in"),
     ],
 )
 def test_other_files_are_refused_as_checkpoints(tmp_path, content, sentence):
@@ -296,7 +294,7 @@ def test_other_files_are_refused_as_checkpoints(tmp_path, content, sentence):
 def test_missing_weights_are_named(tmp_path):
     with pytest.raises(UserError, match=r"no file or folder '.*gone\.pth'"):
         tiny_albef(weights=str(tmp_path / "gone.pth")).load_initial_weights()
-    with pytest.raises(UserError, match=r"no config\.json and no model\.safetensors in"):
+    with pytest.raises(UserError, match=r"without config\.json and without model\.safetensors"):
         tiny_albef(weights=str(tmp_path)).load_initial_weights()
 
 
@@ -311,7 +309,7 @@ def _trainer(folder, **changes):
     return Trainer(**quiet | {"enable_checkpointing": False, "default_root_dir": folder, "max_epochs": 1} | changes)
 
 
-def test_our_own_checkpoint_and_export_start_a_fine_tuning(tmp_path, caplog):
+def test_own_checkpoint_and_export_initialize_a_fine_tuning(tmp_path, caplog):
     source = _noisy(tiny_albef())
     trainer = _trainer(tmp_path, limit_train_batches=2)
     trainer.fit(source, pairs_loader(16, 8))
@@ -330,7 +328,7 @@ def test_our_own_checkpoint_and_export_start_a_fine_tuning(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
-def test_evaluation_without_a_checkpoint_is_of_the_weights(tmp_path, stage):
+def test_evaluation_without_a_checkpoint_uses_the_weights(tmp_path, stage):
     source = _noisy(tiny_albef()).eval()
     save_official(source, tmp_path / "theirs.pth")
     batch = random_batch(12) | {"text_image_id": torch.arange(12), "text_id": torch.arange(12)}

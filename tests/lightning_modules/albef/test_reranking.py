@@ -1,4 +1,4 @@
-"""Re-ranking through the Trainer against every pair encoded and fused by itself."""
+"""Re-ranking through the Trainer against a separate encoding and fusion of every pair."""
 
 import pytest
 import torch
@@ -132,11 +132,11 @@ def _share(score):
         return collected.compute(module).recalls
 
 
-def test_two_processes_find_what_one_finds():
+def test_two_processes_equal_one():
     assert run_distributed(_share, "itm") == [_share("itm")] * 2
 
 
-def test_validation_re_ranks_only_when_asked_to():
+def test_validation_re_ranks_only_if_configured():
     names = {}
     for when in ("never", "test", "always"):
         module = tiny_albef(rerank={"k": K, "when": when})
@@ -151,7 +151,7 @@ def test_validation_re_ranks_only_when_asked_to():
     assert names == {"never": [False, False], "test": [False, True], "always": [True, True]}
 
 
-def test_tokens_are_kept_in_the_precision_that_reads_them():
+def test_tokens_are_stored_in_the_precision_of_the_matching_head():
     kept = {}
     for precision in ("32-true", "bf16-mixed"):
         module = tiny_albef(rerank={"k": K})
@@ -171,7 +171,7 @@ def test_tokens_are_kept_in_the_precision_that_reads_them():
     assert kept == {"32-true": {torch.float32}, "bf16-mixed": {torch.bfloat16}}
 
 
-def test_under_autocast_pairs_are_scored_in_it_and_similarities_are_not(monkeypatch):
+def test_under_autocast_only_pair_scores_have_half_precision(monkeypatch):
     module = tiny_albef(rerank={"k": K})
     inside = {}
 

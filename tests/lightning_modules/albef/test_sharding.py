@@ -1,4 +1,4 @@
-"""ALBEF sharded over two processes with FSDP2 is ALBEF under DDP, and its checkpoints are those of one process."""
+"""ALBEF sharded over two processes with FSDP2 equals ALBEF under DDP, and one process can load its checkpoints."""
 
 import os
 from pathlib import Path
@@ -62,7 +62,7 @@ def trajectory(dtype, changes, options):
         ),
     ],
 )
-def test_eight_steps_are_those_of_ddp(dtype, changes, options):
+def test_eight_sharded_steps_equal_ddp(dtype, changes, options):
     start = tiny_albef(changes=changes, text={"dropout": 0.0}).state_dict()
     ranks = run_distributed(trajectory, dtype, changes, options)
     for (plain, sharded), *_ in ranks:
@@ -85,7 +85,7 @@ def albef():
 
 
 def answers(module):
-    """What every public method of the networks and of the module says, each called with all parameters let go."""
+    """Call every public method of the networks and of the module with resharded parameters."""
     batch = random_batch(2)
     image, ids, mask = (batch[name] for name in ("image", "input_ids", "attention_mask"))
     found = {}
@@ -158,7 +158,7 @@ def evaluate_sharded():
     return evaluated(rank_trainer("sharded"), albef())
 
 
-def test_reranked_evaluation_is_that_of_one_process():
+def test_reranked_evaluation_equals_one_process():
     metrics, expected = evaluated(trainer(), albef())
     assert "val/rerank_recall_mean" in metrics
     for found, tensors in run_distributed(evaluate_sharded):
@@ -224,13 +224,13 @@ def sharded(tmp_path_factory):
     return path, *first
 
 
-def test_a_resumed_sharded_run_is_the_run_that_was_never_stopped(sharded):
+def test_a_resumed_sharded_run_equals_the_uninterrupted_run(sharded):
     path, _, end = sharded
     for resumed in run_distributed(resume_sharded, str(path), 11):
         assert_same(resumed, end)
 
 
-def test_one_process_goes_on_from_the_folder(sharded, tmp_path):
+def test_one_process_resumes_from_the_folder(sharded, tmp_path):
     path, state, _ = sharded
     run = trainer(max_steps=8, max_epochs=-1, limit_val_batches=0, plugins=[AtomicCheckpointIO()])
     run.fit(albef(), datamodule=shapes(), ckpt_path=path)
@@ -256,7 +256,7 @@ def test_evaluations_of_the_folder_agree(sharded):
     assert (untrained - expected[0]).abs().max() > 1e-3
 
 
-def test_sharded_processes_go_on_from_the_file_of_one(tmp_path):
+def test_sharded_processes_resume_from_the_file_of_one_process(tmp_path):
     keep = Keep(tmp_path / "one.ckpt")
     run = trainer(keep, max_steps=8, max_epochs=-1, limit_val_batches=0, enable_checkpointing=True)
     run.fit(albef(), datamodule=shapes(batch_size=8))

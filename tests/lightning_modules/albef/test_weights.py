@@ -8,6 +8,7 @@ from timm.layers import resample_abs_pos_embed
 from transformers import BertConfig, BertForMaskedLM
 
 from support.albef import pairs_loader, tiny_albef
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.albef.weights import load_bert
 from vlightning.lightning_modules.networks.vit_weights import load_vision_weights, resize_positions
 
@@ -42,7 +43,7 @@ def test_position_resize_is_bicubic_without_antialiasing():
     assert (shrunk - resize_positions(table, (7, 7))).abs().max() > 0.05  # timm's default is another function
 
 
-def test_image_encoder_starts_from_a_timm_file_at_another_size(tmp_path):
+def test_image_encoder_is_initialized_from_a_timm_file_of_another_size(tmp_path):
     torch.manual_seed(1)
     source = timm.models.vision_transformer.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=5
@@ -58,7 +59,7 @@ def test_image_encoder_starts_from_a_timm_file_at_another_size(tmp_path):
     assert torch.equal(own["pos_embed"], resize_positions(source.pos_embed.detach(), (6, 6)))
 
 
-def test_text_encoder_starts_from_a_bert_folder(tmp_path):
+def test_text_encoder_is_initialized_from_a_bert_folder(tmp_path):
     bert = _bert(tmp_path)
     module = tiny_albef().eval()
     cross = {k: v.clone() for k, v in module.student.text_encoder.state_dict().items() if "crossattention" in k}
@@ -75,16 +76,16 @@ def test_text_encoder_starts_from_a_bert_folder(tmp_path):
     torch.testing.assert_close(states[mask.bool()], expected[mask.bool()], rtol=1e-5, atol=1e-6)
 
 
-def test_sizes_that_do_not_fit_are_listed(tmp_path):
+def test_misfitting_sizes_are_listed(tmp_path):
     _bert(tmp_path, intermediate_size=48)
-    with pytest.raises(ValueError, match=r"of another shape bert\.encoder.layer.0.intermediate.dense.bias"):
+    with pytest.raises(UserError, match=r"of another shape bert\.encoder.layer.0.intermediate.dense.bias"):
         load_bert(tiny_albef().student.text_encoder, str(tmp_path))
     _bert(tmp_path / "shallow", layers=1)
-    with pytest.raises(ValueError, match=r"missing bert\.encoder.layer.1"):
+    with pytest.raises(UserError, match=r"missing bert\.encoder.layer.1"):
         load_bert(tiny_albef().student.text_encoder, str(tmp_path / "shallow"))
 
 
-def test_fit_starts_both_models_from_the_given_weights_and_says_so(tmp_path, caplog):
+def test_fit_initializes_both_models_from_the_given_weights_and_logs_it(tmp_path, caplog):
     bert = _bert(tmp_path)
     module = tiny_albef(text={"weights": str(tmp_path)})
     trainer = Trainer(

@@ -1,4 +1,4 @@
-"""A checkpoint that does not fit says why: another class, or the argument that differs."""
+"""The error of a checkpoint that does not fit names its class, or the setting that differs."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_a_checkpoint_of_another_class_is_named(tmp_path: Path, checkpoint: str)
         CoCoRDModule.load_from_checkpoint(checkpoint, student="resnet8", num_classes=4, **alone)
 
 
-def test_what_fits_is_loaded_whatever_else_differs(tmp_path: Path, checkpoint: str):
+def test_fitting_weights_are_loaded_if_other_settings_differ(tmp_path: Path, checkpoint: str):
     loaded = ALBEFModule.load_from_checkpoint(checkpoint, optim={"learning_rate": 0.5})
     saved = torch.load(checkpoint, weights_only=True)["state_dict"]
     assert all(torch.equal(value, saved[name]) for name, value in loaded.state_dict().items())

@@ -1,4 +1,4 @@
-"""Data that a module was not made for ends in a sentence before the first step, for every method."""
+"""Data of unsupported sizes is refused before the first step, for every method."""
 
 import lightning.pytorch as pl
 import pytest
@@ -19,7 +19,7 @@ WITH_TEXTS = [name for name in METHODS if name != "cocord"]
 
 
 def refused(module, data, folder, match):
-    """The run ends with the sentence, and no weight has moved."""
+    """Check that the run ends with the message and no weight has changed."""
     before = {name: value.clone() for name, value in module.state_dict().items()}
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
     trainer = pl.Trainer(
@@ -37,7 +37,7 @@ def refused(module, data, folder, match):
 
 
 @pytest.mark.parametrize("name", OF_ONE_SIZE)
-def test_images_of_another_size(name, tmp_path):
+def test_images_of_another_size_are_refused(name, tmp_path):
     method = (METHODS | OTHERS)[name]
     outside, options = method.prepare(tmp_path), {"seed": 0, "batch_size": 4, "num_workers": 0}
     module, data = method.build(outside, **options)
@@ -48,14 +48,14 @@ def test_images_of_another_size(name, tmp_path):
 
 
 @pytest.mark.parametrize("student", ["timm/vit_tiny_patch16_224", "resnet8"])
-def test_images_for_a_library_s_transformer_as_student_or_teacher(student, tmp_path):
+def test_image_size_of_a_library_transformer_is_checked_for_student_and_teacher(student, tmp_path):
     data = ShapeClassesDataModule(length=8, batch_size=4, num_workers=0, image_size=32)
     module = CoCoRDModule(student, data.num_classes, teacher={"name": "timm/vit_tiny_patch16_224"}, **HEADS)
     module.setup = lambda stage: None  # the teacher's weights do not matter
     refused(module, data, tmp_path, r"images of 224 x 224 pixels, got 32 x 32 in the data")
 
 
-def test_images_for_a_probed_transformer(tmp_path):
+def test_image_size_of_a_probed_transformer_is_checked(tmp_path):
     data = ShapeClassesDataModule(length=8, batch_size=4, num_workers=0, image_size=32)
     module = LinearProbeModule("timm/vit_tiny_patch16_224", num_classes=data.num_classes)
     module.setup = lambda stage: None
@@ -63,7 +63,7 @@ def test_images_for_a_probed_transformer(tmp_path):
 
 
 @pytest.mark.parametrize("name", WITH_TEXTS)
-def test_token_ids_of_one_s_own_loader(name, tmp_path):
+def test_token_ids_of_a_plain_loader_are_checked(name, tmp_path):
     rows = random_rows(name, 4)
     rows["input_ids"][2, 1] = 10**6
     module = small(name, tmp_path)
@@ -76,8 +76,8 @@ def test_token_ids_of_one_s_own_loader(name, tmp_path):
     )
 
 
-def test_a_tokenizer_with_more_entries_than_the_vocabulary(tmp_path):
-    """Ids that the first batch lacks come later: what counts is the tokenizer."""
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
+    """Large ids may occur after the first batch, so the tokenizer is compared."""
     data = ShapesDataModule(length=8, batch_size=4, num_workers=0, image_size=16, vocab_size=200)
     data.setup("fit")
     entries = len(data.tokenizer)
@@ -85,7 +85,7 @@ def test_a_tokenizer_with_more_entries_than_the_vocabulary(tmp_path):
     refused(module, data, tmp_path, rf"ids up to {entries - 1} .* set the model's vocab_size to {entries}, or give")
 
 
-def test_captions_in_the_words_of_another_language_model(tmp_path):
+def test_captions_tokenized_for_another_language_model_are_refused(tmp_path):
     arguments = write_data(tmp_path / "captions", steps=8)
     data = caption_data(arguments, train=arguments["train"])
     module = caption_module(arguments, 0)
@@ -94,7 +94,7 @@ def test_captions_in_the_words_of_another_language_model(tmp_path):
     refused(module, data, tmp_path, "below 20, the model's vocabulary, got .*: give the data")
 
 
-def test_texts_longer_than_the_model_s_positions(tmp_path):
+def test_texts_longer_than_the_positions_are_refused(tmp_path):
     data = ShapesDataModule(length=8, batch_size=4, num_workers=0, image_size=16, vocab_size=200, max_tokens=25)
     refused(
         tiny_albef(text={"vocab_size": 200, "max_positions": 4}),

@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory):
     return path
 
 
-# What the docstring of `Method` says, in this order.
+# The hooks of `Method`'s docstring, in order.
 ORDER = ["configure_callbacks", "setup", "configure_model", "on_load_checkpoint", "load_state_dict"]
 ORDER += ["configure_optimizers", "on_fit_start", "load_initial_weights", "on_train_start", "on_train_batch_start"]
 ORDER += ["optimizer_step", "training_step", "configure_gradient_clipping", "bounds", "on_save_checkpoint"]
@@ -113,7 +113,7 @@ def test_yaml_replaces_optimizer_and_schedule_and_the_checkpoint_rebuilds_them(t
 
 
 class Rates(Callback):
-    """Notes the rate of each optimizer step, and the scale after it."""
+    """Records the learning rate of each optimizer step, and the scale after it."""
 
     def __init__(self):
         self.rates, self.scales = [], []
@@ -125,7 +125,7 @@ class Rates(Callback):
         self.scales.append(pl_module.scale.item())
 
 
-def test_the_paper_s_optimizer_follows_its_schedule_and_parameters_stay_in_their_bounds():
+def test_the_papers_optimizer_follows_its_schedule_and_parameters_stay_in_bounds():
     noted = Rates()
     trainer(noted, max_epochs=2).fit(ToyMethod(), toy_rows())
     cosine = [0.1 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)]

@@ -107,7 +107,7 @@ def gradients():
     return module.gathered, {name: p.grad.full_tensor() for name, p in module.named_parameters() if p.grad is not None}
 
 
-def test_gradients_are_the_mean_over_the_processes_and_a_teacher_does_not_stay_gathered():
+def test_gradients_are_averaged_over_processes_and_a_teacher_is_resharded():
     module = towers()
     sum(module.training_step(batch, 0)["loss"] / 2 for batch in batches()).backward()
     expected = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
@@ -124,7 +124,7 @@ def started():
     return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in module.state_dict().items()}
 
 
-def test_every_process_starts_from_the_first_ones_weights_and_buffers():
+def test_every_process_starts_with_rank_0s_weights_and_buffers():
     expected = towers().state_dict()
     for name in ("queue", "flags", "pointer", "student.decoder.weight"):
         assert not torch.equal(expected[name], towers(seed=1).state_dict()[name]), name
@@ -144,5 +144,5 @@ def test_a_parameter_without_dimensions_is_named():
     module = towers()
     module.student.scale = nn.Parameter(torch.tensor(1.0))
     module._device_mesh = object()
-    with pytest.raises(ValueError, match=r"'student.scale' has no dimension.*give it the shape \[1\]"):
+    with pytest.raises(ValueError, match=r"got the 0-D 'student.scale': give it the shape \[1\]"):
         shard(module, [module.student, module.teacher])

@@ -1,4 +1,4 @@
-"""The vocabulary of ALBEF and SHRe is that of the tokenizer that a run trains, however a run starts or resumes."""
+"""The vocabulary of ALBEF and SHRe is that of the trained tokenizer, in new and resumed runs."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def pairs(tmp_path, monkeypatch):
     Path("my_data.yaml").write_text(json.dumps(config))
 
 
-def test_the_command_line_sizes_tiny_by_its_tokenizer_and_goes_on_with_it(pairs):
+def test_the_command_line_shrinks_tiny_to_its_tokenizer_and_resumes(pairs):
     small = [f"--model.{name}={value}" for name, value in SMALL.items()]
     configs = ["--config", TINY, "--config", "my_data.yaml"]
     ran = run("fit", *configs, *small)
@@ -91,7 +91,7 @@ def test_the_command_line_sizes_tiny_by_its_tokenizer_and_goes_on_with_it(pairs)
     trained = sum(parameter.numel() for parameter in module.parameters())
     assert any(f"{trained / 1e3:.1f} K" in line and "Total params" in line for line in (ran.out + ran.err).splitlines())
 
-    # Neither a vocabulary that is typed again nor other captions change what the checkpoint is of.
+    # Neither a typed vocabulary nor other captions change the checkpoint's vocabulary.
     Path("other.jsonl").write_text(json.dumps({"image": "0.png", "caption": "a b"}))
     typed = ("--data.vocab_size=30522", "--data.train=other.jsonl", "--data.batch_size=1")
     for words in (["test"], ["predict", *configs, *small], ["validate", *typed]):
@@ -117,7 +117,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(name, tmp_path):
     entries = []
 
     class Start(pl.Callback):
-        """What was drawn stays, but for the rows that no token id reaches."""
+        """Initial values do not change, except for the removed rows."""
 
         def on_fit_start(self, trainer, pl_module):
             entries.append(word_rows(pl_module))
@@ -140,7 +140,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_weights_of_a_training_bring_their_vocabulary(name, tmp_path):
+def test_weights_of_a_training_determine_the_vocabulary(name, tmp_path):
     module, data = MODULES[name](text={"vocab_size": WORDS}), shapes()
     trainer(tmp_path).fit(module, data)
     data.tokenizer.backend_tokenizer.save(str(tmp_path / "vocabulary.json"))
@@ -159,7 +159,7 @@ def more_words(folder):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_tokenizer_that_was_given_changes_nothing(name, tmp_path):
+def test_a_given_tokenizer_does_not_change_the_vocabulary(name, tmp_path):
     module = MODULES[name](text={"vocab_size": WORDS})
     trainer(tmp_path).fit(module, shapes(tokenizer=more_words(tmp_path)))
     assert word_rows(module) == WORDS
@@ -168,7 +168,7 @@ def test_a_tokenizer_that_was_given_changes_nothing(name, tmp_path):
         trainer(tmp_path).test(other, shapes(), ckpt_path=tmp_path / "epoch=0.ckpt", verbose=False)
 
 
-def test_a_training_that_goes_on_with_other_data_keeps_its_words(pairs, tmp_path):
+def test_a_training_on_other_data_keeps_its_vocabulary(pairs, tmp_path):
     """Their tokenizer would be a smaller one."""
     module = tiny_albef(text={"vocab_size": WORDS})
     trainer(tmp_path).fit(module, shapes())
@@ -181,7 +181,7 @@ def test_a_training_that_goes_on_with_other_data_keeps_its_words(pairs, tmp_path
     assert word_rows(other) == word_rows(module) == len(data.tokenizer)
 
 
-def test_a_callback_that_copies_the_module_copies_what_is_left_of_it(tmp_path):
+def test_a_callback_copies_the_shrunk_module(tmp_path):
     """Lightning sets callbacks up before the module."""
     module, averaging = tiny_shre(text={"vocab_size": WORDS}), WeightAveraging()
     trainer(tmp_path, averaging).fit(module, shapes())
@@ -190,7 +190,7 @@ def test_a_callback_that_copies_the_module_copies_what_is_left_of_it(tmp_path):
 
 
 def on_rank(kind, folder):
-    """States after two epochs, and after the second of them alone in a run that went on."""
+    """Return the states of an uninterrupted run of two epochs and of a run resumed after the first."""
     states = []
     for start in (None, folder / "epoch=0.ckpt"):
         saving = ModelCheckpoint(folder if start is None else folder / "further", filename="{epoch}", save_top_k=-1)
@@ -202,7 +202,7 @@ def on_rank(kind, folder):
 
 
 @pytest.mark.parametrize("kind", ["ddp", "sharded"])
-def test_processes_agree_on_the_words_before_they_share_the_module(kind, tmp_path):
+def test_processes_agree_on_the_vocabulary_before_sharding(kind, tmp_path):
     data = shapes()
     data.setup("fit")
     (whole, resumed), others = run_distributed(on_rank, kind, tmp_path)

@@ -38,7 +38,7 @@ def on_rank(folder):
     return losses_and_gradients(rank(), 2, own)
 
 
-def test_mean_of_two_halves_is_the_whole(tmp_path):
+def test_mean_of_two_halves_equals_the_whole_batch(tmp_path):
     loss, gradients = losses_and_gradients(0, 1, tmp_path)
     halves = run_distributed(on_rank, tmp_path)
     torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss, rtol=1e-10, atol=0)

@@ -154,7 +154,7 @@ def test_torchvision_layout_has_265_tensors_that_its_resnet50_loads(suffix, resn
 
 
 def _detectron2_names(blocks, convolutions):
-    """What detectron2 calls the tensors of a ResNet, in its own order, beside torchvision's names."""
+    """Return detectron2's names of the tensors of a ResNet, in its order, with torchvision's names."""
     names = {}
 
     def convolution(theirs, ours, norm):
@@ -230,7 +230,7 @@ def test_invalid_exports_are_refused_and_leave_no_file(resnet8, resnet50, tmp_pa
     _, large = resnet50
     there = tmp_path / "there.pth"
     there.write_text("mine")
-    assert "already there" in _refused(capsys, small, there)
+    assert "which exists" in _refused(capsys, small, there)
     assert there.read_text() == "mine"
     (tmp_path / "folder").mkdir()
     assert "name of a new file" in _refused(capsys, small, tmp_path / "folder")

@@ -1,4 +1,4 @@
-"""CoCoRD against the equations written out, and what trains, moves or stays."""
+"""CoCoRD against the equations written out, and which parts train, average or stay fixed."""
 
 import copy
 import math
@@ -89,7 +89,7 @@ def plain_losses(module, batch, dictionary):
     ],
     ids=str,
 )
-def test_step_is_the_papers_sum(tmp_path, options):
+def test_the_step_computes_the_papers_loss(tmp_path, options):
     module = tiny_cocord(tmp_path, **options).double()
     generator = torch.Generator().manual_seed(9)
     for part in (module.slow_student, module.slow_head, module.teacher_head):
@@ -176,7 +176,7 @@ def test_teacher_stays_bit_for_bit_equal_in_training_and_validation(tmp_path):
     assert not any(part.training for part in module.teacher.modules())
 
 
-def test_averages_start_as_copies_and_move_by_the_papers_momenta(tmp_path):
+def test_averages_start_as_copies_and_have_the_papers_momenta(tmp_path):
     module = shapes_module(tmp_path, optim={"weight_decay": 0.0})
     heads = [copy.deepcopy(module.student_head.state_dict())]
     for name in ("slow_head", "teacher_head"):
@@ -195,7 +195,7 @@ def test_averages_start_as_copies_and_move_by_the_papers_momenta(tmp_path):
     assert any(not torch.equal(module.student_head.get_parameter(k), v) for k, v in heads[0].items() if "weight" in k)
 
 
-def test_head_of_a_teacher_of_another_width_never_moves(tmp_path):
+def test_the_head_of_a_teacher_of_another_width_is_fixed(tmp_path):
     module = shapes_module(tmp_path, teacher={"name": "wrn_16_2"})
     assert module.teacher.network.feature_dim == 128
     before = copy.deepcopy(dict(module.teacher_head.named_parameters()))
@@ -204,7 +204,7 @@ def test_head_of_a_teacher_of_another_width_never_moves(tmp_path):
         assert torch.equal(value, before[key])
 
 
-def test_averages_move_once_per_optimizer_step(tmp_path):
+def test_averages_are_updated_once_per_optimizer_step(tmp_path):
     module = shapes_module(tmp_path)
     callback = EMACallback()
     fit(module, tmp_path, steps=2, accumulate_grad_batches=2, callbacks=[callback])
@@ -212,7 +212,7 @@ def test_averages_move_once_per_optimizer_step(tmp_path):
     assert int(module.dictionary.filled) == 32  # four batches of eight
 
 
-def test_keys_are_no_negatives_of_their_own_batch(tmp_path, monkeypatch):
+def test_keys_are_not_negatives_in_their_own_batch(tmp_path, monkeypatch):
     module = shapes_module(tmp_path)
     seen = []
     original = cocord_code.dictionary_loss
@@ -334,7 +334,7 @@ def test_learning_rate_follows_the_benchmark(student, rate):
     assert factors == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
-def test_learning_rate_falls_after_the_milestones_epochs(tmp_path):
+def test_learning_rate_decays_after_the_milestones(tmp_path):
     module = shapes_module(tmp_path, optim={"lr_milestones": [1, 2]})
     rates = []
     step_of = module.training_step

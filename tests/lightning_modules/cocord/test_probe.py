@@ -190,7 +190,7 @@ def _rank_result(trainer):
     return trainer.lightning_module.linear.weight.detach(), trainer.callback_metrics["val/top1"]
 
 
-def test_two_processes_train_as_one_does(tmp_path):
+def test_two_processes_train_as_one_process(tmp_path):
     bad = (1, 20)
     alone = _module(tmp_path)
     trainer = _fit(alone, _data(tmp_path, bad), epochs=2)
@@ -261,7 +261,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_layer_trains_on_what_it_is_given_in_validation(precision, tmp_path, monkeypatch):
+def test_training_features_equal_validation_features(precision, tmp_path, monkeypatch):
     module, data = _module(tmp_path), _data(tmp_path)
     features = {}
     encode = module.encode
@@ -287,7 +287,7 @@ def test_layer_starts_small_with_a_zero_bias():
     assert not module.linear.bias.any()
 
 
-def test_errors_of_a_probe_name_what_to_change(tmp_path):
+def test_errors_of_a_probe_name_the_setting_to_change(tmp_path):
     with pytest.raises(UserError, match=r"weights of the backbone resnet8, got none: set model\.weights, or train"):
         LinearProbeModule("resnet8").setup("fit")
     with pytest.raises(UserError, match=r"^Expected a trained backbone in 'runs/gone', got no file"):

@@ -74,6 +74,6 @@ def test_non_finite_logits_are_misses_and_are_counted(dead, recwarn):
     )
 
 
-def test_two_processes_count_what_one_counts():
+def test_two_processes_equal_one_process():
     for found in run_distributed(measured_on_rank, DEAD, 12):
         assert found == pytest.approx(by_loops(DEAD))

@@ -68,7 +68,7 @@ def _scores(shares, limit):
 
 
 @pytest.mark.parametrize("limit", [0, 100, 1e9])
-def test_scores_equal_brute_force_wherever_the_tokens_are_kept(limit):
+def test_scores_equal_brute_force_with_tokens_in_memory_or_on_disk(limit):
     image_scores, text_scores, _, pairs, most, on_disk = _scores([(0, IMAGES)], limit)
     expected = _brute_force()
     torch.testing.assert_close(image_scores, expected[0])

@@ -17,7 +17,7 @@ NAMES = [f"{way}_r{k}" for way in ("text_to_image", "image_to_text") for k in (1
 
 
 class Scorer:
-    """Prefers images and texts whose numbers are close, which the features know nothing of."""
+    """Prefers images and texts with close numbers, independent of the features."""
 
     device = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def _recalls_of_a_share(shares):
 
 
 @pytest.mark.parametrize("shares", [[(0, 15), (15, IMAGES)], [(0, 0), (0, IMAGES)]])
-def test_processes_with_uneven_or_empty_shares_all_get_the_result_of_everything(shares):
+def test_processes_with_uneven_or_empty_shares_get_the_whole_result(shares):
     expected = _recalls_of_a_share([(0, IMAGES)])
     assert len(expected[0]) == 14
     for recalls, *tensors in run_distributed(_recalls_of_a_share, shares):
@@ -70,7 +70,7 @@ def test_the_matching_score_decides_the_order_of_the_candidates(score, weight):
         order_by = near.match_score + weight * near.similarity
         assert (order_by.diff(dim=1) <= 1e-5).all()
         assert torch.equal(near.index.sort(1).values, before.index.sort(1).values)
-    # The scorer puts the match first wherever it is a candidate: recall at 1 becomes recall at 10 of the contrast.
+    # The scorer ranks the match first if it is a candidate: recall at 1 becomes the contrast's recall at 10.
     if score == "itm":
         assert result.recalls["rerank_text_to_image_r1"] == plain.recalls["text_to_image_r10"]
         assert result.recalls["rerank_image_to_text_r1"] == plain.recalls["image_to_text_r10"]
@@ -78,7 +78,7 @@ def test_the_matching_score_decides_the_order_of_the_candidates(score, weight):
 
 
 class NoNumbers(Scorer):
-    """Cannot judge one text."""
+    """Returns non-finite scores for one text."""
 
     def match_scores(self, text_states, attention_mask, image_tokens):
         scores = super().match_scores(text_states, attention_mask, image_tokens)
@@ -100,7 +100,7 @@ def test_non_finite_features_and_matching_scores_count_as_misses_on_one_process_
     near = _add(RetrievalEvaluation(rerank=RerankSettings(12)), 0, IMAGES, dead=DEAD).compute()
     asked = int((near.near_texts.index == 2).sum()) + 12  # of the images that have text 2 near, and its own
     assert counts == {"non_finite_images": 2, "non_finite_texts": 1, "rerank_non_finite_scores": asked}
-    # The scorer is always right about what it can judge, so a match is found where it is a candidate that is finite.
+    # Finite scores are correct, so a match is found if it is a candidate with a finite score.
     own = torch.arange(IMAGES)[:, None]
     for direction, side in (("image_to_text", near.near_texts), ("text_to_image", near.near_images)):
         found = ((side.index == own) & side.similarity.isfinite() & (own != 2)).any(1)
@@ -120,7 +120,7 @@ def test_non_finite_features_and_matching_scores_count_as_misses_on_one_process_
         ("mobileclip", "average.visual.trunk.stem.0.conv_kxk.0.bn.weight", [""]),
     ],
 )
-def test_a_dead_model_has_no_recall_and_says_so(tmp_path, method, weight, names):
+def test_a_non_finite_model_has_recall_zero_and_warns(tmp_path, method, weight, names):
     module, data = METHODS[method].build(METHODS[method].prepare(tmp_path), seed=0, batch_size=5, num_workers=0)
     torch.nn.init.constant_(module.get_parameter(weight), torch.nan)
     runs = trainer(default_root_dir=tmp_path)
@@ -198,7 +198,7 @@ def test_protocols_rank_all_captions_or_the_first_of_each_image(protocols):
         ({"median_rank_fold": 0}, "median_rank_fold of at least 1, got 0"),
     ],
 )
-def test_options_that_cannot_be_are_one_sentence(options, message):
+def test_invalid_options_are_refused_with_one_sentence(options, message):
     with pytest.raises(UserError, match=message) as error:
         RetrievalEvaluation(**options)
     assert "\n" not in str(error.value)
@@ -274,7 +274,7 @@ def test_texts_without_images_have_features_in_one_space():
 
 
 @pytest.mark.parametrize("width", [4, 12])
-def test_widths_that_do_not_add_up_are_one_sentence(width):
+def test_inconsistent_widths_are_refused_with_one_sentence(width):
     evaluation = RetrievalEvaluation(spaces=SPACES)
     features, numbers, ids = torch.ones(2, width), torch.arange(2), torch.ones(2, 1).long()
     message = rf"^Expected features of width 11, the sum over the spaces {{'h2': 4, 'h3': 7}}, got {width}: [^\n]*$"
@@ -303,7 +303,7 @@ def _spaces_of_a_share(shares):
 
 
 @pytest.mark.parametrize("shares", [[(15, IMAGES), (0, 15)], [(0, 0), (0, IMAGES)]])
-def test_processes_find_in_each_space_what_one_finds(shares):
+def test_processes_equal_one_process_in_each_space(shares):
     expected = _spaces_of_a_share([(0, IMAGES)])
     assert len(expected) == 2 * (2 * len(NAMES) + len(MEDIANS))
     for found in run_distributed(_spaces_of_a_share, shares):
@@ -311,7 +311,7 @@ def test_processes_find_in_each_space_what_one_finds(shares):
 
 
 class TwoSpaces(Method):
-    """Features are what the batch says."""
+    """Returns the features of the batch."""
 
     def __init__(self):
         super().__init__()
@@ -359,7 +359,7 @@ class Judged(Method):
 
 
 @pytest.mark.parametrize("better", [True, False])
-def test_it_is_said_which_order_of_the_candidates_is_the_better_one(better, caplog):
+def test_the_log_states_whether_re_ranking_improves_recall(better, caplog):
     torch.manual_seed(0)
     numbers, image, text = torch.arange(IMAGES), torch.randn(IMAGES, 4), torch.randn(IMAGES, 4)
     images = torch.cat([image, numbers[:, None].float()], 1)
@@ -372,4 +372,4 @@ def test_it_is_said_which_order_of_the_candidates_is_the_better_one(better, capl
     assert (reranked > plain) == better
     (said,) = [record.message for record in caplog.records if record.message.startswith("Mean recall")]
     assert said.startswith(f"Mean recall is {plain:.1f} by contrast alone and {reranked:.1f} after re-ranking: ")
-    assert said.endswith("order is the better one." if better else "and model.rerank.k 0 leaves it out.")
+    assert said.endswith("re-ranking improves it." if better else "set model.rerank.k 0 to disable it.")

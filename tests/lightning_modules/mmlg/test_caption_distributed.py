@@ -38,7 +38,7 @@ def on_rank(arguments):
     return losses_and_gradients(rank(), 2, arguments)
 
 
-def test_mean_of_two_halves_is_the_whole_though_their_captions_differ_in_length(arguments):
+def test_mean_of_two_halves_equals_the_whole_with_captions_of_different_length(arguments):
     loss, gradients = losses_and_gradients(0, 1, arguments)
     halves = run_distributed(on_rank, arguments)
     torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss, rtol=1e-10, atol=0)
@@ -58,7 +58,7 @@ def evaluated_on_rank(arguments):
     return evaluated(lambda: rank_trainer("ddp"), arguments)
 
 
-def test_scores_of_two_processes_are_those_of_one(arguments):
+def test_scores_of_two_processes_equal_one_process(arguments):
     one = evaluated(trainer, arguments)
     assert one["test/bleu_1"] > 0
     for two in run_distributed(evaluated_on_rank, arguments):
@@ -69,7 +69,7 @@ def fits(arguments):
     return caption_module(arguments), caption_data(arguments, batch_size=3)
 
 
-def test_sharded_training_is_that_of_ddp(arguments):
+def test_sharded_training_equals_ddp(arguments):
     found = {}
     for kind, run_fit in (("ddp", run_ddp_fit), ("sharded", run_sharded_fit)):
         found[kind] = run_fit(fits, {"max_epochs": 2}, make_args=(arguments,))[0]

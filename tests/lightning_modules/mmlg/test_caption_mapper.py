@@ -14,7 +14,7 @@ from vlightning.lightning_modules.mmlg.settings import MapperSettings
     ("embed_dim", "length", "parameters"),
     [(384, 10, 40_762_368), (384, 40, 49_655_808), (512, 10, 41_745_408), (512, 40, 53_587_968)],
 )
-def test_size_is_the_authors(embed_dim, length, parameters):
+def test_the_size_equals_the_authors(embed_dim, length, parameters):
     with torch.device("meta"):
         mapper = CaptionMapper(embed_dim, MapperSettings(prefix_length=length, clip_length=length))
     assert sum(parameter.numel() for parameter in mapper.parameters()) == parameters
@@ -43,7 +43,7 @@ def slow(mapper, embedding, heads):
 
 
 @pytest.mark.parametrize(("prefix_length", "clip_length"), [(3, 2), (1, 4)])
-def test_prefix_is_that_of_the_formulas(prefix_length, clip_length):
+def test_the_prefix_equals_the_formulas(prefix_length, clip_length):
     torch.manual_seed(0)
     mapper = CaptionMapper(5, MapperSettings(12, prefix_length, clip_length, depth=2, heads=3)).double()
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_prefix_is_that_of_the_formulas(prefix_length, clip_length):
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in mapper.parameters())
 
 
-def test_numbers_that_do_not_fit_are_refused():
+def test_inconsistent_sizes_are_refused():
     with pytest.raises(UserError, match="Expected a width that 5 heads divide, got 12"):
         CaptionMapper(5, MapperSettings(12, heads=5))
     with pytest.raises(UserError, match="Expected prefix_length of at least 1, got 0"):

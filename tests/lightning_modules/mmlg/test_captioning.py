@@ -1,4 +1,4 @@
-"""Captioning: what the loss counts, beam search, what is frozen, and that captions are learned."""
+"""Captioning: loss, beam search, frozen parts, and a training that learns captions."""
 
 import dataclasses
 import itertools
@@ -116,7 +116,7 @@ def plain_beams(module, features, beams, longest, ends):
 
 @pytest.mark.parametrize(("beams", "longest", "period"), [(5, 12, False), (3, 5, False), (4, 12, True)])
 @torch.no_grad()
-def test_captions_are_those_of_a_plain_beam_search(arguments, beams, longest, period):
+def test_captions_equal_a_plain_beam_search(arguments, beams, longest, period):
     module = distinct(loaded(arguments, num_beams=beams, max_new_tokens=longest, stop_at_period=period))
     tokenizer, features = module.tokenizer, torch.stack([embedding(number) for number in range(20, 36)]).double()
     stops = [tokenizer.eos_token_id, *tokenizer(".")["input_ids"]] if period else [tokenizer.eos_token_id]
@@ -138,7 +138,7 @@ class Numbers:
 
 
 @torch.no_grad()
-def test_with_enough_beams_the_best_of_all_texts_is_found(arguments):
+def test_enough_beams_find_the_best_text(arguments):
     module = distinct(loaded(arguments, num_beams=8, max_new_tokens=2))
     torch.manual_seed(3)
     config = GPT2Config(vocab_size=8, n_positions=8, n_embd=WIDTH, n_layer=1, n_head=2, initializer_range=0.7)
@@ -214,7 +214,9 @@ def test_learning_rate_rises_and_falls_linearly_and_a_long_warm_up_is_cut(argume
         return step(self, *args, **options)
 
     module.optimizer_step = recorded.__get__(module)
-    with pytest.warns(UserWarning, match="warmup_steps is 5000, but the run has 30 optimizer steps: it warms up for 3"):
+    with pytest.warns(
+        UserWarning, match="warmup_steps is 5000, but the run has 30 optimizer steps: the warm-up takes 3"
+    ):
         trainer(max_epochs=10, limit_val_batches=0).fit(module, caption_data(arguments))
     # The rate of the first step is set before the length of the run is known.
     assert rates[1:3] == pytest.approx([2e-3 / 3, 1e-3])
@@ -260,7 +262,7 @@ def test_half_precision_learns_and_writes(arguments, precision):
     assert ran.callback_metrics["val/bleu_1"] > 30
 
 
-def test_what_does_not_fit_is_refused(arguments, tmp_path):
+def test_misfitting_models_are_refused(arguments, tmp_path):
     with pytest.raises(UserError, match=r"Expected mapper.width 32, .* got 16: set model.mapper.width"):
         loaded(arguments, width=16)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The classifier's tower is that of the CLIP it comes from; its beginnings, its recipe, and runs of it."""
+"""The classifier's tower, its initial weights, its recipe, and its runs."""
 
 import logging
 import math
@@ -52,7 +52,7 @@ def started(module, *callbacks, **options):
 
 
 def class_token(visual, image):
-    """What a CLIP's tower has of an image before it projects."""
+    """Return a CLIP's features of an image before the projection."""
     found = []
     handle = visual.ln_post.register_forward_hook(lambda _, __, output: found.append(output[:, 0]))
     visual(image)
@@ -74,7 +74,7 @@ def test_features_are_those_of_the_clip_before_its_projection(tmp_path, layers):
 
 
 @pytest.mark.parametrize("layers", [12, 7])
-def test_a_learngene_fills_the_tower(tmp_path, layers):
+def test_the_tower_is_initialized_from_a_learngene(tmp_path, layers):
     save_learngene(learngene(), tmp_path / "l.safetensors")
     callback = LearngeneExpansionCallback(str(tmp_path / "l.safetensors"), "tower")
     module = started(tiny_classifier(depth=layers), callback)
@@ -86,7 +86,7 @@ def test_a_learngene_fills_the_tower(tmp_path, layers):
     assert torch.equal(module.tower.conv1.weight, trained.vision.conv1.weight)
 
 
-def test_the_papers_tower_has_the_papers_size():
+def test_the_papers_tower_has_the_papers_number_of_parameters():
     with torch.device("meta"):
         for layers, vision in ((6, 11_166_720), (8, 14_715_648), (12, 21_813_504)):
             module = VisionClassifierModule(vision={"depth": layers})
@@ -104,7 +104,7 @@ def test_the_papers_tower_has_the_papers_size():
     assert module.tower.transformer.resblocks[0].attn.num_heads == visual.transformer.resblocks[0].attn.num_heads
 
 
-def test_an_earlier_run_gives_its_tower_and_the_layer_is_new(tmp_path):
+def test_an_earlier_run_initializes_the_tower_and_the_head_is_new(tmp_path):
     first = tiny_classifier()
     fit(first, max_steps=2).save_checkpoint(tmp_path / "a.ckpt")
     module = started(tiny_classifier(seed=1, num_classes=7, weights=str(tmp_path / "a.ckpt")), data=rows())
@@ -137,18 +137,20 @@ def write(path, **content):
     torch.save(content, path)
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path):
+def test_misfitting_weights_are_refused(tmp_path):
     def load(name="a.ckpt", **options):
         tiny_classifier(weights=str(tmp_path / name), **options).load_initial_weights()
 
     with pytest.raises(UserError, match=r"found none at '.*gone': correct model.weights"):
         load("gone")
     descendant(tmp_path / "a.ckpt", 8)
-    with pytest.raises(ValueError, match=r"Cannot initialise the vision tower from '.*': missing nothing, unknown"):
+    with pytest.raises(
+        UserError, match=r"Expected the tensors of the vision tower from '.*', got missing nothing, unknown"
+    ):
         load()
-    with pytest.raises(ValueError, match=r"missing transformer.resblocks.8.attn.in_proj_bias, .* and 9 more"):
+    with pytest.raises(UserError, match=r"missing transformer.resblocks.8.attn.in_proj_bias, .* and 9 more"):
         load(depth=9)
-    with pytest.raises(ValueError, match=r"class_embedding \(16,\) instead of \(32,\)"):
+    with pytest.raises(UserError, match=r"class_embedding \(16,\) instead of \(32,\)"):
         load(depth=8, width=32)
     with pytest.raises(UserError, match=r"Expected a tower with 4 heads in '.*a.ckpt', got 2: set model.vision.heads"):
         load(depth=8, heads=4)
@@ -170,12 +172,12 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
         ({"image_size": 20}, "Expected an image size that patches of 8 pixels divide, got 20"),
     ],
 )
-def test_sizes_that_do_not_fit_together_are_one_sentence(options, message):
+def test_inconsistent_sizes_are_refused_with_one_sentence(options, message):
     with pytest.raises(UserError, match=message):
         tiny_classifier(**options)
 
 
-def test_two_beginnings_or_other_classes_are_one_sentence(tmp_path):
+def test_two_sources_of_weights_or_other_classes_are_refused(tmp_path):
     descendant(tmp_path / "a.ckpt")
     callback = LearngeneExpansionCallback("l.safetensors", "tower")
     with pytest.raises(UserError, match=r"got weights '.*a.ckpt' beside a LearngeneExpansionCallback"):
@@ -184,7 +186,7 @@ def test_two_beginnings_or_other_classes_are_one_sentence(tmp_path):
         fit(tiny_classifier(num_classes=7))
 
 
-def test_a_resumed_run_needs_no_weights_and_keeps_its_own(tmp_path):
+def test_a_resumed_run_does_not_need_the_initial_weights(tmp_path):
     descendant(tmp_path / "a.ckpt")
     first = tiny_classifier(weights=str(tmp_path / "a.ckpt"))
     fit(first, max_epochs=1).save_checkpoint(tmp_path / "b.ckpt")
@@ -222,7 +224,9 @@ def test_the_schedule_is_linear_then_a_cosine_to_zero(warmup, used):
 
 
 def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning():
-    with pytest.warns(UserWarning, match="warmup_steps is 5000, but the run has 4 optimizer steps: it warms up for 0"):
+    with pytest.warns(
+        UserWarning, match="warmup_steps is 5000, but the run has 4 optimizer steps: the warm-up takes 0"
+    ):
         fit(tiny_classifier(warmup_steps=5000))
 
 
@@ -248,11 +252,12 @@ def words(section, **options):
     return [word for name, value in options.items() for word in (f"--{section}.{name}", str(value))]
 
 
-def test_it_learns_the_built_in_images_on_the_command_line(tmp_path, monkeypatch):
+def test_the_classifier_learns_the_built_in_images_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data = {"length": 80, "eval_length": 80, "batch_size": 20, "image_size": 32, "augment": False}
-    model = {**SMALL, "num_classes": CLASSES, "width": 48, "learning_rate": 3e-3, "warmup_steps": 10}
+    data = {"length": 40, "eval_length": 40, "batch_size": 20, "image_size": SIZE, "augment": False}
+    model = {**SMALL, "num_classes": CLASSES, "width": 48, "depth": 2, "learning_rate": 5e-3, "warmup_steps": 5}
     rates = ["--trainer.max_epochs", "60", "--trainer.accelerator", "cpu", "--trainer.check_val_every_n_epoch", "60"]
+    rates += ["--trainer.log_every_n_steps", "1"]
     ran = run(
         "fit",
         *("--model", "VisionClassifierModule", *command_line(VisionClassifierModule, model)),
@@ -327,7 +332,7 @@ def on_rank():
     return losses_and_gradients(rank(), 2)
 
 
-def test_mean_of_two_halves_is_the_whole():
+def test_mean_of_two_halves_equals_the_whole_batch():
     loss, gradients = losses_and_gradients(0, 1)
     halves = run_distributed(on_rank)
     torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss, rtol=1e-10, atol=0)
@@ -346,7 +351,7 @@ def saved(trainer):
     return {"state": state, "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()}}
 
 
-def test_two_processes_train_as_one_whole_and_sharded_and_their_checkpoints_are_beginnings(tmp_path):
+def test_two_processes_train_as_one_with_ddp_and_sharding_and_their_checkpoints_initialize(tmp_path):
     descendant(tmp_path / "a.ckpt")
     weights = str(tmp_path / "a.ckpt")
     module, data = module_and_data(weights, batch_size=8)

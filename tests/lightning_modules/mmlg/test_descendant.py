@@ -15,7 +15,7 @@ COUNTS = {6: 40_963_969, 7: 44_512_897, 8: 48_061_825, 9: 51_610_753, 10: 55_159
 
 
 @pytest.mark.parametrize("depth", COUNTS)
-def test_it_has_the_papers_size_at_every_depth(depth):
+def test_the_descendant_has_the_papers_size_at_every_depth(depth):
     with torch.device("meta"):
         network = PlainCLIP(LearngeneSizes(layers=depth))
     assert sum(parameter.numel() for parameter in network.parameters()) == COUNTS[depth]
@@ -25,7 +25,7 @@ def test_it_has_the_papers_size_at_every_depth(depth):
     ("depth", "vision", "text"),
     [(6, 11_166_720, 29_797_248), (8, 14_715_648, 33_346_176), (12, 21_813_504, 40_444_032)],
 )
-def test_its_towers_have_theirs(depth, vision, text):
+def test_the_descendants_towers_have_the_papers_sizes(depth, vision, text):
     with torch.device("meta"):
         network = PlainCLIP(LearngeneSizes(layers=depth))
     assert sum(parameter.numel() for parameter in network.visual.parameters()) == vision
@@ -33,7 +33,7 @@ def test_its_towers_have_theirs(depth, vision, text):
 
 
 @pytest.mark.parametrize("size", [None, 2])
-def test_it_is_open_clips_in_features_and_gradients(size):
+def test_the_descendant_equals_open_clip_in_features_and_gradients(size):
     theirs = randomized(clip()).double()
     network = PlainCLIP(SIZES).double()
     state = theirs.state_dict()
@@ -55,7 +55,7 @@ def test_it_is_open_clips_in_features_and_gradients(size):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12, msg=name)
 
 
-def test_its_last_layers_are_the_learngene_of_he_lg(tmp_path):
+def test_the_last_layers_are_the_learngene_of_he_lg(tmp_path):
     network = randomized(PlainCLIP(SIZES))
     tensors = network.learngene_tensors(dict(network.state_dict()))
     save_learngene(Learngene(tensors, SIZES, network.method), tmp_path / "file")
@@ -68,7 +68,7 @@ def test_its_last_layers_are_the_learngene_of_he_lg(tmp_path):
                 assert torch.equal(tensor, other.state_dict()[name]), name
 
 
-def test_a_shallow_one_has_no_learngene():
+def test_a_shallow_descendant_has_no_learngene():
     network = PlainCLIP(LearngeneSizes(width=8, heads=1, layers=2, image_size=16, patch_size=8, vocab_size=9))
     with pytest.raises(UserError, match="Expected towers of at least the 3 layers of He-LG, got 2"):
         network.learngene_tensors(dict(network.state_dict()))

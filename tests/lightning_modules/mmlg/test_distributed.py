@@ -32,7 +32,7 @@ def on_rank(*arguments):
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batch_size": 3, "loss_rows": 3}], ids=["whole", "in slices"])
-def test_mean_of_two_halves_is_the_whole(teacher, options):
+def test_mean_of_two_halves_equals_the_whole_batch(teacher, options):
     loss, gradients = losses_and_gradients(0, 1, teacher, {})
     halves = run_distributed(on_rank, teacher, options)
     torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss, rtol=1e-10, atol=0)
@@ -60,7 +60,7 @@ def fits(teacher, options):
     ],
     ids=lambda options: ", ".join(map(str, options.values())) or "MM-LG",
 )
-def test_sharded_training_is_that_of_ddp_and_ends_in_the_same_file(tmp_path, teacher, options):
+def test_sharded_training_equals_ddp_and_writes_the_same_file(tmp_path, teacher, options):
     arguments, found = (teacher, options), {}
     for kind, run_fit in (("ddp", run_ddp_fit), ("sharded", run_sharded_fit)):
         of_trainer = {"max_epochs": 1, "callbacks": [LearngeneWriter(str(tmp_path / kind))]}

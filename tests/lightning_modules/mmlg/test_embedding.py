@@ -1,4 +1,4 @@
-"""Embeddings are the tower's own features of images that were prepared as it expects, and captioning runs on them."""
+"""Embeddings are the tower's features of images with its preprocessing, and captioning trains on them."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def data_of(folder, **options):
     return ImageTextDataModule(predict=every, batch_size=4, num_workers=0, **text, **options)
 
 
-def test_embeddings_are_what_open_clip_computes_and_not_scaled(tmp_path, clip, weights):
+def test_embeddings_equal_open_clips_unnormalized_features(tmp_path, clip, weights):
     module = ImageEmbeddingModule(weights, add_tiny_clip())
     data = data_of(tmp_path / "data", image_size=48)  # ignored: the tower has its own
     trainer(ImageEmbeddingWriter(str(tmp_path / "out"))).predict(module, data)
@@ -85,7 +85,7 @@ def test_a_datamodule_without_images_is_refused(weights):
 @pytest.mark.parametrize(
     "options", [{"student": "plain", "depth": 3}, {"student": "MM-LG"}], ids=["a descendant", "an auxiliary"]
 )
-def test_the_tower_of_a_training_here_is_found_in_its_checkpoint(tmp_path, options):
+def test_the_tower_of_a_training_is_read_from_its_checkpoint(tmp_path, options):
     module, path = trained_checkpoint(tmp_path, **options, **PREPROCESSING)
     tower = load_image_tower(None, path)
     image = torch.randn(3, 3, SIZE, SIZE)
@@ -97,7 +97,7 @@ def test_the_tower_of_a_training_here_is_found_in_its_checkpoint(tmp_path, optio
     assert tower.origin["sha256"] == tower.network.fingerprint()
 
 
-def test_what_has_no_image_tower_is_refused(tmp_path):
+def test_sources_without_an_image_tower_are_refused(tmp_path):
     content = {"state_dict": {}, "hyper_parameters": {"width": 8}, "pytorch-lightning_version": "2.6.6"}
     torch.save(content | {"epoch": 0, "global_step": 0}, tmp_path / "run.ckpt")
     with pytest.raises(

@@ -31,7 +31,7 @@ def plain(student, teacher, weight):
 
 @pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0, 2.0])
-def test_it_is_the_papers_sum_in_value_and_gradient(weight, chunk):
+def test_the_loss_equals_the_papers_sum_in_value_and_gradient(weight, chunk):
     student, teacher = side(0, 6, 8.0, gradient=True), side(1, 9, 30.0)
     expected = plain(student, teacher, weight)
     found = extraction_loss(contrast_terms(student, [teacher], chunk=chunk), weight)
@@ -41,7 +41,7 @@ def test_it_is_the_papers_sum_in_value_and_gradient(weight, chunk):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
 
 
-def test_where_the_student_is_the_teacher_the_entropy_is_left():
+def test_distillation_from_itself_equals_the_entropy():
     same = side(0, 6, 8.0)
     rows = torch.cat([8.0 * same.image @ same.text.T, 8.0 * same.text @ same.image.T]).softmax(1)
     entropy = -(rows * rows.log()).sum(1).mean()
@@ -49,7 +49,7 @@ def test_where_the_student_is_the_teacher_the_entropy_is_left():
     torch.testing.assert_close(soft_cross_entropy(contrast_terms(same, [same])), entropy, rtol=1e-12, atol=0)
 
 
-def test_its_gradient_is_that_of_the_divergence():
+def test_the_gradient_equals_that_of_the_divergence():
     student, teacher = side(0, 6, 8.0, gradient=True), side(1, 9, 30.0)
     terms = contrast_terms(student, [teacher])
     found, expected = (
@@ -60,7 +60,7 @@ def test_its_gradient_is_that_of_the_divergence():
     assert soft_cross_entropy(terms) > terms.distillation
 
 
-def test_without_weight_it_is_the_contrast():
+def test_weight_zero_gives_the_contrast():
     student, teacher = side(0, 6, 8.0), side(1, 9, 30.0)
     loss = extraction_loss(contrast_terms(student, []), 0.0)
     assert torch.equal(loss, contrast_terms(student, [teacher]).contrast)

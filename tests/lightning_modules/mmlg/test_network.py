@@ -1,4 +1,4 @@
-"""The auxiliary against an ordinary CLIP whose layers were filled in by hand, and what autograd keeps of it."""
+"""The auxiliary against an ordinary CLIP whose layers were filled in by hand, and the tensors that autograd saves."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def outputs(plain, state, image, ids):
 
 
 @pytest.mark.parametrize("size", [None, 2])
-def test_it_is_an_ordinary_clip_in_features_and_gradients(size):
+def test_the_auxiliary_equals_an_ordinary_clip_in_features_and_gradients(size):
     network = auxiliary().double()
     plain, state = filled(network)
     image, ids = random_images(), texts()
@@ -75,7 +75,7 @@ def test_it_is_an_ordinary_clip_in_features_and_gradients(size):
         assert one.any(), name
 
 
-def test_its_parameters_are_counted_to_the_unit():
+def test_the_auxiliary_has_the_exact_number_of_parameters():
     with torch.device("meta"):
         network = LearngeneCLIP()
     counts = {name: parameter.numel() for name, parameter in network.named_parameters()}
@@ -100,7 +100,7 @@ def test_a_file_has_the_names_and_shapes_of_the_parameters(sizes):
     assert {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()} == rule_of("TLEG").shapes(sizes)
 
 
-def test_tleg_is_an_ordinary_clip_whose_layers_lie_on_a_line():
+def test_tleg_equals_an_ordinary_clip_with_linear_layers():
     network = auxiliary(kind=LinearCLIP).double()
     own, plain = dict(network.named_parameters()), clip().double()
     state = plain.state_dict()
@@ -175,13 +175,13 @@ def test_autograd_keeps_six_sums_of_twelve_layers(tower, half):
     assert {kind for _, kind in kept} == {torch.bfloat16 if half else torch.float32}
 
 
-def test_sharding_makes_one_group_of_everything():
-    """A layer needs blocks of two groups, and none of them runs by itself, so that none could be gathered for it."""
+def test_sharding_makes_one_group_of_all_parameters():
+    """A layer needs blocks of two groups, which have no forward pass, so FSDP2 cannot gather them separately."""
     assert not list(_blocks(auxiliary()))
     assert len(list(_blocks(clip()))) == 24
 
 
-def test_texts_may_be_shorter_and_do_not_look_ahead():
+def test_texts_may_be_shorter_and_attention_is_causal():
     network = auxiliary().double()
     ids = texts(2)
     ids[:, 3:] = 0
@@ -201,6 +201,6 @@ def test_texts_may_be_shorter_and_do_not_look_ahead():
         ({"heads": 0}, "Expected heads of at least 1, got 0"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(sizes, message):
+def test_inconsistent_sizes_are_refused(sizes, message):
     with pytest.raises(UserError, match=message):
         LearngeneCLIP(LearngeneSizes(**sizes))

@@ -1,4 +1,4 @@
-"""The rules that make layers of stored blocks, against the paper's tables."""
+"""The rules that compute layers from stored blocks, against the paper's tables."""
 
 import pytest
 import torch
@@ -119,15 +119,15 @@ def test_layers_of_mm_lg_have_the_towers_norms():
     [
         ("TLEG", 0, "both", "Expected a tower of at least 1 layer, got 0"),
         ("He-LG", 2, "both", "Expected a tower of at least the 3 layers of He-LG, got 2"),
-        ("TLEG", 6, "unimodal", "Expected components both, since the layers of TLEG are no sums .* got 'unimodal'"),
+        ("TLEG", 6, "unimodal", "Expected components both, since the layers of TLEG are not sums .* got 'unimodal'"),
         ("MM-LG", 13, "both", "Expected a tower of 6 to 12 layers, .* got 13"),
     ],
 )
-def test_what_no_rule_covers_is_one_sentence(method, depth, components, message):
+def test_unsupported_depths_and_components_are_refused_with_one_sentence(method, depth, components, message):
     with pytest.raises(UserError, match=message):
         rule_of(method).layers({}, "text", depth, SIZES, components)
 
 
-def test_a_method_without_a_rule_is_one_sentence():
+def test_a_method_without_a_rule_is_refused_with_one_sentence():
     with pytest.raises(UserError, match="Expected a learngene of MM-LG or TLEG or He-LG, got one of 'other': import"):
         rule_of("other")

@@ -493,7 +493,7 @@ def test_models_of_transformers(saved):
     found = model(batch, [1, 2])
     after = torch.rand(3)
     torch.manual_seed(3)
-    assert torch.equal(torch.rand(3), after)  # others' draws go on as if nothing had been
+    assert torch.equal(torch.rand(3), after)  # other random draws are not affected
     assert [len(texts) for texts in found] == [3, 3]
     assert len(set(flat(found))) > 3
     for text in flat(found):

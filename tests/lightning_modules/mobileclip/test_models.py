@@ -183,7 +183,7 @@ def test_context_length(name):
 
 
 @pytest.mark.parametrize("name", ["MobileCLIP-B", "MobileCLIP-S0", "ViT-S-32-alt"])
-def test_images_of_another_size(name):
+def test_images_of_another_size_are_supported(name):
     model = (build_shallow if name in PRESETS else build_model)(name, 128).eval()
     with torch.no_grad():
         assert model.encode_image(random_images(1, 128)).shape[0] == 1
@@ -227,7 +227,7 @@ def test_vendor_layout_refuses_fused_models(name, lost):
 def test_vendor_layout_refuses_a_bias_of_the_projection():
     model = build_model("MobileCLIP-tiny")
     nn.init.ones_(model.visual.trunk.head.fc.bias)
-    with pytest.raises(UserError, match=r"head.fc.bias is not zero"):
+    with pytest.raises(UserError, match=r"Expected zeros in .*head.fc.bias"):
         to_vendor(model.state_dict())
 
 

@@ -1,4 +1,4 @@
-"""Embeddings equal those of each image and text alone, whatever the batch; pairs that are left out."""
+"""Embeddings equal those of each image and text alone, independent of the batch; omitted pairs."""
 
 import io
 import json

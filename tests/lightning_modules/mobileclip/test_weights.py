@@ -185,7 +185,10 @@ def test_other_files_are_refused_in_a_sentence(tmp_path):
         for content in (b"", b"hello", b"a text that is no checkpoint", bytes(range(40, 256))):
             path = tmp_path / f"file{suffix}"
             path.write_bytes(content)
-            with pytest.raises((UserError, RuntimeError), match=r"^The checkpoint .* cannot be read \("):
+            with pytest.raises(
+                (UserError, RuntimeError),
+                match=r"^(The checkpoint .* cannot be read|Expected a readable checkpoint, got .*) \(",
+            ):
                 load_weights(model, NAME, path)
     for content in ([1, 2], {"epoch": 3}, {}, {"state_dict": {"a": 1}}):
         torch.save(content, tmp_path / "file.pt")
@@ -315,7 +318,7 @@ def test_open_clip_loads_the_written_folder(tmp_path):
         model.state_dict(),
     )
     assert all(torch.equal(value, ours[key]) for key, value in again.state_dict().items())
-    with pytest.raises(FileExistsError):
+    with pytest.raises(UserError):
         save_open_clip(model, name, preprocessing_of(name), tmp_path / "made")
 
 
@@ -340,7 +343,7 @@ def test_a_model_of_open_clip_is_written_for_it(tmp_path):
 def test_open_clip_layout_refuses_models_unknown_to_open_clip(tmp_path, name, part):
     with torch.device("meta"):
         model = build_model(name)
-    with pytest.raises(UserError, match=f"open_clip cannot build {name}.*{part}.*write the layout 'vendor'"):
+    with pytest.raises(UserError, match=f"open_clip can build, got {name} with .*{part}.*write the layout 'vendor'"):
         save_open_clip(model, name, preprocessing_of(name), tmp_path / "made")
     if name == "MobileCLIP-B":  # of the same shapes
         with pytest.raises(UserError, match="the vendor's stem"):

@@ -8,7 +8,7 @@ from vlightning.lightning_modules.networks.attention import SelfAttention, atten
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("masked", [False, True])
-def test_both_formulations_are_one_function_in_value_and_gradient(monkeypatch, dtype, masked):
+def test_both_formulations_are_equal_in_value_and_gradient(monkeypatch, dtype, masked):
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 3, length, 8, dtype=dtype, requires_grad=True) for length in (5, 7, 7))
     mask = (torch.arange(7) < torch.tensor([[7], [4]]))[:, None, None] if masked else None
@@ -53,7 +53,7 @@ def test_the_length_up_to_which_two_products_are_faster_depends_on_the_precision
 
 
 @pytest.mark.parametrize("masked", [None, "alike", "each its own"])
-def test_self_attention_is_torchs_in_value_and_gradient(masked):
+def test_self_attention_equals_torch_in_value_and_gradient(masked):
     torch.manual_seed(0)
     theirs = torch.nn.MultiheadAttention(12, 3, batch_first=True).double()
     own = SelfAttention(12, 3, batch_first=True).double()
@@ -71,7 +71,7 @@ def test_self_attention_is_torchs_in_value_and_gradient(masked):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_of_open_clips_attention_only_that_of_tokens_with_themselves_is_replaced():
+def test_only_open_clips_self_attention_is_replaced():
     with torch.device("meta"):
         network = open_clip.CoCa(
             **{k: v for k, v in open_clip.get_model_config("coca_ViT-B-32").items() if k != "custom_text"}

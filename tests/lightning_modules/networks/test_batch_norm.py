@@ -41,7 +41,7 @@ def test_statistics_move_once_towards_the_mean_of_the_passes(dtype, momentum, ea
         assert [part.sum().item() for part in statistics(other)] == [0, 5, 0]
 
 
-def test_a_failed_pass_leaves_the_layer_whole():
+def test_a_failed_pass_restores_the_layer():
     norm = nn.BatchNorm1d(5)
     count = norm.num_batches_tracked
     with pytest.raises(ValueError, match="more than 1 value per channel"), one_update(norm):

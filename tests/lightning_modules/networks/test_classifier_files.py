@@ -1,4 +1,4 @@
-"""Trained classifiers out of files, and what is said about files that do not fit."""
+"""Trained classifiers from files, and errors for files that do not fit."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ class _Distillation(LightningModule):
         self.teacher = CIFAR_NETWORKS["resnet14"](100)
 
 
-def test_the_student_comes_out_of_a_lightning_checkpoint(tmp_path, state):
+def test_the_student_is_read_from_a_lightning_checkpoint(tmp_path, state):
     module = _Distillation()
     fill(module.student)
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
@@ -109,7 +109,7 @@ def test_old_checkpoints_lack_the_counters_of_batch_norm(state):
 
 
 @pytest.mark.parametrize("name", CIFAR_NETWORKS)
-def test_the_network_that_a_checkpoint_is_of_is_named(name):
+def test_the_network_of_a_checkpoint_is_named(name):
     with torch.device("meta"):
         found = CIFAR_NETWORKS[name](37).state_dict()
     wanted = "resnet8" if name != "resnet8" else "resnet14"
@@ -129,20 +129,20 @@ def test_keys_that_do_not_fit_are_counted_and_the_first_ones_named(state):
 
 
 @pytest.mark.parametrize("name", ["resnet8", "vgg8", "MobileNetV2", "ShuffleV2"])
-def test_another_number_of_classes_is_said(name):
+def test_another_number_of_classes_is_reported(name):
     found = CIFAR_NETWORKS[name](10).state_dict()
     sentence = _untouched(CIFAR_NETWORKS[name](100), found, "the checkpoint 'a.pth'")
     assert "Expected weights for 100 classes in the checkpoint 'a.pth', got weights for 10" in sentence
 
 
-def test_a_linear_layer_for_other_features_is_no_matter_of_classes(state):
+def test_a_linear_layer_for_other_features_is_not_reported_as_other_classes(state):
     sentence = _untouched(CIFAR_NETWORKS["resnet8"](100), state | {"fc.weight": torch.ones(100, 32)}, "a test")
     assert "(1 misshapen key: fc.weight)" in sentence
 
 
 @pytest.mark.parametrize("name", ["a.pth", "a.safetensors"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "text"])
-def test_a_damaged_file_is_said_to_be_damaged(tmp_path, state, name, damage):
+def test_a_damaged_file_is_reported(tmp_path, state, name, damage):
     path = tmp_path / name
     if name.endswith(".pth"):
         torch.save({"model": state}, path)
@@ -155,7 +155,7 @@ def test_a_damaged_file_is_said_to_be_damaged(tmp_path, state, name, damage):
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.99])
-def test_a_damaged_legacy_file_is_said_to_be_damaged(tmp_path, state, share):
+def test_a_damaged_legacy_file_is_reported(tmp_path, state, share):
     torch.save({"model": state}, tmp_path / "a.pth", _use_new_zipfile_serialization=False)
     written = (tmp_path / "a.pth").read_bytes()
     (tmp_path / "a.pth").write_bytes(written[: int(share * len(written))])
@@ -163,7 +163,7 @@ def test_a_damaged_legacy_file_is_said_to_be_damaged(tmp_path, state, share):
         read_classifier(tmp_path / "a.pth")
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(UserError, match=r"^Expected a checkpoint of a classifier in '.*gone\.pth', got no file"):
         read_classifier(tmp_path / "gone.pth")
     with pytest.raises(UserError, match=r"^Expected a checkpoint of a classifier in '.*', got no file"):

@@ -25,7 +25,7 @@ def test_logits_are_a_linear_function_of_the_normalised_mean_of_the_patches():
     torch.testing.assert_close(probe(tokens), torch.stack(expected), rtol=1e-10, atol=1e-12)
 
 
-def test_it_has_the_listings_size_and_starts_small():
+def test_the_probe_has_the_listings_size_and_small_initial_weights():
     probe = LinearProbe(768, 1000)
     assert sum(parameter.numel() for parameter in probe.parameters()) == 2 * 768 + 768 * 1000 + 1000
     assert probe.norm.eps == 1e-6

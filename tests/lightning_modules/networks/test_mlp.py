@@ -1,4 +1,4 @@
-"""An MLP that keeps less computes the same, and does its products once."""
+"""An MLP that saves fewer activations computes the same, with each product once."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def kept_elements(module: torch.nn.Module) -> int:
     return sum(tensor.numel() for tensor in kept.values())
 
 
-def test_output_and_gradients_are_those_of_timm():
+def test_output_and_gradients_equal_timm():
     tokens = torch.randn(TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
     results = []
     for module in both():
@@ -45,7 +45,7 @@ def test_output_and_gradients_are_those_of_timm():
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_hidden_states_are_kept_once():
+def test_hidden_states_are_saved_once():
     lean, plain = both()
     assert kept_elements(plain) == TOKENS * (WIDTH + 2 * HIDDEN)
     # The hidden states themselves are held by the recomputation, outside of what autograd keeps.
@@ -53,7 +53,7 @@ def test_hidden_states_are_kept_once():
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["lean", "timm's"])
-def test_products_are_not_computed_again(number):
+def test_products_are_not_recomputed(number):
     module = both()[number]
     tokens = torch.randn(TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
     with FlopCounterMode(display=False) as counter:

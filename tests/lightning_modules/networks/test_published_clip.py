@@ -107,7 +107,7 @@ def plain(preprocessing):
     return vars(preprocessing) | {name: tuple(getattr(preprocessing, name)) for name in ("mean", "std")}
 
 
-def test_a_folder_gives_the_model_that_was_saved(folder):
+def test_a_folder_gives_the_saved_model(folder):
     published = load_published(None, str(folder))
     assert_same(published.network, randomized(build_model(NAME, context_length=None)))
     assert plain(published.preprocessing) == vars(LOOK)
@@ -149,7 +149,7 @@ def test_a_file_of_open_clips(file, clip):
     assert_frozen(published)
 
 
-def test_a_file_in_the_home_folder(file, monkeypatch):
+def test_a_file_in_the_home_folder_is_found(file, monkeypatch):
     monkeypatch.setenv("HOME", str(file.parent))
     assert load_published(NAME, "~/weights.pt").sha256 == load_published(NAME, str(file)).sha256
 
@@ -172,7 +172,7 @@ def prefixed(prefix, model):
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_a_checkpoint_of_ours_has_the_preprocessing_of_its_training(tmp_path, averaged):
+def test_a_checkpoint_of_this_package_has_the_preprocessing_of_its_training(tmp_path, averaged):
     torch.manual_seed(0)
     vision = {"image_size": 32, "image_mean": (0.5, 0.4, 0.3), "image_std": None, "image_interpolation": "bicubic"}
     arguments = {"model": "MobileCLIP-tiny", "max_tokens": 9, "vision": vision}
@@ -302,7 +302,7 @@ def test_missing_files_are_named(tmp_path, folder):
 def test_damaged_folders(folder, break_it, said):
     break_it(folder)
     found = sentence(UserError, None, folder)
-    assert f"The model in the folder {str(folder)!r} cannot be loaded (" in found
+    assert f"a model that open_clip can load in the folder {str(folder)!r}, got an error (" in found
     assert said in found
 
 
@@ -319,7 +319,7 @@ def test_a_folder_does_not_run_its_own_python_files(tmp_path, folder):
     named = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     (folder / "config.json").write_text("{}")
-    assert "Found trust_remote_code in the open_clip_config.json of" in sentence(UserError, None, folder)
+    assert "a tokenizer without trust_remote_code in the open_clip_config.json of" in sentence(UserError, None, folder)
     assert not (tmp_path / "ran").exists()
 
 
@@ -327,7 +327,7 @@ def test_files_of_other_models(tmp_path, file):
     torch.save({"visual.proj": torch.ones(2, 2)}, tmp_path / "other.pt")
     assert "missing" in sentence(UserError, NAME, tmp_path / "other.pt")
     said = sentence(UserError, CAPTIONER, file)
-    assert f"cannot be loaded into {CAPTIONER} (" in said
+    assert f"Expected weights of {CAPTIONER} in {str(file)!r}, got an error (" in said
     assert "visual.attn_pool" in said
     (tmp_path / "broken.pt").write_bytes(b"no weights")
     for name in (NAME, CAPTIONER):
@@ -338,9 +338,9 @@ def test_files_of_other_models(tmp_path, file):
 
 def test_unknown_tags(listed):
     listed()
-    assert f"no weights 'openai' of {NAME}; its tags are {TAG}." in sentence(UserError, NAME, "openai")
-    assert f"no weights 'openai' of {QUICK}; its tags are {TAG}." in sentence(UserError, QUICK, "openai")
-    assert "no weights of a model 'ViT-nothing'" in sentence(UserError, "ViT-nothing", TAG)
+    assert f"tags of {NAME}, got 'openai': choose one of {TAG}." in sentence(UserError, NAME, "openai")
+    assert f"tags of {QUICK}, got 'openai': choose one of {TAG}." in sentence(UserError, QUICK, "openai")
+    assert "a model with weights of open_clip, got 'ViT-nothing'" in sentence(UserError, "ViT-nothing", TAG)
     assert f"the model of the weights '{TAG}', got none" in sentence(UserError, None, TAG)
 
 
@@ -352,7 +352,7 @@ def test_a_download_that_fails(listed, monkeypatch):
 
     monkeypatch.setattr(open_clip.factory, "download_pretrained", fail)
     said = sentence(UserError, NAME, TAG)
-    assert f"The weights '{TAG}' of {NAME} cannot be loaded (" in said
+    assert f"Expected the weights '{TAG}' of {NAME}, got an error (" in said
     assert "no route to host" in said
     assert "download them on a machine with a network" in said
 

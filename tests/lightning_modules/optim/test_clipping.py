@@ -21,7 +21,7 @@ def plugin(precision, scale=2.0**10):
 
 
 class Regression(Method):
-    """A network on numbers, with the optimizer that the methods share."""
+    """A network on random vectors, with the optimizer of the methods."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +80,7 @@ def slowly(precision, scale, algorithm, accumulate):
         ("bf16-mixed", 1.0, "norm", 1),
     ],
 )
-def test_training_with_clipped_gradients_is_that_of_unscaling_clipping_and_plain_adamw(
+def test_training_with_clipped_gradients_equals_unscaling_clipping_and_plain_adamw(
     precision, scale, algorithm, accumulate
 ):
     expected, left_out = slowly(precision, scale, algorithm, accumulate)

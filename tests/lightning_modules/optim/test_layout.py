@@ -1,4 +1,4 @@
-"""Moments lie as their weights do, whatever checkpoint they come from: a fused step is that of a plain loop."""
+"""Moments have their weights' memory format after loading any checkpoint: a fused step equals a plain loop."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def on_rank(folder):
 
 
 @pytest.mark.slow
-def test_a_step_after_loading_is_that_of_a_plain_loop(tmp_path):
+def test_a_step_after_loading_equals_a_plain_loop(tmp_path):
     ways = run_distributed(on_rank, str(tmp_path), timeout=300)[0]
     for tower in TOWERS:
         many, file = str(tmp_path / f"{tower}.ckpt"), str(tmp_path / f"{tower}-one.ckpt")

@@ -33,7 +33,7 @@ def test_matrices_decay_and_vectors_and_named_parameters_do_not(vit):
     vit.patch_embed.proj.weight.requires_grad_(True)
 
 
-def test_lower_layers_learn_more_slowly(vit):
+def test_lower_layers_have_lower_learning_rates(vit):
     groups = layer_decay_groups(vit, 0.5)
     optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.2)
     scale_rates(optimizer)

@@ -1,4 +1,4 @@
-"""The learning rates that an optimizer really takes, from the first step on, and runs of unknown length."""
+"""The learning rates of an optimizer from the first step on, and runs of unknown length."""
 
 import math
 
@@ -37,7 +37,7 @@ class Scheduled(Method):
 
 
 class Rates(Callback):
-    """Notes the rate of each step of the optimizer."""
+    """Records the learning rate of each optimizer step."""
 
     def __init__(self):
         self.taken = []
@@ -69,12 +69,12 @@ def cosine(steps):
         (WarmupShareCosine(PEAK, 0.1), 20, [0.0, PEAK / 2]),
     ],
 )
-def test_the_first_rates_are_those_of_the_warm_up_that_fits(schedule, steps, warmup):
+def test_the_first_rates_follow_the_capped_warm_up(schedule, steps, warmup):
     assert rates(Scheduled(schedule), steps) == pytest.approx([*warmup, *cosine(steps - len(warmup))])
 
 
 @pytest.mark.filterwarnings("ignore:warmup_steps is")
-def test_a_resumed_run_goes_on_with_its_rates(tmp_path):
+def test_a_resumed_run_continues_its_learning_rates(tmp_path):
     whole = rates(Scheduled(WarmupCosine(PEAK, 2000)), 30)
 
     class Stop(Callback):
@@ -90,7 +90,7 @@ def test_a_resumed_run_goes_on_with_its_rates(tmp_path):
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "cocord"])
-def test_time_alone_does_not_end_a_schedule(method, tmp_path):
+def test_a_time_limit_alone_does_not_define_a_schedule(method, tmp_path):
     module, data = METHODS[method].build(METHODS[method].prepare(tmp_path), 0, batch_size=4, num_workers=0)
     before = {name: weight.clone() for name, weight in module.state_dict().items() if name.startswith("student.")}
     fitted = trainer(max_time={"minutes": 5}, max_epochs=None, limit_val_batches=0, default_root_dir=tmp_path)
@@ -111,7 +111,7 @@ def test_milestones_in_epochs_need_no_length(tmp_path):
     assert fitted.global_step > 0
 
 
-def test_the_command_line_says_what_to_set(tmp_path, monkeypatch):
+def test_the_command_line_names_the_setting_for_the_length(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = {"vision.patch_size": 8, "vision.width": 16, "vision.depth": 1, "vision.heads": 2, "text.width": 16}
     sizes |= {"text.heads": 2, "text.ffn_width": 32, "text.depth": 1, "text.fusion_depth": 1, "contrast.queue_size": 16}

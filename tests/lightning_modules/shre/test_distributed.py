@@ -29,7 +29,7 @@ def on_rank(*arguments):
     [{}, {"memory": {"micro_batch_size": 3, "loss_rows": 3}}, {"shared": "transformer"}],
     ids=["whole", "in slices", "transformer"],
 )
-def test_mean_of_two_halves_is_the_whole(tmp_path, options):
+def test_mean_of_two_halves_equals_the_whole_batch(tmp_path, options):
     taught = write_teacher(tmp_path)
     whole = {name: value for name, value in options.items() if name == "shared"}
     loss, gradients = losses_and_gradients(0, 1, taught | whole)
@@ -55,7 +55,7 @@ def trained_on_rank(kind, options):
 @pytest.mark.parametrize(
     "options", [{}, {"shared": "transformer", "memory": {"micro_batch_size": 3}}], ids=["mlp", "transformer"]
 )
-def test_sharded_training_is_that_of_ddp(tmp_path, options):
+def test_sharded_training_equals_ddp(tmp_path, options):
     options = write_teacher(tmp_path, classes=40) | {"optim": {"learning_rate": 1e-3}} | options
     (state, metrics), (sharded_state, sharded_metrics) = (
         run_distributed(trained_on_rank, kind, options)[0] for kind in ("ddp", "sharded")

@@ -14,7 +14,7 @@ def logits(seed, rows=4, classes=5):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_it_is_the_divergence_of_teacher_from_student(temperature):
+def test_the_loss_is_the_divergence_of_teacher_and_student(temperature):
     target, student = logits(0), logits(1)
     expected = reverse = 0.0
     for one, other in zip(target, student, strict=True):
@@ -27,14 +27,16 @@ def test_it_is_the_divergence_of_teacher_from_student(temperature):
     assert abs(found - reverse) > 0.01
 
 
-def test_it_is_zero_for_the_teachers_logits_and_half_precision_is_widened():
+def test_the_loss_is_zero_for_the_teachers_logits_and_computed_in_float32():
     target = logits(0)
-    assert float(posterior_divergence(target, target + 3.0)) == pytest.approx(0, abs=1e-12)  # a constant is no opinion
+    assert float(posterior_divergence(target, target + 3.0)) == pytest.approx(
+        0, abs=1e-12
+    )  # a constant does not change the softmax
     halves = target.bfloat16()
     assert posterior_divergence(halves, halves).dtype == torch.float32
 
 
-def test_the_gradient_goes_to_the_student_alone():
+def test_only_the_student_has_a_gradient():
     target, student = logits(0).requires_grad_(), logits(1).requires_grad_()
     posterior_divergence(target, student, 2.0).backward()
     assert target.grad is None

@@ -1,4 +1,4 @@
-"""SHReModule against listing 2 written out, and what a training with it does and leaves."""
+"""SHReModule against listing 2 written out, and trainings."""
 
 import math
 
@@ -62,7 +62,7 @@ def gradients(module, loss):
         {"memory": {"loss_rows": 1}},
     ],
 )
-def test_a_step_is_the_listing_whole_and_in_slices(tmp_path, options):
+def test_a_step_equals_the_listing_with_and_without_slices(tmp_path, options):
     module = ready(tiny_shre(tmp_path, **options))
     with torch.no_grad():
         for number, scale in enumerate(module.scales.values()):
@@ -121,7 +121,7 @@ def test_single_results_are_contrasted(layers):
     torch.testing.assert_close(loss, expected, rtol=1e-11, atol=0)
 
 
-def test_other_captions_of_an_image_are_no_negatives_if_masked():
+def test_other_captions_of_an_image_are_not_negatives_if_masked():
     batch = random_batch() | {"image_id": torch.tensor([3, 3, 4, 5, 3, 6])}
     masked, plain = (
         ready(tiny_shre(contrast={"mask_same_image": switch, "layers": ["h2"]})) for switch in (True, False)
@@ -349,27 +349,26 @@ def test_a_scale_stays_in_its_bounds(tmp_path):
         assert -1e-6 <= float(scale) <= math.log(20.0) + 1e-6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", ["mlp", "transformer"])
-def test_64_pairs_are_overfitted(tmp_path, shared):
-    """64 pairs: every contrast picks the pair, and both posteriors come near to the teacher's."""
-    module = tiny_shre(vision={"width": 64, "heads": 4}, shared=shared, **write_teacher(tmp_path, 40))
+@pytest.mark.parametrize(("shared", "pairs"), [("mlp", 8), ("transformer", 16)])
+def test_pairs_are_overfitted(tmp_path, shared, pairs):
+    """Every contrast picks the pair, and both posteriors come near to the teacher's."""
+    module = tiny_shre(vision={"width": 32, "heads": 4}, shared=shared, **write_teacher(tmp_path, 40))
     module.setup("fit")
-    with torch.no_grad():  # a random network is sure of nothing
+    with torch.no_grad():  # the posteriors of a random network are flat
         module.teacher.network.fc.weight.mul_(20)
     module.log = lambda *_, **__: None
     logged = {}
     module.log_dict = lambda values, **_: logged.update(values)
-    batch = random_batch(64, dtype=torch.float32)
-    batch["input_ids"][:, 1:3] = torch.cartesian_prod(torch.arange(104, 112), torch.arange(104, 112))
+    batch = random_batch(pairs, dtype=torch.float32)
+    batch["input_ids"][:, 1:3] = torch.cartesian_prod(torch.arange(104, 108), torch.arange(104, 108))[:pairs]
     batch["attention_mask"][:, :3] = 1
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=2e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=4e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1, (step + 1) / 50) * max(0.1, 1 - step / 600)
+        optimizer, lambda step: min(1, (step + 1) / 10) * max(0.1, 1 - step / 150)
     )
     starts = None
-    for _ in range(600):
+    for _ in range(150):
         optimizer.zero_grad()
         module.training_step(batch, 0).backward()
         starts = starts or {name: float(logged[f"train/kl_{name}"]) for name in ("image", "text")}
@@ -378,8 +377,8 @@ def test_64_pairs_are_overfitted(tmp_path, shared):
     images, texts = encoded(module, batch)
     for name in module.scales:
         scores = F.normalize(images[name]) @ F.normalize(texts[name]).T
-        assert (scores.argmax(0) == torch.arange(64)).all(), name
-        assert (scores.argmax(1) == torch.arange(64)).all(), name
+        assert (scores.argmax(0) == torch.arange(pairs)).all(), name
+        assert (scores.argmax(1) == torch.arange(pairs)).all(), name
     # It stays above 0: the contrast of the logits separates all pairs, the teacher only those of different classes.
     for name, start in starts.items():
         assert start > 1
@@ -438,7 +437,7 @@ def test_captions_over_the_limit_are_refused():
         module.training_step(random_batch(length=9), 0)
 
 
-def test_a_student_starts_from_an_earlier_one(tmp_path):
+def test_a_student_is_initialized_from_an_earlier_training(tmp_path):
     first = tiny_shre(**WORDS, seed=1)
     fit(first, tmp_path).save_checkpoint(tmp_path / "first.ckpt", weights_only=True)
     second = tiny_shre(**WORDS, seed=2, weights=str(tmp_path / "first.ckpt"))
@@ -448,7 +447,7 @@ def test_a_student_starts_from_an_earlier_one(tmp_path):
     for name, tensor in first.student.state_dict().items():
         assert torch.equal(second.student.state_dict()[name], tensor), name
     missing = tiny_shre(**WORDS, weights=str(tmp_path / "none.ckpt"))
-    with pytest.raises(FileNotFoundError, match="Found no checkpoint"):
+    with pytest.raises(UserError, match="Expected a checkpoint to start from"):
         fit(missing, tmp_path)
 
 

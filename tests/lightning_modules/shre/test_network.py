@@ -20,7 +20,7 @@ def count(module):
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
-def test_parameters_are_counted_to_the_unit():
+def test_the_network_has_the_exact_number_of_parameters():
     with torch.device("meta"):
         network = SHReNetwork(1000, "mlp", ViTSettings(), TextSettings())
         assert count(network.image_encoder) == 43_120_128
@@ -175,7 +175,7 @@ def test_the_usual_vit_has_a_norm_behind_its_blocks():
         ({"patch_size": 7}, "Expected an image size that patches of 7 pixels divide, got 16"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(changes, message):
+def test_inconsistent_sizes_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         tiny_shre(vision=changes)
     assert SIZES["vision"]["heads"] == 2

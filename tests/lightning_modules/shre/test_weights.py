@@ -1,4 +1,4 @@
-"""Encoders that start from public models: a BERT, a timm ViT, Data2Vec 2.0's file."""
+"""Encoders initialized from public models: a BERT, a timm ViT, Data2Vec 2.0's file."""
 
 import timm
 import torch
@@ -17,7 +17,7 @@ def bert(folder, layers=3):
     return model
 
 
-def test_the_first_layers_of_a_bert(tmp_path, caplog):
+def test_the_first_layers_of_a_bert_are_loaded(tmp_path, caplog):
     source = bert(tmp_path).bert
     module = tiny_shre(text={"weights": str(tmp_path)}).eval()
     module.load_initial_weights()
@@ -30,7 +30,7 @@ def test_the_first_layers_of_a_bert(tmp_path, caplog):
     torch.testing.assert_close(found[kept], states[kept])
 
 
-def test_the_first_blocks_of_a_timm_vit(tmp_path, caplog):
+def test_the_first_blocks_of_a_timm_vit_are_loaded(tmp_path, caplog):
     torch.manual_seed(1)
     source = timm.models.vision_transformer.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=8, depth=4, num_heads=2, num_classes=5
@@ -45,7 +45,7 @@ def test_the_first_blocks_of_a_timm_vit(tmp_path, caplog):
     torch.testing.assert_close(module.student.image_encoder.eval()(image), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_data2vecs_file_of_fairseq(tmp_path):
+def test_data2vecs_file_of_fairseq_is_loaded(tmp_path):
     torch.manual_seed(1)
     source = image_encoder(ViTSettings(32, 8, 8, 4, 2))
     with torch.no_grad():

@@ -1,43 +1,49 @@
-"""Results on the terminal: the metrics of an evaluation, and the last lines of `fit`."""
+"""What a run tells the user beside its progress: weights that mean nothing, and where the checkpoints are."""
 
-import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from ..callbacks.checkpoints.saved_run import step_of
 from ..common.messages import say, warn
 from ..common.named_code import defined_here
+from .checkpoints.run_checkpoints import step_of
 
 
-def results_table(results: Sequence[Mapping[str, float]]) -> str:
-    """Return names and values in two columns, in the order of the names with numbers counted: r1, r5, r10.
+class RunReport(Callback):
+    """Warn of an evaluation of random weights; after a fit, print its checkpoints and a command that evaluates one."""
 
-    Args:
-        results: The result of `Trainer.test`: a dict for each loader, with names that differ.
-    """
-    values = {name: value for result in results for name, value in result.items()}
-    width = max(map(len, values), default=0)
-    names = sorted(values, key=lambda name: [(int(n or -1), text) for n, text in re.findall(r"(\d+)|(\D+)", name)])
-    return "".join(f"{name:<{width}}  {_readable(values[name]):>8}\n" for name in names)
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn of random weights, unless this is the validation of a fit."""
+        self._warn_of_random_weights(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn of random weights."""
+        self._warn_of_random_weights(trainer, pl_module)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn of random weights."""
+        self._warn_of_random_weights(trainer, pl_module)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Print the checkpoints of a fit that has ended."""
+        if stage == "fit":
+            print_checkpoints(trainer, pl_module)
+
+    def _warn_of_random_weights(self, trainer: Trainer, module: LightningModule) -> None:
+        subcommand = trainer.state.fn
+        if subcommand is not None and subcommand != "fit" and trainer.ckpt_path is None:
+            warn_of_random_weights(subcommand.value, module)
 
 
-def _readable(value: float) -> str:
-    """Return four significant digits, and never fewer than those of a whole number."""
-    return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
-
-
-def print_checkpoints(trainer: Trainer, module: LightningModule, data: Any) -> None:
-    """After `fit`: print a line each for the best and the last checkpoint, and the command that evaluates the better.
+def print_checkpoints(trainer: Trainer, module: LightningModule) -> None:
+    """Print a line each for the best and the last checkpoint, and the command that evaluates the better one.
 
     Args:
         trainer: The Trainer whose fit has ended.
         module: The module.
-        data: The datamodule, or None.
     """
     folder = trainer.log_dir  # a collective operation: every process must ask for it
     if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
@@ -56,6 +62,7 @@ def print_checkpoints(trainer: Trainer, module: LightningModule, data: Any) -> N
         else:
             continue
         chosen = chosen or path
+    data: Any = getattr(trainer, "datamodule", None)
     verb = "validate" if data is not None and getattr(data, "hparams", {}).get("test", "") is None else "test"
     if chosen is None or not is_overridden("test_step" if verb == "test" else "validation_step", module):
         return

@@ -15,37 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import UserError
-from ..core.faults import ROW_ERRORS, BadSample, unreadable
-from ..text.captions import is_text
-from .layout import FAULT, image_identity
+from ..core.faults import ROW_ERRORS, BadSample
+from .record import Record, captions_in, identity_in, record
 from .text_files import ENCODING, parsed, utf8, whole
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
-TEXT_KEYS = ("txt", "text", "caption", "cap")
-METADATA = ("metadata.jsonl", "metadata.csv")
-
-Record = dict[str, Any]
-"""``image``: {``bytes``, ``path``}; ``caption``: list of strings; ``image_id``: a string, or None; :data:`FAULT`."""
-
-
-def record(make: Callable[[], Record]) -> Record:
-    """Return the record that ``make`` creates from one row of a file, or a record with the row's fault.
-
-    All faults of single rows are caught here: ``make`` may raise :class:`BadSample` or :data:`ROW_ERRORS`. Errors that
-    concern the whole file are raised outside.
-    """
-    try:
-        made = make()
-        image_id, path = made["image_id"], made["image"]["path"]
-        for what, texts in (("caption", made["caption"]), ("path", [path or ""]), ("image id", [image_id or ""])):
-            if not all(map(is_text, texts)):
-                raise BadSample(f"lone surrogate in the {what}", "")
-        return {**made, FAULT: None}
-    except BadSample as bad:
-        cause = bad.fault.cause
-    except ROW_ERRORS as error:
-        cause = unreadable(error, "").cause
-    return {"image": {"bytes": None, "path": None}, "caption": [], "image_id": None, FAULT: cause}
 
 
 def read_list(files: list[str], image: str, caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
@@ -180,18 +152,3 @@ def read_class_folders(files: list[str], root: str, stamp: list[str]) -> Iterato
                 "move the image, or add metadata.jsonl with a label for each image."
             )
         yield record(lambda file=file, folder=folder: _image(file, [folder]))  # type: ignore[misc]
-
-
-def captions_in(value: Any) -> list[str]:
-    """Return the value of a caption entry as a list of texts."""
-    if value is None:
-        return []
-    if isinstance(value, (list, tuple)):
-        return [text if isinstance(text, str) else str(text) for text in value if text is not None]
-    return [value if isinstance(value, str) else str(value)]
-
-
-def identity_in(value: Any) -> str | None:
-    """Return the value of an image id entry as text, None if there is none; raises :class:`BadSample`."""
-    known = image_identity(value)
-    return None if known is None else str(known)

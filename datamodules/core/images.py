@@ -1,38 +1,27 @@
-"""The base of all datamodules of images."""
+"""The transforms of the datamodules of images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
+import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from ..transforms.normalize import preprocessing_of
-from .contract import ExpectsPreprocessing
-from .sampled import SampledDataModule
+from .contract import ExpectsPreprocessing, asked_of
 
 
-class ImageDataModule(SampledDataModule):
-    """Images in batches of the project's contract (dicts of tensors).
+class ImageTransforms:
+    """The transforms of training and evaluation, and what they do to an image; a base of the datamodules of images.
 
-    A subclass passes the arguments below, and those of :class:`SampledDataModule`, on as ``**options``. It declares one
-    of them only to change its default.
-
-    Args:
-        train_transform: RGB image to float [3, H, W], for training; None for the datamodule's own.
-        eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's own.
-        **options: see :class:`SampledDataModule`.
+    The constructor of the datamodule sets ``_train_transform`` and ``_eval_transform``, None for its own.
     """
 
-    asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing,)
-
-    def __init__(
-        self, *, train_transform: nn.Module | None = None, eval_transform: nn.Module | None = None, **options: Any
-    ) -> None:
-        super().__init__(**options)
-        self._train_transform = train_transform
-        self._eval_transform = eval_transform
+    trainer: pl.Trainer | None
+    _train_transform: nn.Module | None
+    _eval_transform: nn.Module | None
 
     def default_train_transform(self) -> nn.Module:
         """Return the training transform if none was given."""
@@ -41,10 +30,6 @@ class ImageDataModule(SampledDataModule):
     def default_eval_transform(self) -> nn.Module:
         """Return the evaluation transform if none was given."""
         raise NotImplementedError
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the base, and the preprocessing of evaluation."""
-        return super().state_dict() | {"preprocessing": self.preprocessing}
 
     @property
     def train_transform(self) -> nn.Module:
@@ -77,7 +62,7 @@ class ImageDataModule(SampledDataModule):
 
     def expected_preprocessing(self) -> Mapping[str, Any]:
         """Return the preprocessing that the trainer's module expects; empty without a module."""
-        module = self.module_as(ExpectsPreprocessing)  # type: ignore[type-abstract]
+        module = asked_of(self.trainer, ExpectsPreprocessing)  # type: ignore[type-abstract]
         expected = {} if module is None else module.expected_preprocessing()
         if "transform" in expected:
             rank_zero_warn(

@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import textwrap
 
 import lightning.pytorch as pl
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.trainer.states import TrainerFn
 
-from support.forked import run_ranks
+from support.distributed import rank_trainer, run_distributed
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ALBEFTrainTransform, ShapesDataModule
 from vlightning.datamodules.core.sampling import epoch_order
@@ -90,15 +89,29 @@ def fit(folder, module=None, save_every=None, ckpt_path=None, datamodule=None, *
     return module
 
 
-def test_training_reads_the_promised_order(tmp_path):
-    module = fit(tmp_path)
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Runs without workers that are not killed, each made once."""
+    runs = {}
+
+    def run(**options):
+        key = tuple(options.items())
+        if key not in runs:
+            runs[key] = fit(tmp_path_factory.mktemp("whole"), **options)
+        return runs[key]
+
+    return run
+
+
+def test_training_reads_the_promised_order(uninterrupted):
+    module = uninterrupted()
     for epoch in range(3):
         expected = epoch_order(3, epoch, 30)[:28].reshape(7, 4).tolist()
         assert module.seen[7 * epoch : 7 * epoch + 7] == expected
 
 
-def test_images_and_captions_are_the_same_for_any_number_of_workers(tmp_path):
-    plain = fit(tmp_path, max_epochs=2)
+def test_images_and_captions_are_the_same_for_any_number_of_workers(tmp_path, uninterrupted):
+    plain = uninterrupted(max_epochs=2)
     workers = fit(tmp_path, max_epochs=2, datamodule=data(num_workers=2))
     fresh = fit(tmp_path, max_epochs=2, datamodule=data(num_workers=2, persistent_workers=False))
     assert plain.seen == workers.seen == fresh.seen
@@ -121,11 +134,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_resumed_run_reads_on_where_the_killed_one_was(tmp_path, case):
+def test_a_resumed_run_reads_on_where_the_killed_one_was(tmp_path, uninterrupted, case):
     saved, options = CASES[case][0], dict(CASES[case][1])
     workers, early = options.pop("num_workers", 0), options.pop("early_steps", False)
     accumulate = options.get("accumulate_grad_batches", 1)
-    whole = fit(tmp_path / "whole", Recorder(early_steps=early), datamodule=data(num_workers=workers), **options)
+    whole = uninterrupted(**options)
     done = saved * accumulate
     killed = fit(
         tmp_path / "killed",
@@ -146,8 +159,8 @@ def test_a_resumed_run_reads_on_where_the_killed_one_was(tmp_path, case):
     assert resumed.sums == whole.sums[done:]
 
 
-def test_a_run_killed_in_validation_reads_on(tmp_path):
-    whole = fit(tmp_path / "whole", datamodule=data(num_workers=2))
+def test_a_run_killed_in_validation_reads_on(tmp_path, uninterrupted):
+    whole = uninterrupted()
     killed = Recorder(kill_at=7, kill_in_validation=True)
     killed.on_validation_start = lambda: killed.trainer.save_checkpoint(tmp_path / "at.ckpt")
     killed.training_step = lambda batch, batch_idx: (
@@ -168,8 +181,15 @@ def test_reloaded_loaders_leave_no_workers_behind(tmp_path):
             gc.collect()
             alive.append(len(multiprocessing.active_children()))
 
-    fit(tmp_path, Counter(), datamodule=data(num_workers=2), reload_dataloaders_every_n_epochs=1, limit_val_batches=0)
-    assert alive == [2, 2, 2]
+    fit(
+        tmp_path,
+        Counter(),
+        datamodule=data(num_workers=2),
+        max_epochs=2,
+        reload_dataloaders_every_n_epochs=1,
+        limit_val_batches=0,
+    )
+    assert alive == [2, 2]
     assert not multiprocessing.active_children()
 
 
@@ -303,54 +323,39 @@ def test_prediction_tells_writers_what_each_batch_holds(tmp_path):
     assert predictions == indices[0] == [[0, 1, 2], [3, 4, 5]]
 
 
-TWO_PROCESSES = """
-import json, sys, torch, lightning.pytorch as pl
-from vlightning.datamodules import ShapesDataModule
+class Shares(Recorder):
+    """Writes down the samples of each split."""
 
-class Recorder(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen = {"train": [], "val": [], "predict": []}
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-    def training_step(self, batch, batch_idx):
-        self.seen["train"].append(batch["sample_index"].tolist())
-        return self.weight.sum()
     def validation_step(self, batch, batch_idx):
-        self.seen["val"].append(batch["sample_index"].tolist())
+        self.validated.append(batch["sample_index"].tolist())
+
     def predict_step(self, batch, batch_idx):
-        self.seen["predict"].append(batch["sample_index"].tolist())
-
-if __name__ == "__main__":
-    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", logger=False,
-                         num_sanity_val_steps=0, enable_progress_bar=False, enable_model_summary=False,
-                         enable_checkpointing=False,
-                         use_distributed_sampler=sys.argv[2] == "True")
-    module = Recorder()
-    data = ShapesDataModule(batch_size=2, length=30, eval_length=7, image_size=16, seed=3)
-    trainer.fit(module, datamodule=data)
-    trainer.predict(module, datamodule=data, return_predictions=False)
-    json.dump(module.seen, open(f"{sys.argv[1]}/{trainer.global_rank}.json", "w"))
-"""
+        self.predicted.append(batch["sample_index"].tolist())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("injected", [True, False])
-def test_two_processes_divide_the_data_whatever_lightning_would_inject(tmp_path, injected):
-    script = tmp_path / "run.py"
-    script.write_text(textwrap.dedent(TWO_PROCESSES))
-    for done in run_ranks([script, tmp_path, str(injected)]):
-        assert done.returncode == 0, done.stderr
-    seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    union = [one + other for one, other in zip(seen[0]["train"], seen[1]["train"], strict=True)]
-    expected = [epoch_order(3, epoch, 30)[:28].reshape(7, 4).tolist() for epoch in (0, 1)]
-    assert union == expected[0] + expected[1]
-    for split, passes in (("val", 2), ("predict", 1)):
-        both = itertools.chain(*seen[0][split], *seen[1][split])
-        assert sorted(both) == sorted(list(range(7)) * passes)
-        assert len(seen[0][split]) == len(seen[1][split])
-    assert np.ptp([len(batch) for batch in seen[0]["val"]]) <= 1
+def shares_of_one_rank():
+    """What this rank reads, with and without Lightning's own sampler."""
+    found = []
+    for injected in (True, False):
+        module, module.predicted = Shares(), []
+        shapes = ShapesDataModule(batch_size=2, length=30, eval_length=7, image_size=16, seed=3)
+        run = rank_trainer("ddp", max_epochs=2, num_sanity_val_steps=0, use_distributed_sampler=injected)
+        run.fit(module, datamodule=shapes)
+        run.predict(module, datamodule=shapes, return_predictions=False)
+        found.append({"train": module.seen, "val": module.validated, "predict": module.predicted})
+    return found
+
+
+def test_two_processes_divide_the_data_whatever_lightning_would_inject():
+    for seen in zip(*run_distributed(shares_of_one_rank), strict=True):
+        union = [one + other for one, other in zip(seen[0]["train"], seen[1]["train"], strict=True)]
+        expected = [epoch_order(3, epoch, 30)[:28].reshape(7, 4).tolist() for epoch in (0, 1)]
+        assert union == expected[0] + expected[1]
+        for split, passes in (("val", 2), ("predict", 1)):
+            both = itertools.chain(*seen[0][split], *seen[1][split])
+            assert sorted(both) == sorted(list(range(7)) * passes)
+            assert len(seen[0][split]) == len(seen[1][split])
+        assert np.ptp([len(batch) for batch in seen[0]["val"]]) <= 1
 
 
 def test_the_command_line_records_transforms_by_name(tmp_path):
@@ -380,7 +385,7 @@ def test_the_command_line_records_transforms_by_name(tmp_path):
 
 
 def test_loader_workers_outlast_the_signals_of_a_run():
-    shapes = data(num_workers=2, length=400)
+    shapes = data(num_workers=2, length=120)
     shapes.setup("fit")
     batches = iter(shapes.train_dataloader())
     whole = [next(batches)["sample_index"].tolist() for _ in range(2)]  # one of each worker, which has begun then
@@ -390,5 +395,5 @@ def test_loader_workers_outlast_the_signals_of_a_run():
         for worker in workers:
             os.kill(worker.pid, number)
     whole += [batch["sample_index"].tolist() for batch in batches]
-    assert len(whole) == 100
+    assert len(whole) == 30
     shapes.teardown("fit")

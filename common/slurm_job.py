@@ -1,4 +1,4 @@
-"""Run folders of SLURM jobs: a requeued job finds the folder of each of its commands again."""
+"""Numbered folders of runs, and those of SLURM jobs: a requeued job finds the folder of each of its commands again."""
 
 import json
 import os
@@ -7,14 +7,14 @@ from typing import Any
 
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from .command_line import Typed
+from .typed_values import Typed
 
 # File in the folder of a SLURM job that names the command of the job to which the folder belongs.
 NOTE = ".slurm.json"
 
 
 def is_requeued(typed: Typed) -> bool:
-    """Whether this is a `fit` in a job that SLURM has started before."""
+    """Return whether this is a `fit` in a job that SLURM has started before."""
     again = SLURMEnvironment.detect() and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
     return again and typed.subcommand == "fit"
 
@@ -28,25 +28,24 @@ def requeued_folder(parent: Path, typed: Typed) -> Path | None:
     if not is_requeued(typed):
         return None
     stem = f"slurm_{SLURMEnvironment.job_id()}"
-    folders = sorted(parent.glob(f"{stem}_*"), key=lambda path: (len(path.name), path.name))
-    folders = [parent / stem, *(path for path in folders if path.name.removeprefix(f"{stem}_").isdigit())]
-    folders = [path for path in folders if path.is_dir()]
-    mine, notes = _note(typed), [_read_note(folder) for folder in folders]
+    folders = [parent / stem, *(folder for _, folder in _numbered(parent, stem))]
+    notes = {folder: _read_note(folder) for folder in folders if folder.is_dir()}
+    mine = _note(typed)
     for names in (("words", "step"), ("words",)):
-        for folder, note in zip(folders, notes, strict=True):
+        for folder, note in notes.items():
             if all(note.get(name) == mine[name] for name in names):
                 return folder
-    # The only command of the job, with other words than before.
-    return folders[0] if len(folders) == 1 and notes[0].get("restart") != mine["restart"] else None
+    others = [folder for folder, note in notes.items() if note.get("restart") != mine["restart"]]
+    return others[0] if len(notes) == len(others) == 1 else None  # the job's only command, with other words than before
 
 
 def next_free(parent: Path, typed: Typed) -> tuple[Path, bool]:
-    """Create a new folder in `parent`, or return that of this command in a requeued job; and whether it is new."""
+    """Make a new folder in `parent`, or return that of this command in a requeued job; and whether it is new."""
     if not SLURMEnvironment.detect():
-        return numbered(parent, "version"), True
+        return make_numbered(parent, "version"), True
     stem = f"slurm_{SLURMEnvironment.job_id()}"
     if typed.subcommand != "fit":
-        return numbered(parent, f"{stem}_{typed.subcommand}"), True
+        return make_numbered(parent, f"{stem}_{typed.subcommand}"), True
     own = requeued_folder(parent, typed)
     folder = own or parent / stem
     parent.mkdir(parents=True, exist_ok=True)
@@ -54,16 +53,15 @@ def next_free(parent: Path, typed: Typed) -> tuple[Path, bool]:
         if own is None:
             folder.mkdir()
     except FileExistsError:
-        folder = numbered(parent, stem)
+        folder = make_numbered(parent, stem)
     (folder / NOTE).write_text(json.dumps(_note(typed)), encoding="utf-8")
     return folder, own is None
 
 
-def numbered(parent: Path, stem: str) -> Path:
-    """Create `<stem>_<n>` with the next free number, so that two runs that start together get different ones."""
+def make_numbered(parent: Path, stem: str) -> Path:
+    """Make the folder `<stem>_<n>` with the next free number; processes that do so together get different ones."""
     parent.mkdir(parents=True, exist_ok=True)
-    taken = [path.name.removeprefix(f"{stem}_") for path in parent.glob(f"{stem}_*")]
-    number = max((int(n) for n in taken if n.isdigit()), default=-1) + 1
+    number = max((number for number, _ in _numbered(parent, stem)), default=-1) + 1
     while True:
         try:
             (parent / f"{stem}_{number}").mkdir()
@@ -72,10 +70,15 @@ def numbered(parent: Path, stem: str) -> Path:
             number += 1
 
 
+def _numbered(parent: Path, stem: str) -> list[tuple[int, Path]]:
+    numbers = [(path.name.removeprefix(f"{stem}_"), path) for path in parent.glob(f"{stem}_*")]
+    return sorted((int(number), path) for number, path in numbers if number.isdigit())
+
+
 def _note(typed: Typed) -> dict[str, Any]:
     """Return the command's words, its step in the job, and how often the job was restarted."""
     of_job = {"step": os.environ.get("SLURM_STEP_ID"), "restart": os.environ.get("SLURM_RESTART_COUNT", "0")}
-    return {"words": typed.args, **of_job}
+    return {"words": typed.words, **of_job}
 
 
 def _read_note(folder: Path) -> dict[str, Any]:

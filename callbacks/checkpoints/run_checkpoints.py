@@ -1,0 +1,74 @@
+"""Which checkpoint in a run's folder a run goes on from, or evaluates."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...common.errors import UserError
+from ...common.messages import say, warn
+from .checkpoint_io import newest_whole
+from .sharded_checkpoint import METADATA
+
+
+def checkpoint_of(run: Path, best: bool) -> Path:
+    """Return the newest checkpoint in a run's folder, or the best one if it keeps one, and print it.
+
+    Raises:
+        UserError: If no checkpoint is whole.
+    """
+    newest = whole_checkpoint(run / "checkpoints")
+    if newest is None:
+        raise UserError(f"There is no checkpoint in the run folder {str(run)!r}: give --ckpt_path another one.")
+    path = (best_beside(newest) if best else None) or newest
+    say(f"Checkpoint: {path}, the {'newest' if path == newest else 'best'} of its run.")
+    return path
+
+
+def whole_checkpoint(folder: Path) -> Path | None:
+    """Return the newest whole checkpoint in a folder, with a warning for each newer damaged one; None if it is empty.
+
+    Raises:
+        UserError: If all are damaged.
+    """
+    newest, damaged = newest_whole(folder)
+    for path, found in damaged.items():
+        warn(f"The checkpoint {str(path)!r} is damaged ({found}).")
+    if newest is None and damaged:
+        raise UserError(
+            f"Found no whole checkpoint in {str(folder)!r} to go on from: start anew, or give --ckpt_path the file of "
+            "another run."
+        )
+    if damaged:
+        warn(f"Going on from {str(newest)!r}, the newest one that is whole.")
+    return newest
+
+
+def last_saved(run: Path) -> float:
+    """Return when the newest checkpoint in a run's folder was written, in seconds; 0 without one."""
+    return max((path.stat().st_mtime for path in (run / "checkpoints").glob("*.ckpt")), default=0.0)
+
+
+def best_beside(checkpoint: Path) -> Path | None:
+    """Return the best checkpoint that a run knew when it wrote this one, if it is still in the same folder.
+
+    Args:
+        checkpoint: A whole checkpoint, a file or a folder.
+    """
+    for name, state in (_mapped(checkpoint).get("callbacks") or {}).items():
+        best = state.get("best_model_path") if isinstance(state, Mapping) else None
+        if str(name).startswith("BestCheckpoint") and isinstance(best, str) and best:
+            path = checkpoint.with_name(Path(best).name)
+            return path if path.exists() else None
+    return None
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the number of optimizer steps before a checkpoint."""
+    return int(_mapped(checkpoint)["global_step"])
+
+
+def _mapped(checkpoint: Path) -> Any:
+    path = checkpoint / METADATA if checkpoint.is_dir() else checkpoint
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -1,0 +1,47 @@
+"""Config files: the user's, and those shipped with the package."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import UserError
+from .names import did_you_mean
+
+PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+
+
+def find_config(name: str) -> Path | None:
+    """Find a config file, as named or among those shipped with the package; None for YAML text and for a URL.
+
+    Raises:
+        UserError: If there is no such file; names the nearest one.
+    """
+    if "://" in name or "\n" in name or name.lstrip().startswith("{"):
+        return None
+    path = Path(name).expanduser()
+    for candidate in (path, PACKAGE_ROOT / path, PACKAGE_ROOT / "configs" / path):
+        if candidate.is_file():
+            return candidate
+    shipped = [str(p.relative_to(PACKAGE_ROOT)) for p in (PACKAGE_ROOT / "configs").rglob("*.yaml")]
+    there = [str(path.with_name(p.name)) for p in path.parent.glob("*.y*ml")]
+    what = "is a folder, not a YAML file" if path.is_dir() else "does not exist"
+    raise UserError(f"The config file {name!r} {what}; {did_you_mean(name, [*there, *shipped])}")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a YAML file of `key: value` lines; an empty one gives no keys.
+
+    Raises:
+        UserError: If it cannot be read, is not YAML, or holds something else.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise UserError(f"{path}{where} is not valid YAML: {problem}.") from error
+    if not isinstance(content, dict | None):
+        raise UserError(f"{path} holds a {type(content).__name__} where `key: value` lines are expected.")
+    return {str(key): value for key, value in (content or {}).items()}

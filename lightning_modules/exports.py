@@ -1,0 +1,81 @@
+"""Export of a training's checkpoint by the method whose class it names.
+
+`ALBEFModule` is exported by `lightning_modules/albef/export.py`, with `LAYOUTS` (name to description, the default
+first) and `export(checkpoint, source, target, layout)`, which returns a sentence about the files written. An `export`
+with a parameter `tokenizer_of` gets the function that reads the tokenizer of a checkpoint's data.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .. import lightning_modules
+from ..callbacks import AtomicCheckpointIO
+from ..common.errors import UserError
+from ..common.files import check_free
+
+
+def exporters() -> dict[str, ModuleType]:
+    """Return the `export` module of each method that has one, by the class of its checkpoints."""
+    root = lightning_modules.__name__
+    folders = {name: f"{root}.{name.removesuffix('Module').lower()}" for name in lightning_modules.__all__}
+    return {
+        name: import_module(f"{folder}.export")
+        for name, folder in folders.items()
+        if find_spec(folder) and find_spec(f"{folder}.export")
+    }
+
+
+def export(
+    checkpoint: str, target: str, layout: str | None = None, tokenizer_of: Callable[..., Any] | None = None
+) -> str:
+    """Write the model of a training checkpoint, and return a sentence about what was written.
+
+    Args:
+        checkpoint: A checkpoint file, or the folder of a sharded one.
+        target: The file or folder to write.
+        layout: One of those of the checkpoint's class; None takes its first.
+        tokenizer_of: Reads the tokenizer of a checkpoint's data; methods do not import datamodules. None exports none.
+
+    Raises:
+        UserError: If the checkpoint does not exist, is not of a module that can be exported, or not in this layout; or
+            the target exists.
+        RuntimeError: If the checkpoint cannot be read.
+    """
+    if not Path(checkpoint).exists():
+        raise UserError(f"Found no checkpoint {checkpoint!r}, expected a .ckpt file of a training.")
+    check_free(Path(target))
+    content = AtomicCheckpointIO().load_checkpoint(checkpoint)
+    known = exporters()
+    name = _class_name(content, checkpoint, list(known))
+    layouts = known[name].LAYOUTS
+    if layout not in (None, *layouts):
+        raise UserError(
+            f"Found a checkpoint of {name} in {checkpoint!r}, which is not written in the layout {layout!r}: give "
+            f"{' or '.join(layouts)}."
+        )
+    write = known[name].export
+    takes_tokenizer = tokenizer_of is not None and "tokenizer_of" in inspect.signature(write).parameters
+    options = {"tokenizer_of": tokenizer_of} if takes_tokenizer else {}
+    return str(write(content, f"the checkpoint {checkpoint!r}", target, layout or next(iter(layouts)), **options))
+
+
+def _class_name(content: Mapping[str, Any], checkpoint: str, known: list[str]) -> str:
+    """Return the name of the class of a checkpoint."""
+    arguments, state = content.get("hyper_parameters"), content.get("state_dict")
+    if not isinstance(arguments, Mapping) or not isinstance(state, Mapping):
+        raise UserError(
+            f"Found no hyper_parameters beside a state_dict in {checkpoint!r}, expected a checkpoint that "
+            "`vlightning fit` or a Trainer wrote."
+        )
+    if "_class_path" not in arguments:  # written without the command line, which alone stores the class
+        given = arguments.keys()
+        return max(known, key=lambda name: len(inspect.signature(getattr(lightning_modules, name)).parameters & given))
+    name = str(arguments["_class_path"]).rsplit(".", 1)[-1]
+    if name not in known:
+        raise UserError(f"Found a checkpoint of {name} in {checkpoint!r}, expected one of {' or '.join(known)}.")
+    return name
