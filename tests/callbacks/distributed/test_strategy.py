@@ -428,5 +428,7 @@ def save_remote():
 
 
 def test_a_folder_at_a_remote_path_is_refused():
-    with pytest.raises(WorkerError, match=r"local folder.*got 'memory://run/last.ckpt'.*save_distributed_checkpoint=False"):
+    with pytest.raises(
+        WorkerError, match=r"local folder.*got 'memory://run/last.ckpt'.*save_distributed_checkpoint=False"
+    ):
         run_distributed(save_remote)
