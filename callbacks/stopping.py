@@ -226,7 +226,7 @@ def _requeue() -> None:
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
     job = os.environ["SLURM_JOB_ID"] if task is None else f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
     if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job):
-        rank_zero_warn(f"Found the SLURM job id {job!r}, expected a number: the job is not requeued.")
+        rank_zero_warn(f"Expected a number as SLURM job id, got {job!r}: the job is not requeued.")
         return
     try:
         done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)

@@ -46,7 +46,9 @@ def run_convert(words: list[str]) -> str:
     if typed.processes is not None and checkpoint.is_dir():
         parser.error("--processes is for a file, and the checkpoint is a folder already: it becomes one file")
     if not checkpoint.exists():
-        raise UserError(f"Found no checkpoint {typed.checkpoint!r}, expected a file or a folder of a training.")
+        raise UserError(
+            f"Expected a checkpoint, a file or a folder, got {typed.checkpoint!r}, which does not exist: correct it."
+        )
     check_free(Path(typed.target))
     if checkpoint.is_dir():
         consolidate_checkpoint(checkpoint, typed.target)

@@ -47,7 +47,9 @@ def export(
         RuntimeError: If the checkpoint cannot be read.
     """
     if not Path(checkpoint).exists():
-        raise UserError(f"Found no checkpoint {checkpoint!r}, expected a .ckpt file of a training.")
+        raise UserError(
+            f"Expected a .ckpt file of a training, got {checkpoint!r}, which does not exist: correct the path."
+        )
     check_free(Path(target))
     content = AtomicCheckpointIO().load_checkpoint(checkpoint)
     known = exporters()
@@ -55,8 +57,8 @@ def export(
     layouts = known[name].LAYOUTS
     if layout not in (None, *layouts):
         raise UserError(
-            f"Found a checkpoint of {name} in {checkpoint!r}, which is not written in the layout {layout!r}: give "
-            f"{' or '.join(layouts)}."
+            f"Expected {' or '.join(layouts)} as the layout of {name}, the class of {checkpoint!r}, got {layout!r}: "
+            "correct it."
         )
     write = known[name].export
     takes_tokenizer = tokenizer_of is not None and "tokenizer_of" in inspect.signature(write).parameters
@@ -69,13 +71,15 @@ def _class_name(content: Mapping[str, Any], checkpoint: str, known: list[str]) -
     arguments, state = content.get("hyper_parameters"), content.get("state_dict")
     if not isinstance(arguments, Mapping) or not isinstance(state, Mapping):
         raise UserError(
-            f"Found no hyper_parameters beside a state_dict in {checkpoint!r}, expected a checkpoint that "
-            "`vlightning fit` or a Trainer wrote."
+            f"Expected a checkpoint that `vlightning fit` or a Trainer wrote, got {checkpoint!r} without "
+            "hyper_parameters beside a state_dict: give another."
         )
     if "_class_path" not in arguments:  # written without the command line, which alone stores the class
         given = arguments.keys()
         return max(known, key=lambda name: len(inspect.signature(getattr(lightning_modules, name)).parameters & given))
     name = str(arguments["_class_path"]).rsplit(".", 1)[-1]
     if name not in known:
-        raise UserError(f"Found a checkpoint of {name} in {checkpoint!r}, expected one of {' or '.join(known)}.")
+        raise UserError(
+            f"Expected a checkpoint of {' or '.join(known)}, got one of {name} in {checkpoint!r}: give another."
+        )
     return name

@@ -39,7 +39,7 @@ def test_conversion_to_a_folder_and_back_is_exact(checkpoint, tmp_path, processe
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (("missing.ckpt", "new.ckpt"), 1, "Found no checkpoint 'missing.ckpt', expected a file or a folder"),
+        (("missing.ckpt", "new.ckpt"), 1, "a file or a folder, got 'missing.ckpt', which does not exist"),
         (("one.ckpt", "one.ckpt"), 1, "Expected a new name or an empty folder, got 'one.ckpt', which exists"),
         (("one.ckpt", "new.ckpt", "--processes", "0"), 1, "Expected a number of processes of at least 1, got 0"),
         ((".", "new.ckpt", "--processes", "2"), 2, "--processes is for a file, and the checkpoint is a folder already"),

@@ -114,7 +114,7 @@ def test_refused_exports_are_one_sentence(trained, tmp_path, capsys):
     full = tmp_path / "full"
     full.mkdir()
     (full / "file").touch()
-    assert "Found no checkpoint" in _refused(capsys, tmp_path / "gone.ckpt", tmp_path / "out")
+    assert "gone.ckpt', which does not exist" in _refused(capsys, tmp_path / "gone.ckpt", tmp_path / "out")
     assert "which exists" in _refused(capsys, trained, full)
     assert "which exists" in _refused(capsys, trained, full / "file", "--layout", "albef")
     assert "cannot be read" in _refused(capsys, full / "file", tmp_path / "out")
@@ -122,16 +122,16 @@ def test_refused_exports_are_one_sentence(trained, tmp_path, capsys):
     content = torch.load(trained, weights_only=True)
     content["hyper_parameters"]["_class_path"] = "vlightning.lightning_modules.CLIPModule"
     torch.save(content, tmp_path / "x.ckpt")
-    assert "checkpoint of CLIPModule in" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
+    assert "got one of CLIPModule in" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
     content["hyper_parameters"] = {"depth": 1}
     torch.save(content, tmp_path / "x.ckpt")
     assert "got 'depth'" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
     torch.save({"model": {}}, tmp_path / "x.ckpt")
-    assert "no hyper_parameters beside a state_dict" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
+    assert "without hyper_parameters beside a state_dict" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
     (tmp_path / "empty").mkdir()
     assert "name of a new file" in _refused(capsys, trained, tmp_path / "empty", "--layout", "albef")
     line = _refused(capsys, trained, tmp_path / "student.pth", "--layout", "student")
-    assert "is not written in the layout 'student': give vlightning or albef." in line
+    assert "Expected vlightning or albef as the layout of ALBEFModule" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "x.ckpt"]
 
 

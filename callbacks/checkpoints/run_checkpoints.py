@@ -37,7 +37,7 @@ def whole_checkpoint(folder: Path) -> Path | None:
         warn(f"The checkpoint {str(path)!r} is damaged ({found}).")
     if newest is None and damaged:
         raise UserError(
-            f"Found no whole checkpoint in {str(folder)!r} to go on from: start anew, or give --ckpt_path the file of "
+            f"Expected a whole checkpoint in {str(folder)!r}, got none: start anew, or give --ckpt_path the file of "
             "another run."
         )
     if damaged:

@@ -179,7 +179,7 @@ def test_a_damaged_last_checkpoint_is_passed_over_with_a_line(monkeypatch: pytes
     pretend_slurm(monkeypatch, tmp_path, restarts=2)
     ran = fit("--trainer.max_epochs=5")
     assert ran.status == 2
-    assert f"Found no whole checkpoint in '{CHECKPOINTS}'" in ran.err
+    assert f"Expected a whole checkpoint in '{CHECKPOINTS}'" in ran.err
 
 
 def test_a_sharded_checkpoint_is_whole_with_all_its_files(tmp_path: Path):
