@@ -114,7 +114,7 @@ def test_a_file_that_is_no_checkpoint_is_one_sentence(tmp_path: Path):
     assert ran.status == 2
     assert "notes.ckpt" in ran.sentence
     torch.save({"weights": 1}, tmp_path / "other.ckpt")
-    assert "no `state_dict`" in resume(checkpoint="other.ckpt").sentence
+    assert "without `state_dict`" in resume(checkpoint="other.ckpt").sentence
 
 
 def test_a_checkpoint_with_code_in_it_is_refused(tmp_path: Path):
