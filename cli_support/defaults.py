@@ -4,11 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import (
-    LearningRateMonitor,
-    ModelCheckpoint,
-    ProgressBar,
-)
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar
 from lightning.pytorch.plugins import CheckpointIO
 
 from ..callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, StopOnSignal
