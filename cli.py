@@ -38,10 +38,10 @@ DESCRIPTION = (
 class VLightningCLI(LightningCLI):
     """LightningCLI with readable errors, a folder for each run, and a command line that wins on resume."""
 
-    def __init__(self, *classes: Any, args: ArgsType = None, **kwargs: Any) -> None:
-        self.words = sys.argv[1:] if args is None else list(args)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.words = sys.argv[1:] if kwargs.get("args") is None else list(kwargs["args"])
         with contextlib.ExitStack() as self.on_exit:
-            super().__init__(*classes, args=args, **kwargs)
+            super().__init__(*args, **kwargs)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # of a static method
         """Return the typed subcommand alone: the parser of each takes a quarter of a second."""
