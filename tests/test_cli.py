@@ -15,6 +15,7 @@ from support.albef import tiny_albef
 from support.command_line import run, tiny_config
 from support.forked import run_script
 from vlightning.callbacks.run_report import warn_of_random_weights
+from vlightning.cli import VLightningCLI
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN_CLASSIFIER = ("--config", "configs/cocord/vanilla.yaml", "--data", "ShapeClassesDataModule")
@@ -245,3 +246,19 @@ def test_two_processes_share_one_run_folder():
     assert "MEMBER: 2/2" in done.stderr
     assert [p.name for p in Path("runs/tiny").iterdir()] == ["version_0"]
     assert load("runs/tiny/version_0/checkpoints/last.ckpt")["global_step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "built"),
+    [
+        (["fit", "--config", "x.yaml"], ["fit"]),
+        (["predict"], ["predict"]),
+        (["fti"], ["fit", "validate", "test", "predict"]),
+        (["--config", "x.yaml", "fit"], ["fit", "validate", "test", "predict"]),
+        ([], ["fit", "validate", "test", "predict"]),
+    ],
+)
+def test_the_typed_subcommand_alone_has_a_parser(words, built):
+    command_line = VLightningCLI.__new__(VLightningCLI)
+    command_line.words = words
+    assert list(command_line.subcommands()) == built
