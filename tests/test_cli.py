@@ -234,7 +234,9 @@ def test_help_and_version_from_the_file_and_the_module(command: list[str]):
 def test_the_exit_status_reaches_the_shell():
     done = start(TINY_CLI, "fit", "--config", "tiny.yaml", "--trainer.max_epoch", "3")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("vlightning: error: There is no option '--trainer.max_epoch'")
+    assert done.stderr.splitlines()[-1].startswith(
+        "vlightning: error: Expected a known option, got '--trainer.max_epoch'"
+    )
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
