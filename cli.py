@@ -1,4 +1,4 @@
-"""Command line: `vlightning fit|validate|test|predict|export|convert`, the same as `python cli.py ...`."""
+"""Command line: `vlightning fit|validate|test|predict|export|convert`, or `python cli.py ...`."""
 
 import contextlib
 import copy
@@ -36,7 +36,7 @@ DESCRIPTION = (
 
 
 class VLightningCLI(LightningCLI):
-    """LightningCLI with readable errors, a folder for each run, and a command line that wins on resume."""
+    """LightningCLI with readable errors, a folder for each run, and precedence of given values on resume."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.words = sys.argv[1:] if kwargs.get("args") is None else list(kwargs["args"])
@@ -44,22 +44,22 @@ class VLightningCLI(LightningCLI):
             super().__init__(*args, **kwargs)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # of a static method
-        """Return the typed subcommand alone: the parser of each takes a quarter of a second."""
+        """Return only the given subcommand, since creating the parser of a subcommand takes 0.25 s."""
         known = super().subcommands()
         return {word: known[word] for word in self.words[:1] if word in known} or known
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Take no abbreviated options, and raise where Lightning would print the usage and exit."""
+        """Create the parser, which refuses abbreviated options, and raises errors instead of printing the usage."""
         return super().init_parser(**{"allow_abbrev": False, "exit_on_error": False, **kwargs})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the two default checkpoints as sections of their own."""
+        """Add the two default checkpoints as sections."""
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
 
     @usage_errors()
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse what was typed, with the checkpoint's hyper-parameters, if any, as the first config file."""
+        """Parse the command line, with the hyper-parameters of the checkpoint, if any, as the first config file."""
         self.typed = typed = read_command_line(self.words)
         subparser = self._subcommand_parsers.get(str(typed.subcommand), parser)
         mistakes.check_help(typed, subparser)
@@ -75,16 +75,16 @@ class VLightningCLI(LightningCLI):
 
     @usage_errors()
     def _parse_ckpt_path(self) -> None:
-        """Complete the parsed configuration from the checkpoint, the config's name and the data."""
+        """Complete the parsed configuration: values of the checkpoint, name of the run, values taken from the data."""
         config = self.config[self.config.subcommand]
-        self.replaced = False
+        self.overrides_hyperparameters = False
         if self.saved is not None:
-            self.replaced = report_overrides(self.saved, config, self.typed)
+            self.overrides_hyperparameters = report_overrides(self.saved, config, self.typed)
             config["ckpt_path"] = str(self.saved.path)
         self.name = run_folder.name_run(config, self.typed, self.saved)
         check_strategy(config.trainer.strategy)
         linked = apply_links(config, self.typed, self.saved)
-        # Without the folder of this run, and without what follows from other values.
+        # Without the folder of this run, and without values that are taken from the data.
         self.reproducible = copy.deepcopy(config)
         for place in linked:
             self.reproducible.pop(f"model.init_args.{place}", None)
@@ -93,14 +93,14 @@ class VLightningCLI(LightningCLI):
 
     @usage_errors()
     def before_instantiate_classes(self) -> None:
-        """Claim the run's folder; the seed is known by now."""
+        """Create the run folder; Lightning has set the seed before."""
         config = self.config[self.config.subcommand]
         self.reproducible.seed_everything = config.seed_everything
         begin = self.on_exit.enter_context(run_folder.claimed(config, self.name, self.typed, self.saved))
         self.save_config_kwargs = {"reproducible": self.reproducible, "name": self.name, "on_begin": begin}
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        if self.replaced:
+        if self.overrides_hyperparameters:
             callbacks = [*callbacks, TypedOptimizerOptions()]
         return super()._instantiate_trainer(*defaults.with_defaults(config, callbacks))
 
@@ -123,11 +123,10 @@ def main(args: list[str] | None = None) -> None:
     """Run the command line.
 
     Args:
-        args: The words after the program's name; None takes them from `sys.argv`.
+        args: The arguments of the program; None for those in `sys.argv`.
 
     Raises:
-        SystemExit: With status 2 for a command line that cannot be run as typed, 1 for a run that stopped with a
-            mistake that has a sentence.
+        SystemExit: If the user can fix an error; the status is 2 for the command line, and 1 for a run that stopped.
     """
     words = sys.argv[1:] if args is None else args
     if words == ["--version"]:
@@ -135,7 +134,7 @@ def main(args: list[str] | None = None) -> None:
         return
     silence_noise()
     with readable_errors(debug="--debug" in words):
-        callbacks.load_all()  # and the two packages beside it, so that YAML can name classes without a module path
+        callbacks.load_all()  # so that YAML can name callbacks without a module path
         if words and (command := commands.COMMANDS.get(words[0])):
             sys.stdout.write(f"{command([word for word in words[1:] if word != '--debug'])}\n")
             return

@@ -1,8 +1,9 @@
-"""What the user typed: the command line and its YAML files, key by key, each value with its origin.
+"""Reading of the command line and its YAML files: each given value with its origin.
 
-jsonargparse merges everything into one namespace with the defaults and keeps no origins. Three parts of the command
-line need them: error messages (which file holds the typo), precedence on resume (which values were given), and links
-from data to module (which of two values was typed).
+jsonargparse merges all values and defaults into one namespace without origins. Three parts of the command line need the
+origins: error messages (which file has the typing error), precedence on resume (which values were given), and links
+    from
+the data to the module (which of two values was given).
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,44 +17,54 @@ from ..common.names import did_you_mean
 from ..common.typed_values import Source, Typed
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
-FLAGS = ("--help", "-h", "--version", "--print_config")  # take no value from the next word
-SECTIONS = ("--model", "--data", "--trainer")  # their value may be a YAML file
+FLAGS = ("--help", "-h", "--version", "--print_config")  # options without a value
+SECTIONS = ("--model", "--data", "--trainer")  # options whose value may be a YAML file
 
 
 def read_command_line(words: Sequence[str]) -> Typed:
-    """Split the command line and its YAML files into their keys.
+    """Split the command line and its YAML files into keys with values.
+
+    Args:
+        words: The arguments of the program, without its name.
 
     Raises:
-        UserError: For an unknown subcommand, and for a config file that is missing or is not YAML.
+        UserError: If the subcommand is missing or unknown, an option has another form, or a config file does not exist
+            or is not YAML.
     """
     typed = Typed([word for word in words if word != "--debug"])
     options = list(_options(typed.words))
     place = next((number for number, (option, _) in enumerate(options) if not option.startswith("-")), None)
     if place is None:
         if not {"--help", "-h"}.intersection(option for option, _ in options):
-            raise UserError(f"A subcommand is needed: one of {', '.join(SUBCOMMANDS)}; see vlightning --help.")
+            raise UserError(
+                f"Expected a subcommand, got none: use one of {', '.join(SUBCOMMANDS)}, or see vlightning --help."
+            )
         typed.args = typed.words
         return typed
     typed.subcommand, _ = options.pop(place)
     if typed.subcommand not in SUBCOMMANDS:
-        raise UserError(f"There is no subcommand {typed.subcommand!r}; {did_you_mean(typed.subcommand, SUBCOMMANDS)}")
+        raise UserError(
+            f"Expected a subcommand, got {typed.subcommand!r}: {did_you_mean(typed.subcommand, SUBCOMMANDS)}"
+        )
     typed.args = [typed.subcommand]
     for number, (option, value) in enumerate(options):
         if not option.startswith("-"):
-            raise UserError(f"{option!r} belongs to no option; options begin with two dashes, as in --{option}.")
+            raise UserError(f"Expected an option, got {option!r}: begin it with two dashes, as in --{option}.")
         if number < place and option not in ("--config", *FLAGS):
-            raise UserError(f"{option} stands before the subcommand; begin with one of {', '.join(SUBCOMMANDS)}.")
-        _add(typed, option, value, early=number < place)
+            raise UserError(
+                f"Expected a subcommand, got {option} before it: begin with one of {', '.join(SUBCOMMANDS)}."
+            )
+        _add(typed, option, value, before_subcommand=number < place)
     return typed
 
 
 def as_config(tree: dict[str, Any]) -> str:
-    """Return values as a word for jsonargparse."""
+    """Return values as an option `--config=<YAML text>` for jsonargparse."""
     return f"--config={yaml.safe_dump(tree, default_flow_style=True, width=float('inf'))}"
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield each option with its value, from the same word or the next one; None without a value."""
+    """Yield each option with its value, which is in the same word or in the next one; None without a value."""
     rest = list(words)
     while rest:
         option, equals, value = rest.pop(0).partition("=")
@@ -62,10 +73,18 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         yield "--config" if option == "-c" else option, value if equals else None
 
 
-def _add(typed: Typed, option: str, value: str | None, early: bool) -> None:
-    """Add a flag, `--config a.yaml`, `--model model.yaml` or `--key value`.
+def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) -> None:
+    """Add an option with its value to the parts of the command line.
 
-    A config before the subcommand may hold a section for each subcommand.
+    Args:
+        typed: The parts of the command line, which are changed in place.
+        option: A flag, `--config`, or an option for a key.
+        value: The value; None for a flag.
+        before_subcommand: Whether the option is a config before the subcommand, which may have a section for each
+            subcommand.
+
+    Raises:
+        UserError: If a config file is not named, does not exist, or is not YAML.
     """
     word = option if value is None else f"{option}={value}"
     tree: Any = None
@@ -73,19 +92,19 @@ def _add(typed: Typed, option: str, value: str | None, early: bool) -> None:
     kind: Literal["option", "file"] = "option"
     if option == "--config" or (option in SECTIONS and str(value).endswith((".yaml", ".yml"))):
         if not value:
-            raise UserError("--config needs the name of a YAML file.")
+            raise UserError("Expected the name of a YAML file after --config, got none: add it.")
         path = find_config(value)
         tree, origin, kind = read_config(path) if path else {}, str(path or value), "file"
         word = f"{option}={origin}"
         if path and option == "--config":
             typed.config_files.append(path)
-        if early and any(subcommand in tree for subcommand in SUBCOMMANDS):
+        if before_subcommand and any(subcommand in tree for subcommand in SUBCOMMANDS):
             tree = tree.get(str(typed.subcommand)) or {}
             word = as_config(tree)
     elif value is not None:
         try:
             tree = yaml.safe_load(value)
-        except yaml.YAMLError:  # text
+        except yaml.YAMLError:  # a text that is not YAML
             tree = value
     if option != "--config":
         for part in reversed(option.removeprefix("--").removesuffix("+").split(".")):

@@ -1,4 +1,4 @@
-"""`vlightning export CHECKPOINT TARGET` and `vlightning convert CHECKPOINT TARGET`."""
+"""The commands `vlightning export CHECKPOINT TARGET` and `vlightning convert CHECKPOINT TARGET`."""
 
 import argparse
 from collections.abc import Callable
@@ -12,12 +12,19 @@ from ..lightning_modules.exports import export, exporters
 
 
 def run_export(words: list[str]) -> str:
-    """Run `vlightning export` with the words after `export`, and return what was written."""
+    """Run `vlightning export`.
+
+    Args:
+        words: The arguments after `export`.
+
+    Returns:
+        A message that names the written files.
+    """
     known = exporters()
     parser = _parser(
         "vlightning export",
-        "Take the model out of a training's checkpoint: to use it without a Trainer, to start another training from "
-        "it, or to use it in other code.",
+        "Export the model from a checkpoint, for use without a Trainer, as initial weights of another training, or for "
+        "use in other code.",
     )
     parser.add_argument(
         "--layout",
@@ -34,17 +41,29 @@ def run_export(words: list[str]) -> str:
 
 
 def run_convert(words: list[str]) -> str:
-    """Run `vlightning convert` with the words after `convert`, and return what was written."""
+    """Run `vlightning convert`.
+
+    Args:
+        words: The arguments after `convert`.
+
+    Returns:
+        A message that names the written file or folder.
+
+    Raises:
+        UserError: If the checkpoint does not exist, or the target exists.
+    """
     parser = _parser(
         "vlightning convert",
-        "Make one file of a sharded checkpoint, or a sharded checkpoint of a file. A run goes on from either, whatever "
-        "its strategy: this is for programs that read one kind only, and for copying.",
+        "Convert a sharded checkpoint to one file, or a file to a sharded checkpoint. A run resumes from both with any "
+        "strategy; the conversion is for programs that read only one of the two, and for copying.",
     )
-    parser.add_argument("--processes", type=int, help="number of files with weights in the folder; only for a file")
+    parser.add_argument(
+        "--processes", type=int, help="number of files with weights in the new folder; only if the checkpoint is a file"
+    )
     typed = parser.parse_args(words)
     checkpoint = Path(typed.checkpoint)
     if typed.processes is not None and checkpoint.is_dir():
-        parser.error("--processes is for a file, and the checkpoint is a folder already: it becomes one file")
+        parser.error("Expected --processes with a checkpoint in one file, got a folder: leave the option out.")
     if not checkpoint.exists():
         raise UserError(
             f"Expected a checkpoint, a file or a folder, got {typed.checkpoint!r}, which does not exist: correct it."
@@ -59,8 +78,8 @@ def run_convert(words: list[str]) -> str:
 
 def _parser(program: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(program, description=description, allow_abbrev=False)
-    parser.add_argument("checkpoint", help="a .ckpt file of a training, or the folder of a sharded checkpoint")
-    parser.add_argument("target", help="the file or the folder to write; must not exist")
+    parser.add_argument("checkpoint", help="a .ckpt file, or the folder of a sharded checkpoint")
+    parser.add_argument("target", help="the new file or folder, which must not exist")
     return parser
 
 

@@ -12,7 +12,7 @@ from ..callbacks.progress_bar import OneLineProgressBar
 from ..callbacks.run_report import RunReport
 
 TRAINER_DEFAULTS: dict[str, Any] = {
-    # Short runs should show something too; a scalar every ten steps costs nothing.
+    # Lightning's default of 50 leaves short runs without logged values.
     "log_every_n_steps": 10,
     "logger": {
         "class_path": "TensorBoardLogger",
@@ -23,14 +23,14 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 
 
 def with_defaults(config: dict[str, Any], checkpoints: Sequence[Callback]) -> tuple[dict[str, Any], list[Callback]]:
-    """Complete the Trainer's arguments; a default is left out where the user has a callback of its kind.
+    """Complete the arguments of the Trainer; a default callback is omitted if the user has one of the same kind.
 
     Args:
-        config: Arguments of the Trainer, classes built.
+        config: Arguments of the Trainer, with instances of their classes.
         checkpoints: The default checkpoint callbacks.
 
     Returns:
-        The arguments with plugins, and the callbacks to add to the user's.
+        The arguments with plugins, and the callbacks to add to the callbacks of the user.
     """
     own = _as_list(config.get("callbacks"))
     checkpointing = config.get("enable_checkpointing") is not False

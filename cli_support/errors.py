@@ -1,9 +1,8 @@
-"""What the user sees when a run stops: one sentence for a mistake that has one, the traceback for everything else.
+"""Output for exceptions: one sentence for an error that the user can fix, the traceback for a defect.
 
-The rule: a `UserError` and Lightning's `MisconfigurationException` are for the user wherever they are raised, and so is
-a `ValueError`, `FileNotFoundError` or `FileExistsError` that Lightning raises, or `metrics/`, which imports nothing of
-this package. Errors of torch that users meet get the sentences of `common/library_errors.py`. All other exceptions are
-defects.
+The user can fix a `UserError` and Lightning's `MisconfigurationException` wherever they are raised, and a `ValueError`,
+`FileNotFoundError` or `FileExistsError` that is raised by Lightning or by `metrics/`, which imports nothing of this
+package. `common/library_errors.py` has sentences for some errors of torch. All other exceptions are defects.
 """
 
 import contextlib
@@ -23,12 +22,16 @@ from ..common.library_errors import mismatch, missing_package, out_of_memory
 
 
 class UsageError(UserError):
-    """The command line cannot be run as typed; the exit status is 2."""
+    """Raised for a command line that cannot be run as typed; the exit status is 2."""
 
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turn every `UserError` into a `UsageError`, while the command line is read."""
+    """Raise each `UserError` in the context as a `UsageError`.
+
+    Raises:
+        UsageError: If the context raises a `UserError`.
+    """
     try:
         yield
     except UserError as error:
@@ -37,12 +40,13 @@ def usage_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def readable_errors(debug: bool = False) -> Iterator[None]:
-    """Turn mistakes into `vlightning: error: <sentence>` and an exit status; leave defects their traceback.
+    """Print an error that the user can fix as `vlightning: error: <sentence>`, and exit; raise defects unchanged.
 
-    `--debug`, or the environment variable `VLIGHTNING_DEBUG=1`, keeps every traceback.
+    Args:
+        debug: Whether to raise all exceptions unchanged, as the environment variable `VLIGHTNING_DEBUG=1` does.
 
     Raises:
-        SystemExit: In place of a mistake: status 2 for the command line as typed, 1 for a run that stopped.
+        SystemExit: If the user can fix the error; the status is 2 for the command line, and 1 for a run that stopped.
     """
     try:
         yield
@@ -57,10 +61,10 @@ def readable_errors(debug: bool = False) -> Iterator[None]:
 
 
 def sentence(error: Exception) -> str | None:
-    """Return the sentence for an exception that is meant for the user, or None for a defect."""
+    """Return the sentence for an exception that the user can fix, or None for a defect."""
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    lightnings = bool(files) and "lightning" in files[-1].parts
-    if isinstance(error, ModuleNotFoundError) and files and (lightnings or files[-1].is_relative_to(PACKAGE_ROOT)):
+    by_lightning = bool(files) and "lightning" in files[-1].parts
+    if isinstance(error, ModuleNotFoundError) and files and (by_lightning or files[-1].is_relative_to(PACKAGE_ROOT)):
         return missing_package(error)
     if found := out_of_memory(error, files) or mismatch(error):
         return found
@@ -69,7 +73,7 @@ def sentence(error: Exception) -> str | None:
         files = [Path(file) for file in re.findall(r'File "([^"]+)", line \d+', text)]
         text = re.split(r"\n[\w.]+: ", text)[-1]
     if files and "jsonargparse" in files[-1].parts and isinstance(error.__cause__, Exception):
-        return sentence(error.__cause__)  # a constructor's error, wrapped: the model may also be left out
-    metrics = bool(files) and files[-1].is_relative_to(PACKAGE_ROOT / "metrics")
-    kinds = (ValueError, FileNotFoundError, FileExistsError) if lightnings or metrics else ()
+        return sentence(error.__cause__)  # jsonargparse wraps the error of a constructor
+    by_metrics = bool(files) and files[-1].is_relative_to(PACKAGE_ROOT / "metrics")
+    kinds = (ValueError, FileNotFoundError, FileExistsError) if by_lightning or by_metrics else ()
     return " ".join(text.split()) if isinstance(error, (UserError, MisconfigurationException, *kinds)) else None

@@ -1,7 +1,7 @@
-"""The parser of the command line, and its `--help`: every argument of this package, the Trainer's in a sentence each.
+"""Parser of the command line, and its `--help`: all arguments of this package, and one sentence per Trainer argument.
 
-jsonargparse shows each type's imported subclasses, of which `torch.nn.Module` has a thousand, and Lightning's
-docstrings in full length.
+jsonargparse lists all imported subclasses of a type, a thousand for `torch.nn.Module`, and the docstrings of Lightning
+in full length.
 """
 
 import inspect
@@ -25,23 +25,23 @@ from ..common.private_api import (
     take_text_verbatim,
 )
 
-# Titles of the groups of options, in their order, by the section that a group holds.
+# Titles of the groups of options by section, in the order of the help.
 TITLES = {
     "model": "Model (its own arguments: --model.help NAME)",
     "data": "Data (its own arguments: --data.help NAME)",
-    "trainer": "Trainer (at length: https://lightning.ai/docs/pytorch/stable/common/trainer.html)",
-    "checkpoint": "The best checkpoint (at length: class ModelCheckpoint in Lightning's documentation)",
-    "last_checkpoint": "The last checkpoint (and the other arguments of --checkpoint)",
+    "trainer": "Trainer (documentation: https://lightning.ai/docs/pytorch/stable/common/trainer.html)",
+    "checkpoint": "The best checkpoint (documentation: class ModelCheckpoint of Lightning)",
+    "last_checkpoint": "The last checkpoint (it also has the other arguments of --checkpoint)",
     "ckpt_path": "Checkpoint to start from",
 }
-# Every other `--<key>.help` repeats `--help`.
-HELPFUL = ("model.help", "data.help", "trainer.callbacks.help")
-# The folder of the classes that a section can name, if its type is any `torch.nn.Module`.
-ROOMS = {"model": "lightning_modules", "data": "datamodules", "trainer": "callbacks"}
+# Options `--<key>.help` that are shown; all others repeat `--help`.
+SHOWN_HELP = ("model.help", "data.help", "trainer.callbacks.help")
+# Folder of the classes that are listed for a section, since a type such as `torch.nn.Module` allows too many.
+CLASS_FOLDERS = {"model": "lightning_modules", "data": "datamodules", "trainer": "callbacks"}
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Lists the subclasses of this package and of the user's files only."""
+    """Formatter that lists only the subclasses of this package and of the user's files."""
 
     def _get_help_string(self, action: Action) -> str:
         text = str(super()._get_help_string(action))
@@ -51,12 +51,12 @@ class HelpFormatter(DefaultHelpFormatter):
 
 
 class HelpfulParser(LightningArgumentParser):
-    """A parser with a short help, which never reads a file where the file's name belongs.
+    """Parser with a short help, which does not replace the name of a file by its content.
 
-    jsonargparse takes text for the name of a config file wherever a type holds a class: `train: str | Source | ...`
-    then gets the content of `pairs.csv` for a name. Here that is off for every argument that takes text itself, of
-    classes within classes too, since jsonargparse makes their parsers of this class. An argument that takes nothing but
-    a class is still read from a file: `--model model.yaml`.
+    If a type includes a class, jsonargparse treats text as the name of a config file: `train: str | Source | ...` would
+    get the content of `pairs.csv` in place of its name. This parser disables it for all arguments whose type includes
+    `str`, also in nested classes, since jsonargparse creates nested parsers of the same class. Arguments whose type is
+    only a class are still read from a file, as in `--model model.yaml`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ class HelpfulParser(LightningArgumentParser):
 
     @override
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        # jsonargparse hands a null for a field of a group on as the word `None`, which is no YAML.
+        # jsonargparse passes a null for a field of a group on as the word `None`, which is not YAML's null.
         if isinstance(args, list) and not has_subcommands(self):
             args = [f"{word.removesuffix('None')}null" if word.endswith("=None") else word for word in args]
         return super().parse_args(args, *rest, **kwargs)
@@ -91,24 +91,24 @@ class HelpfulParser(LightningArgumentParser):
             self.usage = "%(prog)s [--config FILE.yaml ...] [--OPTION VALUE ...]"
             _shorten(self)
         for action in parser_actions(self):
-            if action.dest.endswith(".help") and action.dest not in HELPFUL and not _choices(action):
+            if action.dest.endswith(".help") and action.dest not in SHOWN_HELP and not _choices(action):
                 action.help = SUPPRESS
         return _plain(str(super().format_help(*args, **kwargs)))
 
 
 def _choices(action: Any) -> dict[str, type]:
-    """Return the classes that an argument can take, without those of other packages."""
-    return own_subclasses(class_bases(option_type(action)), ROOMS.get(action.dest.split(".")[0], ""))
+    """Return the classes of this package and of the user's files that an argument accepts."""
+    return own_subclasses(class_bases(option_type(action)), CLASS_FOLDERS.get(action.dest.split(".")[0], ""))
 
 
 def _shorten(parser: LightningArgumentParser) -> None:
-    """Give the sections of a subcommand titles, in their order, and Lightning's arguments one sentence each."""
+    """Set titles and order of a subcommand's sections, and shorten the help of each argument to one sentence."""
     shown_once = {f"last_checkpoint.{name}" for name in inspect.signature(LastCheckpoint).parameters}
     order: dict[int, int] = {}
     for group, actions in groups_of_options(parser):
         for action in actions:
             if action.dest.startswith("last_checkpoint.") and action.dest not in shown_once:
-                action.help = SUPPRESS  # as for the best checkpoint
+                action.help = SUPPRESS  # shown for the best checkpoint
         shown = [action for action in actions if action.help != SUPPRESS]
         sections = {action.dest.partition(".")[0] for action in shown}
         if title := next((title for title in TITLES if title in sections), None):
@@ -120,11 +120,11 @@ def _shorten(parser: LightningArgumentParser) -> None:
 
 
 def _first_sentence(text: str) -> str:
-    """Return Lightning's description up to the end of its first sentence, without reStructuredText."""
+    """Return the first sentence of a description, without reStructuredText."""
     text = re.sub(r"Default: .*|^Defaults to None. ", "", _plain(" ".join(text.split())))
     return re.split(r"(?<=[^.]{3}\.) (?=[A-Z])", text, maxsplit=1)[0].strip()
 
 
 def _plain(text: str) -> str:
-    """Return text without the marks of reStructuredText: ``name`` and :class:`Name`."""
+    """Return text without the markup of reStructuredText: ``name`` and :class:`Name`."""
     return re.sub(r":\w+:`([^`]*)`|``([^`]*)``", r"\1\2", text)

@@ -1,4 +1,4 @@
-"""Values that the data decides and the module takes: an argument that both have under the same name."""
+"""Links from the data to the module: arguments with the same name, whose value is taken from the data."""
 
 from typing import Any
 
@@ -15,19 +15,24 @@ LINKED = (
 
 
 def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
-    """Set the module's value to the data's wherever both have the argument, the module perhaps in a group of settings.
+    """Set arguments of the module, also those in a group of settings, to the values of the data.
 
-    jsonargparse's own links cannot say which value was typed, and refuse a config file that names the target even
-    with the same value, as a checkpoint's hyper-parameters do.
+    If the value of the data was not given, the value in the checkpoint is used for both sides. The module keeps the
+    vocabulary size of the checkpoint if it is smaller than that of the data.
 
-    Where the data's value was not typed, the checkpoint's, if any, is used for both; a vocabulary stays as small as it
-    is there. The parsed configuration is changed in place.
+    The links of jsonargparse do not suffice: they do not know which value was given, and refuse a config file with a
+    value for the module even if it is the same, as in the hyper-parameters of a checkpoint.
+
+    Args:
+        config: The parsed configuration of the subcommand, which is changed in place.
+        typed: The parts of the command line.
+        saved: The values of the checkpoint; None without one.
 
     Returns:
-        The module's arguments that were taken from the data, as `vocab_size` or `text.vocab_size`.
+        The arguments of the module that were taken from the data, such as `vocab_size` or `text.vocab_size`.
 
     Raises:
-        UserError: If the module's value was typed and differs from the data's.
+        UserError: If a value of the module was given and differs from the value of the data.
     """
     source = (config.get("data") or {}).get("init_args") or {}
     target = (config.get("model") or {}).get("init_args") or Namespace()
@@ -39,20 +44,20 @@ def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
             if typed.origin(f"data.init_args.{name}") is None:
                 source[name] = was
             elif name == "vocab_size" and was < source[name]:
-                # The data's value is a limit for the tokenizer, the checkpoint's its actual size.
+                # The value of the data is a limit, the value in the checkpoint is the actual size of the tokenizer.
                 target[place] = was
                 continue
         if target[place] != source[name] and by is not None:
             raise UserError(
-                f"model.init_args.{place} is {target[place]!r} by {by}, but data.init_args.{name} is "
-                f"{source[name]!r}; the module takes the data's value, so set data.init_args.{name} only."
+                f"Expected the same {name} for module and data, got model.init_args.{place}={target[place]!r} from "
+                f"{by} and data.init_args.{name}={source[name]!r}: set data.init_args.{name} only."
             )
         target[place] = source[name]
     return [place for _, place in linked]
 
 
 def _places(arguments: Namespace, name: str) -> list[str]:
-    """Return where the arguments have the name: at the top level, else in groups of settings."""
+    """Return the keys of all arguments with a name: the argument itself, or else fields of groups of settings."""
     if name in arguments:
         return [name]
     groups = {group: value for group, value in vars(arguments).items() if isinstance(value, Namespace)}

@@ -1,8 +1,8 @@
-"""Why jsonargparse refused what was typed, in one sentence.
+"""Explanation of parsing errors in one sentence.
 
-Its own message for a typo names neither the file nor the nearest valid name, and spends a paragraph on each member of a
-union. So after a failed parse the typed values are checked again, one by one, against the types of the parser's
-options, until the first wrong one is found. Nothing here runs when the parse succeeds, so nothing here can refuse it.
+The messages of jsonargparse name neither the file nor the nearest valid name, and have a paragraph for each member of a
+union. After a failed parse, the given values are therefore checked again, one by one, against the types of the options
+until the first invalid value is found. The check does not run if the parse succeeds, so it cannot refuse valid values.
 """
 
 import inspect
@@ -23,41 +23,61 @@ _CLASSES = ("model", "data")
 
 
 def explain(error: Exception, typed: Typed, parser: ArgumentParser) -> str:
-    """Return what is wrong with what was typed, in one sentence; else the parser's own words, shortened."""
+    """Explain a parsing error.
+
+    Args:
+        error: The error of the parser.
+        typed: The parts of the command line.
+        parser: The parser of the subcommand.
+
+    Returns:
+        One sentence about the first invalid value, or the shortened message of the parser if none is found.
+    """
     words = " ".join(str(error).split())
     try:
-        _Check(parser).all(typed)
+        _Checker(parser).all(typed)
     except UserError as found:
         return str(found)
     named = {at(source.tree, "model.class_path"): source.origin for source in typed.sources}
     named.pop(None, None)
     if len(named) > 1 and (group := re.search(r"Group '([\w.]+)' does not accept option", words)):
-        classes = " and ".join(f"{str(name).rpartition('.')[2]} by {origin}" for name, origin in named.items())
-        return f"model is {classes}, which have a group {group[1]!r} with other fields: name one of the two classes."
+        classes = " and ".join(f"{str(name).rpartition('.')[2]} from {origin}" for name, origin in named.items())
+        differing = f"whose groups {group[1]!r} have different fields"
+        return f"Expected one class for model, got {classes}, {differing}: name one of them."
     return words if len(words) <= 300 else f"{words[:297]}..."
 
 
 def check_help(typed: Typed, parser: ArgumentParser) -> None:
-    """Raise a UserError if `--model.help` or its like names no class that exists."""
+    """Check that `--model.help` and similar options name an existing class.
+
+    Raises:
+        UserError: If no class is named, or the class does not exist.
+    """
     hints = {f"--{action.dest}.help": option_type(action) for action in parser_actions(parser)}
     for option in [source.origin for source in typed.sources if source.origin in hints]:
         bases, name = class_bases(hints[option]), typed.lookup(option.removeprefix("--"))
         if bases and name is None:
             known = ", ".join(sorted(class_arguments.own_subclasses(bases)))
-            raise UserError(f"{option} needs the name of a class{f': one of {known}' if known else ''}.")
+            raise UserError(f"Expected the name of a class after {option}, got none: use one of {known or 'your own'}.")
         if bases and isinstance(found := find_class(str(name), bases), str):
-            raise UserError(f"There is no class {name!r} for {option}; {found}")
+            raise UserError(f"Expected a class for {option}, got {name!r}: {found}")
 
 
 def check_sections(config: Namespace) -> None:
-    """Raise an ArgumentError if a section is a plain value (`trainer: 3`), which jsonargparse accepts."""
+    """Check that sections are no plain values, which jsonargparse accepts (`trainer: 3`).
+
+    Raises:
+        ArgumentError: If a section is a plain value.
+    """
     for key in ("trainer", "checkpoint", "last_checkpoint"):
         if not isinstance(config.get(key), Namespace):
-            raise ArgumentError(None, f"{key} is {config.get(key)!r} where a section is expected.")
+            raise ArgumentError(None, f"Expected a section for {key}, got {config.get(key)!r}: correct it.")
 
 
-class _Check:
-    """Checks values against the types of a parser's options and the classes named so far; raises at the first mistake.
+class _Checker:
+    """Check values against the types of a parser's options and of the classes that earlier values name.
+
+    All methods raise a UserError for the first invalid value.
 
     Args:
         parser: The parser of a subcommand.
@@ -66,7 +86,7 @@ class _Check:
     def __init__(self, parser: ArgumentParser) -> None:
         self.source = Source("", {})
         self.classes: dict[str, type] = {}
-        # Types by name; the options of a section stand in a dict of their own.
+        # Types by name; a section is a dict of the types of its options.
         self.options: dict[str, Any] = {}
         for action in sorted(parser_actions(parser), key=lambda action: action.dest.count(".")):
             section, _, name = action.dest.partition(".")
@@ -77,7 +97,7 @@ class _Check:
                 self.options[section] = {**(options if isinstance(options, dict) else {}), name: option_type(action)}
 
     def all(self, typed: Typed) -> None:
-        """Check the sources in order, then that required classes and arguments were given."""
+        """Check the values of all sources in order, and that required classes and arguments were given."""
         for source in [source for source in typed.sources if not source.origin.endswith(".help")]:
             self.source = source
             self.check("", self.options, source.tree)
@@ -87,15 +107,23 @@ class _Check:
                 beside = Path(str(typed.lookup("ckpt_path"))).parent.parent / "config.yaml"
                 hint = f" (the checkpoint's run has one in {beside})" if beside.is_file() else ""
                 raise UserError(
-                    f"No {key} was given: name one with --config{hint} or --{key}; known classes are {known}."
+                    f"Expected a class for {key}, got none: name one with --config{hint} or --{key}; known classes are "
+                    f"{known}."
                 )
             for parameter in constructor_parameters(self.classes[key]):
                 name = f"{key}.init_args.{parameter.name}"
                 if parameter.default is inspect.Parameter.empty and not typed.is_given(name):
-                    raise UserError(f"{self.classes[key].__name__} needs the argument {name}, which was not given.")
+                    raise UserError(f"Expected the argument {name} of {self.classes[key].__name__}, got none: add it.")
 
     def check(self, key: str, hint: Any, value: Any, owner: str = "") -> None:
-        """Check a section, a class to build, a group of settings, a list of such, or a plain value."""
+        """Check a value.
+
+        Args:
+            key: Dotted key of the value.
+            hint: Type of the value.
+            value: A section, a class with arguments, a group of settings, a list of these, or a plain value.
+            owner: Name of the class or group whose argument the value is; empty for options of the Trainer.
+        """
         if isinstance(value, list) and any(isinstance(item, dict) and "class_path" in item for item in value):
             for item in value:
                 self.check(key, hint, item, owner)
@@ -103,9 +131,10 @@ class _Check:
         place = self.source.place
         form = class_arguments.written_as(hint, value, key in (*_CLASSES, *self.classes))
         if form == "plain":
-            if hint is not None and (expected := class_arguments.expected(hint, value)):
-                who = f"but {owner} expects" if owner else "where the expected value is"
-                raise UserError(f"{key}{place} is {value!r}, {who} {expected}")
+            if hint is not None and (found := class_arguments.expected(hint, value)):
+                what, remedy = found
+                of = f" of {owner}" if owner else ""
+                raise UserError(f"Expected {what} for {key}{of}{place}, got {value!r}: {remedy}")
             return
         if form == "class":
             cls, value = self.instance(key, class_bases(hint), value)
@@ -116,20 +145,25 @@ class _Check:
         else:
             valid = hint
         if not isinstance(value, dict):
-            what = "where a section of `argument: value` lines is expected"
-            raise UserError(f"{key!r}{place} holds {value!r} {what}.")
+            raise UserError(f"Expected `argument: value` lines for {key!r}{place}, got {value!r}: correct it.")
         for name, inner in value.items():
             if name not in valid:
                 raise self.unknown(str(name), f"{key}." if key else "", list(valid), owner)
             self.check(f"{key}.{name}" if key else name, valid[name], inner, owner)
 
     def instance(self, key: str, bases: tuple[type, ...], value: Any) -> tuple[type, dict[str, Any]]:
-        """Return the class to build, and its arguments, of its name or `{class_path: ..., init_args: {...}}`."""
+        """Return a class and its arguments.
+
+        Args:
+            key: Dotted key of the value.
+            bases: Base classes that the type of the value allows.
+            value: The name of the class, or `{class_path: ..., init_args: {...}}`.
+        """
         value, place = value if isinstance(value, dict) else {"class_path": value}, self.source.place
         if "class_path" in value:
             found = find_class(str(value["class_path"]), bases)
             if isinstance(found, str):
-                raise UserError(f"There is no class {value['class_path']!r} for {key!r}{place}; {found}")
+                raise UserError(f"Expected a class for {key!r}{place}, got {value['class_path']!r}: {found}")
             self.classes[key] = found
         beside = {name: value[name] for name in value if name not in CLASS_KEYS}
         arguments = {**(value.get("init_args") or {}), **beside}
@@ -137,18 +171,24 @@ class _Check:
             if not arguments:
                 return object, {}
             first = next(iter(arguments))
-            raise UserError(f"{key}.init_args.{first}{place} is given, but no class is: add {key}.class_path.")
+            raise UserError(f"Expected {key}.class_path with {key}.init_args.{first}{place}, got none: add it.")
         cls = self.classes[key]
-        if beside and self.source.kind != "option":  # options may leave the level out
+        if beside and self.source.kind != "option":  # options may omit the level `init_args`
             name = next(iter(beside))
             if name not in parameters(cls):
                 raise self.unknown(name, f"{key}.", [*CLASS_KEYS, *parameters(cls)])
-            raise UserError(f"{key}.{name}{place} is an argument of {cls.__name__}: it belongs under init_args.")
+            of = f"{name!r} of {cls.__name__}{place}"
+            raise UserError(f"Expected the argument {of} under {key}.init_args, got it under {key}: move it.")
         return cls, {name: arguments[name] for name in arguments if name not in (value.get("dict_kwargs") or {})}
 
     def unknown(self, name: str, prefix: str, valid: list[str], owner: str = "") -> UserError:
+        """Return the error for an unknown option or key."""
         of, origin = f" of {owner}" if owner else "", self.source.origin
         for shown in (prefix, prefix.replace("init_args.", "")):
             if origin.startswith(f"--{shown}{name}"):
-                return UserError(f"There is no option {origin!r}{of}; {did_you_mean(name, valid, f'--{shown}')}")
-        return UserError(f"There is no key {f'{prefix}{name}'!r}{of} in {origin}; {did_you_mean(name, valid)}")
+                return UserError(
+                    f"Expected a known option{of}, got {origin!r}: {did_you_mean(name, valid, f'--{shown}')}"
+                )
+        return UserError(
+            f"Expected a known key{of} in {origin}, got {f'{prefix}{name}'!r}: {did_you_mean(name, valid)}"
+        )

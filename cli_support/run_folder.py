@@ -1,4 +1,4 @@
-"""The folder of a run: `<save_dir>/<name>/<version>`, never one that already holds another run."""
+"""The run folder `<save_dir>/<name>/<version>`, which is never the folder of another run."""
 
 import contextlib
 import fnmatch
@@ -18,7 +18,7 @@ from ..common.names import did_you_mean
 from ..common.slurm_job import NOTE, is_requeued, make_numbered, next_free, requeued_folder
 from ..common.typed_values import Typed
 
-# Tell the processes that Lightning's DDP launcher starts which folder, and which checkpoint, the first one has chosen.
+# Pass the run folder and the checkpoint of the first process to the processes that Lightning's DDP launcher starts.
 RUN_DIR_VARIABLE = "VLIGHTNING_RUN_DIR"
 CHECKPOINT_VARIABLE = "VLIGHTNING_CHECKPOINT"
 # Files that a run writes before its first batch.
@@ -26,10 +26,16 @@ _BEFORE_FIRST_BATCH = ("config*.yaml", "hparams.yaml", "metrics.csv", "events.ou
 
 
 def name_run(config: Any, typed: Typed, saved: SavedRun | None) -> str:
-    """Name the run after the first config file, or like the run of the checkpoint, unless a name was typed.
+    """Determine the name of the run, and set the logger's arguments to it.
 
-    `configs/albef/quickstart.yaml` gives `albef/quickstart`, a file elsewhere its stem; without a file and a checkpoint
-    the name is `vlightning`. The logger's arguments in the configuration are changed in place.
+    A given name is used. Otherwise the name is that of the first config file: `albef/quickstart` for
+    `configs/albef/quickstart.yaml`, the stem for a file elsewhere. Without a config file it is the name of the
+    checkpoint's run, or else `vlightning`.
+
+    Args:
+        config: The parsed configuration of the subcommand, which is changed in place.
+        typed: The parts of the command line.
+        saved: The values of the checkpoint; None without one.
     """
     arguments, name = _logger_arguments(config.trainer), _default_name(typed, saved)
     if "name" in arguments and not typed.is_given("trainer.logger.init_args.name"):
@@ -43,17 +49,23 @@ def name_run(config: Any, typed: Typed, saved: SavedRun | None) -> str:
 def claimed(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> Iterator[Callable[[], None]]:
     """Create the folder of this run, and put it into the logger's arguments and `default_root_dir`.
 
-    A fresh start gets the next free `version_<n>`; under SLURM a `fit` gets `slurm_<job id>`, so that a requeued job
-    finds its own folder and continues in it. An evaluation of a checkpoint in a run's folder gets one beside it,
-    `<folder>_<subcommand>_<n>`. `default_root_dir` is the same folder, because Lightning writes and looks for the
-    checkpoints of a requeue (`hpc_ckpt_<n>.ckpt`) there, whatever the subcommand. On leaving, a new folder is removed
-    if nothing was written to it, or if the run failed before its first batch.
+    A new run gets the next free `version_<n>`. Under SLURM a `fit` gets `slurm_<job id>`, so that a requeued job finds
+    its folder and continues in it. An evaluation of a checkpoint in a run folder gets `<run folder>_<subcommand>_<n>`.
+    `default_root_dir` is the same folder, since Lightning writes and reads the checkpoints of a requeue
+    (`hpc_ckpt_<n>.ckpt`) there for any subcommand. On exit, a new folder is removed if it is empty, or if the run
+    failed before its first batch.
+
+    Args:
+        config: The parsed configuration of the subcommand, which is changed in place.
+        name: The name of the run.
+        typed: The parts of the command line.
+        saved: The values of the checkpoint; None without one.
 
     Yields:
-        A function to call once a batch has gone through the model.
+        A function to call after the first batch.
 
     Raises:
-        UserError: If the typed version holds a run from which this one does not resume.
+        UserError: If the given version holds a run, and this run does not resume from it.
     """
     state = {"began": False, "failed": True}
     made = [] if config.trainer.get("fast_dev_run") else _claim(config, name, typed, saved)
@@ -74,7 +86,7 @@ def claimed(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> Ite
 
 
 def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list[Path]:
-    """Return the folders that were made: that of the run first; none where another process made them."""
+    """Return the created folders, the run folder first; empty if another process creates them."""
     trainer = config.trainer
     arguments = _logger_arguments(trainer)
     made: list[Path] = []
@@ -88,7 +100,7 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
         if "save_dir" in arguments:
             arguments["save_dir"], arguments["name"] = str(parent), ""
     asked = None if version is None else parent / _version_folder(version)
-    if not _is_first_process():  # another process makes the folder, and Lightning broadcasts its name
+    if not _is_first_process():  # another process creates the folder, and Lightning broadcasts its name
         inherited = os.environ.get(RUN_DIR_VARIABLE) or asked
         run_dir = Path(inherited or requeued_folder(parent, typed) or parent)
     else:
@@ -100,8 +112,8 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
             resumes = run_dir.resolve() in Path(checkpoint).resolve().parents if checkpoint else is_requeued(typed)
             if not fresh and any(run_dir.iterdir()) and not resumes:
                 raise UserError(
-                    f"The run folder {str(run_dir)!r} already holds a run; leave the version out for a new folder, or "
-                    "resume with --ckpt_path from a checkpoint in it."
+                    f"Expected an empty run folder, got {str(run_dir)!r}, which holds a run: leave the version out for "
+                    "a new folder, or resume with --ckpt_path from a checkpoint in this folder."
                 )
         elif beside is not None:
             run_dir = make_numbered(parent, f"{beside.name}_{typed.subcommand}")
@@ -111,9 +123,9 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
         os.environ[RUN_DIR_VARIABLE] = str(run_dir)
         made = [run_dir, *missing] if fresh else []
         say(f"Run folder: {run_dir}")
-    if is_requeued(typed):  # every process for itself, before any of them can write
+    if is_requeued(typed):  # in each process, before any process can write
         if any(run_dir.glob("hpc_ckpt_*.ckpt")):
-            config["ckpt_path"] = None  # Lightning then takes the newest of these
+            config["ckpt_path"] = None  # Lightning then uses the newest of these checkpoints
         elif newest := whole_checkpoint(run_dir / "checkpoints"):
             config["ckpt_path"] = str(newest)
     if "save_dir" in arguments and run_dir != parent:
@@ -125,13 +137,13 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
 
 
 def find_checkpoint(typed: Typed) -> Path | None:
-    """Return the checkpoint that `--ckpt_path` means: a file, a sharded folder, of a run's folder, `last` or `best`.
+    """Find the checkpoint that `--ckpt_path` names: a file, a sharded folder, a run folder, `last` or `best`.
 
     Returns:
-        Its path; None without one, and for what Lightning resolves itself.
+        The path of the checkpoint; None if none was given, and for values that Lightning resolves.
 
     Raises:
-        UserError: If there is none.
+        UserError: If the checkpoint does not exist.
     """
     name = typed.lookup("ckpt_path")
     if not isinstance(name, str) or name == "hpc" or "://" in name or name.startswith("registry"):
@@ -145,7 +157,7 @@ def find_checkpoint(typed: Typed) -> Path | None:
         folder = next(parent for parent in path.parents if parent.is_dir())
         near = [str(each) for each in folder.glob("*.ckpt" if str(folder) in (".", "/") else "**/*.ckpt")]
         hint = did_you_mean(name, near) if near else f"there is no .ckpt file under {str(folder)!r}."
-        raise UserError(f"The checkpoint {name!r} does not exist; {hint}")
+        raise UserError(f"Expected a checkpoint, got {name!r}, which does not exist: {hint}")
     if (path / "checkpoints").is_dir():
         path = checkpoint_of(path, best)
     os.environ[CHECKPOINT_VARIABLE] = str(path)
@@ -153,7 +165,7 @@ def find_checkpoint(typed: Typed) -> Path | None:
 
 
 def _newest_run(typed: Typed) -> Path:
-    """Return the run that `--ckpt_path last` and `best` mean: the newest one of the same name that has a checkpoint."""
+    """Return the newest run of the same name that has a checkpoint, for `--ckpt_path last` and `best`."""
     logger = {name: typed.lookup(f"trainer.logger.init_args.{name}") for name in ("save_dir", "name", "version")}
     parent = Path(str(logger["save_dir"] or "runs")) / str(logger["name"] or _default_name(typed, None))
     runs = sorted(parent.glob("*"), key=last_saved)
@@ -164,8 +176,8 @@ def _newest_run(typed: Typed) -> Path:
     if not runs or not last_saved(runs[-1]):
         place = runs[-1] if logger["version"] is not None else parent
         raise UserError(
-            f"--ckpt_path {typed.lookup('ckpt_path')} is a checkpoint of the newest run of this name, but there is "
-            f"none in {str(place)!r}: leave it out to start anew, or give the file."
+            f"Expected a run with a checkpoint in {str(place)!r} for --ckpt_path {typed.lookup('ckpt_path')}, got "
+            "none: leave the option out for a new run, or name the checkpoint file."
         )
     return runs[-1]
 
@@ -179,7 +191,7 @@ def _default_name(typed: Typed, saved: SavedRun | None) -> str:
 
 
 def _evaluated_run(typed: Typed, saved: SavedRun | None) -> Path | None:
-    """Return the run's folder beside which an evaluation of its checkpoint writes."""
+    """Return the run folder of the checkpoint that is evaluated; None if the evaluation writes elsewhere."""
     asked = [typed.origin(f"trainer.logger.init_args.{name}") for name in ("save_dir", "name", "version")]
     if saved is None or typed.subcommand == "fit" or any(str(origin).startswith("--") for origin in asked):
         return None
@@ -187,7 +199,7 @@ def _evaluated_run(typed: Typed, saved: SavedRun | None) -> Path | None:
 
 
 def _logger_arguments(trainer: Any) -> Any:
-    """Return the arguments of the one logger, if it writes to `<save_dir>/<name>/version_<n>`, or an empty dict."""
+    """Return the arguments of the logger if it writes to `<save_dir>/<name>/version_<n>`, or else an empty dict."""
     logger = trainer.get("logger")
     name = str(logger.get("class_path", "")).rpartition(".")[2] if hasattr(logger, "get") else ""
     return logger.init_args if name in ("TensorBoardLogger", "CSVLogger") else {}
@@ -198,7 +210,7 @@ def _version_folder(version: int | str) -> str:
 
 
 def _is_first_process() -> bool:
-    """Return whether this is the first process of the run, or the only one."""
+    """Return whether this process is the first of the run."""
     return getattr(rank_zero_only, "rank", 0) == 0 and all(
         os.environ.get(name, "0") == "0" for name in ("NODE_RANK", "GROUP_RANK", "LOCAL_RANK")
     )

@@ -82,19 +82,19 @@ def subclass_names(bases: tuple[type, ...]) -> list[str]:
     ]
 
 
-def own_subclasses(bases: tuple[type, ...], room: str = "") -> dict[str, type]:
+def own_subclasses(bases: tuple[type, ...], folder: str = "") -> dict[str, type]:
     """Return the public subclasses that this package exports or that the user's own files define, by name.
 
     Args:
         bases: The base classes, which are not among the result.
-        room: The folder of this package whose classes are wanted; empty for all.
+        folder: The folder of this package whose classes are returned; empty for all folders.
     """
     return {
         name: cls
         for name, cls in subclasses(bases).items()
         if cls not in bases
         and not _is_internal(cls)
-        and (cls.__module__.split(".")[1].startswith(room) if _is_ours(cls) else not _is_installed(cls))
+        and (cls.__module__.split(".")[1].startswith(folder) if _is_ours(cls) else not _is_installed(cls))
     }
 
 
@@ -114,7 +114,7 @@ def _is_installed(cls: type) -> bool:
 
 
 def find_class(name: str, bases: tuple[type, ...]) -> type | str:
-    """Return the class of that name, or the end of a sentence about the nearest one."""
+    """Return the class with a name, or the end of an error message if there is none."""
     if "." not in name:
         return subclasses(bases).get(name) or did_you_mean(name, subclass_names(bases))
     module, _, last = name.rpartition(".")
@@ -146,8 +146,8 @@ def written_as(hint: Any, value: Any, is_class: bool) -> str:
     return "class" if bases and (by_keys or by_name) else "plain"
 
 
-def expected(hint: Any, value: Any) -> str | None:
-    """Return the end of a sentence about what is expected in place of a value; None if the parser takes the value."""
+def expected(hint: Any, value: Any) -> tuple[str, str] | None:
+    """Return what is expected in place of a value, and the remedy, for messages; None if the value is accepted."""
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
@@ -160,8 +160,8 @@ def expected(hint: Any, value: Any) -> str | None:
             return None
     literals = [member for member in members(hint) if get_origin(member) is Literal]
     if choices := [str(choice) for literal in literals for choice in get_args(literal)]:
-        return f"one of {', '.join(choices)}; {did_you_mean(str(value), choices)}"
-    return f"{type_in_words(hint)}."
+        return f"one of {', '.join(choices)}", did_you_mean(str(value), choices)
+    return type_in_words(hint), "correct it."
 
 
 def type_in_words(hint: Any) -> str:

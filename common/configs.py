@@ -25,8 +25,8 @@ def find_config(name: str) -> Path | None:
             return candidate
     shipped = [str(p.relative_to(PACKAGE_ROOT)) for p in (PACKAGE_ROOT / "configs").rglob("*.yaml")]
     there = [str(path.with_name(p.name)) for p in path.parent.glob("*.y*ml")]
-    what = "is a folder, not a YAML file" if path.is_dir() else "does not exist"
-    raise UserError(f"The config file {name!r} {what}; {did_you_mean(name, [*there, *shipped])}")
+    what = "is a folder" if path.is_dir() else "does not exist"
+    raise UserError(f"Expected a YAML file, got {name!r}, which {what}: {did_you_mean(name, [*there, *shipped])}")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def read_config(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise UserError(f"{path}{where} is not valid YAML: {problem}.") from error
+        raise UserError(f"Expected valid YAML in {path}{where}, got an error ({problem}): correct the file.") from error
     if not isinstance(content, dict | None):
-        raise UserError(f"{path} holds a {type(content).__name__} where `key: value` lines are expected.")
+        raise UserError(f"Expected `key: value` lines in {path}, got a {type(content).__name__}: correct the file.")
     return {str(key): value for key, value in (content or {}).items()}

@@ -13,7 +13,7 @@ def nearest(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, candidates: Iterable[str], prefix: str = "") -> str:
-    """Return the end of an error sentence: the nearest name, else all of them, else that there are none.
+    """Return the end of an error message: the nearest name, or else all names, or else that there are none.
 
     Args:
         name: The unknown name.
@@ -27,4 +27,4 @@ def did_you_mean(name: str, candidates: Iterable[str], prefix: str = "") -> str:
     if not names:
         return "there are none."
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return "expected one of " + ", ".join(prefix + known for known in names[:_SHOWN]) + more + "."
+    return "use one of " + ", ".join(prefix + known for known in names[:_SHOWN]) + more + "."

@@ -1,4 +1,4 @@
-"""The datamodule of precomputed image embeddings with the images' captions."""
+"""Datamodule of precomputed image embeddings with the captions of the images."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 class EmbeddedCaptionsDataModule(SampledDataModule):
     """Image embeddings, as ``predict`` of an ``ImageEmbeddingModule`` writes them, with the images' captions.
 
-    In training each caption is a row, as in ClipCap. In evaluation and prediction each image comes once; an evaluation
-    batch holds ``references``, the list of all captions of each image. The images themselves are not read and may be
-    missing.
+    In training each caption is a row, as in ClipCap. Evaluation and prediction read each image once; an evaluation
+    batch holds ``references``, the list of all captions of each image. The image files are not read and may be missing.
 
     Args:
         embeddings: a Parquet file, glob pattern or folder, or a list of these.
@@ -41,8 +40,8 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         validation: images with captions for validation, in the same forms.
         test: images with captions for testing, in the same forms.
         predict: images to caption; captions are optional.
-        join_on: how an image's embedding is looked up: by "image", its path (its source and row, if the data contains
-            the image), or by "image_id", for images that have been moved.
+        join_on: key by which embeddings are looked up: "image", the path of the image (source and row if the data
+            contains the image), or "image_id", for images that have been moved.
         image_root: folder that relative image paths start from; by default the folder of the file that names them.
         image_column: column of the images.
         caption_column: column of the captions, each a string or a list of strings.
@@ -51,12 +50,12 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         language_model: hub name or folder of the language model (GPT-2) whose tokenizer is used; linked to the module.
         max_tokens: longest caption, end-of-text token included; longer captions are truncated.
         batch_size: captions per process and training batch (MM-LG: 256 in all).
-        num_workers: loader workers per process; there is little to load.
+        num_workers: loader workers per process; 0 suffices, since no images are decoded.
         cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
         **options: see :class:`SampledDataModule`.
 
     Raises:
-        UserError: an option is out of its range.
+        UserError: if an option is out of its range.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
 
     @property
     def tower(self) -> dict[str, str] | None:
-        """The network that computed the embeddings, None if their file does not name it."""
+        """Network that computed the embeddings; None if the files do not name it."""
         return self.embeddings.origin
 
     @cached_property
@@ -139,12 +138,12 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         """The tokenizer of the language model.
 
         Raises:
-            UserError: there is none, or it has no end-of-text token.
+            UserError: if the tokenizer does not exist, or has no end-of-text token.
         """
         tokenizer = open_tokenizer(self.language_model)
         if tokenizer.eos_token_id is None:
             raise UserError(
                 f"Expected a tokenizer with an end-of-text token, such as GPT-2's, got that of {self.language_model!r} "
-                "without: give another language model."
+                "without one: set data.language_model to another model."
             )
         return tokenizer

@@ -1,4 +1,4 @@
-"""The datamodule of labelled images on disk or on the hub."""
+"""Datamodule of labelled images on disk or on the hub."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .sources.splits import Sources, by_split
 class ImageClassificationDataModule(LabelDataModule):
     """Labelled images from Parquet, JSON or CSV lists, folders with one folder per class, tar files, or the hub.
 
-    Labels are integers from 0, or names; names are numbered in the order in which the source lists them, else sorted. A
-    string of digits counts as an integer.
+    Labels are integers from 0, or names. Names are numbered in the order in which the source lists them, or else in
+    sorted order. A string of digits is an integer.
 
     Args:
         train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these. Files:
@@ -29,7 +29,7 @@ class ImageClassificationDataModule(LabelDataModule):
         validation: rows for validation, in the same forms. For hub datasets without such a split: a :class:`Source`
             with ``split: test``.
         test: rows for testing, in the same forms.
-        predict: rows for prediction; labels are optional, and folders of images need no folders of classes.
+        predict: rows for prediction; labels are optional, and image folders need no folders of classes.
         image_root: folder that relative image paths start from; by default the folder of the file that names them.
         image_column: column of the images (CIFAR on the hub: ``img``).
         label_column: column of the labels (CIFAR-100 on the hub: ``fine_label``).
@@ -37,7 +37,7 @@ class ImageClassificationDataModule(LabelDataModule):
             plus one.
         class_names: names of the classes 0, 1, ...; by default those of the training rows.
         max_pixels: images with more pixels are refused before they are decoded.
-        limit_train_rows: number of training rows to use, spread evenly over the source; for trials.
+        limit_train_rows: number of training rows to use, evenly spaced in each source; for trials.
         cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
         **options: see :class:`LabelDataModule`.
     """
@@ -84,22 +84,22 @@ class ImageClassificationDataModule(LabelDataModule):
         """Open the splits of a stage, and check that their labels are classes of training.
 
         Raises:
-            UserError: a split cannot be used, or a label is not a class.
+            UserError: if a split cannot be used, or a label is not a class.
         """
         super().setup(stage)
         if "train" in self._rows:
             for split in self._rows:
-                self._number(split)
+                self._set_class_indices(split)
 
     def _evaluation_loader(self, split: Split) -> Any:
-        # Not in `setup`: a checkpoint, with the classes of its training, is restored after it.
-        self._number(split)
+        # Not in `setup`, since the checkpoint with the classes of training is restored after it.
+        self._set_class_indices(split)
         return super()._evaluation_loader(split)
 
-    def _number(self, split: Split) -> None:
+    def _set_class_indices(self, split: Split) -> None:
         rows = self._opened(split)
-        if rows.given and split != "predict":  # prediction does not read labels
-            rows.number(self.class_names, self.num_classes, split)
+        if rows.raw_labels and split != "predict":  # prediction does not read labels
+            rows.set_class_indices(self.class_names, self.num_classes, split)
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -113,12 +113,12 @@ class ImageClassificationDataModule(LabelDataModule):
         """Number of classes.
 
         Raises:
-            UserError: the number is neither given nor in the data, or differs from the number of names.
+            UserError: if the number is neither given nor in the data, or differs from the number of names.
         """
         names = self.class_names
         if self._num_classes is None:
             rows = self._label_rows()
-            numbers = [label for label in rows.given if isinstance(label, int)] if rows is not None else []
+            numbers = [label for label in rows.raw_labels if isinstance(label, int)] if rows is not None else []
             if not numbers and not names:
                 raise UserError("Expected labels to count the classes, got none: set data.num_classes.")
             self._num_classes = len(names) if names else max(numbers) + 1
@@ -127,7 +127,7 @@ class ImageClassificationDataModule(LabelDataModule):
                 f"Expected at most data.num_classes={self._num_classes} class names, got {len(names)}, such as "
                 f"{names[-1]!r}: set data.num_classes to {len(names)}."
             )
-        # An evaluation split, or a part of the training rows, may have some of the classes only.
+        # An evaluation split or a part of the training rows may lack some of the classes.
         if names and len(names) < self._num_classes and "train" in self._rows and self.limit_train_rows is None:
             raise UserError(
                 f"Expected data.num_classes={self._num_classes} classes in the training data, got {len(names)}, from "
@@ -136,11 +136,11 @@ class ImageClassificationDataModule(LabelDataModule):
         return self._num_classes
 
     def _label_rows(self) -> LabelTable | None:
-        """Return the rows that define the classes: those of training, else any with labels."""
+        """Return the rows that define the classes: the training rows, or else any split with labels."""
         if "train" not in self._rows and self.sources["train"] and (rows := self.open_split("train")) is not None:
             self._rows["train"] = rows
         ordered = sorted(self._rows, key=lambda split: split != "train")
-        return next((self._rows[split] for split in ordered if self._rows[split].given), None)
+        return next((self._rows[split] for split in ordered if self._rows[split].raw_labels), None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the base class, and the classes of training."""
@@ -152,7 +152,7 @@ class ImageClassificationDataModule(LabelDataModule):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a checkpoint's seed and, if none are given, its classes."""
+        """Restore the seed of a checkpoint, and its classes if none are given."""
         super().load_state_dict(state_dict)
         names = state_dict.get("class_names")
         if self._names is None and names:
@@ -168,5 +168,5 @@ class ImageClassificationDataModule(LabelDataModule):
 
 
 def _thinned(dataset: Any, rows: int) -> Any:
-    """Return at most a number of rows, spread evenly."""
+    """Return at most ``rows`` rows, evenly spaced."""
     return dataset if rows >= len(dataset) else dataset.select([len(dataset) * row // rows for row in range(rows)])

@@ -1,4 +1,4 @@
-"""The datamodule of image-caption pairs on disk or on the hub."""
+"""Datamodule of image-caption pairs on disk or on the hub."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ class ImageTextDataModule(PairDataModule):
             evaluation uses all.
         image_id_column: column whose equal values identify the same image; by default ``image_id`` if it exists, else
             the image's path.
-        image_size: side of the square images, pixels; by default the module's, or 256 (ALBEF).
+        image_size: side of the square images, pixels; by default what the module's weights expect, or else 256 (ALBEF).
         horizontal_flip: whether to flip half of the training images, as ALBEF does; set it to false if captions
             distinguish left and right. Has no effect with ``train_transform``.
         max_pixels: images with more pixels are refused before they are decoded.
-        streaming: whether to read all splits on the fly, without a memory-mapped copy.
+        streaming: whether to stream all splits instead of memory-mapping a copy.
         samples_per_epoch: training rows per epoch, over all processes; required for streaming, where the number of rows
             is unknown.
-        shuffle_block: rows that are shuffled together in streaming; each loader worker holds as many in memory.
+        shuffle_block: number of rows that are shuffled together in streaming; each loader worker holds as many rows in
+            memory.
         cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
         **options: see :class:`PairDataModule`.
     """
@@ -120,12 +121,20 @@ class ImageTextDataModule(PairDataModule):
     # Streamed splits
 
     def image(self, split: Split, sample_index: int) -> Image.Image:
-        """Return an image before the transform; see the base class. A streamed split has none in random access."""
+        """Return an image before the transform, as the base class does.
+
+        Raises:
+            UserError: if the split is streamed, since a stream has no random access.
+        """
         self._check_random_access(split, "images")
         return super().image(split, sample_index)
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
-        """Return the captions of images; see the base class. A streamed split has none in random access."""
+        """Return the captions of images, as the base class does.
+
+        Raises:
+            UserError: if the split is streamed, since a stream has no random access.
+        """
         self._check_random_access(split, "captions")
         return super().captions(split, sample_index)
 
@@ -140,7 +149,7 @@ class ImageTextDataModule(PairDataModule):
         return (self.samples_per_epoch or 0) if self.streaming else super()._epoch_rows()
 
     def _keeps_workers(self, rows: Any) -> bool:
-        # Workers of a stream get the position when they start, so each pass starts new ones.
+        # The workers of a stream get the position when they start, so each pass starts new workers.
         return not self.streaming
 
     def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
@@ -174,7 +183,7 @@ class ImageTextDataModule(PairDataModule):
                 self.replicas(),
                 split != "predict",
             )
-            # With more workers, each would read everything.
+            # At most one worker, since each worker would read all rows.
             return self._inner(dataset, self.evaluation_collate(), min(self.num_workers, 1), batch_size=None)
 
         alone = self.replicas()[0] == 1

@@ -1,4 +1,4 @@
-"""The base of all datamodules of labelled images: presets, views, classes."""
+"""Base of all datamodules of labelled images: presets, views, classes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
 
     Args:
         preset: default transforms: "cifar" pads by 4, crops and flips; "imagenet" crops at random and
-            flips, and evaluates the center crop. None: as the module's checkpoint was evaluated, else "cifar".
-        image_size: side of the square images, pixels; by default the module's or its checkpoint's, else 32 for "cifar"
+            flips, and evaluates the center crop. None for the preprocessing of the module's checkpoint, else "cifar".
+        image_size: side of the square images, pixels; by default what the module's weights expect, else 32 for "cifar"
             and 224 for "imagenet".
         augment: whether training augments; false uses the evaluation transform in training too.
         views: names of the augmented views of a training image; by default those of the module's attribute
@@ -93,14 +93,15 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         """Names of the augmented views of a training image.
 
         Raises:
-            UserError: the module names a view twice.
+            UserError: if the module names a view twice.
         """
         if self._views is not None:
             return self._views
         module = asked_of(self.trainer, NamesViews)  # type: ignore[type-abstract]
         names = ["image"] if module is None else list(module.views)
         if len(set(names)) < len(names):
-            raise UserError(f"Expected different names of views from {type(module).__name__}.views, got {names}.")
+            name = f"{type(module).__name__}.views"
+            raise UserError(f"Expected different names of views from {name}, got {names}: rename the duplicates.")
         return names
 
     @property
@@ -109,18 +110,18 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         raise NotImplementedError
 
     def every_image(self, split: Split) -> BatchLoader:
-        """Iterate once over the images of a split, preprocessed as in evaluation; unusable ones are skipped.
+        """Iterate once over the images of a split, preprocessed as in evaluation; unusable images are skipped.
 
-        For what is computed from all training images before training, such as features.
+        This is for computations on all training images before training, such as features.
 
         Args:
             split: a split that is set up.
 
         Raises:
-            UserError: the split is not set up.
+            UserError: if the split is not set up.
         """
         loader: BatchLoader = self._evaluation_loader(split)
-        loader.account = Account(split, self.max_bad_share, "skipped")  # separate from the counts of training
+        loader.account = Account(split, self.max_bad_share, "skipped")  # so that the counts of training do not change
         return loader
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The base of all datamodules of image-caption pairs: tokenizer, texts to predict."""
+"""Base of all datamodules of image-caption pairs: tokenizer, texts for prediction."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class PairDataModule(ImageTransforms, SampledDataModule):
     Args:
         tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
             default a WordPiece tokenizer is trained on the training captions, and saved in checkpoints.
-        vocab_size: largest number of entries of a tokenizer (BERT: 30,522); a module adopts the actual number of a
-            trained tokenizer.
+        vocab_size: largest number of entries of a tokenizer (BERT: 30,522); the module adopts the actual number of
+            entries of a trained tokenizer.
         max_tokens: longest token sequence, special tokens included (ALBEF: 25).
-        append_sep: whether sequences end with [SEP], as BERT's do; those of the ALBEF authors do not.
+        append_sep: whether sequences end with [SEP], as in BERT; the ALBEF authors omit it.
         clean_captions: whether to apply ALBEF's caption cleaning.
         max_words: number of words that the cleaning keeps (ALBEF: 30).
         predict_texts: texts for prediction, beside images or alone: a list, or a text file with one text per line.
-        train_transform: RGB image to float [3, H, W], for training; None for the datamodule's own.
-        eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's own.
+        train_transform: RGB image to float [3, H, W], for training; None for the datamodule's default.
+        eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's default.
         **options: see :class:`SampledDataModule`.
     """
 
@@ -96,23 +96,23 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         self._tokenizer_name = tokenizer
         self._tokenizer: PreTrainedTokenizerFast | CLIPTokenizer | None = None
         self._trained: str | None = None
-        self._fresh: str | None = None  # trained, but replaced by a checkpoint's if there is one
+        self._newly_trained: str | None = None  # not in use yet: a checkpoint may have another tokenizer
 
-    # What the base class asks for
+    # Methods that the base class calls
 
     def training_reader(self, rows: PairRows) -> Reader:
         """Return a reader of an augmented image with one of its captions."""
         return PairReader(rows, self.train_transform, self.encoder())
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
-        """Return the usable captions of evaluated images, not encoded, in the order of the evaluation.
+        """Return the usable captions of evaluated images as texts, in the order of the evaluation.
 
         Args:
             split: a split that is set up.
             sample_index: indices of the images in the batches.
 
         Raises:
-            UserError: the split is not set up.
+            UserError: if the split is not set up.
         """
         rows, usable = self._opened(split), self.encoder().usable
         groups = {group[0]: group for group in rows.images()}
@@ -139,10 +139,10 @@ class PairDataModule(ImageTransforms, SampledDataModule):
     # Lightning's hooks
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the splits of a stage, let the module adopt the vocabulary, and check the texts to predict.
+        """Open the splits of a stage, let the module adopt the vocabulary, and check the texts for prediction.
 
         Raises:
-            UserError: a split cannot be used, or no text has content.
+            UserError: if a split cannot be used, or all texts are empty.
         """
         super().setup(stage)
         if stage == "fit":
@@ -151,9 +151,10 @@ class PairDataModule(ImageTransforms, SampledDataModule):
             self._texts.check()
 
     def predict_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """Return each image of the ``predict`` source once, with its captions if it has any; each text once; or both.
+        """Return the loaders of the ``predict`` source and of the texts; each image and each text is read once.
 
-        Batches of texts hold ``input_ids``, ``attention_mask`` and ``text_index``, the index in ``predict_texts``.
+        An image has its captions, if any. Batches of texts hold ``input_ids``, ``attention_mask`` and ``text_index``,
+        the index in ``predict_texts``.
         """
         if not self.predict_texts:
             return self._evaluation_loader("predict")
@@ -165,28 +166,28 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         return super().state_dict() | {"preprocessing": self.preprocessing, "tokenizer": self._trained}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a checkpoint's seed and trained tokenizer."""
+        """Restore the seed and the trained tokenizer of a checkpoint."""
         super().load_state_dict(state_dict)
         tokenizer = state_dict.get("tokenizer")
         if tokenizer is not None and self._tokenizer_name is not None:
             rank_zero_warn(
                 f"The checkpoint has a trained tokenizer ({tokenizer_digest(tokenizer)}), but data.tokenizer is "
-                f"{self._tokenizer_name!r}: token ids have another meaning than in the checkpoint."
+                f"{self._tokenizer_name!r}: token ids differ from those in the checkpoint."
             )
         elif tokenizer is not None:
             self._trained = tokenizer
             self._tokenizer = None
 
-    # What the module, callbacks and loaders ask for
+    # For the module, callbacks and loaders
 
     @property
     def predict_texts(self) -> list[str]:
-        """The texts to predict, by ``text_index``. Texts without content are in no batch."""
+        """Texts for prediction, by ``text_index``; empty texts are in no batch."""
         return self._texts.all
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast | CLIPTokenizer:
-        """The tokenizer; trained on the training captions at first use if none was given or restored."""
+        """The tokenizer; it is trained on the training captions at the first use if none was given or restored."""
         if self._tokenizer is None:
             tokenizer: PreTrainedTokenizerFast | CLIPTokenizer
             if self._tokenizer_name == CLIP:
@@ -222,8 +223,8 @@ class PairDataModule(ImageTransforms, SampledDataModule):
             module.adopt_vocabulary(lambda: len(tokenizer_from_json(self._trained or self._train_tokenizer())))
 
     def _train_tokenizer(self) -> str:
-        if self._fresh is not None:
-            return self._fresh
+        if self._newly_trained is not None:
+            return self._newly_trained
         if "train" not in self._rows and (rows := self.open_split("train")) is not None:
             self._rows["train"] = rows
         if "train" not in self._rows:
@@ -231,9 +232,9 @@ class PairDataModule(ImageTransforms, SampledDataModule):
                 "Expected a tokenizer or training captions to train one on, got neither: give data.tokenizer, "
                 "data.train, or the checkpoint of the run that trained it."
             )
-        self._fresh = train_wordpiece(self._rows["train"].texts(), self.vocab_size)
-        log.info("trained a WordPiece tokenizer on the training captions (%s)", tokenizer_digest(self._fresh))
-        return self._fresh
+        self._newly_trained = train_wordpiece(self._rows["train"].texts(), self.vocab_size)
+        log.info("Trained a WordPiece tokenizer on the training captions (%s)", tokenizer_digest(self._newly_trained))
+        return self._newly_trained
 
     def encoder(self) -> Encoder:
         """Return the encoder of captions."""
@@ -255,10 +256,10 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         batches = [[places[item] for item in share] for share in shares]
 
         def make(batch_sampler: Any) -> DataLoader[Any]:
-            # No workers: there is nothing to decode.
+            # No workers, since no images are decoded.
             return self._inner(texts, TextCollate(self.encoder()), workers=0, batch_sampler=batch_sampler)
 
         account = Account(
             "predict", self.max_bad_share
-        )  # separate, so that texts do not dilute the share of unusable images
+        )  # separate, so that texts do not lower the share of unusable images
         return self._remember(PredictionLoader(batches, make, account, skip_empty=False))

@@ -1,4 +1,4 @@
-"""The base of the datamodules of reinforced pairs: image-caption pairs with the stored embeddings of teachers."""
+"""Base of the datamodules of reinforced pairs: image-caption pairs with the stored embeddings of teachers."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import torch
 from torch import nn
 
 from .core.faults import Collated, Outcome
-from .core.samples import account, stacked
+from .core.samples import stacked, usable_samples
 from .pairs import PairDataModule
 from .sources.reinforced_reader import ReinforcedReader, ReinforcedSample
 from .text.clip import CLIP, CLIP_TOKENS, CLIP_VOCABULARY
 from .text.tokenizers import Encoder
 from .transforms.clip import ReplayTransform, pair_eval_transform
-from .transforms.normalize import Three
+from .transforms.normalize import ChannelValues
 from .transforms.replay import Interpolation
 
 TeacherDtype = Literal["float32", "bfloat16"]
-_GIVEN = ("mean", "std", "interpolation")
-"""The keys of the preprocessing that have an argument."""
+_IMAGE_ARGUMENTS = ("mean", "std", "interpolation")
+"""Keys of the preprocessing that are arguments with the prefix ``image_``."""
 
 
 @dataclass
 class ReinforcedCollate:
     """Build training batches with a second caption and the teachers' embeddings.
 
-    In addition to ``image``, ``input_ids``, ``attention_mask``, ``image_id`` and ``sample_index`` they hold the
+    In addition to ``image``, ``input_ids``, ``attention_mask``, ``image_id`` and ``sample_index``, a batch holds the
     synthetic caption as ``synthetic_input_ids`` and ``synthetic_attention_mask``, and the concatenated embeddings of
     all teachers as ``teacher_image``, ``teacher_text`` and ``teacher_synthetic`` [B, D].
 
     Args:
         encoder: encoder of the captions.
-        dtype: type of the embeddings.
+        dtype: data type of the embeddings.
     """
 
     encoder: Encoder
@@ -42,9 +42,9 @@ class ReinforcedCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images and the embeddings, and encode the captions."""
-        found, seen, faults = account(outcomes)
+        found, seen, faults = usable_samples(outcomes)
         samples: list[ReinforcedSample] = found
-        if len(samples) < len(outcomes):  # a sample without a usable substitute: the loader ends the run
+        if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
             return Collated(None, seen, faults)
         texts = self.encoder([*(sample.caption for sample in samples), *(sample.synthetic for sample in samples)])
         index = torch.tensor([sample.sample_index for sample in samples])
@@ -63,22 +63,22 @@ class ReinforcedCollate:
 
 
 class ReinforcedDataModule(PairDataModule):
-    """Reinforced pairs for training, plain pairs for evaluation; images as the student expects them.
+    """Reinforced pairs for training, plain pairs for evaluation, with the preprocessing that the student expects.
 
     A subclass opens the rows: those of reinforced shards for training, pairs for all other splits. Captions are encoded
     by CLIP's tokenizer.
 
     Args:
         image_size: side of the square images, pixels (MobileCLIP: 256; its ViTs: 224).
-        image_mean: mean of each channel, on the 0-1 scale; by default the one that the module's weights expect, else 0
+        image_mean: mean of each channel, on the 0-1 scale; by default the mean that the module's weights expect, else 0
             (MobileCLIP's S and B models).
-        image_std: standard deviation of each channel, on the 0-1 scale; by default the one that those weights expect,
+        image_std: standard deviation of each channel, on the 0-1 scale; by default the value that those weights expect,
             else 1 (MobileCLIP's S and B models).
-        image_interpolation: interpolation of the crops in training and of the resize in evaluation; by default the one
-            that those weights expect, else bilinear (MobileCLIP).
+        image_interpolation: interpolation of the crops in training and of the resize in evaluation; by default the
+            interpolation that those weights expect, else bilinear (MobileCLIP).
         max_tokens: length of the token sequences, which is the model's context length (CLIP: 77).
-        teacher_dtype: type of the teachers' embeddings in a batch: "bfloat16" halves the traffic between processes, and
-            loses nothing if the data is stored in it.
+        teacher_dtype: data type of the teachers' embeddings in a batch; "bfloat16" halves the traffic between
+            processes, and is exact if the data is stored in bfloat16.
         batch_size: training pairs per process and batch (released scripts: 65,536 in all).
         **options: see :class:`PairDataModule`.
     """
@@ -87,8 +87,8 @@ class ReinforcedDataModule(PairDataModule):
         self,
         *,
         image_size: int = 256,
-        image_mean: Three | None = None,
-        image_std: Three | None = None,
+        image_mean: ChannelValues | None = None,
+        image_std: ChannelValues | None = None,
         image_interpolation: Interpolation | None = None,
         max_tokens: int = CLIP_TOKENS,
         teacher_dtype: TeacherDtype = "float32",
@@ -120,22 +120,22 @@ class ReinforcedDataModule(PairDataModule):
 
     @property
     def teachers(self) -> dict[str, Any] | None:
-        """Dimension (``dims``) and scale (``scales``) of each teacher, and the file with both (``source``); or None."""
+        """Dimension (``dims``) and logit scale (``scales``) of each teacher, and their file (``source``); or None."""
         return None
 
     def default_train_transform(self) -> ReplayTransform:
         """Return the transform that replays recorded augmentations, with the normalization of evaluation."""
         settings = self._image_settings(self.expected_preprocessing())
-        return ReplayTransform(self.image_size, **{name: settings[name] for name in _GIVEN})
+        return ReplayTransform(self.image_size, **{name: settings[name] for name in _IMAGE_ARGUMENTS})
 
     def default_eval_transform(self) -> nn.Module:
         """Return the transform with the given values, else those that trained weights expect, else MobileCLIP's."""
         return pair_eval_transform(self.image_size, self._image_settings(self.expected_preprocessing()))
 
     def _image_settings(self, expected: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how images are resized and normalized."""
+        """Return interpolation and normalization of the images."""
         own = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "interpolation": "bilinear"}
-        given = {name: getattr(self, f"image_{name}") for name in _GIVEN}
+        given = {name: getattr(self, f"image_{name}") for name in _IMAGE_ARGUMENTS}
         return {**own, **expected, **{name: value for name, value in given.items() if value is not None}}
 
     def training_reader(self, rows: Any) -> ReinforcedReader:

@@ -1,4 +1,4 @@
-"""The datamodule of reinforced shards in the layout of DataCompDR."""
+"""Datamodule of reinforced shards in the layout of DataCompDR."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sources.members import IMAGE_SUFFIXES
 from .sources.open import Opening
 from .sources.reinforced_reader import OtherSizes
 from .sources.reinforced_table import ReinforcedTable
-from .sources.shards import BesideShards, Shards, find_shards, teachers_of
+from .sources.shards import SeparateImages, Shards, find_shards, teachers_of
 from .sources.splits import PairSources, Sources, by_split
 from .sources.stream import Stream
 from .sources.table import PairTable
@@ -22,18 +22,18 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
     """Reinforced pairs in the layout of DataCompDR, versions 1 and 2; evaluation on pairs in any other form.
 
     A sample of a shard has the members ``syn.json``, ``paug.json`` and ``npz`` or ``pth.gz``; its image and its caption
-    (``txt``) are in the shard, too, or beside it. An epoch reads each sample once: one of its recorded augmentations,
-    replayed at ``image_size``, its caption, one of its synthetic captions, and the teachers' embeddings of these three.
-    The choice is a function of (seed, epoch, sample).
+    (``txt``) are in the shard as well, or in ``images``. An epoch reads each sample once: one of its recorded
+    augmentations, replayed at ``image_size``, its caption, one of its synthetic captions, and the teachers' embeddings
+    of these three. The choice is a function of (seed, epoch, sample).
 
-    An image may have another size than the one in which its boxes are measured. The entries ``original_height`` and
-    ``original_width`` record that size: of ``paug.json``, else of the ``json`` that downloaders write. Boxes are then
-    rescaled, and their number is logged.
+    The size of an image may differ from the size in which its boxes are measured. The entries ``original_height`` and
+    ``original_width`` of ``paug.json``, or else of the ``json`` that downloaders write, record the latter. Boxes are
+    then rescaled, and the number of rescaled boxes is logged.
 
     Args:
         train: shards: a tar file, glob pattern or folder, or a list of these.
         images: folder of the images if they are not in the shards: tar files with the names of the shards, or files
-            ``<key>.jpg`` or ``<shard>/<key>.jpg``. Captions are read from there, too.
+            ``<key>.jpg`` or ``<shard>/<key>.jpg``. Captions are read from this folder as well.
         validation: pairs for validation; see :class:`ImageTextDataModule` for the forms.
         test: pairs for testing, in the same forms.
         predict: images for prediction; captions are optional.
@@ -41,11 +41,11 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         image_column: column of the images of evaluation pairs.
         caption_column: column of the captions of evaluation pairs.
         image_id_column: column whose equal values identify the same image.
-        synthetic_keys: regular expression that the keys of ``syn.json`` to draw from match entirely; version 2 may hold
-            captions of several captioners.
-        other_sizes: "rescale" adapts boxes to images of another size than the recorded one, "refuse" counts such
-            samples as unusable, "ignore" takes boxes as pixels of the images at hand: for data that was reinforced
-            after the download.
+        synthetic_keys: regular expression; captions of ``syn.json`` are drawn if it matches their whole key. Version 2
+            may hold captions of several captioners.
+        other_sizes: treatment of images whose size differs from the recorded size: "rescale" rescales the boxes,
+            "refuse" counts such samples as unusable, "ignore" measures boxes in pixels of the present images, for
+            data that was reinforced after the download.
         max_pixels: images with more pixels are refused before they are decoded.
         cache_dir: folder of the cached indexes of shards, and of the copies of evaluation pairs; by default
             ``~/.cache/vlightning``, and the ``datasets`` library's own folder.
@@ -96,8 +96,8 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
             return self.pairs.rows(split, self.clean_captions, self.max_words)
         if not self.shards:
             return None
-        shards, beside = self._open_shards()
-        rows = ReinforcedTable(shards, beside, self.synthetic_keys, self.other_sizes, self.max_pixels)
+        shards, separate_images = self._open_shards()
+        rows = ReinforcedTable(shards, separate_images, self.synthetic_keys, self.other_sizes, self.max_pixels)
         rows.check(split, self.training_reader(rows))
         return rows
 
@@ -106,8 +106,8 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         """The teachers in the manifests beside the shards; None without manifests, as with DataCompDR."""
         return teachers_of(find_shards(self.shards)) if self.shards else None
 
-    def _open_shards(self) -> tuple[Shards, BesideShards | None]:
+    def _open_shards(self) -> tuple[Shards, SeparateImages | None]:
         shards = Shards(find_shards(self.shards), self.cache)
         if self.images is None:
             return shards, None
-        return shards, BesideShards(self.images, shards, self.cache, IMAGE_SUFFIXES)
+        return shards, SeparateImages(self.images, shards, self.cache, IMAGE_SUFFIXES)

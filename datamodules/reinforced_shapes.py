@@ -27,7 +27,7 @@ from .transforms.replay import AugmentationDraw
 SHARD_ROWS = 1000
 TEACHER_WIDTHS = (64, 96)
 KEPT_OPERATIONS = ("Identity", "ShearX", "ShearY", "Rotate", "Brightness", "Sharpness", "AutoContrast")
-"""Operations after which the captions are still correct."""
+"""Operations that keep the captions correct."""
 _INVERSE = {
     "to the left of": "to the right of",
     "to the right of": "to the left of",
@@ -37,8 +37,8 @@ _INVERSE = {
 _FORMAT = 1
 
 
-def described(scene: Scene) -> dict[str, list[str]]:
-    """Return the captions of a scene, each with the facts that it states; the first states all of them."""
+def captions_with_facts(scene: Scene) -> dict[str, list[str]]:
+    """Return the captions of a scene, each with the facts that it states; the first caption states all facts."""
     one, other = (_facts(thing, place) for thing, place in ((scene.first, "first"), (scene.second, "second")))
     relation = [f"relation {scene.relation}", f"first {scene.first.shape} {scene.relation}"]
     first, second = scene.first, scene.second
@@ -67,7 +67,7 @@ def _facts(thing: Thing, place: str) -> list[str]:
 
 
 class OracleTeacher:
-    """A teacher that embeds the facts of an image or a caption instead of the image or caption itself.
+    """Teacher that embeds the facts that an image or a caption shows, instead of the image or the caption.
 
     An embedding is the sum of a random direction for each fact, so that similar scenes have similar embeddings.
 
@@ -82,7 +82,12 @@ class OracleTeacher:
         self._directions: dict[str, torch.Tensor] = {}
 
     def __call__(self, facts: list[str], blur: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the unit embedding [width] of facts; ``blur`` [width] is added, like the effect of an augmentation."""
+        """Return the unit-length embedding [width] of facts.
+
+        Args:
+            facts: the facts.
+            blur: vector [width] that is added before the normalization, as the effect of an augmentation.
+        """
         total = torch.stack([self._direction(fact) for fact in facts]).sum(0)
         return torch.nn.functional.normalize(total if blur is None else total + blur, dim=0)
 
@@ -98,7 +103,7 @@ def reinforced_scene(
     table: ShapesTable, row: int, draw: AugmentationDraw, augmentations: int, teachers: list[OracleTeacher], seed: int
 ) -> ReinforcedRecord:
     """Return a scene with its augmentations, captions and embeddings."""
-    image, captions = table.image(row), described(table.scene(row))
+    image, captions = table.image(row), captions_with_facts(table.scene(row))
     texts, facts = list(captions), list(captions.values())
     with seeded(view_seed(seed, row + 1)):
         drawn = [draw(image.height, image.width) for _ in range(augmentations)]
@@ -130,17 +135,17 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
     Training reads shards in DataCompDR's layout, which are first written to ``folder``: images and captions as in
     :class:`ShapesDataModule`, five more captions from the same grammar, and embeddings of two teachers (of dimension 64
     and 96). The teachers are not trained networks; they embed the content of the scene. Validation and test are those
-    of :class:`ShapesDataModule`: pairs of objects that training never shows.
+    of :class:`ShapesDataModule`: pairs of objects that do not occur in training.
 
     Args:
-        folder: folder of the shards, with one subfolder per set of arguments; existing shards are read again.
+        folder: folder of the shards, with one subfolder per set of arguments; existing shards are reused.
         length: number of training images.
         eval_length: number of images in the validation split, and in the test split, each with a different caption.
         data_seed: seed of the content of the images.
         augmentations: number of augmentations recorded for each image (DataCompDR-12M: 30, -1B: 10).
         batch_size: training pairs per process and batch.
         num_workers: loader workers per process.
-        image_size: side of the images, stored and trained, pixels.
+        image_size: side of the stored and of the training images, pixels.
         max_tokens: length of the token sequences; the captions need 16.
         **options: see :class:`ReinforcedDataModule`. Prediction reads the images of the test split.
     """
@@ -173,7 +178,9 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
         """Write the shards, once per node."""
         if "train" not in self.splits_to_prepare() or self.folder.is_dir():
             return
-        with replacing(self.folder, keep_existing=True) as staged:  # another node may be faster on a shared file system
+        with replacing(
+            self.folder, keep_existing=True
+        ) as staged:  # another node may have written the folder on a shared file system
             staged.mkdir()
             for number, first in enumerate(range(0, self.length, SHARD_ROWS)):
                 write_shard(staged / f"{number:08d}.tar", self._records(first, min(first + SHARD_ROWS, self.length)))

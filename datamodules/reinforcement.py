@@ -1,4 +1,4 @@
-"""The datamodule of pairs to reinforce: their shards, and their augmentations."""
+"""Datamodule of pairs to reinforce: their augmentations and their shards."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .sources.layout import PROBED_ROWS
 from .sources.open import Opening
 from .sources.reinforced_writer import EmbeddingFormat, ShardFile, Version
 from .sources.reinforcement_rows import (
-    Looks,
+    NetworkInputs,
     ReinforcementCollate,
     ReinforcementSet,
+    StoredSample,
     View,
-    Written,
     batch_of,
     read_back,
 )
@@ -38,15 +38,15 @@ from .sources.table import PairTable
 from .transforms.replay import OPERATIONS, AugmentationDraw
 
 _HEADERS = 6 * (512 + 256)
-"""Bytes of a sample's six members in addition to their content: a header of tar and half a block of padding each."""
+"""Bytes of a sample's six members in addition to their content: for each, a tar header and half a block of padding."""
 _AUGMENTATION_BYTES, _TEXT_BYTES = 60, 60
 
 
 class ReinforcementDataModule(SampledDataModule):
-    """Image-caption pairs that teachers embed, once, into shards in the layout of DataCompDR.
+    """Image-caption pairs that teachers embed once, into shards in the layout of DataCompDR.
 
-    For `predict` only. A shard holds `shard_size` rows of the data in their order, without the unusable ones. Shards
-    that are in the folder already are skipped, so a killed run is continued by running it again; each process takes
+    The datamodule is for `predict` only. A shard holds `shard_size` rows of the data in their order, without unusable
+    rows. Existing shards are skipped, so that running the command again continues a killed run; each process takes
     every n-th of the remaining shards. The augmentations of a row are a function of (seed, row, index of the
     augmentation), for any number of processes, workers and rows in a batch.
 
@@ -54,8 +54,8 @@ class ReinforcementDataModule(SampledDataModule):
     :class:`ReinforcementCollate`.
 
     Args:
-        pairs: images with captions; see :class:`ImageTextDataModule` for the forms. Of a row with several captions
-            the first is used, and the number of such rows is logged.
+        pairs: images with captions; see :class:`ImageTextDataModule` for the forms. The first caption of a row is used;
+            the number of rows with several captions is logged.
         folder: folder of the shards and of `manifest.json`.
         synthetic_column: column of synthetic captions (a text or a list of texts), for a module without a captioner.
         image_root: folder that relative image paths start from.
@@ -66,12 +66,12 @@ class ReinforcementDataModule(SampledDataModule):
         crop_scale: smallest and largest share of the image's area in a crop (released data: torchvision's default).
         crop_ratio: smallest and largest aspect ratio of a crop.
         num_ops: number of operations of RandAugment after the crop (released data).
-        magnitude: level of these operations, out of 30 (released data).
-        operations: the pool of operations (released data: RandAugment's 14).
+        magnitude: level of these operations, at most 30 (released data).
+        operations: operations to draw from (released data: the 14 of RandAugment).
         image_size: side of the image that translations are relative to, pixels (released data).
         version: version of the layout; 2 stores the embeddings of synthetic captions in an array of their own.
         embeddings: "npz" stores float32, "pth.gz" bfloat16 (DataCompDR-12M-bf16).
-        shard_size: rows per shard; a killed process repeats at most as many (DataCompDR-12M: 12,500).
+        shard_size: rows per shard; a killed process repeats at most this number of rows (DataCompDR-12M: 12,500).
         batch_size: pairs per batch.
         max_pixels: images with more pixels are refused before they are decoded.
         cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
@@ -132,16 +132,16 @@ class ReinforcementDataModule(SampledDataModule):
             sources.open("train")
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the pairs, and find the shards that are missing.
+        """Open the pairs, and find the missing shards.
 
         Raises:
-            UserError: the stage is not `predict`, or the pairs cannot be used.
+            UserError: if the stage is not `predict`, or the pairs cannot be used.
         """
         if stage not in (None, "predict"):
             raise UserError(f"Expected the command 'predict', got {stage!r}: run `vlightning predict`.")
         super().setup(stage)
         found = {number for number in range(self.shards) if self.shard_path(number).is_file()}
-        # As rank 0 sees them, since a shard that is finished meanwhile would change the shares of the other ranks.
+        # Rank 0 decides which shards are missing: ranks that look later could find more shards, and assign others.
         self._finished = self.trainer.strategy.broadcast(found) if self.trainer is not None else found
 
     def open_split(self, split: Split) -> PairTable | None:
@@ -168,10 +168,10 @@ class ReinforcementDataModule(SampledDataModule):
         def make(batch_sampler: Any) -> DataLoader[Any]:
             rows = self._opened("predict")
             draws = (self.draw, self.augmentations, self.run_seed)
-            dataset = ReinforcementSet(rows, self._synthetic_rows, self._looks(), *draws)
+            dataset = ReinforcementSet(rows, self._synthetic_rows, self._network_inputs(), *draws)
             return self._inner(dataset, ReinforcementCollate(), batch_sampler=batch_sampler)
 
-        # Without rows there is one empty batch, since without batches Lightning skips the hooks after the last batch.
+        # One empty batch if there are no rows, since Lightning skips the hooks after the last batch without batches.
         return self._remember(PredictionLoader(batches or [[]], make, self.account("predict"), skip_empty=False))
 
     # What the writer asks for
@@ -183,7 +183,7 @@ class ReinforcementDataModule(SampledDataModule):
 
     @property
     def missing_rows(self) -> int:
-        """Number of rows of the missing shards, over all processes."""
+        """Number of rows of the missing shards of all processes."""
         return sum(len(self.shard_rows(number)) for number in range(self.shards) if number not in self._finished)
 
     @property
@@ -201,15 +201,15 @@ class ReinforcementDataModule(SampledDataModule):
         return self.folder / f"{number:08d}.tar"
 
     def open_shard(self, number: int) -> ShardFile:
-        """Start writing a shard; add a record by ``add(record.key, record.members(version, embeddings))``."""
+        """Return the writer of a shard; add records by ``add(record.key, record.members(version, embeddings))``."""
         return ShardFile(self.shard_path(number))
 
     def bytes_per_sample(self, width: int, captions: int | None) -> float:
         """Return the mean size of a sample in a shard, estimated from some of the pairs.
 
         Args:
-            width: dimension of all teachers' embeddings together.
-            captions: number of synthetic captions of an image; None counts those in the data.
+            width: sum of the embedding dimensions of all teachers.
+            captions: number of synthetic captions of an image; None for the captions in the data.
         """
         rows, sizes, texts = self._opened("predict"), [0], []
         for row in np.unique(np.linspace(0, len(rows) - 1, PROBED_ROWS).astype(int)).tolist():
@@ -248,33 +248,34 @@ class ReinforcementDataModule(SampledDataModule):
             "storage": {"version": self.version, "embeddings": self.embeddings},
         }
 
-    def reread(self, count: int) -> Iterator[tuple[dict[str, Any], Written]]:
-        """Yield random samples of the finished shards, each as a batch of the loader, and with its stored embeddings.
+    def reread(self, count: int) -> Iterator[tuple[dict[str, Any], StoredSample]]:
+        """Yield random samples of the finished shards, each as a batch of the loader and with its stored embeddings.
 
         Args:
-            count: number of samples; all if there are fewer.
+            count: largest number of samples.
 
         Raises:
-            UserError: one of them cannot be read.
+            UserError: if a sample cannot be read.
         """
         paths = (self.shard_path(number) for number in range(self.shards))
         try:
             shards = Shards([os.path.abspath(path) for path in paths if path.is_file()], self.cache)
         except UserError as error:
-            raise UserError(f"{error} Or remove the shard and run the command again.") from None
+            remedy = "or remove the shard and run the command again."
+            raise UserError(f"{str(error).rstrip('.')}, {remedy}") from None
         chosen = generator(self.run_seed, len(shards)).permutation(len(shards))[:count]
-        looks = self._looks()
+        inputs = self._network_inputs()
         for sample in sorted(chosen.tolist()):
             try:
-                written = read_back(shards, sample, looks)
+                stored = read_back(shards, sample, inputs)
             except (BadSample, UserError, ValueError, LookupError, TypeError) as error:
                 raise UserError(
                     f"Expected a readable sample, got {shards.name(sample)} ({error}): remove the shard and run the "
                     "command again."
                 ) from None
-            yield batch_of([written.looked], []), written
+            yield batch_of([stored.prepared], []), stored
 
-    def _looks(self) -> Looks:
+    def _network_inputs(self) -> NetworkInputs:
         module = asked_of(self.trainer, EmbedsAugmentations)  # type: ignore[type-abstract]
         views = (None if module is None else module.views) or [(self.image_size, "bicubic")]
-        return Looks([View(*view) for view in views], None if module is None else module.whole)
+        return NetworkInputs([View(*view) for view in views], None if module is None else module.whole)

@@ -1,4 +1,4 @@
-"""The datamodule of generated colored shapes with classes, for a first distillation without a download."""
+"""Datamodule of generated colored shapes with classes, for a first distillation without a download."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _STREAMS = {"train": 10, "validation": 11, "test": 12, "predict": 12}
 
 
 class ShapeClassTable:
-    """The images of one split, drawn on access.
+    """Images of one split, drawn on access.
 
     Args:
         split: the split.
         length: number of images.
         image_size: side of the images, pixels.
-        seed: seed of the images, which are a function of it and of their index.
-        noise: standard deviation of the pixel noise, of 255.
+        seed: seed of the images; an image is a function of the seed and of its index.
+        noise: standard deviation of the pixel noise, on the 0-255 scale.
+
+    Raises:
+        UserError: if the length or the noise is out of its range.
     """
 
     def __init__(self, split: Split, length: int, image_size: int, seed: int, noise: float) -> None:
@@ -69,7 +72,7 @@ class ShapeClassTable:
         return f"shape image {row}"
 
     def image_name(self, row: int) -> str:
-        """Return the name of the image, which is not a file."""
+        """Return the name of the image in messages, since it is not a file."""
         return self.name(row)
 
 
@@ -89,8 +92,8 @@ class ShapeClassesDataModule(LabelDataModule):
         data_seed: seed of the content of the images. Separate from ``seed``, so that runs with different seeds have the
             same test split.
         image_size: side of the images, pixels.
-        noise: standard deviation of the pixel noise, of 255. Without it a small network classifies all images
-            correctly.
+        noise: standard deviation of the pixel noise, on the 0-255 scale. Without noise a small network classifies all
+            images correctly.
         num_workers: loader workers per process.
         **options: see :class:`LabelDataModule`.
     """
@@ -114,7 +117,7 @@ class ShapeClassesDataModule(LabelDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Number of colors times number of shapes."""
+        """Number of classes: colors times shapes."""
         return len(CLASSES)
 
     @property

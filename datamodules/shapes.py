@@ -1,4 +1,4 @@
-"""The datamodule of generated colored shapes with captions, for a first run without a download."""
+"""Datamodule of generated colored shapes with captions, for a first run without a download."""
 
 from __future__ import annotations
 

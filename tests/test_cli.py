@@ -225,16 +225,25 @@ def start(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("command", [[str(ROOT / "cli.py")], ["-m", "vlightning.cli"]], ids=["file", "module"])
 def test_help_and_version_from_the_file_and_the_module(command: list[str]):
-    done = run_script([*command, "--help"])
-    assert done.returncode == 0, done.stderr
-    assert "fit" in done.stdout
-    assert start(*command, "--version").stdout.startswith("vlightning 0.")
+    for option, beginning in (("--help", "usage: "), ("--version", "vlightning 0.")):
+        done = run_script([*command, option])
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(beginning)
+
+
+def test_a_started_interpreter_prints_the_version_and_nothing_else():
+    done = start(str(ROOT / "cli.py"), "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("vlightning 0.")
+    assert len(done.stdout.splitlines()) == 1
 
 
 def test_the_exit_status_reaches_the_shell():
     done = start(TINY_CLI, "fit", "--config", "tiny.yaml", "--trainer.max_epoch", "3")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("vlightning: error: There is no option '--trainer.max_epoch'")
+    assert done.stderr.splitlines()[-1].startswith(
+        "vlightning: error: Expected a known option, got '--trainer.max_epoch'"
+    )
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 

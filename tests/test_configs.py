@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,6 +15,7 @@ from support.clip import add_tiny_clip
 from support.cocord import PAIRS
 from support.command_line import run
 from support.images import draw_image
+from support.recipes import says
 from support.reinforcement import write_pairs
 from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.datamodules import ImageTextDataModule
@@ -25,7 +25,6 @@ from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 
 @functools.cache
@@ -36,31 +35,11 @@ def _composed(*configs):
     return yaml.safe_load(ran.out)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_command_in_a_configs_first_lines_composes(config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("my_data.yaml").write_text("data: {class_path: ImageTextDataModule, init_args: {train: pairs.jsonl}}")
-    comment = "".join(line for line in config.read_text().splitlines(True) if line.startswith("#"))
-    commands = re.sub(r"\\\n#", "", comment).splitlines()
-    commands = [re.findall(r"--config (\S+)", command) for command in commands]
-    named = [command for command in commands if str(config.relative_to(ROOT)) in command][-1]
-    composed = _composed(*[name if name == "my_data.yaml" else ROOT / name for name in named])
-    own = yaml.safe_load(config.read_text())
-    for section in ("model", "data"):
-        for name, value in own.get(section, {}).get("init_args", {}).items():
-            assert _says(composed[section]["init_args"][name], value), name
-
-
-def _says(found, given):
-    """Whether all that was given is there; classes get their whole path, and what was not given is filled in."""
-    if isinstance(given, dict):
-        return all(
-            found[key].endswith(f".{value}") if key == "class_path" else _says(found[key], value)
-            for key, value in given.items()
-        )
-    if isinstance(given, list):
-        return len(found) == len(given) and all(map(_says, found, given))
-    return found == given
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_a_strategy_is_added_to_any_recipe(name):
+    overlay = ROOT / f"configs/strategy/{name}.yaml"
+    composed = _composed(ROOT / "configs/albef/quickstart.yaml", overlay)
+    assert says(composed["trainer"], yaml.safe_load(overlay.read_text())["trainer"])
 
 
 def test_official_sets_every_option_of_the_authors():

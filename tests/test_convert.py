@@ -42,8 +42,8 @@ def test_conversion_to_a_folder_and_back_is_exact(checkpoint, tmp_path, processe
         (("missing.ckpt", "new.ckpt"), 1, "a file or a folder, got 'missing.ckpt', which does not exist"),
         (("one.ckpt", "one.ckpt"), 1, "Expected a new name or an empty folder, got 'one.ckpt', which exists"),
         (("one.ckpt", "new.ckpt", "--processes", "0"), 1, "Expected a number of processes of at least 1, got 0"),
-        ((".", "new.ckpt", "--processes", "2"), 2, "--processes is for a file, and the checkpoint is a folder already"),
-        ((".", "new.ckpt"), 1, "cannot be read (there is no meta.pt in the folder"),
+        ((".", "new.ckpt", "--processes", "2"), 2, "Expected --processes with a checkpoint in one file, got a folder"),
+        ((".", "new.ckpt"), 1, "not a checkpoint (there is no meta.pt in the folder"),
     ],
 )
 def test_user_errors_are_one_sentence(checkpoint, monkeypatch, capsys, words, status, sentence):

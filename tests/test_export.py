@@ -117,7 +117,7 @@ def test_refused_exports_are_one_sentence(trained, tmp_path, capsys):
     assert "gone.ckpt', which does not exist" in _refused(capsys, tmp_path / "gone.ckpt", tmp_path / "out")
     assert "which exists" in _refused(capsys, trained, full)
     assert "which exists" in _refused(capsys, trained, full / "file", "--layout", "albef")
-    assert "cannot be read" in _refused(capsys, full / "file", tmp_path / "out")
+    assert "Expected a readable checkpoint" in _refused(capsys, full / "file", tmp_path / "out")
 
     content = torch.load(trained, weights_only=True)
     content["hyper_parameters"]["_class_path"] = "vlightning.lightning_modules.CLIPModule"

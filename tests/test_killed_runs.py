@@ -1,7 +1,8 @@
 """A training of any method that was killed or stopped, and resumed, equals the uninterrupted run bit for bit.
 
 Every tensor of module, optimizer, schedule, average and queue, the samples of every batch and the metrics of every
-validation are compared. The resumed run has another seed and another number of loader workers.
+validation are compared. The uninterrupted run loads in its own process, the killed one in two workers, and the resumed
+one in one, with another seed.
 """
 
 import json
@@ -84,7 +85,7 @@ def prepared(tmp_path_factory, worker_id):
 
         _, options["outside"] = once(method, outside)
         name = "-".join(map(str, (method, *list(options.values())[:-1])))
-        whole, _ = once(name, lambda folder: run(folder, method, 1, **options))
+        whole, _ = once(name, lambda folder: run(folder, method, 1, workers=0, **options))
         return options, whole
 
     return prepare

@@ -110,6 +110,7 @@ def test_every_command_takes_two_steps_and_validates(method, files, monkeypatch)
     for command, result in _results(method, files).items():
         assert result.status == 0, f"{command}\n{result.error}"
         configs = [(ROOT / word).read_text() for word in command.split() if word.startswith("configs/")]
+        assert result.dropped == [], command
         scaled = _last(configs, "precision") == "16-mixed"
         assert set(result.replaced) <= REPLACED | (SCALED if scaled else set()), command
         assert result.trainer["processes"] == (2 if is_distributed(command) else 1), command

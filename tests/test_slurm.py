@@ -11,7 +11,8 @@ from support.slurm_cluster import missing, slurm_cluster, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
 SLURM = ROOT / "configs/slurm"
-EPOCH, STEPS = 120, 130
+EPOCH, STEPS = 12, 15
+HELD_AT = 7  # after the first checkpoint
 # Options of sbatch: the templates are for nodes of eight GPUs.
 SMALL_NODES = ("--ntasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=0", "--time=15")
 MODEL = {
@@ -44,6 +45,8 @@ def training(processes):
         *(f"--data.{name}={value}" for name, value in data.items()),
         f"--trainer.max_steps={STEPS}",
         "--last_checkpoint.every_n_train_steps=5",
+        "--trainer.callbacks+=support.tiny.WaitForSlurm",
+        f"--trainer.callbacks.step={HELD_AT}",
     )
 
 

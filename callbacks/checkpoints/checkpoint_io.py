@@ -22,7 +22,7 @@ from .sharded_checkpoint import METADATA, divide_checkpoint, read_checkpoint_fol
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint cannot be read."""
+    """Raised for a checkpoint that cannot be read."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -191,7 +191,11 @@ def write_file(content: Any, path: Path) -> None:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Name the path and the remedy in the error of a failed load."""
+    """Raise errors of a failed load in the context with the path and the remedy.
+
+    Raises:
+        CheckpointError: If the load fails.
+    """
     try:
         yield
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
@@ -202,12 +206,12 @@ def _read_error(path: str | Path, error: Exception) -> CheckpointError:
     foreign = re.search(r"GLOBAL (\S+)", str(error))
     if isinstance(error, pickle.UnpicklingError) and foreign:
         return CheckpointError(
-            f"The checkpoint {path} holds more than tensors and plain data ({foreign[1]}): if you trust where "
-            "it comes from, load it with weights_only=False."
+            f"Expected a checkpoint of tensors and plain data, got {path} with {foreign[1]}: load it with "
+            "weights_only=False if you trust its source."
         )
     return CheckpointError(
-        f"The checkpoint {path} cannot be read ({_gist(error)}): it is truncated or not a checkpoint, take an "
-        "earlier one."
+        f"Expected a readable checkpoint, got {path}, which is truncated or not a checkpoint ({_gist(error)}): use an "
+        "earlier checkpoint."
     )
 
 
@@ -221,6 +225,6 @@ def _file_damage(path: Path) -> str | None:
 
 
 def _gist(error: Exception) -> str:
-    """Return the first sentence of a message; torch's messages have several paragraphs."""
+    """Return the first sentence of an error message, since messages of torch have several paragraphs."""
     lines = str(error).strip().splitlines()
     return lines[0].split(". ")[0] if lines else type(error).__name__

@@ -1,8 +1,8 @@
-"""A checkpoint's part in the configuration of a run that resumes from it: everything that was not typed, and the seed.
+"""Merging of a checkpoint's values into the configuration of a run that resumes from it.
 
-LightningCLI parses the checkpoint's hyper-parameters over the command line, so that `--ckpt_path x --model.dim 99`
-silently trains with the old value (lightning 2.6.6). Here the checkpoint is the first config file instead: everything
-typed comes later and wins, as one `--config` wins over an earlier one.
+The checkpoint provides the seed and all values that are not given. LightningCLI parses the hyper-parameters of the
+checkpoint after the command line, so that `--ckpt_path x --model.dim 99` trains with the old value without a warning
+(lightning 2.6.6). In this package the checkpoint is the first config file instead, so that given values replace it.
 """
 
 from typing import Any
@@ -21,16 +21,20 @@ _BASES: dict[str, type] = {"model": LightningModule, "data": LightningDataModule
 
 
 def merge(saved: SavedRun, typed: Typed) -> dict[str, Any]:
-    """Put the checkpoint's values before everything that was typed, as a source of their own.
+    """Add the values of the checkpoint as the first source of values.
 
-    The module's values are used if the same class, or none, was typed; the datamodule's only if none was typed, since
-    another data set is a common wish.
+    The values of the module are used if its class is the same or was not given. The values of the datamodule are used
+    only if no datamodule was given, since other data is a common use.
+
+    Args:
+        saved: The values of the checkpoint.
+        typed: The parts of the command line, to which the source is added.
 
     Returns:
         The values.
 
     Raises:
-        UserError: If the checkpoint is of another class than the typed one, or names code that it may not name.
+        UserError: If the checkpoint is of another class than the given one, or names code that could be unsafe.
     """
     names = TypedNames([source.tree for source in typed.sources])
     tree: dict[str, Any] = {}
@@ -42,7 +46,7 @@ def merge(saved: SavedRun, typed: Typed) -> dict[str, Any]:
     settings = {
         name: value
         for name, value in saved.trainer.items()
-        # An evaluation has no length; a typed length replaces both of the checkpoint's.
+        # An evaluation has no length; a given length replaces both lengths in the checkpoint.
         if (typed.subcommand == "fit" or name == "precision")
         and not (name in LENGTHS and any(typed.is_given(f"trainer.{length}") for length in LENGTHS))
     }
@@ -56,7 +60,14 @@ def merge(saved: SavedRun, typed: Typed) -> dict[str, Any]:
 
 
 def _is_same_model(saved: SavedRun, name: str) -> bool:
-    """Return whether the checkpoint is of the typed class; False also for a typing error, which the parser explains."""
+    """Return whether the checkpoint is of the given class.
+
+    Returns:
+        False also for an unknown name, which the parser refuses later.
+
+    Raises:
+        UserError: If the given class and that of the checkpoint are unrelated.
+    """
     old = str(saved.hyper_parameters["model"]["class_path"])
     known = subclasses((LightningModule,))
     named, found = (imported(path) if "." in path else known.get(path) for path in (name, old))
@@ -65,15 +76,19 @@ def _is_same_model(saved: SavedRun, name: str) -> bool:
     old = old.rpartition(".")[2]
     if found is None or not (issubclass(named, found) or issubclass(found, named)):
         raise UserError(
-            f"The checkpoint {str(saved.path)!r} is of {old}, expected one of {named.__name__}: leave "
-            "out the model, which then comes from the checkpoint, or give another --ckpt_path."
+            f"Expected a checkpoint of {named.__name__}, got {str(saved.path)!r} of {old}: leave out the model, which "
+            "then comes from the checkpoint, or give another --ckpt_path."
         )
-    warn(f"model is {named.__name__}, the checkpoint is of {old}: its hyper-parameters are not used.")
+    warn(f"The model is {named.__name__}, but the checkpoint is of {old}, whose hyper-parameters are not used.")
     return False
 
 
 def _checked(saved: SavedRun, section: str, typed: Typed, names: TypedNames) -> dict[str, Any]:
-    """Return a section of the checkpoint, without foreign code that a typed class replaces."""
+    """Return a section of the checkpoint, without foreign code that a given class replaces.
+
+    Raises:
+        UserError: If the section names other foreign code.
+    """
 
     def is_replaced(argument: str) -> bool:
         instead = typed.lookup(f"{section}.init_args.{argument}")
@@ -84,25 +99,25 @@ def _checked(saved: SavedRun, section: str, typed: Typed, names: TypedNames) -> 
     except ForeignCode as error:
         option = f"{section}.{error.key}".rstrip(".")
         raise UserError(
-            f"The checkpoint {str(saved.path)!r} names {error.name!r} for {option}, which is no class of vlightning or "
-            f"of torch.optim, so that it could run any code: if you trust it, type --{option} {error.name}, or give "
-            "the run's own config.yaml with --config."
+            f"Expected a class of vlightning or torch.optim for {option} in {str(saved.path)!r}, got {error.name!r}, "
+            f"which could run any code: if you trust it, type --{option} {error.name}, or give the config.yaml of the "
+            "run with --config."
         ) from error
 
 
 def report_overrides(saved: SavedRun, config: Any, typed: Typed) -> bool:
-    """Warn of each value of the checkpoint that a typed one replaces, and put the checkpoint's seed into the config.
+    """Warn of each value of the checkpoint that a given value replaces, and set the seed to that of the checkpoint.
 
-    The seed is the exception because sample order and random draws follow from it: a resumed run with another seed
-    would be neither the old run nor a new one.
+    A given seed is not used, since sample order and random draws depend on the seed: with another seed the run would
+    not continue.
 
     Args:
-        saved: The checkpoint's values.
-        config: The parsed configuration of the subcommand; its `seed_everything` is changed in place.
-        typed: What was typed.
+        saved: The values of the checkpoint.
+        config: The parsed configuration of the subcommand, whose `seed_everything` is changed in place.
+        typed: The parts of the command line.
 
     Returns:
-        Whether a typed hyper-parameter of the module replaces one of the checkpoint.
+        Whether a given hyper-parameter of the module replaces one of the checkpoint.
     """
     old = leaves(saved.hyper_parameters.get("model", {}).get("init_args", {}))
     new = plain((config.get("model") or {}).get("init_args") or {})
@@ -110,13 +125,14 @@ def report_overrides(saved: SavedRun, config: Any, typed: Typed) -> bool:
     replaced = [name for name in given if at(new, name) != old[name]]
     for name in replaced:
         warn(
-            f"model.init_args.{name} is {at(new, name)!r} by {given[name]}; the checkpoint's {old[name]!r} is not used."
+            f"model.init_args.{name} is {at(new, name)!r} from {given[name]}; {old[name]!r} from the checkpoint is not "
+            "used."
         )
     if saved.seed is not None and saved.seed != config.seed_everything:
         if typed.is_given("seed_everything"):
             warn(
-                f"seed_everything is {config.seed_everything} by what was typed, but the checkpoint's {saved.seed} is "
-                "used: the order of samples and every random draw of the run follow from it."
+                f"seed_everything is {config.seed_everything}, but {saved.seed} from the checkpoint is used, since the "
+                "order of samples and all random draws of the run depend on it."
             )
         config.seed_everything = saved.seed
     return bool(replaced)

@@ -296,9 +296,9 @@ def check_strategy(strategy: Any) -> None:
     name = str(strategy.get("class_path", "") if hasattr(strategy, "get") else strategy)
     if name.rpartition(".")[2].lower().startswith("fsdp"):
         raise UserError(
-            "trainer.strategy is FSDP1 (FSDPStrategy), which this project does not support: it needs CUDA and wraps "
-            "the module as a whole; use FSDP2 with --config configs/strategy/fsdp.yaml (ModelParallelStrategy)."
+            "Expected a strategy that this project supports, got FSDP1 (FSDPStrategy), which needs CUDA and wraps the "
+            "module as a whole: use FSDP2 with --config configs/strategy/fsdp.yaml (ModelParallelStrategy)."
         )
     known = ["auto", *StrategyRegistry.available_strategies()]
     if isinstance(strategy, str) and strategy not in known:
-        raise UserError(f"There is no strategy {strategy!r}; {did_you_mean(strategy, known)}")
+        raise UserError(f"Expected a strategy of Lightning, got {strategy!r}: {did_you_mean(strategy, known)}")

@@ -1,7 +1,7 @@
 """The contract between a LightningModule and its datamodule.
 
-Both meet in a trainer: a datamodule reads `trainer.lightning_module`, a module reads `trainer.datamodule`. Each side
-works without the other one's members, which are optional, and asks for nothing that is not listed here.
+Each side finds the other in the trainer: a datamodule reads `trainer.lightning_module`, a module reads
+`trainer.datamodule`. The members of the other side are optional, and only members in this file are read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from ..transforms.replay import Interpolation
 
-# What a datamodule may ask of its module.
+# Members of a module that datamodules read.
 
 
 class ExpectsPreprocessing(Protocol):
-    """A module whose weights expect images to be preprocessed in a certain way. Datamodules of images ask."""
+    """A module whose weights expect a certain preprocessing of images; read by datamodules of images."""
 
     def expected_preprocessing(self) -> Mapping[str, Any]:
         """Return some of the keys of :func:`~..transforms.normalize.preprocessing`; empty if nothing is expected.
@@ -33,14 +33,18 @@ class ExpectsPreprocessing(Protocol):
 
 
 class AdoptsVocabulary(Protocol):
-    """A module that can take over the size of a trained vocabulary. :class:`PairDataModule` asks."""
+    """A module that can adopt the size of a trained vocabulary; read by :class:`PairDataModule`."""
 
     def adopt_vocabulary(self, size: Callable[[], int]) -> None:
-        """Take over the number of entries of a tokenizer that the datamodule trains; ``size`` trains it if needed."""
+        """Adopt the number of entries of a tokenizer that the datamodule trains.
+
+        Args:
+            size: returns the number of entries, and trains the tokenizer if needed.
+        """
 
 
 class NamesViews(Protocol):
-    """A module that trains on several augmented views of an image. :class:`LabelDataModule` asks."""
+    """A module that trains on several augmented views of an image; read by :class:`LabelDataModule`."""
 
     @property
     def views(self) -> Sequence[str]:
@@ -48,7 +52,7 @@ class NamesViews(Protocol):
 
 
 class EmbedsAugmentations(Protocol):
-    """A module that embeds augmented images into a reinforced dataset. :class:`ReinforcementDataModule` asks."""
+    """A module that embeds augmented images for a reinforced dataset; read by :class:`ReinforcementDataModule`."""
 
     @property
     def views(self) -> Sequence[tuple[int, Interpolation]]:
@@ -56,10 +60,10 @@ class EmbedsAugmentations(Protocol):
 
     @property
     def whole(self) -> Callable[[Image.Image], torch.Tensor] | None:
-        """Transform of the captioner's input, or None without a captioner."""
+        """Transform of the image without augmentation, the captioner's input; None without a captioner."""
 
 
-# What a module may ask of its datamodule.
+# Members of a datamodule that modules read.
 
 
 class PreprocessesImages(Protocol):
@@ -67,7 +71,7 @@ class PreprocessesImages(Protocol):
 
     @property
     def preprocessing(self) -> Mapping[str, Any] | None:
-        """What evaluation does to an image, with the keys of :func:`~..transforms.normalize.preprocessing`."""
+        """Preprocessing of images in evaluation, with the keys of :func:`~..transforms.normalize.preprocessing`."""
 
     @property
     def normalization(self) -> tuple[Sequence[float], Sequence[float]] | None:
@@ -109,17 +113,17 @@ Asked = TypeVar("Asked")
 
 
 def asked(module: Any, protocol: type[Asked]) -> Asked | None:
-    """Return a module as one side of the contract, or None if it has none of the members of the protocol.
+    """Return an object typed as a protocol of the contract, or None if it has no member of the protocol.
 
     Args:
-        module: the other side.
+        module: a module or a datamodule.
         protocol: a protocol of this file.
 
     Raises:
-        UserError: a member is missing beside others, or a method is not callable.
+        UserError: if the object has some members but not all, or a method is not callable.
     """
     members = {name: value for name, value in vars(protocol).items() if not name.startswith("_")}
-    # A property is not read: its value may not be known yet.
+    # Properties are not evaluated, since their values may not be known yet.
     missing = object()
     present = {name for name in members if inspect.getattr_static(module, name, missing) is not missing}
     if not present:
@@ -136,5 +140,5 @@ def asked(module: Any, protocol: type[Asked]) -> Asked | None:
 
 
 def asked_of(trainer: pl.Trainer | None, protocol: type[Asked]) -> Asked | None:
-    """Return a trainer's module as one side of the contract, or None if there is no such module; see :func:`asked`."""
+    """Return the module of a trainer typed as a protocol, as :func:`asked` does; None without a trainer."""
     return None if trainer is None else asked(trainer.lightning_module, protocol)

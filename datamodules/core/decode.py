@@ -1,4 +1,4 @@
-"""Decoding of images of unknown quality."""
+"""Decoding of images that may be damaged."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from .faults import BadSample
 
-# Formats that Pillow decodes by itself; some of the others run external programs (EPS runs ghostscript). Multi-picture
-# files of cameras (MPO) open as JPEG. Pillow may have been built without the newer formats.
+# Formats that Pillow decodes without external programs (EPS would run Ghostscript). Multi-picture files of cameras
+# (MPO) are opened as JPEG. Pillow may have been built without the newer formats.
 Image.init()
 FORMATS = tuple(
     name for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000") if name in Image.OPEN
@@ -30,7 +30,7 @@ SUFFIXES = {
     "AVIF": "avif",
     "JPEG2000": "jp2",
 }
-"""File name suffix of each format; of a multi-picture file (MPO) the first image is used."""
+"""File name suffix of each format. The first image of a multi-picture file (MPO) is used."""
 MAX_PIXELS = 89_478_485  # Pillow's own warning threshold: a quarter of a gibibyte at 3 bytes per pixel
 MAX_ASPECT = 200  # resizing the shorter side of an image of 1 x 1,000,000 would take gigabytes
 MAX_BYTES = 2**30  # of an encoded image: MAX_PIXELS uncompressed pixels of 12 bytes each
@@ -41,19 +41,19 @@ def decode_image(
 ) -> Image.Image:
     """Decode an image to 8-bit RGB.
 
-    The format is detected from the content, not from the name. Animations give their first frame; transparent pixels
+    The format is detected by the content, not by the name. The first frame of an animation is used; transparent pixels
     are composited onto white; 16-bit images are scaled to 8 bits; the EXIF orientation is applied.
 
     Args:
         data: the encoded file, or None to read ``path``.
         path: file to read if ``data`` is None.
         name: name of the image in messages.
-        max_pixels: images with more pixels are refused by their header, before they are decoded.
+        max_pixels: images with more pixels are refused; only their header is decoded.
         upright: whether to apply the EXIF orientation.
 
     Raises:
-        BadSample: with a cause of :func:`read_image`, or "not an image", "too large", "too elongated", "truncated"
-            or "unreadable".
+        BadSample: if the image cannot be used; the cause is one of :func:`read_image`, or "not an image", "too large",
+            "too elongated", "truncated" or "unreadable".
     """
     image = _open(read_image(data, path, name), name)
     if image.width * image.height > max_pixels:
@@ -64,9 +64,7 @@ def decode_image(
         image.load()
     except MemoryError:
         raise BadSample("too large", name) from None
-    except (
-        Exception
-    ) as error:  # Pillow's plugins let SyntaxError, ValueError, struct.error, zlib.error and others through
+    except Exception as error:  # Pillow's plugins raise SyntaxError, ValueError, struct.error, zlib.error and others
         raise BadSample(_cause(error), name) from None
     try:
         return _to_rgb(_upright(image) if upright else image)
@@ -78,7 +76,7 @@ def read_image(data: bytes | None, path: str | None, name: str) -> bytes:
     """Return the encoded image; arguments as in :func:`decode_image`.
 
     Raises:
-        BadSample: with the cause "no image", or one of :func:`read_regular`.
+        BadSample: if there is no image; the cause is "no image", or one of :func:`read_regular`.
     """
     if data is not None:
         return data
@@ -88,15 +86,15 @@ def read_image(data: bytes | None, path: str | None, name: str) -> bytes:
 
 
 def read_regular(path: str | os.PathLike[str], name: str) -> bytes:
-    """Read a regular file; reading a pipe would block, and a device such as `/dev/zero` has no end.
+    """Read a regular file; other files are refused, since a pipe would block and `/dev/zero` has no end.
 
     Args:
         path: path of the file.
         name: name of the file in messages.
 
     Raises:
-        BadSample: with the cause "missing file", "no regular file", "too large", "invalid path" (one with NUL or lone
-            surrogates) or "unreadable".
+        BadSample: if the file cannot be read; the cause is "missing file", "no regular file", "too large", "invalid
+            path" (one with NUL or lone surrogates) or "unreadable".
     """
     try:
         with open(path, "rb", opener=_open_at_once) as file:
@@ -115,18 +113,18 @@ def read_regular(path: str | os.PathLike[str], name: str) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    # Without waiting for a writer of a pipe.
+    # Opening a pipe does not wait for its writer.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def image_suffix(data: bytes) -> str:
-    """Return the file name suffix of an encoded image that can be decoded, by its content, such as "jpg"."""
+    """Return the file name suffix for the format of an encoded image, such as "jpg"; the image must be readable."""
     return SUFFIXES[str(_open(data, "").format)]
 
 
 def _open(data: bytes, name: str) -> Image.Image:
-    # Pillow's own size check warns at one limit and raises at twice that limit, in the whole process; `max_pixels`
-    # replaces it here.
+    # `max_pixels` replaces Pillow's own size check, which applies to the whole process: it warns at a limit and raises
+    # at twice that limit.
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
@@ -144,7 +142,7 @@ def _cause(error: Exception) -> str:
 
 def _upright(image: Image.Image) -> Image.Image:
     with contextlib.suppress(Exception):  # the pixels of an image with damaged EXIF data may be intact
-        ImageOps.exif_transpose(image, in_place=True)  # otherwise it copies every image
+        ImageOps.exif_transpose(image, in_place=True)  # in_place: otherwise every image is copied
     return image
 
 

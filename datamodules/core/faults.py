@@ -1,4 +1,4 @@
-"""What reading a sample can give: the sample, or why it cannot be used; and how many such samples a split has."""
+"""Results of reading samples: usable samples, faults, and the counts of faults per split."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Batch = dict[str, torch.Tensor]
 EMPTY_CAPTION = "empty caption"
 NAMED_PER_CAUSE = 5
 CHECK_FROM = 200
-"""Number of samples from which on the share of unusable samples is checked within an epoch."""
+"""Number of samples read before the share of unusable samples is checked within an epoch."""
 
 
 class Fault(NamedTuple):
-    """Why a sample cannot be used, and its name in messages."""
+    """Cause why a sample cannot be used, and the name of the sample in messages."""
 
     cause: str
     name: str
 
 
 class BadSample(Exception):
-    """A sample cannot be used; carries the :class:`Fault`."""
+    """Raised for a sample that cannot be used; carries the :class:`Fault`."""
 
     def __init__(self, cause: str, name: str) -> None:
         super().__init__(cause, name)
@@ -41,11 +41,11 @@ class BadSample(Exception):
 
 
 class BadDataError(UserError):
-    """Too large a share of the samples is unusable."""
+    """Raised if the share of unusable samples is too large."""
 
 
 ROW_ERRORS = (
-    ValueError,  # also of Unicode, of JSON and of Arrow
+    ValueError,  # base of the errors of Unicode, JSON and Arrow
     TypeError,
     LookupError,
     ArithmeticError,
@@ -56,21 +56,23 @@ ROW_ERRORS = (
     struct.error,
     zlib.error,
 )
-"""Errors that the content of a row can raise in the code that reads it. Programming errors (NameError, AttributeError,
-AssertionError) are not included: they end the run with a traceback, as do errors of transforms, which are applied
-outside of :func:`reading`.
+"""Errors that the content of a row can raise in the code that reads it.
+
+Programming errors (NameError, AttributeError, AssertionError) are not included: they end the run with a traceback, as
+do errors of transforms, which are applied outside of :func:`reading`.
 """
 
 
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turn any error that the content of one row raises into a bad sample, whose name holds the error's text.
+    """Raise errors that the content of one row causes as :class:`BadSample`, with the text of the error in the name.
 
     Args:
         name: name of the row in messages.
 
     Raises:
-        BadSample: with the cause "unreadable" and the type of the error, such as "unreadable (RecursionError)".
+        BadSample: if one of :data:`ROW_ERRORS` is raised; the cause includes its type, as in
+            "unreadable (RecursionError)".
     """
     try:
         yield
@@ -85,7 +87,7 @@ def unreadable(error: BaseException, name: str) -> Fault:
 
 @dataclass
 class Outcome:
-    """The result of reading one item: a sample or None, the number of samples read, and their faults."""
+    """Result of reading one item: a sample or None, the number of samples read, and their faults."""
 
     sample: Any
     seen: int = 0
@@ -93,7 +95,7 @@ class Outcome:
 
 
 class Collated(NamedTuple):
-    """A batch with its counts; the loader keeps the counts and yields the batch. Notes concern usable samples."""
+    """A batch with its counts, of which the loader yields only the batch; notes are about usable samples."""
 
     batch: Batch | None
     seen: int
@@ -102,14 +104,14 @@ class Collated(NamedTuple):
 
 
 class Account:
-    """Count the unusable samples of one split by cause, log the first few, and end the run above a share.
+    """Count the unusable samples of one split by cause, log the first of each cause, and end the run above a share.
 
-    It is updated in the main process; loader workers send the faults along with each batch.
+    The counts are updated in the main process; loader workers send the faults with each batch.
 
     Args:
         split: name of the split, for messages.
         max_bad_share: largest share of unusable samples with which the run continues.
-        action: what is done with an unusable sample, for messages.
+        action: treatment of unusable samples, for messages.
     """
 
     def __init__(self, split: str, max_bad_share: float, action: str = "replaced") -> None:
@@ -125,7 +127,7 @@ class Account:
         """Add the counts of one batch.
 
         Raises:
-            BadDataError: the share is above the limit.
+            BadDataError: if the share of unusable samples is above the limit.
         """
         self.seen += seen
         for cause, name in faults:
@@ -133,7 +135,7 @@ class Account:
             if self.causes[cause] <= NAMED_PER_CAUSE:
                 log.warning("%s sample %s is unusable (%s): %s", self.split, name, cause, self.action)
             if self.causes[cause] == NAMED_PER_CAUSE:
-                log.warning("further %s samples with the cause '%s' are counted, not logged", self.split, cause)
+                log.warning("Further %s samples with the cause '%s' are counted, not logged", self.split, cause)
         if self.seen >= CHECK_FROM:
             self.check()
 
@@ -142,22 +144,26 @@ class Account:
         for kind, name in notes:
             self.remarks[kind] += 1
             if self.remarks[kind] == 1:
-                log.warning("%s sample %s: %s; further ones are counted, not logged", self.split, name, kind)
+                log.warning("%s sample %s: %s; further samples are counted, not logged", self.split, name, kind)
 
     def check(self) -> None:
         """Check the share of unusable samples.
 
         Raises:
-            BadDataError: it is above the limit.
+            BadDataError: if the share is above the limit.
         """
         if self.causes.total() > self.max_bad_share * self.seen:
             self.fail()
 
     def end_of_pass(self) -> None:
-        """Log the number of unusable samples where it has changed, and check their share."""
+        """Log the number of unusable samples if it has changed, and check their share.
+
+        Raises:
+            BadDataError: if the share is above the limit.
+        """
         if self.causes.total() > self._logged:
             self._logged = self.causes.total()
-            log.warning("unusable %s samples so far: %s", self.split, self.summary())
+            log.warning("Unusable %s samples so far: %s", self.split, self.summary())
         for kind, count in self.remarks.items():
             log.info("%s samples with '%s' so far: %d of %d", self.split, kind, count, self.seen)
         self.check()
@@ -166,7 +172,7 @@ class Account:
         """End the run.
 
         Raises:
-            BadDataError: always.
+            BadDataError: in all cases.
         """
         raise BadDataError(
             f"Expected at most {self.max_bad_share:.2%} unusable {self.split} samples (data.max_bad_share), got "

@@ -1,4 +1,4 @@
-"""The constructor arguments of a datamodule: checked, and recorded in checkpoints."""
+"""Checking of a datamodule's constructor arguments, and recording of them for checkpoints."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NOT_PLAIN = object()
 
 
 def check_least(**values: tuple[int, int]) -> None:
-    """Check options that have a smallest value.
+    """Check options that have a lower bound.
 
     Args:
-        **values: the value of each option, and its smallest one.
+        **values: value and lower bound of each option.
 
     Raises:
-        UserError: a value is smaller.
+        UserError: if a value is below its bound.
     """
     for name, (value, least) in values.items():
         if value < least:
@@ -34,10 +34,10 @@ def check_least(**values: tuple[int, int]) -> None:
 
 
 def check_seed_and_share(seed: int, max_bad_share: float) -> None:
-    """Check that the seed fits numpy's 32 bits, and that the share is one.
+    """Check that the seed has at most 32 bits, as numpy requires, and that the share is from 0 to 1.
 
     Raises:
-        UserError: one of them does not.
+        UserError: if the seed or the share is out of its range.
     """
     check_least(seed=(seed, 0))
     if seed >= 2**32:
@@ -47,21 +47,21 @@ def check_seed_and_share(seed: int, max_bad_share: float) -> None:
 
 
 def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | None) -> None:
-    """Record the constructor's arguments, those of the base classes included, as far as they are plain data.
+    """Record the constructor's arguments that are plain data, those of the base classes included.
 
-    A checkpoint with a module or a dataclass in it could not be loaded under ``weights_only=True``. Under the command
-    line Lightning records the configuration instead of the arguments, so that transforms are recorded by name.
+    A checkpoint that contains a module or a dataclass cannot be loaded with ``weights_only=True``. With the command
+    line Lightning records the configuration instead of the arguments, so transforms are recorded by name.
 
     Args:
         module: the datamodule.
-        frame: of the constructor of the base class.
+        frame: frame of the constructor of the base class.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`")
         module.save_hyperparameters(logger=False, frame=frame)
     values = dict(module.hparams)
     if "_instantiator" not in values:
-        # Frames hold values, too, that a subclass passes to its base and does not take itself.
+        # Frames also hold values that a subclass passes to its base class and does not accept itself.
         own = argument_names(type(module))  # type: ignore[arg-type]
         values = {name: value for name, value in values.items() if name in own}
     plain = {name: _plain(value) for name, value in values.items()}
@@ -70,7 +70,7 @@ def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | No
 
 @functools.cache
 def argument_names(cls: type) -> frozenset[str]:
-    """Return the names of a class's constructor arguments; those behind ``**kwargs`` included."""
+    """Return the names of a class's constructor arguments, including those passed through ``**kwargs``."""
     return frozenset(ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False))
 
 

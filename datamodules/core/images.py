@@ -14,9 +14,9 @@ from .contract import ExpectsPreprocessing, asked_of
 
 
 class ImageTransforms:
-    """The transforms of training and evaluation, and what they do to an image; a base of the datamodules of images.
+    """Transforms of training and evaluation, and their description; a base class of the datamodules of images.
 
-    The constructor of the datamodule sets ``_train_transform`` and ``_eval_transform``, None for its own.
+    The constructor of the datamodule sets ``_train_transform`` and ``_eval_transform``; None selects the default.
     """
 
     trainer: pl.Trainer | None
@@ -24,11 +24,11 @@ class ImageTransforms:
     _eval_transform: nn.Module | None
 
     def default_train_transform(self) -> nn.Module:
-        """Return the training transform if none was given."""
+        """Return the training transform that is used if none was given."""
         raise NotImplementedError
 
     def default_eval_transform(self) -> nn.Module:
-        """Return the evaluation transform if none was given."""
+        """Return the evaluation transform that is used if none was given."""
         raise NotImplementedError
 
     @property
@@ -51,7 +51,7 @@ class ImageTransforms:
 
     @property
     def preprocessing(self) -> dict[str, Any] | None:
-        """What evaluation does to an image, as plain data; None if no images are read."""
+        """Preprocessing of images in evaluation, as plain data; None if no images are read."""
         return preprocessing_of(self.eval_transform)
 
     @property
@@ -67,6 +67,6 @@ class ImageTransforms:
         if "transform" in expected:
             rank_zero_warn(
                 f"The weights were evaluated with the transform {expected['transform']}, which a checkpoint does not "
-                "contain: set data.eval_transform to it, or the images are preprocessed differently."
+                "contain: set data.eval_transform to it; otherwise the images are preprocessed differently."
             )
         return expected

@@ -1,4 +1,4 @@
-"""Labelled images: samples and batches of image classification."""
+"""Samples and batches of image classification."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from PIL import Image
 
 from .faults import BadSample, Collated, Outcome
-from .samples import Rows, SeededSet, Transform, account, stacked
-from .sampling import sample_words, seeded, view_seed
+from .samples import Rows, SeededSet, Transform, stacked, usable_samples
+from .sampling import sample_numbers, seeded, view_seed
 
 
 class LabelledRows(Rows, Protocol):
     """Rows of images with one class each."""
 
     def label(self, row: int) -> int | None:
-        """Return the class index, or None where the split has no labels; raises :class:`BadSample`."""
+        """Return the class index, or None if the split has no labels; raises :class:`BadSample`."""
 
 
 class LabelledSample(NamedTuple):
-    """The views of one usable image, and its class index."""
+    """Views of one usable image, and its class index."""
 
     images: tuple[torch.Tensor, ...]
     label: int | None
@@ -31,10 +31,10 @@ class LabelledSample(NamedTuple):
 
 @dataclass
 class LabelReader:
-    """Read a row as views of its image, augmented independently, and its class index.
+    """Reader of training samples: independently augmented views of an image, and its class index.
 
     Args:
-        rows: the rows.
+        rows: rows of the split.
         transform: image to float [3, H, W].
         views: number of views; with 0 views the image is not decoded.
     """
@@ -43,12 +43,20 @@ class LabelReader:
     transform: Transform
     views: int
 
-    def __call__(self, row: int, words: tuple[int, int]) -> LabelledSample:
-        """Read a row with the random words of :func:`sample_words`; raises :class:`BadSample`."""
+    def __call__(self, row: int, numbers: tuple[int, int]) -> LabelledSample:
+        """Read a row.
+
+        Args:
+            row: index of the row.
+            numbers: random numbers of the row, from :func:`sample_numbers`.
+
+        Raises:
+            BadSample: if the row cannot be used.
+        """
         images = []
         image = self.rows.image(row) if self.views else None
         for view in range(self.views):
-            with seeded(view_seed(words[0], view)):
+            with seeded(view_seed(numbers[0], view)):
                 images.append(self.transform(_copied(image)))
         return LabelledSample(tuple(images), self.rows.label(row), row)
 
@@ -60,12 +68,12 @@ def _copied(image: Image.Image | None) -> Image.Image:
 
 
 class LabelledEvaluationSet(SeededSet):
-    """Images of an evaluation split; unusable ones are skipped, never replaced.
+    """Images of an evaluation split; unusable images are skipped, never replaced.
 
     Args:
-        rows: the rows.
+        rows: rows of the split.
         transform: image to float [3, H, W], without randomness.
-        seed: the run's seed (a transform that draws nevertheless has the same draws in each evaluation).
+        seed: the run's seed, so that a random transform has the same draws in each evaluation.
     """
 
     def __init__(self, rows: LabelledRows, transform: Transform, seed: int) -> None:
@@ -78,18 +86,18 @@ class LabelledEvaluationSet(SeededSet):
 
     def __getitem__(self, row: int) -> Outcome:
         try:
-            return Outcome(self.read(row, sample_words(self.seed, 0, row)), 1, [])
+            return Outcome(self.read(row, sample_numbers(self.seed, 0, row)), 1, [])
         except BadSample as bad:
             return Outcome(None, 1, [bad.fault])
 
 
 @dataclass
 class LabelCollate:
-    """Build batches of ``sample_index``, of ``label`` where there are labels, and of the views by name.
+    """Build batches: ``sample_index`` [B], ``label`` [B] if the split has labels, and [B, 3, H, W] for each view.
 
     Args:
         views: names of the views.
-        transform: gives the size of an empty batch; None in training, where a missing sample ends the run.
+        transform: determines the image size of an empty batch; None in training, where a missing sample ends the run.
     """
 
     views: Sequence[str]
@@ -97,9 +105,9 @@ class LabelCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the views."""
-        samples, seen, faults = account(outcomes)
+        samples, seen, faults = usable_samples(outcomes)
         if self.transform is None and len(samples) < len(outcomes):
-            return Collated(None, seen, faults)  # a sample without a usable substitute: the loader ends the run
+            return Collated(None, seen, faults)  # no usable substitute was found: the loader ends the run
         batch = {name: stacked([s.images[view] for s in samples]) for view, name in enumerate(self.views) if samples}
         if self.transform is not None and not samples:
             batch = {name: self.transform(Image.new("RGB", (32, 32)))[None][:0] for name in self.views}

@@ -1,9 +1,9 @@
-"""The loaders given to Lightning: plain iterables around a torch ``DataLoader``.
+"""Loaders for Lightning: plain iterables around a torch ``DataLoader``.
 
-With several processes Lightning replaces the sampler of every ``DataLoader`` (it shuffles for training, and pads with
-duplicates for evaluation), and creates the loader again for prediction; other iterables it leaves unchanged. These
-iterables yield the batches of *this* process for any ``use_distributed_sampler``, and separate the loader workers'
-counts of unusable samples from the batch.
+With several processes Lightning replaces the sampler of every ``DataLoader`` (the new sampler shuffles in training, and
+pads with duplicates in evaluation), and creates the loader again for prediction. Lightning does not change other
+iterables. The iterables in this file yield the batches of *this* process for any ``use_distributed_sampler``, and
+separate the counts of unusable samples, which loader workers send, from the batch.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from .private_api import recorded_batches, stop_workers
 
 
 class BatchLoader:
-    """Iterate over batches; each ``iter()`` starts a new pass when its first batch is requested.
+    """Loader of batches; each ``iter()`` starts a new pass when its first batch is requested.
 
     Args:
         make: creates the inner loader of :class:`Collated` batches.
-        length: number of batches, None if unknown.
+        length: number of batches; None if it is unknown.
         account: counts unusable samples.
-        keep: whether to use one inner loader for all passes (its workers persist).
-        skip_empty: whether to skip batches without a usable sample; not if other processes rely on the same number.
-        started: returns the number of the first batch of the pass; called once that batch is there.
+        keep: whether to use one inner loader, with persistent workers, for all passes.
+        skip_empty: whether to skip batches without a usable sample; False if all processes need the same number of
+            batches.
+        started: returns the number of batches before the first batch of the pass; called after that batch is loaded.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class BatchLoader:
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError("A streamed evaluation split has no length before it is read.")
+            raise TypeError(
+                "Expected a loader of known length, got that of a streamed evaluation split: iterate over it."
+            )
         return self._length
 
     def __iter__(self) -> Iterator[Batch]:
@@ -69,7 +72,7 @@ class BatchLoader:
                 self.account.fail()
                 continue
             if self._started() + number == self._length:
-                self.account.end_of_pass()  # here, because Lightning does not iterate past the last batch
+                self.account.end_of_pass()  # before the last batch is yielded, since Lightning does not iterate past it
             if self._skip_empty and len(collated.batch["sample_index"]) == 0:
                 continue
             yield collated.batch
@@ -77,11 +80,14 @@ class BatchLoader:
             self.account.end_of_pass()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return no state, since the trainer counts the batches; Lightning resumes mid-epoch only with this method."""
+        """Return an empty state, since the trainer counts the batches.
+
+        Lightning resumes within an epoch only if the loader has this method.
+        """
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore nothing."""
+        """Do nothing, since the loader has no state."""
 
     def close(self) -> None:
         """Stop the persistent workers."""
@@ -91,11 +97,11 @@ class BatchLoader:
 
 
 class PredictionLoader(BatchLoader):
-    """A loader that also gives Lightning's prediction writers the item numbers of each batch.
+    """Loader that also passes the indices of the items in each batch to Lightning's prediction writers.
 
     Args:
-        batches: the item numbers of each batch of this process.
-        make: creates the inner loader, given a batch sampler.
+        batches: indices of the items in each batch of this process.
+        make: creates the inner loader from a batch sampler.
         account: counts unusable samples.
         skip_empty: as in :class:`BatchLoader`.
     """
@@ -110,7 +116,7 @@ class PredictionLoader(BatchLoader):
 def replicas_of(trainer: pl.Trainer | None) -> tuple[int, int]:
     """Return the number of processes that read different data, and the index of this one among them.
 
-    (This is not always the world size: with tensor parallelism, several processes read the same data.)
+    The number differs from the world size with tensor parallelism, in which several processes read the same data.
     """
     if trainer is not None:
         known = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
@@ -123,7 +129,7 @@ def replicas_of(trainer: pl.Trainer | None) -> tuple[int, int]:
 def inner_loader(dataset: Any, collate: Callable[..., Collated], num_workers: int, **options: Any) -> DataLoader[Any]:
     """Create a torch loader that does not draw from the global generator.
 
-    (Each pass draws a base seed for the workers, from the global generator unless another one is given.)
+    In each pass a torch loader draws a base seed for the workers; the generator for it is given here.
     """
     return DataLoader(
         dataset,
@@ -138,8 +144,8 @@ def inner_loader(dataset: Any, collate: Callable[..., Collated], num_workers: in
 def outlast_signals(worker: int) -> None:
     """Keep a loader worker alive after SIGTERM, SIGINT or SIGUSR1; used as ``worker_init_fn``.
 
-    SLURM, and Ctrl-C in a terminal, send these signals to all processes of a run, which could not finish the step and
-    write a checkpoint without its workers. A signal more than five seconds after the first ends the worker, since torch
+    SLURM, and Ctrl-C in a terminal, send these signals to all processes of a run. Without its workers the run could not
+    finish the step and write a checkpoint. A signal more than five seconds after the first ends the worker, since torch
     sends SIGTERM to workers that hang.
 
     Args:

@@ -1,4 +1,4 @@
-"""Image-caption pairs: samples and batches of training and evaluation."""
+"""Samples and batches of image-caption pairs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from PIL import Image
 
 from ..text.captions import text_id
 from .faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
-from .samples import Rows, SeededSet, Transform, account, stacked
-from .sampling import sample_words, seeded
+from .samples import Rows, SeededSet, Transform, stacked, usable_samples
+from .sampling import sample_numbers, seeded
 
 if TYPE_CHECKING:
     from ..text.tokenizers import Encoder
@@ -35,7 +35,7 @@ class PairRows(Rows, Protocol):
 
 
 class Sample(NamedTuple):
-    """One usable image with its captions."""
+    """A usable image with its captions."""
 
     image: torch.Tensor
     captions: list[str]
@@ -48,61 +48,61 @@ def training_sample(
     captions: Sequence[str],
     encoder: Encoder,
     transform: Transform,
-    words: tuple[int, int],
+    numbers: tuple[int, int],
     name: str,
 ) -> tuple[torch.Tensor, str]:
     """Decode and augment the image of a row, and draw one of its captions.
 
     Args:
-        load: decodes the image.
+        load: function that decodes the image.
         captions: captions of the row.
         encoder: decides which captions are usable.
         transform: the training transform.
-        words: random words of the row, from :func:`sample_words`.
+        numbers: random numbers of the row, from :func:`sample_numbers`.
         name: name of the row in messages.
 
     Raises:
-        BadSample: there is no usable caption or image.
+        BadSample: if there is no usable caption or image.
     """
     usable = [caption for caption in captions if encoder.usable(caption)]
     if not usable:
         raise BadSample(EMPTY_CAPTION, name)
     raw = load()
-    with seeded(words[0]):
+    with seeded(numbers[0]):
         image = transform(raw)
-    return image, usable[words[1] % len(usable)]
+    return image, usable[numbers[1] % len(usable)]
 
 
 @dataclass
 class PairReader:
-    """Read a row as one augmented image with one of its captions; arguments as in :func:`training_sample`."""
+    """Reader of training samples: an augmented image with one of its captions; see :func:`training_sample`."""
 
     rows: PairRows
     transform: Transform
     encoder: Encoder
 
-    def __call__(self, row: int, words: tuple[int, int]) -> Sample:
-        """Read a row."""
+    def __call__(self, row: int, numbers: tuple[int, int]) -> Sample:
+        """Read a row; arguments and errors as in :class:`~.samples.Reader`."""
         image, caption = training_sample(
             lambda: self.rows.image(row),
             self.rows.captions(row),
             self.encoder,
             self.transform,
-            words,
+            numbers,
             self.rows.name(row),
         )
         return Sample(image, [caption], self.rows.image_id(row), row)
 
 
 class EvaluationSet(SeededSet):
-    """Images of an evaluation split, each with all of its captions; unusable ones are skipped, never replaced.
+    """Images of an evaluation split, each with all of its captions; unusable images are skipped, never replaced.
 
     Args:
-        table: the rows.
+        table: rows of the split.
         images: the rows of each image.
         transform: image to float [3, H, W], without randomness.
         encoder: decides which captions are usable.
-        seed: the run's seed (a transform that draws nevertheless has the same draws in each evaluation).
+        seed: the run's seed, so that a random transform has the same draws in each evaluation.
         need_captions: whether an image without captions counts as unusable.
     """
 
@@ -152,7 +152,7 @@ def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[F
 
 
 class EvaluationParts(Protocol):
-    """What :func:`evaluation_outcome` reads of an evaluation dataset."""
+    """Members of an evaluation dataset that :func:`evaluation_outcome` reads."""
 
     transform: Transform
     encoder: Encoder
@@ -163,7 +163,7 @@ class EvaluationParts(Protocol):
 def evaluation_outcome(
     load: Callable[[], Image.Image], captions: list[str], name: str, image_id: int, index: int, parts: EvaluationParts
 ) -> Outcome:
-    """Decode one image for evaluation and keep its usable captions; empty captions are counted one by one."""
+    """Decode one image for evaluation, and select its usable captions; each empty caption is counted as a fault."""
     usable = [caption for caption in captions if parts.encoder.usable(caption)]
     faults = [Fault(EMPTY_CAPTION, name)] * (len(captions) - len(usable))
     if not captions and parts.need_captions:
@@ -175,7 +175,7 @@ def evaluation_outcome(
         raw = load()
     except BadSample as bad:
         return Outcome(None, seen, [*faults, bad.fault])
-    with seeded(sample_words(parts.seed, 0, index)[0]):
+    with seeded(sample_numbers(parts.seed, 0, index)[0]):
         image = parts.transform(raw)
     return Outcome(Sample(image, usable, image_id, index), seen, faults)
 
@@ -188,8 +188,8 @@ class TrainingCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images and encode the captions."""
-        samples, seen, faults = account(outcomes)
-        if len(samples) < len(outcomes):  # a sample without a usable substitute: the loader ends the run
+        samples, seen, faults = usable_samples(outcomes)
+        if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
             return Collated(None, seen, faults)
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]),
@@ -202,9 +202,9 @@ class TrainingCollate:
 
 @dataclass
 class EvaluationCollate:
-    """Build evaluation batches: the images, and all of their captions one after another.
+    """Build evaluation batches: the images, and the concatenated captions of all images.
 
-    ``text_image_id`` [T] is the image id of each caption's image, ``text_id`` [T] is equal for equal texts.
+    ``text_image_id`` [T] is the id of the image of each caption; ``text_id`` [T] is equal for equal texts.
     """
 
     encoder: Encoder
@@ -212,7 +212,7 @@ class EvaluationCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images and encode all of their captions."""
-        samples, seen, faults = account(outcomes)
+        samples, seen, faults = usable_samples(outcomes)
         captions = [caption for sample in samples for caption in sample.captions]
         owners = [sample.image_id for sample in samples for _ in sample.captions]
         batch: dict[str, Any] = {
@@ -227,7 +227,7 @@ class EvaluationCollate:
 
 
 def empty_images(transform: Transform) -> torch.Tensor:
-    """Return a batch [0, 3, H, W] with the size of the transform's result."""
+    """Return an empty batch [0, 3, H, W] with the image size of a transform."""
     return transform(Image.new("RGB", (32, 32)))[None][:0]
 
 

@@ -1,6 +1,6 @@
-"""Every private name of Lightning and torch that the datamodules use.
+"""All private names of Lightning and torch that the datamodules use.
 
-Each stands here once, with the reason why no public name serves.
+Each name is used once, with the reason why no public name suffices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 
 class _Batches:
-    """A fixed list of batches as a batch sampler (the wrapper copies attributes, which a list does not have)."""
+    """Batch sampler of fixed batches; a list is not enough, since the wrapper copies attributes."""
 
     def __init__(self, batches: list[list[int]]) -> None:
         self.batches = batches
@@ -28,7 +28,7 @@ class _Batches:
 
 
 def recorded_batches(batches: list[list[int]]) -> Any:
-    """Return a batch sampler from which Lightning learns the item numbers of each predicted batch.
+    """Return a batch sampler from which Lightning reads the indices of the items in each predicted batch.
 
     Prediction writers get `batch_indices` only from a sampler of this class.
     """

@@ -1,4 +1,4 @@
-"""Rows of splits in batches: loaders, seed, state."""
+"""Base of all datamodules: loaders, seed, state."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from .stages import Split, splits_of
 
 
 class SampledDataModule(CheckedLoading, pl.LightningDataModule):
-    """Rows in batches of the project's contract (dicts of tensors); the base of all datamodules.
+    """Base of all datamodules, which provides rows in batches of the project's contract (dicts of tensors).
 
-    The order of samples is a function of (seed, epoch), and every random draw for a sample of (seed, epoch, row): a
-    resumed run reads what an uninterrupted run reads, with any number of loader workers. Evaluation reads each item
-    exactly once over all processes, without padding.
+    The order of samples is a function of (seed, epoch), and each random draw for a sample is a function of (seed,
+    epoch, row): a resumed run reads the same samples as an uninterrupted run, with any number of loader workers.
+    Evaluation reads each item exactly once over all processes, without padding.
 
-    A subclass defines the rows, and how they become samples and batches, in the methods of the first section. It passes
-    the arguments below on as ``**options``, and declares one of them only to change its default.
+    A subclass defines the rows, samples and batches in the methods of the first section. It passes the arguments below
+    on as ``**options``, and declares one of them only to change its default.
 
     Args:
         batch_size: training rows per process and batch.
-        eval_batch_size: images per process and evaluation batch; ``batch_size`` by default.
-        num_workers: loader workers per process; 0 loads in the process itself.
-        persistent_workers: whether the training workers live on between epochs.
-        pin_memory: whether to copy batches to page-locked memory; by default if the trainer uses CUDA.
+        eval_batch_size: images per process and evaluation batch; by default ``batch_size``.
+        num_workers: loader workers per process; with 0 the process itself loads the data.
+        persistent_workers: whether to keep the training workers between epochs.
+        pin_memory: whether to copy batches to page-locked memory; by default True if the trainer uses CUDA.
         seed: seed of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without
             one. When a run is resumed, the seed of the checkpoint is used.
-        max_bad_share: largest share of unusable samples, of those read so far, with which the run continues.
+        max_bad_share: largest share of unusable samples among the samples read so far with which the run continues.
     """
 
     asks: ClassVar[tuple[type, ...]] = ()
-    """What the datamodule may ask of its module (:mod:`.contract`)."""
+    """Protocols of the module that the datamodule reads (:mod:`.contract`)."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         self._accounts: dict[Split, Account] = {}
         self._loaders: weakref.WeakSet[BatchLoader] = weakref.WeakSet()
 
-    # What a subclass defines
+    # Methods that a subclass defines
 
     def open_split(self, split: Split) -> Any:
         """Open the rows of a split; return None if it has no source."""
@@ -87,11 +87,11 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         raise NotImplementedError
 
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
-        """Return the function that turns samples into a training batch."""
+        """Return the function that collates samples to a training batch."""
         raise NotImplementedError
 
     def evaluation_items(self, rows: Any) -> Sequence[Any]:
-        """Return the items that an evaluation reads: rows, or groups of rows."""
+        """Return the items that an evaluation reads: rows or groups of rows."""
         return range(len(rows))
 
     def evaluation_set(self, rows: Any, items: Any, split: Split) -> Dataset[Outcome]:
@@ -99,7 +99,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         raise NotImplementedError
 
     def evaluation_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
-        """Return the function that turns samples into an evaluation batch."""
+        """Return the function that collates samples to an evaluation batch."""
         raise NotImplementedError
 
     # Lightning's hooks
@@ -108,7 +108,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         """Check the contract with the module, and open the splits of a stage.
 
         Raises:
-            UserError: a split cannot be used, or the module breaks the contract.
+            UserError: if a split cannot be used, or the module violates the contract.
         """
         for protocol in self.asks:
             asked_of(self.trainer, protocol)
@@ -118,16 +118,16 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         needed = splits_of(stage)[0]
         instead, others = self._can_predict() if needed == "predict" else (False, "")
         if stage is not None and needed not in self._rows and not instead:
-            command = TrainerFn(stage).value  # the member itself prints as TrainerFn.TESTING
+            command = TrainerFn(stage).value  # the member itself would print as TrainerFn.TESTING
             raise UserError(f"Expected a {needed} source for {command!r}, got none: set data.{needed}{others}.")
 
     def train_dataloader(self) -> BatchLoader:
-        """Return the training batches of this process from the trainer's position on."""
+        """Return the training batches of this process, starting at the trainer's position."""
         rows = self._opened("train")
         length = batches_per_epoch(self._epoch_rows(), self.batch_size, self.replicas()[0])
         position = TrainingPosition(self.trainer, length)
 
-        # Created at the first batch: some strategies restore seed and tokenizer after the loader is requested.
+        # Called at the first batch, since some strategies restore seed and tokenizer after they request the loader.
         def make() -> DataLoader[Any]:
             return self._training_loader(rows, length, position)
 
@@ -136,15 +136,15 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         return self._remember(loader)
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """Return each validation image once; an empty list without a validation split."""
+        """Return the loader of validation, which reads each image once; an empty list without a validation split."""
         return self._evaluation_loader("validation") if "validation" in self._rows else []
 
     def test_dataloader(self) -> BatchLoader:
-        """Return each test image once."""
+        """Return the loader of the test split, which reads each image once."""
         return self._evaluation_loader("test")
 
     def predict_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """Return each image of the ``predict`` source once."""
+        """Return the loader of the ``predict`` source, which reads each image once."""
         return self._evaluation_loader("predict")
 
     def teardown(self, stage: str | None = None) -> None:
@@ -154,39 +154,39 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         self._loaders.clear()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Stop the loader workers of a failed run, which would otherwise live as long as the traceback."""
+        """Stop the loader workers of a failed run; otherwise they would live as long as the traceback."""
         self.teardown()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's seed, and the sizes that its batch counter depends on."""
+        """Return the seed of the run, and the sizes that the batch counter depends on."""
         sizes = self._sizes() if "train" in self._rows else (self.batch_size * self.replicas()[0], None)
         return {"seed": self.run_seed, "global_batch_size": sizes[0], "rows": sizes[1]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a checkpoint's seed."""
+        """Restore the seed of a checkpoint, and warn if the order of samples cannot continue exactly."""
         seed = state_dict["seed"]
         if seed != self.run_seed:
             rank_zero_warn(
-                f"The data seed {self.run_seed} is replaced by the checkpoint's, {seed}, to continue the run."
+                f"The data seed {self.run_seed} is replaced by {seed} from the checkpoint to continue the run."
             )
         self._seed = seed
         then = state_dict.get("global_batch_size"), state_dict.get("rows")
         if "train" in self._rows and (now := self._sizes()) != then:
             rank_zero_warn(
-                f"The checkpoint's run had a global batch of {then[0]} from {then[1]} training rows, this one has "
+                f"The run of the checkpoint had a global batch of {then[0]} from {then[1]} training rows, this run has "
                 f"{now[0]} from {now[1]}: the order of samples does not continue exactly."
             )
 
     def _sizes(self) -> tuple[int, int]:
         return self.batch_size * self.replicas()[0], self._epoch_rows()
 
-    # What callbacks ask for
+    # For callbacks
 
     def image(self, split: Split, sample_index: int) -> Image.Image:
-        """Return the image of a ``sample_index`` as evaluation reads it before the transform: decoded, RGB, upright.
+        """Return the image of a ``sample_index`` before the evaluation transform: decoded, RGB, upright.
 
         Raises:
-            UserError: the split is not set up, or the image cannot be used.
+            UserError: if the split is not set up, or the image cannot be used.
         """
         try:
             image: Image.Image = self._opened(split).image(sample_index)
@@ -197,15 +197,15 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
             ) from None
 
     def image_name(self, split: Split, sample_index: int) -> str:
-        """Return the path of the image of a ``sample_index`` where it is a file, else its source and row.
+        """Return the path of the image of a ``sample_index``, or its source and row if the data contains the image.
 
         Raises:
-            UserError: the split is not set up.
+            UserError: if the split is not set up.
         """
         name: str = self._opened(split).image_name(sample_index)
         return name
 
-    # Parts that subclasses share
+    # Methods that subclasses use
 
     @property
     def run_seed(self) -> int:
@@ -224,9 +224,10 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         return replicas_of(self.trainer)
 
     def splits_to_prepare(self) -> tuple[Split, ...]:
-        """Return the splits that the trainer is going to read, all without a trainer.
+        """Return the splits that the trainer is going to read; all splits without a trainer.
 
-        A checkpoint's data settings may name training files that are not where a prediction runs.
+        Other splits are not prepared, since the data settings of a checkpoint may name training files that do not exist
+        where a prediction runs.
         """
         return splits_of(self.trainer.state.fn if self.trainer is not None else None)
 
@@ -239,11 +240,11 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         return len(self._opened("train"))
 
     def _can_predict(self) -> tuple[bool, str]:
-        """Return whether there is something other than images to predict, and how messages name its option."""
+        """Return whether there is other input than images to predict, and the name of its option in messages."""
         return False, ""
 
     def _keeps_workers(self, rows: Any) -> bool:
-        """Return whether one inner loader serves all passes over the training rows."""
+        """Return whether one inner loader is used for all passes over the training rows."""
         return True
 
     def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:

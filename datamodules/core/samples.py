@@ -1,4 +1,4 @@
-"""From rows to samples and batches, in the loader workers."""
+"""Reading of rows as samples and batches, in the loader workers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from PIL import Image
 from torch.utils.data import Dataset, default_collate
 
 from .faults import BadSample, Fault, Outcome
-from .sampling import Key, kept_draws, sample_words, substitute
+from .sampling import Key, preserve_rng_states, sample_numbers, substitute
 
 Transform = Callable[[Image.Image], torch.Tensor]
 ATTEMPTS = 20
-"""Draws before a batch is given up: if half of the rows are unusable, one sample in a million."""
+"""Number of attempts to read a usable sample; if half of the rows are unusable, one sample in a million fails."""
 
 
 class Rows(Protocol):
-    """Rows of a split with an image each, read in any order."""
+    """Rows of a split with one image each, in random access."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -30,34 +30,42 @@ class Rows(Protocol):
         """Return the name of a row in messages."""
 
     def image_name(self, row: int) -> str:
-        """Return the path of the image where it is a file, else the name of the row."""
+        """Return the path of an image file, or the name of the row if the data contains the image."""
 
 
 class Reader(Protocol):
-    """Reads a training sample."""
+    """Reader of training samples."""
 
-    def __call__(self, row: int, words: tuple[int, int]) -> Any:
-        """Read a row with the random words of :func:`sample_words`; raises :class:`BadSample`."""
+    def __call__(self, row: int, numbers: tuple[int, int]) -> Any:
+        """Read a row.
+
+        Args:
+            row: index of the row.
+            numbers: random numbers of the row, from :func:`sample_numbers`.
+
+        Raises:
+            BadSample: if the row cannot be used.
+        """
 
 
 class SeededSet(Dataset[Outcome]):
-    """A dataset whose rows are transformed within :func:`~.sampling.seeded`.
+    """Dataset whose rows are transformed within :func:`~.sampling.seeded`.
 
-    The states of the process's generators are restored once per batch, since once per row would take longer. A subclass
-    has `__len__` and `__getitem__`.
+    The states of the process's generators are restored once per batch, which is faster than once per row. A subclass
+    defines `__len__` and `__getitem__`.
     """
 
     def __getitems__(self, keys: Sequence[Any]) -> list[Outcome]:
-        with kept_draws():
+        with preserve_rng_states():
             return [self[key] for key in keys]
 
 
 class TrainingSet(SeededSet):
-    """Training rows, each with its own random words in each epoch; unusable rows are replaced.
+    """Training samples, each with its own random numbers in each epoch; unusable rows are replaced.
 
     Args:
         length: number of rows.
-        read: reads a sample.
+        read: reader of samples.
         seed: the run's seed.
     """
 
@@ -75,7 +83,7 @@ class TrainingSet(SeededSet):
         for attempt in range(ATTEMPTS):
             row = substitute(self.seed, epoch, first, attempt, self.length) if attempt else first
             try:
-                sample = self.read(row, sample_words(self.seed, epoch, row))
+                sample = self.read(row, sample_numbers(self.seed, epoch, row))
             except BadSample as bad:
                 faults.append(bad.fault)
                 continue
@@ -83,8 +91,8 @@ class TrainingSet(SeededSet):
         return Outcome(None, ATTEMPTS, faults)
 
 
-def account(outcomes: Sequence[Outcome]) -> tuple[list[Any], int, list[Fault]]:
-    """Return the usable samples of a batch, the number of samples read for it, and the faults."""
+def usable_samples(outcomes: Sequence[Outcome]) -> tuple[list[Any], int, list[Fault]]:
+    """Return the usable samples of a batch, the number of samples that were read, and the faults."""
     samples = [outcome.sample for outcome in outcomes if outcome.sample is not None]
     faults = [fault for outcome in outcomes for fault in outcome.faults]
     return samples, sum(outcome.seen for outcome in outcomes), faults
@@ -92,6 +100,6 @@ def account(outcomes: Sequence[Outcome]) -> tuple[list[Any], int, list[Fault]]:
 
 def stacked(images: list[torch.Tensor]) -> torch.Tensor:
     """Stack images [3, H, W] to a batch [B, 3, H, W]."""
-    # Not torch.stack: in a worker, default_collate stacks into shared memory, to which the batch would be copied later.
+    # Not torch.stack: in a worker, default_collate stacks into shared memory and so saves a copy.
     batch: torch.Tensor = default_collate(images)
     return batch

@@ -1,9 +1,9 @@
-"""Assignment of rows to batches, as a function of counters and never of saved generator state.
+"""Assignment of rows to batches, as a function of counters and not of the state of a generator.
 
 The order of an epoch is a permutation drawn from ``(seed, epoch)`` alone, the same for any number of processes and
 loader workers. Global batch ``k`` is rows ``k*N*B .. (k+1)*N*B`` of it (``N`` processes, ``B`` rows per process),
-and each process takes its contiguous slice of ``B``. So two integers resume a run exactly: the epoch and the number of
-batches done in it.
+and each process takes its contiguous slice of ``B``. Two integers therefore resume a run exactly: the epoch, and the
+number of batches done in it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch.utils.data import get_worker_info
 from ...common.errors import UserError
 
 Key = tuple[int, int]
-"""What the training sampler yields for one sample: (epoch, row). Persistent workers cannot know the epoch otherwise."""
+"""Key of a training sample: (epoch, row). It includes the epoch since persistent workers do not know it."""
 
-# Each use of the seed has its own number, so that, for example, the order of epoch 3 and the draws of row 3 differ.
+# Each use of the seed has its own number, so that the order of epoch 3 and the draws of row 3, for example, differ.
 _ORDER, _SAMPLE, _SUBSTITUTE, _BLOCK, _SHARDS = range(5)
 
 
@@ -42,9 +42,9 @@ def epoch_order(seed: int, epoch: int, length: int) -> np.ndarray:
     return generator(_ORDER, seed, epoch).permutation(length)
 
 
-def shard_order(seed: int, epoch: int, turn: int, shards: int) -> np.ndarray:
-    """Return the order in which the shards of a streamed split are read in the ``turn``-th pass of an epoch."""
-    return generator(_SHARDS, seed, epoch, turn).permutation(shards)
+def shard_order(seed: int, epoch: int, pass_number: int, shards: int) -> np.ndarray:
+    """Return the order in which the shards of a streamed split are read in a pass of an epoch."""
+    return generator(_SHARDS, seed, epoch, pass_number).permutation(shards)
 
 
 def block_order(seed: int, epoch: int, stream: int, block: int, rows: int) -> np.ndarray:
@@ -57,10 +57,10 @@ def substitute(seed: int, epoch: int, row: int, attempt: int, length: int) -> in
     return int(generator(_SUBSTITUTE, seed, epoch, row, attempt).integers(length))
 
 
-def sample_words(seed: int, epoch: int, row: int) -> tuple[int, int]:
-    """Return the random words of one sample: the 64-bit seed of its transform, the 32-bit draw of its caption."""
-    words = np.random.SeedSequence((_SAMPLE, seed, epoch, row)).generate_state(3, np.uint32).tolist()
-    return words[0] << 32 | words[1], words[2]
+def sample_numbers(seed: int, epoch: int, row: int) -> tuple[int, int]:
+    """Return the random numbers of one sample: a 64-bit seed for its transform, and 32 bits that select its caption."""
+    numbers = np.random.SeedSequence((_SAMPLE, seed, epoch, row)).generate_state(3, np.uint32).tolist()
+    return numbers[0] << 32 | numbers[1], numbers[2]
 
 
 def view_seed(seed: int, view: int) -> int:
@@ -70,26 +70,26 @@ def view_seed(seed: int, view: int) -> int:
     return int(np.random.SeedSequence((seed, view)).generate_state(1, np.uint64)[0])
 
 
-_kept = False
+_states_preserved = False
 
 
 @contextlib.contextmanager
-def kept_draws() -> Iterator[None]:
-    """Restore the states of torch's CPU, numpy's and Python's global generators at the end, in the main process.
+def preserve_rng_states() -> Iterator[None]:
+    """Restore the states of torch's CPU, numpy's and Python's global generators on exit, in the main process.
 
-    So loading without workers does not change the draws of the training step. Of nested contexts the outermost restores
-    them: numpy takes 0.15 ms, so a dataset opens one context for a whole batch.
+    Loading without workers then does not change the draws of the training step. The outermost of nested contexts
+    restores the states; numpy takes 0.15 ms, so a dataset opens one context per batch.
     """
-    global _kept
-    if _kept or get_worker_info() is not None:
+    global _states_preserved
+    if _states_preserved or get_worker_info() is not None:
         yield
         return
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    _kept = True
+    _states_preserved = True
     try:
         yield
     finally:
-        _kept = False
+        _states_preserved = False
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
@@ -97,11 +97,11 @@ def kept_draws() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Run a transform with torch's CPU, numpy's and Python's global generators seeded, and :func:`kept_draws`.
+    """Run a transform with torch's CPU, numpy's and Python's global generators seeded, and :func:`preserve_rng_states`.
 
-    Accelerator generators are not touched: ``torch.manual_seed`` would reseed them.
+    The generators of accelerators are not changed, as they would be by ``torch.manual_seed``.
     """
-    with kept_draws():
+    with preserve_rng_states():
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         random.seed(seed)
@@ -109,14 +109,14 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class TrainingPosition:
-    """Return where the next pass over the training loader starts: (epoch, batches already done in it).
+    """Position at which the next pass over the training loader starts: the epoch, and the batches already done in it.
 
-    While a trainer fits, the position is read from its batch counter, which Lightning restores from a checkpoint. It is
-    read at the first batch, because the counter is restored after the loader is created. Without a trainer, each pass
+    While a trainer fits, the position is read from its batch counter, which Lightning restores from a checkpoint. The
+    counter is read at the first batch, since it is restored after the loader is created. Without a trainer, each pass
     is the next epoch.
 
     Args:
-        trainer: the trainer that the datamodule is attached to, if any.
+        trainer: trainer of the datamodule; None without one.
         length: number of batches in a full epoch.
     """
 
@@ -127,7 +127,7 @@ class TrainingPosition:
         self.done = 0  # at the last call
 
     def __call__(self) -> tuple[int, int]:
-        """Return the epoch, and the batches done in it."""
+        """Return the epoch, and the number of batches done in it."""
         epoch, self.done = self._read()
         return epoch, self.done
 
@@ -153,10 +153,10 @@ class TrainingPosition:
 
 
 def batches_per_epoch(rows: int, batch_size: int, replicas: int) -> int:
-    """Return the number of global batches in an epoch of training rows; the rest of the rows is dropped.
+    """Return the number of global batches in an epoch of training rows; remaining rows are dropped.
 
     Raises:
-        UserError: there is none.
+        UserError: if the rows do not fill one global batch.
     """
     if rows < batch_size * replicas:
         raise UserError(
@@ -167,15 +167,15 @@ def batches_per_epoch(rows: int, batch_size: int, replicas: int) -> int:
 
 
 class TrainingBatchSampler:
-    """Yield a list of ``(epoch, row)`` for each batch of this process; incomplete global batches are dropped.
+    """Batch sampler of ``(epoch, row)`` keys for this process; incomplete global batches are dropped.
 
     Args:
-        length: rows in the split.
+        length: number of rows in the split.
         batch_size: rows per process and batch.
         seed: the run's seed.
         rank: index of this process among those that read different data.
         world_size: number of those processes.
-        position: where a pass starts.
+        position: start of a pass.
     """
 
     def __init__(
@@ -189,16 +189,16 @@ class TrainingBatchSampler:
         self.position = position
 
     def __len__(self) -> int:
-        """Return the number of batches in a full epoch, also if the next pass yields fewer."""
+        """Return the number of batches in a full epoch, even if the next pass starts later."""
         return self.length // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        # A generator, so that the position is read at the first batch: torch creates iterators that it never uses.
+        # A generator reads the position at the first batch; torch also creates iterators that it never uses.
         epoch, done = self.position()
         yield from self.batches(epoch, done, order_epoch=0 if self.position.frozen_order else epoch)
 
     def batches(self, epoch: int, done: int = 0, order_epoch: int | None = None) -> Iterator[list[Key]]:
-        """Yield the batches of an epoch from batch ``done`` on."""
+        """Yield the batches of an epoch, starting at batch ``done``."""
         order = epoch_order(self.seed, epoch if order_epoch is None else order_epoch, self.length)
         for batch in range(done, len(self)):
             start = (batch * self.world_size + self.rank) * self.batch_size
@@ -206,13 +206,16 @@ class TrainingBatchSampler:
 
 
 def evaluation_batches(length: int, batch_size: int, rank: int, world_size: int) -> list[list[int]]:
-    """Return this process's share of an evaluation split: each item exactly once over all processes.
+    """Return the batches of this process in an evaluation; each item is in one batch of one process.
 
-    All processes have the same number of batches, so that the collectives of a sharded model match; batch sizes differ
-    by at most one instead (and may be one larger than ``batch_size``).
+    All processes have the same number of batches, so that the collectives of a sharded model match. Batch sizes differ
+    by at most one, and may be one larger than ``batch_size``.
+
+    Returns:
+        The indices of the items in each batch.
 
     Raises:
-        UserError: there are fewer items than processes.
+        UserError: if there are fewer items than processes.
     """
     if length < world_size:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The splits of a datamodule, and which of them each stage reads."""
+"""Splits of a datamodule, and the splits that each stage reads."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ _SPLITS: dict[str | None, tuple[Split, ...]] = {
 
 
 def splits_of(stage: str | None) -> tuple[Split, ...]:
-    """Return the splits that a stage reads; None reads all."""
+    """Return the splits that a stage reads; all splits for None."""
     return _SPLITS[stage]

@@ -1,1 +1,1 @@
-"""Where rows come from."""
+"""Sources of rows: files, folders, shards, streams, the hub, and generated data."""

@@ -1,4 +1,4 @@
-"""Arrays computed from files, kept on disk while the files do not change."""
+"""Cache of arrays that are computed from files."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ Arrays = dict[str, np.ndarray]
 
 
 def index_cache(cache_dir: str | None) -> Path:
-    """Return the folder of the cached arrays."""
+    """Return the folder of the cached arrays.
+
+    Args:
+        cache_dir: the folder; None for ``$XDG_CACHE_HOME/vlightning``, which is ``~/.cache/vlightning`` by default.
+    """
     if cache_dir is not None:
         return Path(os.path.expanduser(cache_dir)).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vlightning"
 
 
 def cached_arrays(file: str, cache: Path, what: str, make: Callable[[], Arrays]) -> Arrays:
-    """Return arrays computed from a file, cached while the file does not change.
+    """Return arrays computed from a file; they are cached until the file's path, size or modification time changes.
 
     Args:
         file: absolute path.
         cache: folder of the cached arrays.
-        what: distinguishes the arrays of a file, also in messages.
-        make: computes the arrays.
+        what: what the arrays contain, in the key of the cache and in messages.
+        make: function that computes the arrays.
     """
     state = os.stat(file)
     stamp = hashlib.sha1(f"{_VERSION}\0{file}\0{state.st_mtime_ns}\0{state.st_size}\0{what}".encode()).hexdigest()
@@ -47,6 +51,6 @@ def cached_arrays(file: str, cache: Path, what: str, make: Callable[[], Arrays])
     try:
         with replacing(kept) as staged, open(staged, "wb") as content:
             np.savez(content, **made)  # type: ignore[arg-type]
-    except OSError as error:  # the next run computes them again
-        log.warning("the %s of %s is not cached (%s)", what, file, error)
+    except OSError as error:  # the next run computes the arrays again
+        log.warning("The %s of %s could not be cached (%s)", what, file, error)
     return made

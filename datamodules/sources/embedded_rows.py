@@ -1,4 +1,4 @@
-"""Captions of images with precomputed embeddings: rows, samples and batches."""
+"""Rows, samples and batches of captions and precomputed image embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from ..core.decode import MAX_PIXELS
 from ..core.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
 from ..core.pair_samples import captions_of
-from ..core.samples import account
+from ..core.samples import usable_samples
 from .embeddings import Embeddings
 from .table import PairTable
 
@@ -30,7 +30,7 @@ class EmbeddedImages(PairTable):
     """Rows of captions and precomputed embeddings of their images.
 
     Args:
-        parts: the sources, opened.
+        parts: the opened sources, each with its layout.
         embeddings: embeddings of the images.
     """
 
@@ -42,7 +42,7 @@ class EmbeddedImages(PairTable):
         """Return the embedding of a row's image, float32 [D].
 
         Raises:
-            BadSample: there is no embedding, or it is non-finite; or the row has a fault.
+            BadSample: if the image has no embedding or a non-finite one, or the row has a fault.
         """
         key = self._key(row)
         if key not in self.embeddings:
@@ -56,10 +56,10 @@ class EmbeddedImages(PairTable):
         return self.image_name(row) if self.embeddings.join_on == "image" else self.image_id(row)
 
     def check_embedded(self, split: str, need_captions: bool) -> None:
-        """Check that the split is not empty, and that a row in it can be used.
+        """Check that the split has rows, and that at least one of the probed rows can be used.
 
         Raises:
-            UserError: it is empty, or no row can be used.
+            UserError: if the split is empty, or no probed row can be used.
         """
 
         def unusable(row: int) -> Fault | None:
@@ -76,7 +76,9 @@ class EmbeddedImages(PairTable):
 
 
 class CaptionRows:
-    """The captions of embedded images, one per row; an image whose captions cannot be read has one row, too.
+    """Captions of embedded images, one per row.
+
+    An image whose captions cannot be read has one row, so that it is counted as a bad row.
 
     Args:
         images: rows of images with their captions.
@@ -96,25 +98,33 @@ class CaptionRows:
             return 1
 
     def image_row(self, row: int) -> int:
-        """Return the row of a caption's image."""
+        """Return the row of the image of a caption."""
         return bisect_right(self._ends, row)
 
     def caption(self, row: int) -> str:
-        """Return the raw caption; raises :class:`BadSample`."""
+        """Return the raw caption.
+
+        Raises:
+            BadSample: if the captions of the image cannot be read.
+        """
         image = self.image_row(row)
-        return self.images.captions(image)[row - self._ends[image]]  # counted from the end
+        return self.images.captions(image)[row - self._ends[image]]  # a negative index
 
     def image(self, row: int) -> Image.Image:
-        """Return the decoded image; raises :class:`BadSample`, for example if the file is missing."""
+        """Return the decoded image.
+
+        Raises:
+            BadSample: if the image cannot be used, for example because its file is missing.
+        """
         return self.images.image(self.image_row(row))
 
     def image_name(self, row: int) -> str:
-        """Return the path of the image where it is a file, else its source and row."""
+        """Return the path of an image file, or source and row of an image that is stored in the data."""
         return self.images.image_name(self.image_row(row))
 
 
 class EmbeddedCaption(NamedTuple):
-    """An embedding with its captions."""
+    """Embedding of an image with the captions of the image."""
 
     embedding: torch.Tensor
     captions: list[str]
@@ -124,12 +134,16 @@ class EmbeddedCaption(NamedTuple):
 
 @dataclass
 class CaptionReader:
-    """Read a row as one caption with its image's embedding, without random draws."""
+    """Reader of training samples: one caption with the embedding of its image, without random draws."""
 
     rows: CaptionRows
 
-    def __call__(self, row: int, words: tuple[int, int]) -> EmbeddedCaption:
-        """Read a row; raises :class:`BadSample`."""
+    def __call__(self, row: int, numbers: tuple[int, int]) -> EmbeddedCaption:
+        """Read a row.
+
+        Raises:
+            BadSample: if the caption is empty, or the row cannot be used.
+        """
         images, image = self.rows.images, self.rows.image_row(row)
         caption = self.rows.caption(row)
         if not _usable(caption):
@@ -138,10 +152,10 @@ class CaptionReader:
 
 
 class EmbeddedEvaluationSet(Dataset[Outcome]):
-    """Images of an evaluation split with all of their captions; unusable ones are skipped, never replaced.
+    """Images of an evaluation split with all of their captions; unusable images are skipped, never replaced.
 
     Args:
-        rows: the rows.
+        rows: rows of the split.
         images: the rows of each image.
         need_captions: whether an image without captions counts as unusable.
     """
@@ -173,7 +187,7 @@ class EmbeddedEvaluationSet(Dataset[Outcome]):
 
 @dataclass
 class EmbeddedCollate:
-    """Build evaluation batches: ``embedding``, ``image_id``, ``sample_index``, and the captions as ``references``.
+    """Build evaluation batches: ``embedding`` [B, D], ``image_id`` [B], ``sample_index`` [B] and ``references``.
 
     Args:
         width: the embedding dimension.
@@ -182,14 +196,14 @@ class EmbeddedCollate:
     width: int
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the embeddings; ``references`` is a list of texts for each image."""
-        samples, seen, faults = account(outcomes)
+        """Stack the embeddings; ``references`` is a list with the captions of each image."""
+        samples, seen, faults = usable_samples(outcomes)
         batch = self.stacked(samples)
         batch["references"] = [sample.captions for sample in samples]
         return Collated(batch, seen, faults)
 
     def stacked(self, samples: Sequence[EmbeddedCaption]) -> dict[str, Any]:
-        """Return the entries of all batches."""
+        """Return the entries that training and evaluation batches share."""
         return {
             "embedding": torch.stack([s.embedding for s in samples]) if samples else torch.zeros(0, self.width),
             "image_id": torch.tensor([sample.image_id for sample in samples], dtype=torch.long),
@@ -202,7 +216,7 @@ class CaptionCollate(EmbeddedCollate):
     """Build training batches: ``embedding``, ``image_id``, ``sample_index``, ``input_ids``, ``attention_mask`` [B, L].
 
     A caption is followed by the tokenizer's end-of-text token, which the mask includes; padding uses the same token and
-    is masked. A caption that is too long is truncated, without an end-of-text token.
+    is masked out. A caption that is too long is truncated, without an end-of-text token.
 
     Args:
         width: the embedding dimension.
@@ -215,8 +229,8 @@ class CaptionCollate(EmbeddedCollate):
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the embeddings and encode the captions."""
-        samples, seen, faults = account(outcomes)
-        if len(samples) < len(outcomes):  # a sample without a usable substitute: the loader ends the run
+        samples, seen, faults = usable_samples(outcomes)
+        if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
             return Collated(None, seen, faults)
         texts = [" ".join(sample.captions[0].split()) for sample in samples]
         end = self.tokenizer.eos_token_id

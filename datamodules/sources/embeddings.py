@@ -20,7 +20,7 @@ _COLUMNS = ("image", "image_id", "embedding")
 
 
 class Embeddings:
-    """Embeddings [N, D], looked up by the image's name or id.
+    """Table of embeddings [N, D], indexed by the name or the id of the image.
 
     Args:
         files: Parquet files, glob patterns or folders of such files, written by ``predict`` of an
@@ -28,7 +28,7 @@ class Embeddings:
         join_on: the column by which embeddings are looked up.
 
     Raises:
-        UserError: there are no such files, they are of different towers, or name an image twice.
+        UserError: if no file is found, the files are of different towers, or an image has several embeddings.
     """
 
     def __init__(self, files: list[str], join_on: JoinOn) -> None:
@@ -89,7 +89,7 @@ def _read(path: Path) -> Any:
     if not set(_COLUMNS) <= set(names):
         raise UserError(
             f"Expected the columns {', '.join(_COLUMNS)} in {str(path)!r}, as `vlightning predict` with an "
-            f"ImageEmbeddingModule writes them, got {', '.join(names)}: name such a file as data.embeddings."
+            f"ImageEmbeddingModule writes them, got {', '.join(names)}: set data.embeddings to such a file."
         )
     return pq.read_table(path, columns=list(_COLUMNS))
 

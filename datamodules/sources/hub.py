@@ -1,4 +1,7 @@
-"""Access to the Hugging Face hub, with a short timeout: its libraries wait 20 s and more for an unreachable hub."""
+"""Access to the Hugging Face hub with a short timeout.
+
+The libraries of the hub wait 20 s or more for an unreachable hub.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,31 @@ import importlib
 from collections.abc import Iterator
 
 TIMEOUT = 10.0
-"""Timeout in seconds."""
+"""Timeout, seconds."""
 
 
 @functools.cache
-def hub_answers() -> bool:
-    """Return whether the hub can be reached; tried once per process."""
+def hub_is_reachable() -> bool:
+    """Return whether the hub can be reached; the connection is tried once per process."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
     try:
-        # Not exported by name, but present in every version; it supports proxies.
+        # The submodule does not declare `get_session` as exported, but every version has it; it supports proxies.
         importlib.import_module("huggingface_hub.utils").get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
-    except Exception:  # of the HTTP library, which differs between versions of huggingface_hub
+    except Exception:  # the HTTP library, and so the type, depends on the version of huggingface_hub
         return False
     return True
 
 
 @contextlib.contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Let the hub's libraries read only their cache on disk within the context if the hub cannot be reached."""
+    """Restrict the hub's libraries to their cache on disk within the context if the hub cannot be reached."""
     import datasets
     from huggingface_hub import constants
 
-    if hub_answers():
+    if hub_is_reachable():
         yield
         return
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
@@ -43,12 +46,12 @@ def hub_or_cache() -> Iterator[None]:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
-def absence(error: Exception) -> str:
-    """Return why something was not found on the hub, for messages.
+def reason_not_found(error: Exception) -> str:
+    """Return the reason, for messages, why a name was not found on the hub.
 
     Args:
-        error: the error of the library.
+        error: the error that the library raised.
     """
-    if not hub_answers():
+    if not hub_is_reachable():
         return "the hub cannot be reached, and nothing of that name is cached"
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -10,14 +10,14 @@ from typing import Any
 from ...common.errors import UserError
 from ..core.faults import BadSample
 from .record import Record, identity_in, record
-from .text_files import ENCODING, parsed, utf8
+from .text_files import ENCODING, parse_json, require_utf8
 
-# The splits used in the literature, by the datamodule's splits. Flickr30k has no "restval".
-_USUAL = {"train": {"train", "restval"}, "validation": {"val"}, "test": {"test"}, "predict": {"test"}}
+# The splits of the literature for each split of the datamodule. Flickr30k has no "restval".
+_DEFAULT_SPLITS = {"train": {"train", "restval"}, "validation": {"val"}, "test": {"test"}, "predict": {"test"}}
 
 
 def is_karpathy(file: str) -> bool:
-    """Return whether a JSON file holds an object and so is in this form; reads its first characters only."""
+    """Return whether a JSON file is in Karpathy's form, which is an object; reads the first 100 characters only."""
     if not file.lower().endswith(".json"):
         return False
     with open(file, encoding=ENCODING, errors="replace") as text:
@@ -25,35 +25,35 @@ def is_karpathy(file: str) -> bool:
 
 
 def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[str]) -> Iterator[Record]:
-    """Yield the records of the images of some splits, each with all of its captions.
+    """Yield the records of the images in some splits, each image with all of its captions.
 
     Args:
         files: JSON files, each an object whose list ``images`` has objects with ``filename``, ``split``, ``sentences``
-            and perhaps a folder ``filepath``; an image's id is ``cocoid``, else ``imgid``.
-        split: names of splits, joined by "+"; None: the usual ones for the role.
-        role: the datamodule's split.
-        stamp: lets the library's cache detect changed files; not used.
+            and optionally a folder ``filepath``; the id of an image is ``cocoid``, or else ``imgid``.
+        split: names of splits, joined by "+"; None for the splits of the literature.
+        role: split of the datamodule.
+        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
 
     Raises:
-        UserError: a file has another form, or has no such split.
+        UserError: if a file has another form, or lacks a split.
     """
     for file in files:
         images = _images(file)
-        known = {image["split"] for image in images if _is_whole(image)}
-        wanted = set(split.split("+")) if split is not None else _USUAL[role] - ({"restval"} - known)
+        known = {image["split"] for image in images if _is_complete(image)}
+        wanted = set(split.split("+")) if split is not None else _DEFAULT_SPLITS[role] - ({"restval"} - known)
         if missing := wanted - known:
             raise UserError(
                 f"Expected the splits {', '.join(sorted(missing))} in {file!r}, got {', '.join(sorted(known))}: name "
                 "one of them as `split`, or several joined by +."
             )
         for image in images:
-            # The split of an incomplete image is unknown: it is counted in each.
-            if not _is_whole(image) or image["split"] in wanted:
+            # The split of an incomplete image is unknown: such an image is counted as a bad row of every split.
+            if not _is_complete(image) or image["split"] in wanted:
                 yield record(lambda image=image: _of_image(image))  # type: ignore[misc]
 
 
 def _of_image(image: Any) -> Record:
-    if not _is_whole(image):
+    if not _is_complete(image):
         raise BadSample("incomplete image", "")
     return {
         "image": {"bytes": None, "path": os.path.join(image.get("filepath") or "", image["filename"])},
@@ -63,8 +63,8 @@ def _of_image(image: Any) -> Record:
 
 
 def _images(file: str) -> list[Any]:
-    with utf8(Path(file)):
-        content = parsed(Path(file).read_text(encoding=ENCODING), Path(file))
+    with require_utf8(Path(file)):
+        content = parse_json(Path(file).read_text(encoding=ENCODING), Path(file))
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list):
         what = f"object with the keys {', '.join(content)}" if isinstance(content, dict) else type(content).__name__
@@ -72,7 +72,7 @@ def _images(file: str) -> list[Any]:
             "Expected a list of objects with an image and its caption, or Karpathy's form, an object with a list "
             f"`images`, got a JSON {what} in {file!r}: convert the file."
         )
-    if images and not any(map(_is_whole, images)):
+    if images and not any(map(_is_complete, images)):
         raise UserError(
             "Expected images as objects with `filename`, `split` and `sentences`, each with its `raw` text, got no "
             f"such object in {file!r}: correct the file."
@@ -80,7 +80,7 @@ def _images(file: str) -> list[Any]:
     return images
 
 
-def _is_whole(image: Any) -> bool:
+def _is_complete(image: Any) -> bool:
     try:
         texts = [image["filename"], image["split"], *(sentence["raw"] for sentence in image["sentences"])]
     except (KeyError, TypeError):

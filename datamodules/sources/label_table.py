@@ -11,20 +11,20 @@ import numpy as np
 from ...common.errors import UserError
 from ...common.names import nearest
 from ..core.faults import BadSample, Fault
-from .layout import whole_number
+from .layout import text_to_integer
 from .table import ImageTable
 
 Label = int | str
 
 
 class LabelTable(ImageTable):
-    """Labelled images of one or several memory-mapped sources, one after another."""
+    """Labelled images of one or several memory-mapped sources, concatenated."""
 
-    _numbers: np.ndarray | None = None
+    _class_indices: np.ndarray | None = None
 
     @cached_property
-    def given(self) -> list[Label | None]:
-        """The labels in the data: names or integers, None for a row without a readable label."""
+    def raw_labels(self) -> list[Label | None]:
+        """Labels as stored: names or integers, None for a row without a readable label."""
         columns = [layout.caption for layout in self.layouts]
         if None in columns:
             return []
@@ -39,16 +39,17 @@ class LabelTable(ImageTable):
 
     @cached_property
     def _unlabelled(self) -> dict[int, Fault]:
-        """The faults of rows whose label cannot be read; filled by :attr:`given`."""
+        """Faults of rows whose label cannot be read; filled by :attr:`raw_labels`."""
         return {}
 
     def class_names(self) -> tuple[str, ...] | None:
-        """Return the names of the classes by index: those that a source lists, else the sorted names in the data.
+        """Return the names of the classes by index: the names that a source lists, else the sorted names in the data.
 
-        None if the labels are integers without names.
+        Returns:
+            The names; None if the labels are integers without names.
 
         Raises:
-            UserError: sources list different names.
+            UserError: if the sources list different names.
         """
         listed = {layout.classes for layout in self.layouts if layout.classes}
         if len(listed) > 1:
@@ -59,23 +60,23 @@ class LabelTable(ImageTable):
             )
         if listed:
             return listed.pop()
-        names = {label for label in self.given if isinstance(label, str)}
+        names = {label for label in self.raw_labels if isinstance(label, str)}
         return tuple(sorted(names)) or None
 
-    def number(self, classes: Sequence[str] | None, num_classes: int, split: str) -> None:
+    def set_class_indices(self, classes: Sequence[str] | None, num_classes: int, split: str) -> None:
         """Convert the labels to class indices.
 
         Args:
-            classes: names of the classes by index, None if the labels are indices already.
+            classes: names of the classes by index; None if the labels are indices.
             num_classes: number of classes.
             split: name of the split, for messages.
 
         Raises:
-            UserError: a label is not a class. (A row without a label is unusable.)
+            UserError: if a label is not a class. (A row without a label is a bad row.)
         """
         place = {name: number for number, name in enumerate(classes or ())}
-        numbers = np.empty(len(self.given), dtype=np.int64)
-        for row, label in enumerate(self.given):
+        numbers = np.empty(len(self.raw_labels), dtype=np.int64)
+        for row, label in enumerate(self.raw_labels):
             if label is None:
                 numbers[row] = -1
                 continue
@@ -83,7 +84,7 @@ class LabelTable(ImageTable):
             if not 0 <= number < num_classes:
                 raise UserError(self._out_of_range(row, label, list(place), num_classes, split))
             numbers[row] = number
-        self._numbers = numbers
+        self._class_indices = numbers
 
     def _out_of_range(self, row: int, label: Label, names: list[str], num_classes: int, split: str) -> str:
         found = f"got {label!r} in {self.name(row)} ({split} split)"
@@ -100,28 +101,32 @@ class LabelTable(ImageTable):
         )
 
     def label(self, row: int) -> int | None:
-        """Return the class index of a row, None if the split has no labels; raises :class:`BadSample`."""
-        if self._numbers is None or not len(self._numbers):
-            return None
-        if self._numbers[row] < 0:
-            raise BadSample(*self._unlabelled.get(row, Fault("no label", self.name(row))))
-        return int(self._numbers[row])
-
-    def check(self, split: str) -> None:
-        """Check that the split is not empty, and that an image in it can be used.
+        """Return the class index of a row, or None if the split has no labels.
 
         Raises:
-            UserError: it is empty, or no image can be used.
+            BadSample: if the row has no readable label.
+        """
+        if self._class_indices is None or not len(self._class_indices):
+            return None
+        if self._class_indices[row] < 0:
+            raise BadSample(*self._unlabelled.get(row, Fault("no label", self.name(row))))
+        return int(self._class_indices[row])
+
+    def check(self, split: str) -> None:
+        """Check that the split has rows, and that at least one of the probed images can be used.
+
+        Raises:
+            UserError: if the split is empty, or no probed image can be used.
         """
         self.check_rows(split, "images", "check data.image_root and data.image_column", self.unusable)
 
 
 def _one_label(value: Any) -> Label | None:
-    """Return the label in a column's value: the first of a list, an integer for a string of digits, None if empty."""
+    """Return the label in a value: the first item of a list, an integer for a string of digits, None if empty."""
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, str):
         text = value.strip()
-        number = whole_number(text)
+        number = text_to_integer(text)
         return (text or None) if number is None else number
     return value

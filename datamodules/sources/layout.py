@@ -1,4 +1,4 @@
-"""How to read a row of a source: image, captions, identity."""
+"""Layout of the rows of a source: the columns of images, captions and ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_ID = "no image id"
 
 
 class Row(NamedTuple):
-    """One row, not decoded; its fault if it is known to be unusable."""
+    """One row with its image still encoded; ``fault`` is set if the row is known to be unusable."""
 
     data: bytes | None
     path: str | None
@@ -31,19 +31,19 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How to read a row of one source.
+    """Layout of the rows of one source.
 
     Args:
-        origin: the source as given by the user, for messages.
+        origin: the source as the user gave it, for messages.
         image: image column.
-        caption: column of the captions, or of the labels, None if there is none.
-        image_id: column of the image ids, None if there is none.
+        caption: column of the captions or of the labels; None if there is none.
+        image_id: column of the image ids; None if there is none.
         root: folder that relative paths start from.
         classes: names of the labels 0, 1, ..., if the source lists them.
-        fault: column with the cause for which a row cannot be used, None if there is none.
-        confined: whether no path may leave the root.
-        needs_id: whether a row without an id is unusable, because the user named the column of ids; otherwise the path
-            identifies the image.
+        fault: column with the cause why a row cannot be used; None if there is none.
+        confined: whether paths that leave the root are refused.
+        needs_id: whether a row without an id is unusable, which is so if the user named the column of ids; otherwise
+            the path identifies the image.
     """
 
     origin: str
@@ -57,7 +57,7 @@ class Layout:
     needs_id: bool = False
 
     def encoded_image(self, values: dict[str, Any]) -> tuple[bytes | None, str | None]:
-        """Return the encoded image, or its absolute path."""
+        """Return the encoded image, or the absolute path of its file."""
         image = values[self.image]
         data, path = None, None
         if isinstance(image, str):
@@ -78,7 +78,7 @@ class Layout:
         return [caption] if isinstance(caption, str) else [text for text in caption if text is not None]
 
     def row(self, values: dict[str, Any], name: str) -> Row:
-        """Return a row, with its fault if it has one.
+        """Return a row; a fault is returned in the row and not raised.
 
         Args:
             values: values by column, with :data:`FAULT` if the row could not be read.
@@ -97,10 +97,10 @@ class Layout:
             return Row(None, None, [], None, bad.fault)
 
     def check_inside(self, path: str | None) -> None:
-        """Check that a path does not leave a confining root, by `..` or because it is absolute.
+        """Check that a path does not leave the root, by `..` or because it is absolute, if paths are confined to it.
 
         Raises:
-            BadSample: it does; the cause is "outside image_root".
+            BadSample: if the path leaves the root; the cause is "outside image_root".
         """
         if self.confined and path is not None and not _is_inside(path, self.root):
             raise BadSample("outside image_root", path)
@@ -111,7 +111,11 @@ def _is_inside(path: str, root: str) -> bool:
 
 
 def known_identity(value: Any, name: str) -> int | str | None:
-    """Return :func:`image_identity`; raises :class:`BadSample` with the row's name."""
+    """Return the id of an image as :func:`image_identity` does.
+
+    Raises:
+        BadSample: if the id is not finite; the fault has the name of the row.
+    """
     try:
         return image_identity(value)
     except BadSample as bad:
@@ -122,14 +126,14 @@ def identity_number(identity: int | str, source: int | None) -> int:
     """Return an image's id as an integer: the id itself if it is a 64-bit integer, else a 63-bit hash.
 
     Args:
-        identity: the id in the data.
-        source: index of the source if several are read together, whose ids are unrelated.
+        identity: id as stored.
+        source: index of the source if several sources are read together, since their ids are unrelated; else None.
     """
     if source is not None:
         return text_id(f"{source}\0{_digits(identity)}")
     if not isinstance(identity, str):
         return int(identity) if -(2**63) <= identity < 2**63 else text_id(_digits(identity))
-    number = whole_number(identity)
+    number = text_to_integer(identity)
     return text_id(identity) if number is None or str(number) != identity else number
 
 
@@ -138,13 +142,13 @@ def _digits(identity: int | str) -> str:
     return hex(identity) if isinstance(identity, int) and identity.bit_length() > 64 else str(identity)
 
 
-def whole_number(text: str) -> int | None:
-    """Return the integer that a text of at most 18 digits is, else None."""
+def text_to_integer(text: str) -> int | None:
+    """Parse a text of at most 18 digits as an integer; return None for any other text."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
 
 
 class Ids(NamedTuple):
-    """The image ids of a source: integers, the causes of unusable rows, and the usable rows without an id."""
+    """Image ids of a source: integers, the causes of bad rows, and the usable rows without an id."""
 
     values: np.ndarray  # int64 [N]
     faults: dict[int, str]
@@ -152,7 +156,13 @@ class Ids(NamedTuple):
 
 
 def read_ids(column: pa.ChunkedArray, source: int | None, needed: bool) -> Ids:
-    """Read a column of ids; arguments as in :func:`identity_number`, and whether a row without an id is unusable."""
+    """Read a column of ids.
+
+    Args:
+        column: the column.
+        source: as in :func:`identity_number`.
+        needed: whether a row without an id is unusable.
+    """
     values, faults, absent = np.zeros(len(column), np.int64), dict[int, str](), set[int]()
     for row, value in enumerate(column):
         try:

@@ -1,8 +1,9 @@
-"""Readers of lists and image folders that the ``datasets`` library cannot read, as generators of uniform records.
+"""Readers of lists and image folders, as generators of uniform records.
 
-ALBEF's own JSON mixes strings and lists under one key, which Arrow's JSON reader refuses; the library's WebDataset
-builder refuses shards that mix JPEG and PNG; its image-folder builder ends at the first missing file. The generators
-are passed to ``Dataset.from_generator``, so the result can be memory-mapped or streamed all the same.
+The readers of the ``datasets`` library do not suffice: ALBEF's JSON mixes strings and lists under one key, which
+Arrow's JSON reader refuses; the WebDataset builder refuses shards that mix JPEG and PNG; the image-folder builder stops
+at the first missing file. ``Dataset.from_generator`` takes the generators, so that records are memory-mapped or
+streamed.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from typing import Any
 from ...common.errors import UserError
 from ..core.faults import ROW_ERRORS, BadSample
 from .record import Record, captions_in, identity_in, record
-from .text_files import ENCODING, parsed, utf8, whole
+from .text_files import ENCODING, parse_integer, parse_json, require_utf8
 
 
 def read_list(files: list[str], image: str, caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
-    """Yield the records of JSON in ALBEF's form (a list of objects), of JSON lines, or of CSV.
+    """Yield the records of files in JSON (a list of objects, as ALBEF's), JSON lines or CSV.
 
     Args:
         files: ``.json``, ``.jsonl`` or ``.csv`` files.
-        image: key of the image's path.
+        image: key of the path of the image.
         caption: key of the caption, a string or a list of strings.
-        image_id: key of the image's id; None: "image_id" if it exists.
-        stamp: lets the library's cache detect changed files; not used.
+        image_id: key of the id of the image; None for "image_id" if that exists.
+        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
 
     Raises:
-        UserError: a file has another form.
+        UserError: if a file has another form.
     """
     for file in files:
         for read in _items(Path(file)):
@@ -41,7 +42,7 @@ def read_list(files: list[str], image: str, caption: str, image_id: str | None, 
 def _listed(item: Any, image: str, caption: str, image_id: str | None) -> Record:
     if not isinstance(item, dict):
         raise BadSample("no object", "")
-    if None in item:  # the CSV reader's key of excess values: a comma in a caption without quotation marks splits it
+    if None in item:  # the CSV reader's key of excess values, as after a comma in a caption without quotation marks
         raise BadSample("more values than columns", "")
     if item.get(image) is None:
         raise BadSample("no image", "")
@@ -54,7 +55,7 @@ def _listed(item: Any, image: str, caption: str, image_id: str | None) -> Record
 
 
 def first_keys(file: str) -> list[str]:
-    """Return the keys of a file's first item that is an object, to check column names before anything is read."""
+    """Return the keys of the first object in a file, so that column names are checked before the file is read."""
     for read in _items(Path(file)):
         try:
             item = read()
@@ -66,15 +67,15 @@ def first_keys(file: str) -> list[str]:
 
 
 def _items(path: Path) -> Iterator[Callable[[], Any]]:
-    """Yield the items of a file, each as a function that returns it or raises its own fault."""
-    with utf8(path):
+    """Yield a function for each item of a file, which returns the item or raises the fault of the item."""
+    with require_utf8(path):
         yield from _decoded_items(path)
 
 
 def _decoded_items(path: Path) -> Iterator[Callable[[], Any]]:
     ending = path.suffix.lower()
     if ending == ".json":
-        items = parsed(path.read_text(encoding=ENCODING), path)
+        items = parse_json(path.read_text(encoding=ENCODING), path)
         if not isinstance(items, list):
             raise UserError(
                 f"Expected a list of objects with an image and its caption in {str(path)!r}, got a JSON "
@@ -95,23 +96,23 @@ def _decoded_items(path: Path) -> Iterator[Callable[[], Any]]:
 
 
 def _next_row(rows: Iterator[Any]) -> Callable[[], Any] | None:
-    """Return the next row as a function; it raises the row's fault if the row is longer than the library allows."""
+    """Return a function for the next row, which raises the row's fault if the row is longer than the library allows."""
     try:
         row = next(rows)
     except StopIteration:
         return None
     except csv.Error:
-        return _too_long
+        return _invalid_csv
     return lambda: row
 
 
-def _too_long() -> Any:
+def _invalid_csv() -> Any:
     raise BadSample("invalid CSV", "")
 
 
 def _json_line(line: bytes) -> Any:
     try:
-        return json.loads(line.removeprefix(codecs.BOM_UTF8), parse_int=whole)
+        return json.loads(line.removeprefix(codecs.BOM_UTF8), parse_int=parse_integer)
     except UnicodeDecodeError:
         raise BadSample("text that is not UTF-8", "") from None
     except (ValueError, RecursionError):
@@ -119,7 +120,10 @@ def _json_line(line: bytes) -> Any:
 
 
 def _delimiter(header: str) -> str:
-    """Return the delimiter of a CSV file, from its first line: a semicolon in locales with decimal commas."""
+    """Return the most frequent of comma, semicolon and tab in the first line of a CSV file.
+
+    Spreadsheets write semicolons in locales with decimal commas.
+    """
     return max(",;\t", key=header.count)
 
 
@@ -134,15 +138,15 @@ def _image(file: str, captions: list[str]) -> Record:
 
 
 def read_class_folders(files: list[str], root: str, stamp: list[str]) -> Iterator[Record]:
-    """Yield the records of images in one folder per class, whose name is the label.
+    """Yield the records of images in one folder per class; the name of the folder is the label.
 
     Args:
-        files: images.
-        root: the folder of the classes' folders.
-        stamp: lets the library's cache detect changed files; not used.
+        files: image files.
+        root: folder that contains the folders of the classes.
+        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
 
     Raises:
-        UserError: an image is not in the folder of a class.
+        UserError: if an image is not in the folder of a class.
     """
     for file in files:
         folder, *rest = Path(file).relative_to(root).parts

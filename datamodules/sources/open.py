@@ -12,7 +12,7 @@ from typing import Any
 from ...common.errors import UserError
 from ...common.names import nearest
 from .cache import index_cache
-from .hub import absence, hub_or_cache
+from .hub import hub_or_cache, reason_not_found
 from .karpathy import is_karpathy, read_karpathy
 from .layout import Layout
 from .lists import first_keys, read_class_folders, read_folder, read_list
@@ -24,17 +24,17 @@ from .tar_records import TarSource, read_tars
 
 @dataclass
 class Opening:
-    """The settings of a datamodule that all of its sources share.
+    """Settings of a datamodule that all of its sources share.
 
     Args:
-        image_root: folder that relative image paths start from, and that no path may leave.
+        image_root: folder that relative image paths start from, and that no image path may leave.
         image_column: column of the images.
         caption_column: column of the captions.
-        image_id_column: column of the image ids; None: "image_id" if it exists.
-        cache_dir: folder of the converted data; by default the ``datasets`` library's own.
-        need_captions: whether a source without captions, or labels, is an error.
-        labels: whether the caption column holds labels: integers or names. The label of an image in a folder is the
-            folder's name.
+        image_id_column: column of the image ids; None for "image_id" if that exists.
+        cache_dir: folder of the converted data; None for the default of the ``datasets`` library.
+        need_captions: whether a source without captions (or labels) is an error.
+        labels: whether the caption column holds labels (integers or names). The label of an image in a folder is the
+            name of the folder.
     """
 
     image_root: str | None
@@ -50,15 +50,15 @@ class Opening:
 
         Args:
             source: the source.
-            split: name of the datamodule's split, for hub datasets and messages.
-            streaming: whether to read on the fly instead of through a memory-mapped copy.
+            split: split of the datamodule, for hub datasets and messages.
+            streaming: whether to stream the rows instead of memory-mapping a copy.
 
         Returns:
             A ``datasets.Dataset`` whose images are not decoded (a :class:`~.stream.StreamedSource` for streaming), and
-            how to read its rows.
+            the layout of its rows.
 
         Raises:
-            UserError: there is no such source, or it lacks a column.
+            UserError: if the source does not exist, or lacks a column.
         """
         spec = as_source(source)
         kind, files, folder = resolve(spec)
@@ -71,7 +71,7 @@ class Opening:
         try:
             if kind in ("json", "imagefolder", "webdataset"):
                 dataset = self._records(spec, kind, files, columns, split, streaming)
-                # The root confines paths in lists only, not files that the reader finds in folders.
+                # The root confines the paths in lists only: the reader itself finds the files of a folder.
                 confined = named is not None and kind == "json"
                 named_id = image_id is not None
                 layout = Layout(spec.path, "image", "caption", "image_id", root, None, FAULT, confined, named_id)
@@ -118,9 +118,10 @@ class Opening:
         elif kind == "imagefolder" and not files[0].endswith(METADATA):
             reader = read_folder
             if self.need_captions and not os.path.isdir(os.path.expanduser(spec.path)):
+                what = "labels" if self.labels else "captions"
                 raise UserError(
-                    f"Expected images with {'labels' if self.labels else 'captions'}, got {len(files)} image(s) "
-                    f"without in {spec.path!r}: name their folder, or another source."
+                    f"Expected images with {what}, got {len(files)} image(s) without {what} in {spec.path!r}: name "
+                    "their folder, or another source."
                 )
             if self.labels and self.need_captions:
                 reader = read_class_folders
@@ -128,7 +129,7 @@ class Opening:
             elif self.need_captions:
                 raise UserError(
                     f"Expected captions in one of {', '.join(METADATA)} in {spec.path!r}, got {len(files)} images "
-                    "without: add the file, or name another source."
+                    "without captions: add the file, or name another source."
                 )
         elif kind == "json" and is_karpathy(files[0]):
             reader = read_karpathy
@@ -153,7 +154,7 @@ class Opening:
         except Exception as error:
             cause = error.__cause__ or error.__context__
             if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
-                raise cause from None  # the reader's own error, which the library wraps
+                raise cause from None  # the library wraps the error of the reader
             raise
 
     def _library(self, spec: Source, kind: Format, files: list[str], split: str, streaming: bool) -> Any:
@@ -171,8 +172,8 @@ class Opening:
                 dataset = datasets.load_dataset(spec.path, spec.name, streaming=streaming, cache_dir=self.cache_dir)
         except Exception as error:
             raise UserError(
-                f"Expected a file, a folder or a hub dataset, got {spec.path!r} ({absence(error)}): correct the name"
-                f"{nearest_path(spec.path)}."
+                f"Expected a file, a folder or a hub dataset, got {spec.path!r} ({reason_not_found(error)}): correct "
+                f"the name{nearest_path(spec.path)}."
             ) from error
         return self._choose(dataset, spec, split)
 

@@ -1,4 +1,4 @@
-"""The uniform record of one row, which the readers of files yield."""
+"""Uniform records, which the readers of files yield for each row."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from ..core.faults import ROW_ERRORS, BadSample, unreadable
 from ..text.captions import is_text
 
 FAULT = "vlightning_fault"
-"""The column of records with the cause for which a row cannot be used, None for usable rows."""
+"""Column of records with the cause why a row cannot be used; None for usable rows."""
 
 Record = dict[str, Any]
 """``image``: {``bytes``, ``path``}; ``caption``: list of strings; ``image_id``: a string, or None; :data:`FAULT`."""
 
 
 def record(make: Callable[[], Record]) -> Record:
-    """Return the record that ``make`` creates from one row of a file, or a record with the row's fault.
+    """Return the record of one row of a file, or a record with the fault of the row.
 
-    All faults of single rows are caught here: ``make`` may raise :class:`BadSample` or :data:`ROW_ERRORS`. Errors that
-    concern the whole file are raised outside.
+    Args:
+        make: function that creates the record; it may raise :class:`BadSample` or :data:`ROW_ERRORS`, which are caught
+            here. Errors that concern the whole file are raised elsewhere.
     """
     try:
         made = make()
@@ -37,13 +38,13 @@ def record(make: Callable[[], Record]) -> Record:
 
 
 def image_identity(value: Any) -> int | str | None:
-    """Return an image's id in the form in which ids are compared, None if there is none.
+    """Return the id of an image in the form in which ids are compared, or None if the value is no id.
 
-    An integer is equal in any notation (5, 5.0, "5"). All other values are compared as text, so 1.2 and 1.7 are two
-    images. An empty text is no id.
+    Integers are equal in any notation (5, 5.0, "5"). All other values are compared as text, so that 1.2 and 1.7 are two
+    ids. An empty text is no id.
 
     Raises:
-        BadSample: the id is NaN or infinite.
+        BadSample: if the id is non-finite.
     """
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -55,7 +56,7 @@ def image_identity(value: Any) -> int | str | None:
 
 
 def captions_in(value: Any) -> list[str]:
-    """Return the value of a caption entry as a list of texts."""
+    """Return the value of an entry with captions as a list of texts."""
     if value is None:
         return []
     if isinstance(value, (list, tuple)):
@@ -64,6 +65,10 @@ def captions_in(value: Any) -> list[str]:
 
 
 def identity_in(value: Any) -> str | None:
-    """Return the value of an image id entry as text, None if there is none; raises :class:`BadSample`."""
+    """Return the value of an entry with an image id as text, or None if it is no id.
+
+    Raises:
+        BadSample: if the id is non-finite.
+    """
     known = image_identity(value)
     return None if known is None else str(known)

@@ -1,4 +1,4 @@
-"""Reader of reinforced samples: one recorded augmentation, two captions, and the teachers' embeddings of the three."""
+"""Reader of reinforced samples: one augmented image, two captions, and the teachers' embeddings of these three."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..text.captions import is_text, usable_caption
 from ..transforms.clip import ReplayTransform
 from ..transforms.replay import Augmentation, Box, augmentation_entries, parse_augmentation
 from .members import caption_of, json_of
-from .sample_embeddings import Embeddings
+from .sample_embeddings import SampleEmbeddings
 
 REINFORCEMENTS = ("paug.json", "syn.json")
 RESCALED = "box rescaled"
@@ -23,7 +23,7 @@ OtherSizes = Literal["rescale", "refuse", "ignore"]
 
 
 class ReinforcedRows(Protocol):
-    """Rows of reinforced samples."""
+    """Rows of reinforced samples, as :class:`ReinforcedReader` reads them."""
 
     synthetic_keys: re.Pattern[str]
     other_sizes: OtherSizes
@@ -33,10 +33,18 @@ class ReinforcedRows(Protocol):
         """Return the name of a row in messages."""
 
     def members(self, row: int) -> dict[str, bytes]:
-        """Return the members of a row by kind; raises :class:`BadSample`."""
+        """Return the members of a row by kind.
+
+        Raises:
+            BadSample: if the row cannot be read.
+        """
 
     def decoded(self, members: dict[str, bytes], row: int) -> Image.Image:
-        """Decode the image in a row's members, without EXIF orientation; raises :class:`BadSample`."""
+        """Decode the image in the members of a row, without applying the EXIF orientation.
+
+        Raises:
+            BadSample: if the image cannot be used.
+        """
 
 
 class ReinforcedSample(NamedTuple):
@@ -54,18 +62,31 @@ class ReinforcedSample(NamedTuple):
 
 @dataclass
 class ReinforcedReader:
-    """Read a row as one of its augmentations, with its caption and one of its synthetic captions."""
+    """Reader of training samples: one of the recorded augmentations, the caption, and one of the synthetic captions.
+
+    Args:
+        rows: rows of the split.
+        transform: replays an augmentation and normalizes the image.
+    """
 
     rows: ReinforcedRows
     transform: ReplayTransform
 
-    def __call__(self, row: int, words: tuple[int, int]) -> ReinforcedSample:
-        """Read a row with the random words of `sample_words`; raises :class:`BadSample`."""
-        name = self.rows.name(row)
-        with reading(name):  # with the transform, which replays what the row contains
-            return self._read(row, words, name)
+    def __call__(self, row: int, numbers: tuple[int, int]) -> ReinforcedSample:
+        """Read a row.
 
-    def _read(self, row: int, words: tuple[int, int], name: str) -> ReinforcedSample:
+        Args:
+            row: index of the row.
+            numbers: random numbers of the row, from :func:`~..core.sampling.sample_numbers`.
+
+        Raises:
+            BadSample: if the row cannot be used.
+        """
+        name = self.rows.name(row)
+        with reading(name):  # includes the transform, which replays an augmentation that the row contains
+            return self._read(row, numbers, name)
+
+    def _read(self, row: int, numbers: tuple[int, int], name: str) -> ReinforcedSample:
         members = self.rows.members(row)
         captions = [caption for caption in caption_of(members) if usable_caption(caption, False, 0)]
         if not captions:
@@ -73,13 +94,13 @@ class ReinforcedReader:
         for kind in REINFORCEMENTS:
             if kind not in members:
                 raise BadSample(f"no member {kind}", name)
-        embeddings = Embeddings(members, name)
+        embeddings = SampleEmbeddings(members, name)
         record = json_of(members, "paug.json")
         entries = self._entries(record, embeddings, name)
         synthetic = self._synthetic(members, embeddings, name)
-        number = (words[0] >> 32) % len(entries)
-        group = synthetic[(words[0] & 0xFFFFFFFF) % len(synthetic)]
-        place = words[1] % len(group.captions)
+        number = (numbers[0] >> 32) % len(entries)
+        group = synthetic[(numbers[0] & 0xFFFFFFFF) % len(synthetic)]
+        place = numbers[1] % len(group.captions)
         teacher_image = embeddings.row("image_emb", number)
         teacher_text = embeddings.row("text_emb", 0)
         teacher_synthetic = embeddings.row(group.array, group.first + place)
@@ -87,7 +108,7 @@ class ReinforcedReader:
             raise BadSample("lone surrogate in the caption", name)
         self._check_rows([teacher_image, teacher_text, teacher_synthetic], name)
         image = self.rows.decoded(members, row)
-        augmentation, notes = self._fitted(entries, number, record, image, members, name)
+        augmentation, notes = self._rescaled_augmentation(entries, number, record, image, members, name)
         return ReinforcedSample(
             self.transform(image, augmentation),
             captions[0],
@@ -99,7 +120,7 @@ class ReinforcedReader:
             notes,
         )
 
-    def _entries(self, record: dict[str, object], embeddings: Embeddings, name: str) -> list[Any]:
+    def _entries(self, record: dict[str, object], embeddings: SampleEmbeddings, name: str) -> list[Any]:
         try:
             entries = augmentation_entries(record.get("param_aug"))
         except (ValueError, RecursionError):
@@ -108,7 +129,7 @@ class ReinforcedReader:
             raise BadSample("param_aug and image_emb differ in number", name)
         return entries
 
-    def _synthetic(self, members: dict[str, bytes], embeddings: Embeddings, name: str) -> list[_Synthetic]:
+    def _synthetic(self, members: dict[str, bytes], embeddings: SampleEmbeddings, name: str) -> list[_Synthetic]:
         groups = []
         kinds = json_of(members, "syn.json")
         if sum(f"{key}_emb" not in embeddings for key in kinds) > 1:
@@ -135,7 +156,7 @@ class ReinforcedReader:
             if not row.isfinite().all():
                 raise BadSample("non-finite embedding", name)
 
-    def _fitted(
+    def _rescaled_augmentation(
         self,
         entries: list[Any],
         number: int,
@@ -144,7 +165,7 @@ class ReinforcedReader:
         members: dict[str, bytes],
         name: str,
     ) -> tuple[Augmentation, list[Fault]]:
-        """Return the augmentation with its box in pixels of this copy of the image."""
+        """Return the augmentation with its box in pixels of the image, and a note if the box was rescaled."""
         actual = (image.height, image.width)
         try:
             chosen = parse_augmentation(entries[number])
@@ -154,7 +175,7 @@ class ReinforcedReader:
             raise BadSample("unreadable paug.json", name) from None
         recorded = None
         if self.rows.other_sizes != "ignore":
-            # Otherwise the downloader may have recorded the size of the image before it was resized.
+            # With "ignore", the downloader may have recorded the size before it resized the image.
             records = (record, json_of(members, "image.json"), json_of(members, "json"))
             recorded = next((size for size in map(_size_in, records) if size is not None), None)
         if recorded is not None and min(recorded) < 1:
@@ -169,7 +190,7 @@ class ReinforcedReader:
 
 
 class _Synthetic(NamedTuple):
-    """Synthetic captions of one kind, and the place of their embeddings."""
+    """Synthetic captions of one kind; their embeddings are rows ``first``, ``first + 1``, ... of ``array``."""
 
     captions: list[str]
     array: str
@@ -177,8 +198,7 @@ class _Synthetic(NamedTuple):
 
 
 def _size_in(record: dict[str, object]) -> tuple[int, int] | None:
-    """Return the original height and width of the image in a record."""
+    """Return the original height and width of the image in a record, or None if they are not recorded."""
     height, width = record.get("original_height"), record.get("original_width")
-    return (
-        (height, width) if type(height) is int and type(width) is int else None
-    )  # not bool, which is a subclass of int
+    # `isinstance` would accept bool.
+    return (height, width) if type(height) is int and type(width) is int else None

@@ -21,7 +21,7 @@ from .members import IMAGE_SUFFIXES, uid_of
 from .reinforced_reader import OtherSizes, ReinforcedReader
 
 if TYPE_CHECKING:
-    from .shards import BesideShards, Shards
+    from .shards import SeparateImages, Shards
 
 
 class ReinforcedTable:
@@ -29,22 +29,22 @@ class ReinforcedTable:
 
     Args:
         shards: the tar files.
-        beside: the images, if they are not in the shards.
-        synthetic_keys: regular expression that the keys of the synthetic captions to use match entirely.
-        other_sizes: how to treat images whose size differs from the recorded one.
+        separate_images: images outside of the shards; None if the shards contain the images.
+        synthetic_keys: regular expression; synthetic captions are used if it matches their whole key.
+        other_sizes: treatment of images whose size differs from the recorded size.
         max_pixels: images with more pixels are refused.
     """
 
     def __init__(
         self,
         shards: Shards,
-        beside: BesideShards | None,
+        separate_images: SeparateImages | None,
         synthetic_keys: str,
         other_sizes: OtherSizes,
         max_pixels: int,
     ) -> None:
         self.shards = shards
-        self.beside = beside
+        self.separate_images = separate_images
         self.synthetic_keys = re.compile(synthetic_keys)
         self.other_sizes: OtherSizes = other_sizes
         self.max_pixels = max_pixels
@@ -54,18 +54,22 @@ class ReinforcedTable:
         return len(self.shards)
 
     def name(self, row: int) -> str:
-        """Return shard and key of a row."""
+        """Return shard and key of a row, its name in messages."""
         return self.shards.name(row)
 
     def image_name(self, row: int) -> str:
-        """Return the name of the row, since images are in shards."""
+        """Return the name of the row, since the image is not a file of its own."""
         return self.name(row)
 
     def members(self, row: int) -> dict[str, bytes]:
-        """Return the members of a row and those beside it, the ``json`` of the latter as ``image.json``."""
+        """Return the members of a row and those of its separate image, whose ``json`` is returned as ``image.json``.
+
+        Raises:
+            BadSample: if the members cannot be read.
+        """
         members = self.shards.members(row)
-        if self.beside is not None:
-            found = self.beside.members(row, self.shards.key(row).rpartition("/")[2], uid_of(members))
+        if self.separate_images is not None:
+            found = self.separate_images.members(row, self.shards.key(row).rpartition("/")[2], uid_of(members))
             members |= {("image.json" if kind == "json" else kind): content for kind, content in found.items()}
         return members
 
@@ -74,19 +78,19 @@ class ReinforcedTable:
         return self.decoded(self.members(row), row)
 
     def decoded(self, members: dict[str, bytes], row: int) -> Image.Image:
-        """Decode the image in a row's members, without EXIF orientation, as the boxes are measured.
+        """Decode the image in the members of a row, without EXIF orientation, since boxes are measured without it.
 
         Raises:
-            BadSample: there is none, or it cannot be used.
+            BadSample: if there is no image, or it cannot be used.
         """
         data = next((content for kind, content in members.items() if f".{kind}" in IMAGE_SUFFIXES), None)
         return decode_image(data, None, self.name(row), self.max_pixels, upright=False)
 
     def check(self, split: str, read: ReinforcedReader) -> None:
-        """Check that a sample can be used, and find the dimension of the teachers' embeddings.
+        """Check that at least one of the probed samples can be used, and set ``teacher_width`` from it.
 
         Raises:
-            UserError: there are no samples, or none of some can be used.
+            UserError: if the split is empty, or no probed sample can be used.
         """
         origins = f"{len(self.shards.files)} shard(s), {self.shards.files[0]!r} the first"
         if not len(self):
@@ -102,7 +106,7 @@ class ReinforcedTable:
                 continue
             return
         what = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
-        hint = "" if self.beside is not None else ", or set data.images if the images are not in the shards"
+        hint = "" if self.separate_images is not None else ", or set data.images if the images are not in the shards"
         raise UserError(
             f"Expected images with captions and reinforcements in the {split} split ({origins}), got no usable sample "
             f"among {sum(causes.values())} of {len(self)} ({what}; for example {example}): check the shards{hint}."

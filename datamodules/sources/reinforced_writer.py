@@ -28,18 +28,18 @@ class ReinforcedRecord:
     """One reinforced sample.
 
     Args:
-        key: start of the names of its members; adjacent samples have different keys.
+        key: prefix of the names of the members; adjacent samples need different keys.
         image: the encoded image.
-        suffix: suffix of the image's file, such as "jpg".
+        suffix: file name suffix of the image, such as "jpg".
         caption: the real caption.
-        synthetic: synthetic captions by kind ("syn_text" in version 1).
+        synthetic: the synthetic captions by kind ("syn_text" in version 1).
         augmentations: recorded augmentations.
-        size: height and width of the image in which the boxes are measured; None omits it, as DataCompDR does.
+        size: height and width of the image in which the boxes are measured; None omits the entry, as DataCompDR does.
         image_embeddings: embeddings [A, D] of the augmentations.
         text_embeddings: embedding [1, D] of the real caption.
         synthetic_embeddings: embeddings [S, D] of the synthetic captions by kind.
-        uid: identifier of the pair in any copy of the data; by default the key.
-        sha256: hash of the image's file; omitted if empty.
+        uid: identifier of the pair in all copies of the data; by default the key.
+        sha256: SHA-256 hash of the encoded image; omitted if empty.
     """
 
     key: str
@@ -59,7 +59,7 @@ class ReinforcedRecord:
         """Return the content of the members by kind; arguments as in :func:`write_shard`.
 
         Raises:
-            UserError: there are several kinds of synthetic captions, which version 1 does not support.
+            UserError: if there are several kinds of synthetic captions, which version 1 does not support.
         """
         augmentations: dict[str, Any] = {"param_aug": [augmentation.as_json() for augmentation in self.augmentations]}
         identity: dict[str, Any] = {"uid": self.uid or self.key}
@@ -102,9 +102,9 @@ def write_shard(
     Args:
         path: path of the tar file.
         records: the samples.
-        version: 1 stores all text embeddings in one array and supports one kind of synthetic captions, 2 has an array
-            for each kind.
-        embeddings: "npz" stores float32, without compression, so that a row is read without the others; "pth.gz" stores
+        version: version of the layout: 1 stores all text embeddings in one array and supports one kind of synthetic
+            captions, 2 has an array for each kind.
+        embeddings: "npz" stores float32 without compression, so that single rows can be read; "pth.gz" stores
             bfloat16.
     """
     with ShardFile(path) as shard:
@@ -114,10 +114,10 @@ def write_shard(
 
 
 class ShardFile:
-    """A tar file that is written sample by sample, and gets its name once it is complete and on the disk.
+    """Writer of a tar file, sample by sample; the file gets its name once it is complete and on the disk.
 
-    Its index is written beside it, `<name>.index.json`: the place of each sample, so that a reader need not read all
-    headers, and remarks of the writer. Without :meth:`finish`, nothing remains.
+    The index `<name>.index.json` is written beside the file. It has the byte offsets of each sample, so that a reader
+    does not read all headers, and remarks of the writer. Without :meth:`finish`, no file remains.
 
     Args:
         path: path of the tar file.
@@ -143,7 +143,7 @@ class ShardFile:
         """Append a sample.
 
         Args:
-            key: start of the names of its members.
+            key: prefix of the names of the members.
             members: content of the members by kind.
         """
         self._keys.append(key)
@@ -163,7 +163,7 @@ class ShardFile:
         self._tar.close()
         sync(self._staged)
         index = {"bytes": self._staged.stat().st_size, "keys": self._keys, "start": self._starts, "stop": self._stops}
-        # The index first: a shard that exists is complete, and has one.
+        # The index is written first, so that every shard that exists is complete and has an index.
         with replacing(index_beside(self.path)) as staged:
             staged.write_text(json.dumps(index | remarks), encoding="utf-8")
         swap_in(self._staged, self.path)
@@ -180,4 +180,4 @@ def _encoded(arrays: dict[str, torch.Tensor], embeddings: EmbeddingFormat) -> by
         np.savez(content, **{name: rows.float().numpy() for name, rows in arrays.items()})  # type: ignore[arg-type]
         return content.getvalue()
     torch.save({name: rows.to(torch.bfloat16).clone() for name, rows in arrays.items()}, content)
-    return gzip.compress(content.getvalue(), compresslevel=1, mtime=0)  # equal bytes for equal content
+    return gzip.compress(content.getvalue(), compresslevel=1, mtime=0)  # mtime=0: equal bytes for equal content

@@ -1,4 +1,4 @@
-"""Samples of a reinforcement: pairs with drawn augmentations for the teachers, and samples read back from shards."""
+"""Samples for teachers to embed: pairs with drawn augmentations, and samples that are read back from shards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from PIL import Image
 
 from ..core.decode import decode_image, image_suffix
 from ..core.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
-from ..core.samples import SeededSet, account, stacked
-from ..core.sampling import sample_words, seeded, view_seed
+from ..core.samples import SeededSet, stacked, usable_samples
+from ..core.sampling import sample_numbers, seeded, view_seed
 from ..text.captions import usable_caption
 from ..transforms.replay import (
     Augmentation,
@@ -26,25 +26,25 @@ from ..transforms.replay import (
 )
 from .members import caption_of, json_of
 from .reinforced_writer import ReinforcedRecord
-from .sample_embeddings import Embeddings
+from .sample_embeddings import SampleEmbeddings
 from .shards import Shards
 from .table import PairTable
 
-KIND = "syn_text"
-"""The key of synthetic captions in `syn.json`."""
+SYNTHETIC_KEY = "syn_text"
+"""Key of the synthetic captions in `syn.json`."""
 NO_SYNTHETIC = "no synthetic caption"
-FURTHER = "further captions of a row skipped"
+FURTHER_CAPTIONS = "further captions of a row skipped"
 
 
 class View(NamedTuple):
-    """A teacher's input size in pixels, and its interpolation of the crop."""
+    """Input size of a teacher in pixels, and the interpolation of its crop."""
 
     size: int
     interpolation: Interpolation
 
 
 class Original(NamedTuple):
-    """An image-caption pair, and the augmentations drawn for it."""
+    """An image-caption pair, and the augmentations that were drawn for the image."""
 
     row: int
     name: str
@@ -60,7 +60,7 @@ class Original(NamedTuple):
         """Return the sample to write.
 
         Args:
-            synthetic: captions.
+            synthetic: synthetic captions.
             image: embeddings [A, D] of the augmentations.
             text: embedding [1, D] of the caption.
             synthetic_text: embeddings [S, D] of the synthetic captions.
@@ -72,19 +72,19 @@ class Original(NamedTuple):
             image=self.image,
             suffix=image_suffix(self.image),
             caption=self.caption,
-            synthetic={KIND: synthetic},
+            synthetic={SYNTHETIC_KEY: synthetic},
             augmentations=self.augmentations,
             size=self.size,
             image_embeddings=image,
             text_embeddings=text,
-            synthetic_embeddings={KIND: synthetic_text},
+            synthetic_embeddings={SYNTHETIC_KEY: synthetic_text},
             uid=uid,
             sha256=content.hexdigest(),
         )
 
 
-class Looked(NamedTuple):
-    """A pair with its images: uint8 [A, S, S, 3] for each view, float [3, H, W] or None for the captioner."""
+class PreparedPair(NamedTuple):
+    """A pair with the inputs of the networks: uint8 [A, S, S, 3] for each view; for the captioner float [3, H, W]."""
 
     original: Original
     views: list[torch.Tensor]
@@ -94,7 +94,9 @@ class Looked(NamedTuple):
 
 
 class Originals:
-    """The pairs of a batch, and its unusable rows; not a collection, so that Lightning does not move it to a device.
+    """Pairs and unusable rows of a batch.
+
+    This class is not a collection, so that Lightning does not move its content to a device.
 
     Attributes:
         pairs: the usable pairs.
@@ -107,23 +109,29 @@ class Originals:
 
 
 @dataclass
-class Looks:
-    """The inputs of the module's networks.
+class NetworkInputs:
+    """Prepare the inputs of the teachers and of the captioner.
 
     Args:
-        views: views of the augmented images.
-        whole: transform of the captioner's input; None without a captioner.
+        views: input size and interpolation of the teachers.
+        whole: transform of the captioner's input, the image without augmentation; None without a captioner.
     """
 
     views: Sequence[View]
     whole: Callable[[Image.Image], torch.Tensor] | None
 
-    def __call__(self, image: Image.Image, original: Original, seed: int) -> Looked:
-        """Apply all augmentations."""
+    def __call__(self, image: Image.Image, original: Original, seed: int) -> PreparedPair:
+        """Apply all augmentations of a pair to its decoded image.
+
+        Args:
+            image: the decoded image.
+            original: the pair.
+            seed: seed of the captioner.
+        """
         views = [
             torch.stack([_pixels(replay(image, one, *view)) for one in original.augmentations]) for view in self.views
         ]
-        return Looked(original, views, self.whole(image) if self.whole is not None else None, seed)
+        return PreparedPair(original, views, self.whole(image) if self.whole is not None else None, seed)
 
 
 def _pixels(image: Image.Image) -> torch.Tensor:
@@ -134,9 +142,9 @@ class ReinforcementSet(SeededSet):
     """Pairs with augmentations that are a function of (seed, row, index of the augmentation).
 
     Args:
-        rows: the pairs.
-        synthetic: the same rows with synthetic captions as captions; None if a captioner generates them.
-        looks: the inputs of the module's networks.
+        rows: rows of the pairs.
+        synthetic: the same rows with synthetic captions as captions; None if a captioner generates the captions.
+        inputs: prepares the inputs of the networks.
         draw: draws an augmentation.
         augmentations: number of augmentations of each image.
         seed: seed of the draws.
@@ -146,14 +154,14 @@ class ReinforcementSet(SeededSet):
         self,
         rows: PairTable,
         synthetic: PairTable | None,
-        looks: Looks,
+        inputs: NetworkInputs,
         draw: AugmentationDraw,
         augmentations: int,
         seed: int,
     ) -> None:
         self.rows = rows
         self.synthetic = synthetic
-        self.looks = looks
+        self.inputs = inputs
         self.draw = draw
         self.augmentations = augmentations
         self.seed = seed
@@ -178,76 +186,78 @@ class ReinforcementSet(SeededSet):
             if not synthetic:
                 raise BadSample(NO_SYNTHETIC, name)
         encoded = self.rows.encoded(row)
-        # Without EXIF orientation, as readers of shards decode it.
+        # Readers of shards do not apply the EXIF orientation either.
         image = decode_image(encoded, None, name, self.rows.max_pixels, upright=False)
-        seed, caption_seed = sample_words(self.seed, 0, row)
+        seed, caption_seed = sample_numbers(self.seed, 0, row)
         augmentations = []
         for number in range(self.augmentations):
             with seeded(view_seed(seed, number)):
                 augmentations.append(self.draw(image.height, image.width))
         size = image.height, image.width
         original = Original(row, name, encoded, captions[0], synthetic, augmentations, size)
-        looked = self.looks(image, original, caption_seed)
-        return Outcome(looked._replace(notes=[Fault(FURTHER, name)] if len(captions) > 1 else []), 1)
+        prepared = self.inputs(image, original, caption_seed)
+        return Outcome(prepared._replace(notes=[Fault(FURTHER_CAPTIONS, name)] if len(captions) > 1 else []), 1)
 
 
 class ReinforcementCollate:
-    """Build batches for a module that embeds pairs.
+    """Build batches for a module that embeds augmentations.
 
-    ``views``: uint8 [N, A, S, S, 3] for each view of the module. ``whole``: float [N, 3, H, W] for the captioner, if
-    there is one. ``caption_seed``: long [N]. ``sample_index``: long [N], the rows. ``originals``: the pairs.
+    A batch holds ``views``, a list of uint8 [N, A, S, S, 3]; ``whole``, float [N, 3, H, W], if there is a captioner;
+    ``caption_seed``, long [N]; ``sample_index``, long [N], the rows; and ``originals``, the pairs.
     """
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images."""
-        _, seen, faults = account(outcomes)
-        looked = [outcome.sample for outcome in outcomes if isinstance(outcome.sample, Looked)]
-        bad = [(outcome.sample, outcome.faults[0]) for outcome in outcomes if not isinstance(outcome.sample, Looked)]
-        notes = [note for one in looked for note in one.notes]
-        return Collated(batch_of(looked, bad), seen, faults, notes)
+        _, seen, faults = usable_samples(outcomes)
+        prepared = [outcome.sample for outcome in outcomes if isinstance(outcome.sample, PreparedPair)]
+        bad = [
+            (outcome.sample, outcome.faults[0]) for outcome in outcomes if not isinstance(outcome.sample, PreparedPair)
+        ]
+        notes = [note for one in prepared for note in one.notes]
+        return Collated(batch_of(prepared, bad), seen, faults, notes)
 
 
-def batch_of(looked: Sequence[Looked], faults: list[tuple[int, Fault]]) -> dict[str, Any]:
-    """Return a batch, which may be empty."""
+def batch_of(prepared: Sequence[PreparedPair], faults: list[tuple[int, Fault]]) -> dict[str, Any]:
+    """Return a batch of usable pairs and of the faults of unusable rows; it may be empty."""
     batch: dict[str, Any] = {
-        "views": [stacked(list(images)) for images in zip(*(one.views for one in looked), strict=True)],
-        "caption_seed": torch.tensor([one.caption_seed for one in looked], dtype=torch.long),
-        "sample_index": torch.tensor([one.original.row for one in looked], dtype=torch.long),
-        "originals": Originals([one.original for one in looked], faults),
+        "views": [stacked(list(images)) for images in zip(*(one.views for one in prepared), strict=True)],
+        "caption_seed": torch.tensor([one.caption_seed for one in prepared], dtype=torch.long),
+        "sample_index": torch.tensor([one.original.row for one in prepared], dtype=torch.long),
+        "originals": Originals([one.original for one in prepared], faults),
     }
-    whole = [one.whole for one in looked if one.whole is not None]
+    whole = [one.whole for one in prepared if one.whole is not None]
     return batch | ({"whole": stacked(whole)} if whole else {})
 
 
-class Written(NamedTuple):
+class StoredSample(NamedTuple):
     """A sample of a finished shard: the pair, and its stored embeddings.
 
     Attributes:
-        looked: the pair, with its augmentations applied again.
-        image: [A, D].
-        text: [1 + S, D], of the caption and the synthetic captions.
-        place: shard and key.
+        prepared: the pair, with its augmentations applied again.
+        image: embeddings [A, D] of the augmentations.
+        text: embeddings [1 + S, D] of the caption and the synthetic captions.
+        place: shard and key, for messages.
     """
 
-    looked: Looked
+    prepared: PreparedPair
     image: torch.Tensor
     text: torch.Tensor
     place: str
 
 
-def read_back(shards: Shards, sample: int, looks: Looks) -> Written:
+def read_back(shards: Shards, sample: int, inputs: NetworkInputs) -> StoredSample:
     """Read a sample of a finished shard with all of its embeddings.
 
     Raises:
-        BadSample: it cannot be read.
+        BadSample: if the sample cannot be read.
     """
     place = shards.name(sample)
     members = shards.members(sample)
-    embeddings = Embeddings(members, place)
+    embeddings = SampleEmbeddings(members, place)
     suffix = next(iter(members))
     image = decode_image(members[suffix], None, place, max_pixels=2**62, upright=False)
     entries = augmentation_entries(json_of(members, "paug.json").get("param_aug"))
-    synthetic: Any = json_of(members, "syn.json").get(KIND, [])
+    synthetic: Any = json_of(members, "syn.json").get(SYNTHETIC_KEY, [])
     original = Original(
         int(shards.key(sample)),
         place,
@@ -257,10 +267,10 @@ def read_back(shards: Shards, sample: int, looks: Looks) -> Written:
         [parse_augmentation(entry) for entry in entries],
         (image.height, image.width),
     )
-    own = f"{KIND}_emb"
+    own = f"{SYNTHETIC_KEY}_emb"
     text = [_all_rows(embeddings, array) for array in ("text_emb", own) if array in embeddings]
-    return Written(looks(image, original, 0), _all_rows(embeddings, "image_emb"), torch.cat(text), place)
+    return StoredSample(inputs(image, original, 0), _all_rows(embeddings, "image_emb"), torch.cat(text), place)
 
 
-def _all_rows(embeddings: Embeddings, array: str) -> torch.Tensor:
+def _all_rows(embeddings: SampleEmbeddings, array: str) -> torch.Tensor:
     return torch.stack([embeddings.row(array, number).float() for number in range(embeddings.rows(array))])

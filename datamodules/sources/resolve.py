@@ -1,4 +1,4 @@
-"""Sources: the format and the files of a path, glob pattern, folder or hub name."""
+"""Resolution of a path, glob pattern, folder or hub name to a format and files."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Source:
     Args:
         path: file, glob pattern, folder, or hub name.
         format: format of the files; by default detected from the suffix or the content of the folder.
-        split: split of a hub dataset; by default the datamodule's own split ("test" for prediction). Also for a file
-            with Karpathy's splits, where "train+restval" reads both, which is the default for training.
+        split: split of a hub dataset; by default the split of the datamodule ("test" for prediction). For a file with
+            Karpathy's splits, "+" joins several; the default for training is "train+restval".
         name: configuration of a hub dataset.
-        image_root: folder that relative image paths start from, and that no path may leave; by default the
-            datamodule's, else the file's own folder, which paths may leave.
+        image_root: folder that relative image paths start from, and that no path may leave; by default the folder in
+            the datamodule's settings, or else the folder of the file, which paths may leave.
         image_column: column of the images, if it differs from the datamodule's.
         caption_column: column of the captions, if it differs from the datamodule's.
         image_id_column: column of the image ids, if it differs from the datamodule's.
@@ -57,9 +57,9 @@ class Source:
 
 
 def as_source(source: Any) -> Source:
-    """Return a source given in any form.
+    """Convert a source in any form to a :class:`Source`.
 
-    A checkpoint stores a dict; jsonargparse passes a namespace for a source in a list that also has paths.
+    Checkpoints store a dict; jsonargparse passes a namespace for a source in a list that also has paths.
     """
     if isinstance(source, Source):
         return source
@@ -71,10 +71,10 @@ def as_source(source: Any) -> Source:
 
 
 def resolve(spec: Source) -> tuple[Format, list[str], str]:
-    """Return format, files, and the folder that relative image paths start from.
+    """Return the format of a source, its files, and the folder that relative image paths start from.
 
     Raises:
-        UserError: there is no such source.
+        UserError: if the source does not exist, or its format is not known.
     """
     path = os.path.expanduser(spec.path)
     if os.path.isdir(path):
@@ -133,14 +133,14 @@ def _resolve_folder(spec: Source, path: str) -> tuple[Format, list[str], str]:
 
 
 def _looks_local(path: str) -> bool:
-    """Return whether a name must be a local path: by its form, or because its folder exists."""
+    """Return whether a name is a local path and no hub name, by its form or because its folder exists."""
     if path.startswith((".", "/", "~")) or (not _HUB_NAME.fullmatch(path) and "/" in path):
         return True
     return Path(path).suffix.lower() in _ENDINGS or ("/" in path and Path(path).parent.is_dir())
 
 
 def nearest_path(path: str) -> str:
-    """Return the nearest path in the folder of a path that does not exist, for messages; empty if nothing is near."""
+    """Return a hint, for messages, at a path similar to one that does not exist; empty if there is none."""
     folder = Path(os.path.expanduser(path)).parent
     if not folder.is_dir():
         return ""

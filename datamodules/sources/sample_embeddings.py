@@ -1,4 +1,4 @@
-"""The teachers' embeddings of one reinforced sample, row by row."""
+"""Reading of the teachers' embeddings of one reinforced sample."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from ..core.faults import BadSample
 
 EMBEDDINGS = ("npz", "pth.gz")
 MAX_EMBEDDING_BYTES = 2**26
-"""Largest embeddings of a sample; those of 30 augmentations, 1536-dimensional in float32, take 0.2 MB."""
+"""Largest size of a sample's embeddings, bytes; 30 embeddings of 1536 dimensions in float32 take 0.2 MB."""
 
 
-class Embeddings:
-    """The arrays of one sample, read row by row.
+class SampleEmbeddings:
+    """Arrays of one sample, of which single rows are read.
 
     Args:
         members: members of the sample.
         name: name of the sample in messages.
 
     Raises:
-        BadSample: there are none, they have another form, or more than :data:`MAX_EMBEDDING_BYTES` decompressed.
+        BadSample: if the sample has no embeddings, or they are no matrices of floats, or take more than
+            :data:`MAX_EMBEDDING_BYTES` decompressed.
     """
 
     def __init__(self, members: dict[str, bytes], name: str) -> None:
@@ -38,7 +39,7 @@ class Embeddings:
             self._arrays: dict[str, _NpyRows | torch.Tensor] = (
                 _npz_arrays(members[kind]) if kind == "npz" else _torch_arrays(members[kind])
             )
-        except Exception:  # zipfile, gzip, numpy and torch each raise several errors for damaged or foreign content
+        except Exception:  # zipfile, gzip, numpy and torch raise several kinds of errors for damaged content
             raise BadSample(f"unreadable {kind}", name) from None
         for array in ("image_emb", "text_emb"):
             if array not in self._arrays:
@@ -52,7 +53,11 @@ class Embeddings:
         return int(self._arrays[array].shape[0])
 
     def row(self, array: str, number: int) -> torch.Tensor:
-        """Return one row, in the stored type."""
+        """Return one row [D] in the stored type.
+
+        Raises:
+            BadSample: if the row cannot be read.
+        """
         try:
             return self._arrays[array][number]
         except Exception:
@@ -60,7 +65,7 @@ class Embeddings:
 
 
 class _NpyRows:
-    """An array in an ``npz`` file; a row is read without those after it."""
+    """Array in an ``npz`` file; a row is read without the rows after it."""
 
     def __init__(self, archive: zipfile.ZipFile, member: str) -> None:
         self.file = archive.open(member)
@@ -98,14 +103,14 @@ def _torch_arrays(data: bytes) -> dict[str, Any]:
     if len(content) > MAX_EMBEDDING_BYTES:
         raise ValueError("too large")
     if zipfile.is_zipfile(io.BytesIO(content)):
-        _bounded_zip(content)  # torch's own format is a zip file, too
+        _bounded_zip(content)  # torch's format is a zip file
     arrays = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    if not all(map(_has_rows, arrays.values())):
+    if not all(map(_is_float_matrix, arrays.values())):
         raise ValueError("not rows of floats")
     return {name: array.detach() for name, array in arrays.items()}
 
 
-def _has_rows(array: object) -> bool:
+def _is_float_matrix(array: object) -> bool:
     return (
         isinstance(array, torch.Tensor)
         and array.dim() == 2

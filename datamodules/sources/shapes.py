@@ -14,7 +14,7 @@ from ..core.sampling import generator
 if TYPE_CHECKING:
     from ..core.stages import Split
 
-SIZES = {"small": 0.095, "large": 0.17}  # radius, as a share of the side
+SIZES = {"small": 0.095, "large": 0.17}  # radius as a share of the image's side
 COLORS = {
     "red": (215, 40, 40),
     "green": (40, 160, 60),
@@ -34,7 +34,7 @@ _TRAIN, _VALIDATION, _TEST, _COMBINATIONS = range(4)
 
 
 class Thing(NamedTuple):
-    """One object of a scene."""
+    """An object of a scene."""
 
     size: str
     color: str
@@ -61,8 +61,8 @@ THINGS = [Thing(size, color, shape) for size in SIZES for color in COLORS for sh
 def _named_first(one: int, other: int) -> tuple[int, int]:
     """Return two objects in the order in which a caption names them.
 
-    "A left of B" and "B right of A" describe the same image; only one of them may be its caption. Each object is
-    named first with about half of the others.
+    "A left of B" and "B right of A" describe the same image, so only one of these texts may be its caption. Each object
+    is named before about half of the others.
     """
     ahead = (other - one) % len(THINGS)
     half = len(THINGS) // 2
@@ -73,23 +73,26 @@ PAIRS = [_named_first(one, other) for one in range(len(THINGS)) for other in ran
 
 
 class ShapesTable:
-    """The images of one split, drawn on access.
+    """Images of one split, drawn on access.
 
     Args:
         split: the split.
         length: number of training images.
-        eval_length: number of images in the validation split, and in the test split: each of them has as many different
-            combinations of objects, which occur in no other split.
+        eval_length: number of images in the validation split, and in the test split; each image has another pair of
+            objects, which occurs in no other split.
         image_size: side of the images, pixels.
-        seed: seed of the images, which are a function of it and of their index.
+        seed: seed of the images; an image is a function of the seed and of its index.
+
+    Raises:
+        UserError: if a length is out of its range.
     """
 
     def __init__(self, split: Split, length: int, eval_length: int, image_size: int, seed: int) -> None:
         available = len(PAIRS) - 2 * eval_length
         if eval_length < 1 or available < 1:
             raise UserError(
-                f"Expected data.eval_length from 1 to {(len(PAIRS) - 1) // 2}, got {eval_length}: there are "
-                f"{len(PAIRS)} combinations, and training needs some, too."
+                f"Expected data.eval_length from 1 to {(len(PAIRS) - 1) // 2}, got {eval_length}: "
+                f"correct it, since training needs some of the {len(PAIRS)} pairs of objects."
             )
         if length < 1:
             raise UserError(f"Expected data.length of at least 1, got {length}: increase it.")
@@ -129,7 +132,7 @@ class ShapesTable:
         return f"shape image {row}"
 
     def image_name(self, row: int) -> str:
-        """Return the name of the image, which is not a file."""
+        """Return the name of the image in messages, since it is not a file."""
         return self.name(row)
 
     def images(self) -> list[list[int]]:
@@ -137,7 +140,7 @@ class ShapesTable:
         return [[row] for row in range(len(self))]
 
     def texts(self) -> Iterator[str]:
-        """Yield texts with each word in each position, which suffice to train a tokenizer."""
+        """Yield texts with each word in each position; they suffice to train a tokenizer."""
         for thing in THINGS:
             for relation in RELATIONS:
                 yield f"{thing} {relation} {thing}"
@@ -146,8 +149,8 @@ class ShapesTable:
 def draw(scene: Scene, image_size: int, draws: np.random.Generator) -> Image.Image:
     """Draw a scene with jitter in position, size, color and background.
 
-    The jitter is so small that the relation, the sizes and the colors remain recognizable, and that a crop of 90% of
-    the area contains both objects.
+    The jitter is small: relation, sizes and colors remain recognizable, and a crop of 90% of the area contains both
+    objects.
     """
     side = image_size * OVERSAMPLING
     jitter = draws.uniform(-1, 1, size=16)

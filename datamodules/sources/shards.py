@@ -1,4 +1,4 @@
-"""Tar shards in random access."""
+"""Random access to the samples of tar shards."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .tar import read_members
 from .tar_index import tar_index, tar_uids
 
 MANIFEST = "manifest.json"
-"""Name of the file that a reinforcement writes beside its shards."""
+"""Name of the file that ``ReinforcementWriter`` writes beside the shards."""
 
 
 def find_shards(sources: Sequence[str]) -> list[str]:
     """Return the absolute paths of the tar files in files, glob patterns and folders, in the order of the sources.
 
     Raises:
-        UserError: a source has no tar file.
+        UserError: if a source has no tar file.
     """
     files: list[str] = []
     for source in sources:
@@ -34,7 +34,7 @@ def find_shards(sources: Sequence[str]) -> list[str]:
         else:
             found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]
         if not found or not all(os.path.isfile(file) for file in found):
-            raise UserError(f"Expected tar shards, got {source!r} without any: correct the path or the pattern.")
+            raise UserError(f"Expected tar files in {source!r}, got none: correct the path or the pattern.")
         files += [os.path.abspath(file) for file in found]
     return files
 
@@ -46,10 +46,11 @@ def teachers_of(shards: Sequence[str]) -> dict[str, Any] | None:
         shards: absolute paths.
 
     Returns:
-        Width (``dims``) and scale (``scales``) of each teacher, and the manifest's path (``source``); None without one.
+        Embedding dimension (``dims``) and logit scale (``scales``) of each teacher, and the path of the manifest
+        (``source``); None without a manifest.
 
     Raises:
-        UserError: a manifest cannot be read, or several differ.
+        UserError: if a manifest cannot be read, or the teachers of several manifests differ.
     """
     found: list[dict[str, Any]] = []
     for folder in dict.fromkeys(Path(shard).parent for shard in shards):
@@ -75,11 +76,11 @@ def teachers_of(shards: Sequence[str]) -> dict[str, Any] | None:
 
 
 class Shards:
-    """Samples of tar files, one after another.
+    """Samples of concatenated tar files.
 
     Args:
         files: absolute paths.
-        cache: folder of cached indexes.
+        cache: folder of the cached indexes.
     """
 
     def __init__(self, files: Sequence[str], cache: Path) -> None:
@@ -91,12 +92,12 @@ class Shards:
         return int(self.first[-1])
 
     def locate(self, sample: int) -> tuple[int, int]:
-        """Return the index of a sample's shard, and its place in the shard."""
+        """Return the index of the shard of a sample, and the index of the sample in that shard."""
         shard = int(np.searchsorted(self.first, sample, side="right")) - 1
         return shard, sample - int(self.first[shard])
 
     def key(self, sample: int) -> str:
-        """Return the key of a sample, which the names of its members begin with."""
+        """Return the key of a sample, the prefix of the names of its members."""
         shard, place = self.locate(sample)
         return os.fsdecode(bytes(self.indexes[shard].keys[place]))
 
@@ -105,27 +106,31 @@ class Shards:
         return f"{self.files[self.locate(sample)[0]]}, {self.key(sample)}"
 
     def members(self, sample: int) -> dict[str, bytes]:
-        """Read the members of a sample; raises :class:`BadSample`."""
+        """Read the members of a sample by kind.
+
+        Raises:
+            BadSample: if the shard has changed, or cannot be read.
+        """
         shard, place = self.locate(sample)
         index = self.indexes[shard]
         span = int(index.start[place]), int(index.stop[place])
         return read_members(self.files[shard], *span, self.name(sample), bytes(index.keys[place]))
 
 
-class BesideShards:
-    """Images beside the shards: in tar files of the same names, or in files.
+class SeparateImages:
+    """Images that are not in the shards: in tar files with the names of the shards, or in files.
 
-    An image belongs to the sample with the same key, or with its key as ``uid``. A ``uid`` that leaves the folder finds
-    no image.
+    An image belongs to the sample with the same key, or to the sample whose ``uid`` is the key of the image. No image
+    is found for a ``uid`` that leaves the folder.
 
     Args:
         folder: folder of tar files with the names of the shards, or of files ``<key>.jpg`` or ``<shard>/<key>.jpg``.
         shards: the shards.
-        cache: folder of cached indexes.
+        cache: folder of the cached indexes.
         suffixes: possible suffixes of images.
 
     Raises:
-        UserError: there is no such folder, or it has tar files for some of the shards only.
+        UserError: if the folder does not exist, or has tar files for some of the shards only.
     """
 
     def __init__(self, folder: str, shards: Shards, cache: Path, suffixes: Sequence[str]) -> None:
@@ -149,18 +154,27 @@ class BesideShards:
             self.places = [self._places(number, images) for number, images in enumerate(self.tars)]
 
     def _places(self, number: int, images: Shards) -> np.ndarray:
-        """Return for each sample of a shard its place in the tar file of the images, -1 if it has none."""
+        """Return the index of each sample's image in the tar file of the images; -1 for samples without an image."""
         wanted = self.shards.indexes[number].keys
         places = _lookup(wanted, images.indexes[0].keys)
         if len(wanted) and (places < 0).all():
-            # Keys that are running numbers of each file are unrelated.
+            # Keys that number the samples of each file are unrelated.
             uids = tar_uids(self.shards.files[number], self.shards.indexes[number], self.cache)
             others = tar_uids(images.files[0], images.indexes[0], self.cache)
             places = np.where(uids == b"", -1, _lookup(uids, others))
         return places
 
     def members(self, sample: int, key: str, uid: str) -> dict[str, bytes]:
-        """Read the members beside a sample, none if it has no image there; raises :class:`BadSample`."""
+        """Read the members of the image of a sample; empty if there is no image.
+
+        Args:
+            sample: index of the sample.
+            key: key of the sample, without folders.
+            uid: the ``uid`` of the sample; empty without one.
+
+        Raises:
+            BadSample: if the image cannot be read.
+        """
         shard, place = self.shards.locate(sample)
         if self.tars is not None:
             other = int(self.places[shard][place])
@@ -180,7 +194,7 @@ class BesideShards:
 
 
 def _lookup(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Return the index of each wanted key among those present, -1 if it is not there."""
+    """Return the index of each wanted key among the present keys, -1 for missing keys."""
     if not len(present) or not len(wanted):
         return np.full(len(wanted), -1)
     order = np.argsort(present, kind="stable")

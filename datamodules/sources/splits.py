@@ -1,4 +1,4 @@
-"""The sources of each split, as datamodules take them."""
+"""Sources of each split, in the forms that datamodules accept."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Sources = str | Source | list[str | Source] | None
 
 @dataclass
 class PairSources:
-    """The sources of image-caption pairs of each split.
+    """Sources of the image-caption pairs of each split.
 
     Args:
         sources: sources by split.
         opening: settings that all sources share.
         max_pixels: images with more pixels are refused.
-        streaming: whether to read on the fly, without a memory-mapped copy.
+        streaming: whether to stream the rows instead of memory-mapping a copy.
     """
 
     sources: dict[Split, list[str | Source]]
@@ -35,15 +35,23 @@ class PairSources:
     streaming: bool = False
 
     def open(self, split: Split) -> list[tuple[Any, Layout]]:
-        """Open the sources of a split."""
+        """Open the sources of a split; return each with its layout."""
         opening = dataclasses.replace(self.opening, need_captions=split != "predict")
         return [opening.open(source, split, self.streaming) for source in self.sources[split]]
 
     def rows(self, split: Split, clean: bool, max_words: int) -> PairTable | Stream | None:
-        """Open and check the rows of a split; None if it has no source.
+        """Open and check the rows of a split.
+
+        Args:
+            split: the split.
+            clean: whether to apply ALBEF's caption cleaning.
+            max_words: number of words that the cleaning keeps.
+
+        Returns:
+            The rows; None if the split has no source.
 
         Raises:
-            UserError: none of the rows can be used.
+            UserError: if a source cannot be opened, or no probed row can be used.
         """
         parts = self.open(split)
         if not parts:
@@ -54,16 +62,16 @@ class PairSources:
 
 
 def by_split(train: Sources, validation: Sources, test: Sources, predict: Sources) -> dict[Split, list[str | Source]]:
-    """Return a datamodule's arguments as lists of sources by split."""
+    """Return the arguments of a datamodule as lists of sources by split."""
     return {
-        "train": listed(train),
-        "validation": listed(validation),
-        "test": listed(test),
-        "predict": listed(predict),
+        "train": as_list(train),
+        "validation": as_list(validation),
+        "test": as_list(test),
+        "predict": as_list(predict),
     }
 
 
-def listed(sources: Sources) -> list[str | Source]:
-    """Return sources in any form as a list."""
+def as_list(sources: Sources) -> list[str | Source]:
+    """Convert sources in any form to a list."""
     several = sources if isinstance(sources, (list, tuple)) else [] if sources is None else [sources]
     return [source if isinstance(source, str) else as_source(source) for source in several]

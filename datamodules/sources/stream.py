@@ -12,23 +12,23 @@ from ..text.captions import text_id, usable_caption
 from .layout import PROBED_ROWS, Layout, Row, identity_number
 
 TOKENIZER_ROWS = 100_000
-"""Rows of a stream, which may be endless, that a tokenizer is trained on."""
+"""Number of rows that a tokenizer is trained on, since a stream may be endless."""
 
 
 class StreamedSource(Protocol):
-    """A source in shards, which are read from any row on."""
+    """A source in shards; reading can start at any row of a shard."""
 
     num_shards: int
 
     def count(self, shard: int) -> int | None:
-        """Return the number of rows of a shard, None if it is unknown."""
+        """Return the number of rows of a shard, or None if the number is unknown."""
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a shard from one on, by column."""
+        """Yield the rows of a shard by column, starting at row ``start``."""
 
 
 class StreamedRow(NamedTuple):
-    """One row, not decoded, and its index: the shard's index times 2**32 plus the place in the shard."""
+    """One row with its image still encoded; its index is the shard's index times 2**32 plus the row in the shard."""
 
     row: Row
     sample_index: int
@@ -36,10 +36,10 @@ class StreamedRow(NamedTuple):
 
 
 class Stream:
-    """The shards of one or several streamed sources.
+    """Shards of one or several streamed sources.
 
     Args:
-        parts: the sources, with their layouts.
+        parts: the opened sources, each with its layout.
         max_pixels: images with more pixels are refused.
     """
 
@@ -49,12 +49,12 @@ class Stream:
         self.shards = [(part, shard) for part, (source, _) in enumerate(parts) for shard in range(source.num_shards)]
 
     def count(self, shard: int) -> int | None:
-        """Return the number of rows of a shard, None if it is unknown."""
+        """Return the number of rows of a shard, or None if the number is unknown."""
         part, number = self.shards[shard]
         return self.parts[part][0].count(number)
 
     def rows(self, shard: int, start: int = 0) -> Iterator[StreamedRow]:
-        """Yield the rows of one shard from one on, in their order."""
+        """Yield the rows of one shard in their order, starting at row ``start``."""
         part, number = self.shards[shard]
         source, layout = self.parts[part]
         for place, values in enumerate(source.rows(number, start), start):
@@ -63,7 +63,7 @@ class Stream:
             yield StreamedRow(layout.row(values, name), index, name)
 
     def image_name(self, sample_index: int) -> str:
-        """Return source, shard and row of an image; its path is known only while the row is read."""
+        """Return source, shard and row of an image; the path of the image is known only while the row is read."""
         part, shard = self.shards[sample_index >> 32]
         return f"{self.parts[part][1].origin}, shard {shard}, row {sample_index & 0xFFFFFFFF}"
 
@@ -83,7 +83,7 @@ class Stream:
         return item.sample_index
 
     def decoder(self, item: StreamedRow) -> Callable[[], Any]:
-        """Return a function that decodes a row's image; it raises :class:`BadSample`."""
+        """Return a function that decodes the image of a row, or raises :class:`BadSample`."""
         data, path, name = item.row.data, item.row.path, item.name
 
         def decoded() -> Any:
@@ -96,17 +96,17 @@ class Stream:
         return decoded
 
     def texts(self) -> Iterator[str]:
-        """Yield the captions of the first rows, to train a tokenizer on."""
+        """Yield the captions of the first :data:`TOKENIZER_ROWS` rows, to train a tokenizer on."""
         for number, item in enumerate(self.all_rows()):
             if number == TOKENIZER_ROWS:
                 return
             yield from item.row.captions
 
     def check(self, split: str, need_captions: bool, clean: bool, max_words: int) -> None:
-        """Check that the split is not empty, and that one of the first rows can be used.
+        """Check that the split has rows, and that at least one of the first rows can be used.
 
         Raises:
-            UserError: it is empty, or no row can be used.
+            UserError: if the split is empty, or none of the first rows can be used.
         """
         origins = ", ".join(repr(layout.origin) for _, layout in self.parts)
         tried, faults = 0, list[Fault]()

@@ -1,12 +1,13 @@
-"""Datasets of streamed splits: order and position are functions of counters, without a shuffle buffer's state.
+"""Datasets of streamed splits; order and position are functions of counters, without the state of a shuffle buffer.
 
-A *stream* is what one loader worker of one process reads: with ``W`` workers in each of ``N`` processes there are
-``N*W``. Each pass over the data deals the shards, in an order drawn from (seed, epoch, pass), to the streams; if there
-are fewer shards than streams, all streams read all shards and keep every ``N*W``-th row. A stream is cut into blocks,
-and each block is shuffled by (seed, epoch, stream, block). So a run resumes exactly with the same number of workers.
+A *stream* is the sequence of rows that one loader worker of one process reads: with ``W`` workers in each of ``N``
+processes there are ``N*W`` streams. In each pass over the data the shards are assigned to the streams in an order that
+is drawn from (seed, epoch, pass); if there are fewer shards than streams, each stream reads all shards and keeps every
+``N*W``-th row. A stream is divided into blocks, and each block is shuffled by (seed, epoch, stream, block). A run
+resumes exactly if the number of workers is the same.
 
-If rows can be counted without reading them (tar and Parquet files on disk), reading starts at the block of the
-position. Otherwise (JSON, the hub, compressed tar files) the rows before it are read too, but not decoded.
+If rows can be counted without reading them (tar and Parquet files on disk), reading starts at the block of the current
+position. Otherwise (JSON, the hub, compressed tar files) the earlier rows are read as well, but not decoded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ...common.errors import UserError
 from ..core.faults import BadSample, Fault, Outcome
 from ..core.pair_samples import Sample, evaluation_outcome, training_sample
 from ..core.samples import ATTEMPTS, Transform
-from ..core.sampling import block_order, sample_words, shard_order, substitute
+from ..core.sampling import block_order, sample_numbers, shard_order, substitute
 from .stream import Stream, StreamedRow
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """The rows that a stream reads in one pass: every ``step``-th row, from ``first`` on, of some shards."""
+    """Rows that a stream reads in one pass: every ``step``-th row of some shards, starting at row ``first``."""
 
     shards: list[int]
     first: int
@@ -38,18 +39,18 @@ class Share(NamedTuple):
 
 
 class StreamedTrainingSet(IterableDataset[list[Outcome]]):
-    """Yield this process's batches from a position on.
+    """Dataset of the training batches of this process, starting at a position.
 
     Args:
-        stream: the shards.
+        stream: shards of the split.
         transform: image to float [3, H, W].
         encoder: decides which captions are usable.
         seed: the run's seed.
         batch_size: rows per process and batch.
         batches: number of batches in a full epoch.
-        block: number of rows shuffled together.
+        block: number of rows that are shuffled together.
         replicas: number of processes, and the index of this one.
-        position: (epoch, batches already done in it).
+        position: epoch, and number of batches that were already done in it.
     """
 
     def __init__(
@@ -77,21 +78,27 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
     def __iter__(self) -> Iterator[list[Outcome]]:
         info = get_worker_info()
         workers, worker = (info.num_workers, info.id) if info is not None else (1, 0)
-        # The loader takes batches from the workers in turn, starting with worker 0, which therefore continues the
-        # stream of the worker whose turn it is at this position.
-        turn = (worker + self.done) % workers
+        # The loader takes batches from the workers in turn and starts with worker 0, so that worker 0 continues the
+        # stream that comes next at this position.
+        stream = (worker + self.done) % workers
         count, rank = self.replicas
-        mine = range(turn, self.batches, workers)
-        done = len(range(turn, min(self.done, self.batches), workers))
-        items = self._shuffled(rank * workers + turn, count * workers, done * self.batch_size)
+        mine = range(stream, self.batches, workers)
+        done = len(range(stream, min(self.done, self.batches), workers))
+        items = self._shuffled(rank * workers + stream, count * workers, done * self.batch_size)
         for _ in mine[done:]:
             yield [self._outcome(*next(items)) for _ in range(self.batch_size)]
 
-    def _shuffled(self, number: int, streams: int, left: int) -> Iterator[tuple[int, list[StreamedRow]]]:
-        """Yield endless pairs of a block and a place in it, without the first ``left``."""
-        block = 0
-        for turn in itertools.count():
-            share = self._share(turn, number, streams)
+    def _shuffled(self, number: int, streams: int, skipped: int) -> Iterator[tuple[int, list[StreamedRow]]]:
+        """Yield pairs of a place in a block and the block, without end, and without the first ``skipped`` pairs.
+
+        Args:
+            number: index of the stream among all streams.
+            streams: number of streams of all processes.
+            skipped: number of pairs to skip.
+        """
+        block, left = 0, skipped
+        for pass_number in itertools.count():
+            share = self._share(pass_number, number, streams)
             known = self._count(share, left) if left else None
             if known and known <= left:
                 left -= known
@@ -114,13 +121,13 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
                     f"worker {number}: decrease data.num_workers."
                 )
 
-    def _share(self, turn: int, number: int, streams: int) -> Share:
-        """Return what a stream reads in the `turn`-th pass."""
-        order = shard_order(self.seed, self.epoch, turn, len(self.stream.shards)).tolist()
+    def _share(self, pass_number: int, number: int, streams: int) -> Share:
+        """Return the rows that a stream reads in a pass."""
+        order = shard_order(self.seed, self.epoch, pass_number, len(self.stream.shards)).tolist()
         return Share(order[number::streams], 0, 1) if len(order) >= streams else Share(order, number, streams)
 
     def _count(self, share: Share, enough: int) -> int | None:
-        """Return the number of rows of a share, counted up to more than enough; None if it is unknown."""
+        """Return the number of rows of a share; None if it is unknown. Counting stops above ``enough``."""
         own = total = 0
         for shard in share.shards:
             count = self.stream.count(shard)
@@ -133,7 +140,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         return own
 
     def _blocks(self, share: Share, skipped: int) -> Iterator[list[StreamedRow]]:
-        """Yield the rows of a share in blocks, without the first ``skipped``."""
+        """Yield the rows of a share in blocks, without the first ``skipped`` rows."""
         rows: list[StreamedRow] = []
         for item in self._rows(share, skipped):
             rows.append(item)
@@ -144,8 +151,8 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
             yield rows
 
     def _rows(self, share: Share, skipped: int) -> Iterator[StreamedRow]:
-        """Yield the rows of a share without the first ``skipped``, which are not read if they can be counted."""
-        wanted = share.first + skipped * share.step  # counted from the start of the shard
+        """Yield the rows of a share without the first ``skipped`` rows, which are not read if they can be counted."""
+        wanted = share.first + skipped * share.step  # index in the current shard
         for shard in share.shards:
             jump = wanted >= share.step
             count = self.stream.count(shard) if jump else None
@@ -172,7 +179,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
                     item.row.captions,
                     self.encoder,
                     self.transform,
-                    sample_words(self.seed, self.epoch, item.sample_index),
+                    sample_numbers(self.seed, self.epoch, item.sample_index),
                     item.name,
                 )
             except BadSample as bad:
@@ -183,13 +190,13 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
 
 
 class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
-    """Yield this process's share of an evaluation split: each image exactly once over all processes.
+    """Dataset of the part of an evaluation split that this process evaluates.
 
-    Each process reads all rows and decodes its own. All processes have the same number of batches. Rows of the same
-    image must be adjacent.
+    Over all processes, each image is evaluated exactly once. Each process reads all rows and decodes its own part. All
+    processes have the same number of batches. Rows of the same image must be adjacent.
 
     Args:
-        stream: the shards.
+        stream: shards of the split.
         transform: image to float [3, H, W].
         encoder: decides which captions are usable.
         seed: the run's seed.
@@ -222,7 +229,7 @@ class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
         waiting: list[list[StreamedRow]] = []
         for image in self._images():
             waiting.append(image)
-            # Held back until the rest is enough for one image per process.
+            # The last batch is held back until one more image per process is there, so that no process lacks an image.
             if len(waiting) == whole + count:
                 yield self._outcomes(waiting[:whole])
                 waiting = waiting[whole:]
@@ -239,7 +246,7 @@ class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
         current = 0
         for item in self.stream.all_rows():
             if item.row.fault is not None:
-                yield [item]  # possibly between two rows of one image
+                yield [item]  # may be between two rows of one image
                 continue
             identity = self.stream.image_id(item)
             if group and identity != current:
@@ -262,7 +269,7 @@ class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
         return [self._outcome(images[place]) for place in mine]
 
     def _outcome(self, rows: list[StreamedRow]) -> Outcome:
-        if rows[0].row.fault is not None:  # such a row has no id, and is alone
+        if rows[0].row.fault is not None:  # a row with a fault has no id, so it is a group of its own
             return Outcome(None, 1, [rows[0].row.fault])
         return evaluation_outcome(
             self.stream.decoder(rows[0]),

@@ -13,7 +13,7 @@ READ_AT_ONCE = 64
 
 
 class LibrarySource:
-    """A source with an unknown number of rows (JSON, CSV, the hub).
+    """Streamed source with an unknown number of rows (JSON, CSV, the hub).
 
     Args:
         data: a ``datasets.IterableDataset`` whose images are not decoded.
@@ -24,28 +24,28 @@ class LibrarySource:
         self.num_shards: int = data.num_shards
 
     def count(self, shard: int) -> int | None:
-        """Return the number of rows of a shard, None if it is unknown."""
+        """Return None, since the number of rows of a shard is unknown."""
         return None
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a shard from one on, by column."""
+        """Yield the rows of a shard by column, starting at row ``start``."""
         return itertools.islice(self._read(self.data, shard), start, None)
 
     @staticmethod
     def _read(data: Any, shard: int) -> Iterator[dict[str, Any]]:
         part = data.shard(num_shards=data.num_shards, index=shard)
-        # `iter(batch_size=...)`, because iterating over rows would divide the shard among the loader workers again.
+        # Not iteration over rows, which would divide the shard among the loader workers again.
         for columns in part.iter(batch_size=READ_AT_ONCE):
             for values in zip(*columns.values(), strict=True):
                 yield dict(zip(columns, values, strict=True))
 
 
 class ParquetSource(LibrarySource):
-    """Parquet files on disk; reading starts at the row group of the row.
+    """Streamed Parquet files on disk; reading starts at the row group of the first row.
 
     Args:
-        data: a ``datasets.IterableDataset`` with a shard for each file.
-        files: the files, in that order.
+        data: a ``datasets.IterableDataset`` with one shard per file.
+        files: the files in the order of the shards.
     """
 
     def __init__(self, data: Any, files: Sequence[str]) -> None:
@@ -58,7 +58,7 @@ class ParquetSource(LibrarySource):
         return sum(self._group_sizes(shard))
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a file from one on, by column."""
+        """Yield the rows of a file by column, starting at row ``start``."""
         if not start:
             yield from super().rows(shard)
             return
@@ -73,7 +73,7 @@ class ParquetSource(LibrarySource):
         part = data.shard(num_shards=data.num_shards, index=shard).with_format("arrow")
         for table in part.iter(batch_size=READ_AT_ONCE):
             for row in range(table.num_rows):
-                # One by one: text that is not UTF-8 in one row would fail the conversion of all.
+                # One by one: text that is not UTF-8 in one row would fail the conversion of all rows.
                 try:
                     yield {name: table[name][row].as_py() for name in table.column_names}
                 except ROW_ERRORS as error:

@@ -21,10 +21,10 @@ from .layout import PROBED_ROWS, Ids, Layout, read_ids
 
 
 class ImageTable:
-    """Images of one or several memory-mapped sources, one after another.
+    """Images of one or several memory-mapped sources, concatenated.
 
     Args:
-        parts: the sources, opened.
+        parts: the opened sources, each with its layout.
         max_pixels: images with more pixels are refused.
     """
 
@@ -35,7 +35,7 @@ class ImageTable:
             dataset.select_columns([layout.image, *([layout.fault] if layout.fault is not None else [])])
             for dataset, layout in parts
         ]
-        # Separate, so that reading a caption does not copy the image.
+        # Separate from the images, so that reading a caption does not copy the image.
         self._texts = [
             dataset.select_columns([layout.caption]) if layout.caption is not None else None
             for dataset, layout in parts
@@ -51,7 +51,7 @@ class ImageTable:
 
     @cached_property
     def _columns(self) -> list[dict[str, pa.ChunkedArray]]:
-        """Images and captions of each source, memory-mapped; row access of the library takes ten times as long."""
+        """Memory-mapped columns of each source; row access through the library takes ten times as long."""
         return [
             {
                 name: dataset.with_format("arrow")[:][name]
@@ -67,27 +67,31 @@ class ImageTable:
         return {name: value for name, value in self.__dict__.items() if name != "_columns"}
 
     def encoded(self, row: int) -> bytes:
-        """Return the encoded image; raises :class:`BadSample`."""
-        return read_image(*self._readable(row))
+        """Return the encoded image.
 
-    def _encoded(self, row: int) -> tuple[bytes | None, str | None]:
-        """Return the encoded image, or its absolute path; raises :class:`BadSample`."""
+        Raises:
+            BadSample: if the row has a fault, or the file cannot be read.
+        """
+        return read_image(*self._located_image(row))
+
+    def _data_or_path(self, row: int) -> tuple[bytes | None, str | None]:
+        """Return the encoded image, or the absolute path of its file; raises :class:`BadSample`."""
         layout = self.layouts[self._locate(row)[0]]
         return layout.encoded_image({layout.image: self._value(row, layout.image)})
 
-    def _readable(self, row: int) -> tuple[bytes | None, str | None, str]:
-        """Return the encoded image, or its checked path, and its name in messages; raises :class:`BadSample`."""
-        data, path = self._encoded(row)
+    def _located_image(self, row: int) -> tuple[bytes | None, str | None, str]:
+        """Return the encoded image or its checked path, and its name in messages; raises :class:`BadSample`."""
+        data, path = self._data_or_path(row)
         if data is not None or not path:
             return data, None, self.name(row)
         self.layouts[self._locate(row)[0]].check_inside(path)
         return None, path, path
 
     def _value(self, row: int, column: str) -> Any:
-        """Return the value of a row in a column; all faults of single rows are raised here.
+        """Return the value of a row in a column; all faults of single rows are raised in this method.
 
         Raises:
-            BadSample: the row has a fault, or its content cannot be read, such as text that is not UTF-8.
+            BadSample: if the row has a fault, or its content cannot be read, such as text that is not UTF-8.
         """
         part, local = self._locate(row)
         columns, fault = self._columns[part], self.layouts[part].fault
@@ -100,30 +104,32 @@ class ImageTable:
         """Return the decoded image.
 
         Raises:
-            BadSample: it cannot be used.
+            BadSample: if the image cannot be used.
         """
-        return decode_image(*self._readable(row), self.max_pixels)
+        return decode_image(*self._located_image(row), self.max_pixels)
 
     def name(self, row: int) -> str:
-        """Return the source of a row, and its index in the source."""
+        """Return the source of a row and its index in the source, its name in messages."""
         part, local = self._locate(row)
         return f"{self.layouts[part].origin}, row {local}"
 
     def image_name(self, row: int) -> str:
-        """Return the absolute path of the image where it is a file, else the name of the row.
+        """Return the absolute path of an image file, or the name of the row if the data contains the image.
 
         Raises:
-            BadSample: the row has a fault.
+            BadSample: if the row has a fault.
         """
-        if self._embedded[self._locate(row)[0]]:
+        if self._contains_images[self._locate(row)[0]]:
             return self.name(row)
-        data, path = self._encoded(row)
+        data, path = self._data_or_path(row)
         return path if data is None and path else self.name(row)
 
     @cached_property
-    def _embedded(self) -> list[bool]:
-        """Whether each source contains all of its images, found without reading them."""
-        return [_all_embedded(data, layout.image) for data, layout in zip(self._images, self.layouts, strict=True)]
+    def _contains_images(self) -> list[bool]:
+        """Whether each source contains all of its images, determined without reading the images."""
+        return [
+            _contains_all_images(data, layout.image) for data, layout in zip(self._images, self.layouts, strict=True)
+        ]
 
     def unusable(self, row: int) -> Fault | None:
         """Return the fault of a row, or None."""
@@ -134,16 +140,16 @@ class ImageTable:
         return None
 
     def check_rows(self, split: str, wanted: str, advice: str, unusable: Callable[[int], Fault | None]) -> None:
-        """Check that the split is not empty, and that one of some rows, spread evenly, can be used.
+        """Check that the split has rows, and that at least one of :data:`PROBED_ROWS` evenly spaced rows can be used.
 
         Args:
             split: name of the split, for the message.
-            wanted: what the rows should be, for the message.
-            advice: what to do otherwise, for the message.
+            wanted: what is expected of the rows, for the message.
+            advice: how to correct the data, for the message.
             unusable: returns the fault of a row, or None.
 
         Raises:
-            UserError: the split is empty, or no row can be used.
+            UserError: if the split is empty, or no probed row can be used.
         """
         origins = ", ".join(repr(layout.origin) for layout in self.layouts)
         if not len(self):
@@ -166,10 +172,10 @@ class ImageTable:
 
 
 class PairTable(ImageTable):
-    """Rows of images and captions of one or several memory-mapped sources, one after another.
+    """Rows of images and captions of one or several memory-mapped sources, concatenated.
 
     Args:
-        parts: the sources, opened.
+        parts: the opened sources, each with its layout.
         max_pixels: images with more pixels are refused.
     """
 
@@ -181,17 +187,23 @@ class PairTable(ImageTable):
         ]
 
     def captions(self, row: int) -> list[str]:
-        """Return the raw captions of a row; raises :class:`BadSample`."""
+        """Return the raw captions of a row.
+
+        Raises:
+            BadSample: if the row has a fault.
+        """
         layout = self.layouts[self._locate(row)[0]]
         if layout.caption is None:
             return []
         return layout.texts({layout.caption: self._value(row, layout.caption)})
 
     def image_id(self, row: int) -> int:
-        """Return a number that is equal for rows of the same image: the id, else of the path, else of the row.
+        """Return a number that is equal for rows of the same image.
+
+        The number is the id if the row has one, or else a hash of the path, or else the index of the row.
 
         Raises:
-            BadSample: the row has a fault, or no id in the column that the user named.
+            BadSample: if the row has a fault, or has no id in the column that the user named.
         """
         part, local = self._locate(row)
         ids = self._numbers[part]
@@ -200,17 +212,17 @@ class PairTable(ImageTable):
                 raise BadSample(cause, self.name(row))
             if local not in ids.absent:
                 return int(ids.values[local])
-            data, path = self._encoded(row)
-            # Not the row's index, which can be another image's id.
+            data, path = self._data_or_path(row)
+            # The index of the row could be the id of another image.
             return text_id(path if data is None and path is not None else f"row\0{row}")
-        if self._embedded[part]:
+        if self._contains_images[part]:
             return row
-        data, path = self._encoded(row)
+        data, path = self._data_or_path(row)
         return text_id(path) if data is None and path is not None else row
 
     @cached_property
     def _numbers(self) -> list[Ids | None]:
-        """The id column of each source, None for a source without one."""
+        """Ids of each source, None for a source without an id column."""
         several = len(self.layouts) > 1
         numbers: list[Ids | None] = []
         for part, (layout, identities) in enumerate(zip(self.layouts, self._identities, strict=True)):
@@ -219,7 +231,7 @@ class PairTable(ImageTable):
                 continue
             column = identities.with_format("arrow")[:][layout.image_id]
             if column.null_count == len(column) and layout.image_id == "image_id":
-                numbers.append(None)  # records always have the column
+                numbers.append(None)  # records have the column also without ids
                 continue
             fits = pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type)
             if not several and fits and not column.null_count:
@@ -229,7 +241,7 @@ class PairTable(ImageTable):
         return numbers
 
     def images(self) -> list[list[int]]:
-        """Return the rows of each image, in the order of each image's first row; a row with a fault is alone."""
+        """Return the rows of each image, in the order of the first rows; a row with a fault is a group of its own."""
         groups: dict[tuple[str, int], list[int]] = {}
         for row in range(len(self)):
             try:
@@ -246,10 +258,10 @@ class PairTable(ImageTable):
                 yield from self.captions(row)
 
     def check(self, split: str, need_captions: bool, clean: bool, max_words: int) -> None:
-        """Check that the split is not empty, and that a row in it can be used.
+        """Check that the split has rows, and that at least one of the probed rows can be used.
 
         Raises:
-            UserError: it is empty, or no row can be used.
+            UserError: if the split is empty, or no probed row can be used.
         """
         if len(self):
             _ = self._numbers
@@ -266,7 +278,7 @@ class PairTable(ImageTable):
         self.check_rows(split, "images with captions", "check data.image_root and the column names", unusable)
 
 
-def _all_embedded(dataset: Any, column: str) -> bool:
+def _contains_all_images(dataset: Any, column: str) -> bool:
     for table in dataset.with_format("arrow").iter(batch_size=10_000):
         images = table[column]
         if pa.types.is_struct(images.type):

@@ -1,6 +1,6 @@
-"""The reader of tar shards: which members make a sample, and the members of a sample at a known place.
+"""Reader of tar shards: the assignment of members to samples, and the members of a sample at given offsets.
 
-Everything that reads shards (records, indexes, reinforced samples) recognizes samples by :func:`sample_of`: neighboring
+All readers of shards (records, indexes, reinforced samples) use :func:`sample_of`: a sample consists of adjacent
 members whose names are equal up to the first dot of the file name.
 """
 
@@ -19,30 +19,30 @@ from ...common.errors import UserError
 from ..core.faults import BadSample
 
 BLOCK = 512
-"""tar's unit, bytes."""
+"""Block size of the tar format, bytes."""
 STALE = "another sample than in the index"
 TAR_ERRORS = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, ValueError, OverflowError)
-"""What a damaged tar file raises, including compressed files and numbers in extended headers."""
+"""Errors that damaged tar files raise, also in compressed content and in numbers of extended headers."""
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Return a member's name as key and kind, such as ``("00/12", "syn.json")``; None for other names."""
+    """Split the name of a member into key and kind, such as ``("00/12", "syn.json")``; None for names without a dot."""
     folder, slash, base = name.rpartition("/")
     stem, dot, kind = base.partition(".")
     return (f"{folder}{slash}{stem}", kind.lower()) if stem and dot else None
 
 
 def sample_of(member: tarfile.TarInfo) -> tuple[str, str] | None:
-    """Return the key of the sample that a member belongs to, and its kind in the sample; None for other members."""
+    """Return the key of the sample that a member belongs to, and the kind of the member; None for other members."""
     return split_name(member.name) if member.isfile() else None
 
 
 @contextlib.contextmanager
-def readable(file: str) -> Iterator[None]:
-    """Name a file that is read in the context if it is damaged.
+def require_tar(file: str) -> Iterator[None]:
+    """Raise errors of a tar file that is read in the context as errors for the user, with the name of the file.
 
     Raises:
-        UserError: it is not a tar file, or damaged.
+        UserError: if the file is not a tar file, or is damaged.
     """
     try:
         yield
@@ -51,10 +51,10 @@ def readable(file: str) -> Iterator[None]:
 
 
 def sample_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the samples of an uncompressed shard: key, first byte, and byte after the end; reads headers only.
+    """Yield key, first byte, and byte after the end of the samples of an uncompressed shard; reads headers only.
 
     Raises:
-        UserError: the file is not a tar file, is truncated, or is damaged.
+        UserError: if the file is not a tar file, is truncated, or is damaged.
     """
     current: tuple[bytes, int, int] | None = None
     for key, start, stop in _member_spans(file):
@@ -70,7 +70,7 @@ def sample_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
 
 def _member_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
     size = os.path.getsize(file)
-    with readable(file):
+    with require_tar(file):
         with tarfile.open(file, "r:") as tar:
             for member in tar:
                 stop = member.offset_data + -(-member.size // BLOCK) * BLOCK
@@ -81,7 +81,7 @@ def _member_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
                     yield os.fsencode(found[0]), member.offset, stop  # names need not be UTF-8
             end = tar.offset
         with open(file, "rb") as content:
-            # The library takes a damaged header for the end of the archive.
+            # The library treats a damaged header as the end of the archive.
             content.seek(end)
             if content.read(BLOCK).strip(b"\0"):
                 raise tarfile.ReadError(f"a damaged header at byte {end}")
@@ -92,13 +92,13 @@ def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dic
 
     Args:
         file: the shard.
-        start: first byte.
-        stop: byte after the last.
+        start: first byte of the sample.
+        stop: byte after the end of the sample.
         name: name of the sample in messages.
         key: key of the sample.
 
     Raises:
-        BadSample: the file has changed, or cannot be read.
+        BadSample: if the file has changed, or cannot be read.
     """
     try:
         with open(file, "rb") as content:
@@ -120,9 +120,9 @@ def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dic
 
 
 def _plain_members(block: bytes) -> list[tuple[bytes, str, bytes]] | None:
-    """Return key, kind and content of plain files whose headers hold name and size; None for anything else.
+    """Return key, kind and content of the members; None if a header is of another kind than that of a plain file.
 
-    (The library's reader takes half a millisecond per sample, an eighth of the time to decode the image.)
+    The reader of the library takes half a millisecond per sample, an eighth of the time to decode the image.
     """
     members: list[tuple[bytes, str, bytes]] = []
     place = 0
@@ -150,6 +150,6 @@ def _name_in(header: bytes) -> str:
 
 
 def key_in(header: bytes) -> bytes:
-    """Return the key of the sample that a header belongs to, empty if to none."""
+    """Return the key of the sample that a header belongs to; empty if it belongs to no sample."""
     names = split_name(_name_in(header))
     return os.fsencode(names[0]) if names is not None else b""

@@ -1,7 +1,7 @@
-"""Indexes of tar shards: the place of each sample, kept beside the shard or in a cache.
+"""Indexes of tar shards: the byte offsets of each sample, stored beside the shard or in a cache.
 
-A tar file has no table of contents, so its headers are read once. With an index, a sample is one read, in any order:
-without a copy of the data, and without a stream whose position would have to be restored.
+A tar file has no table of contents, so all headers are read once to create the index. With the index, each sample is
+read by one read operation, in any order: the data is not copied, and no position of a stream has to be restored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tar import BLOCK, key_in, read_members, sample_spans
 
 
 class TarIndex(NamedTuple):
-    """The places of the samples of a shard, in their order."""
+    """Byte offsets and keys of the samples of a shard, in their order."""
 
     start: np.ndarray  # int64 [N], byte of the first header
     stop: np.ndarray  # int64 [N], byte after the last member
@@ -28,17 +28,17 @@ class TarIndex(NamedTuple):
 
 
 def tar_index(file: str, cache: Path) -> TarIndex:
-    """Return the index of a shard: the one beside it, else the cached one of the unchanged file, else a new one.
+    """Return the index of a shard: the index beside it, or else the cached index, or else a new one.
 
-    An index beside a shard may be copied with it, so it is not judged by times but by its content: some of its samples
-    are looked up here, and :func:`read_members` checks each sample that is read.
+    Copying a shard with its index changes the modification times, so an index beside a shard is checked by its content:
+    some samples are looked up here, and :func:`read_members` checks each sample that is read.
 
     Args:
         file: absolute path.
-        cache: folder of cached indexes.
+        cache: folder of the cached indexes.
 
     Raises:
-        UserError: the file is not a tar file, is truncated, or is damaged.
+        UserError: if the file is not a tar file, is truncated, or is damaged.
     """
     beside = _index_beside(file)
     return beside or TarIndex(**cached_arrays(file, cache, "index", lambda: _read_index(file)._asdict()))
@@ -51,12 +51,12 @@ def _read_index(file: str) -> TarIndex:
 
 
 def index_beside(path: Path) -> Path:
-    """Return the path of the index that the writer of a shard writes beside it."""
+    """Return the path of the index that belongs to a shard."""
     return path.with_name(f"{path.stem}.index.json")
 
 
 def _index_beside(file: str) -> TarIndex | None:
-    """Return the index beside a shard; None if there is none, or it is of another file."""
+    """Return the index beside a shard; None if there is no index, or it belongs to another file."""
     try:
         kept = json.loads(index_beside(Path(file)).read_bytes())
         size = os.path.getsize(file)
@@ -70,7 +70,7 @@ def _index_beside(file: str) -> TarIndex | None:
 
 
 def _matches(index: TarIndex, file: str, size: int) -> bool:
-    """Return whether an index fits a shard: its places are inside, and some of them hold the key in the index."""
+    """Return whether an index fits a shard: all offsets are in the file, and the probed samples have their keys."""
     start, stop, keys = index
     if not start.shape == stop.shape == keys.shape == (len(keys),):
         return False
@@ -87,7 +87,7 @@ def _matches(index: TarIndex, file: str, size: int) -> bool:
 
 
 def tar_uids(file: str, index: TarIndex, cache: Path) -> np.ndarray:
-    """Return the entry ``uid`` of each sample's ``json``, bytes [N], empty if there is none; cached like the index."""
+    """Return the ``uid`` in the ``json`` of each sample, bytes [N], empty without one; cached like the index."""
 
     def read() -> Arrays:
         spans = zip(index.start.tolist(), index.stop.tolist(), index.keys.tolist(), strict=True)
@@ -97,6 +97,6 @@ def tar_uids(file: str, index: TarIndex, cache: Path) -> np.ndarray:
         try:
             return uid_of(read_members(file, start, stop, file, key)).encode(errors="surrogatepass")
         except BadSample:
-            return b""  # it is counted when it is read
+            return b""  # counted as a bad row when the sample is read
 
     return cached_arrays(file, cache, "uids", read)["uids"]

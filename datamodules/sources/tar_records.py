@@ -1,4 +1,4 @@
-"""Records of WebDataset shards, in order or streamed from any one on."""
+"""Records of WebDataset shards, read in order or streamed from any record on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..core.faults import BadSample
 from .cache import Arrays, cached_arrays
 from .members import IMAGE_SUFFIXES, TEXT_KEYS
 from .record import Record, captions_in, identity_in, record
-from .tar import TAR_ERRORS, readable, sample_of
-from .text_files import whole
+from .tar import TAR_ERRORS, require_tar, sample_of
+from .text_files import parse_integer
 
 
 def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
-    """Yield the records of WebDataset shards: neighboring members with the same key are a sample.
+    """Yield the records of WebDataset shards, in which adjacent members with the same key are a sample.
 
     The image is the member with the suffix of an image; the captions are the member ``caption`` or ``txt``, or the
     entry ``caption`` of the member ``json``. Other members, such as pickled ones, are not read.
@@ -30,20 +30,20 @@ def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[
     Args:
         files: tar files.
         caption: key of the caption.
-        image_id: key of the image's id in the member ``json``; None: "image_id" if it exists.
-        stamp: lets the library's cache detect changed files; not used.
+        image_id: key of the image id in the member ``json``; None for "image_id" if that exists.
+        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
 
     Raises:
-        UserError: a file is not a tar file or is truncated.
+        UserError: if a file is not a tar file or is truncated.
     """
     for file in files:
         yield from tar_records(file, caption, image_id)
 
 
 def tar_records(file: str, caption: str, image_id: str | None, start: int = 0) -> Iterator[Record]:
-    """Yield the records of one shard as :func:`read_tars` does, from the first byte of one of them on."""
+    """Yield the records of one shard as :func:`read_tars` does, starting at the first byte of a record."""
     identity = "image_id" if image_id is None else image_id
-    with readable(file), open(file, "rb") as content:
+    with require_tar(file), open(file, "rb") as content:
         content.seek(start)
         with tarfile.open(fileobj=content) as tar:
             sample: dict[str, Any] = {}
@@ -54,11 +54,12 @@ def tar_records(file: str, caption: str, image_id: str | None, start: int = 0) -
                 if member.size > MAX_BYTES:  # a sparse member can declare any size
                     sample["too large"] = b""
                     continue
-                # Before the next header: a compressed file seeks backwards only by starting again.
+                # Read before the next header, since a compressed file seeks backwards only by decompressing from the
+                # start.
                 held = tar.extractfile(member)
                 sample[kind] = held.read() if held else b""
                 if kind == "image":
-                    # The name need not be UTF-8, and is for messages only.
+                    # The name is for messages only, and need not be UTF-8.
                     sample["path"] = os.fsencode(member.name).decode("utf-8", errors="replace")
             if sample:
                 yield _record(sample, caption, identity)
@@ -68,14 +69,14 @@ def tar_starts(file: str, caption: str) -> list[int]:
     """Return the first byte of each record of a shard; only headers are read.
 
     Raises:
-        tarfile.TarError: the shard is compressed or damaged.
+        tarfile.TarError: if the shard is compressed or damaged.
     """
     with tarfile.open(file, "r:") as tar:
         return [member.offset for first, _, member in _record_members(tar, caption) if first]
 
 
 def _record_members(tar: tarfile.TarFile, caption: str) -> Iterator[tuple[bool, str, tarfile.TarInfo]]:
-    """Yield the members that records are made of: whether a member starts a record, its kind, and its header."""
+    """Yield the members that belong to records: whether a member starts a record, its kind, and its header."""
     wanted = {*TEXT_KEYS, caption, "json"}
     current, begun = "", False
     for member in tar:
@@ -101,8 +102,8 @@ def _of_members(sample: dict[str, Any], caption: str, image_id: str) -> Record:
     fields: Any = {}
     if "json" in sample:
         try:
-            fields = json.loads(sample["json"], parse_int=whole)
-        except (ValueError, RecursionError):  # such a sample has no caption, and is counted for that
+            fields = json.loads(sample["json"], parse_int=parse_integer)
+        except (ValueError, RecursionError):  # the sample then has no caption, and is counted as a bad row
             fields = {}
     fields = fields if isinstance(fields, dict) else {}
     captions = captions_in(fields.get(caption))
@@ -118,15 +119,15 @@ def _of_members(sample: dict[str, Any], caption: str, image_id: str) -> Record:
 
 
 class TarSource:
-    """WebDataset shards; reading starts at the first header of the sample.
+    """Streamed WebDataset shards; reading starts at the first header of a sample.
 
-    The headers of a shard are read only when its samples are counted, and the places of the samples are cached.
+    The headers of a shard are read when its samples are counted, and the offsets of the samples are cached.
 
     Args:
         files: absolute paths.
         caption: key of the caption.
-        image_id: key of the image's id; None: "image_id" if it exists.
-        cache: folder of the cached places of the samples.
+        image_id: key of the image id; None for "image_id" if that exists.
+        cache: folder of the cached offsets of the samples.
     """
 
     def __init__(self, files: Sequence[str], caption: str, image_id: str | None, cache: Path) -> None:
@@ -138,12 +139,12 @@ class TarSource:
         self._starts: dict[int, np.ndarray | None] = {}
 
     def count(self, shard: int) -> int | None:
-        """Return the number of samples of a shard; None if it is compressed or damaged, and has no index."""
+        """Return the number of samples of a shard; None if the shard is compressed or damaged."""
         starts = self._places(shard)
         return None if starts is None else len(starts)
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the samples of a shard from one on, by column."""
+        """Yield the samples of a shard by column, starting at sample ``start``."""
         starts = self._places(shard) if start else None
         if starts is None:
             yield from itertools.islice(tar_records(self.files[shard], self.caption, self.image_id), start, None)

@@ -1,4 +1,4 @@
-"""Text files: encoding, JSON, lines."""
+"""Reading of text files: encoding, JSON, lines."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from ...common.errors import UserError
 
 ENCODING = "utf-8-sig"
-"""Encoding of all text: UTF-8, with or without the byte order mark that programs on Windows write."""
+"""Encoding of text files: UTF-8, with or without the byte order mark that programs on Windows write."""
 
 
 @contextlib.contextmanager
-def utf8(path: Path) -> Iterator[None]:
-    """Explain how to convert a file that is read in the context if it has another encoding.
+def require_utf8(path: Path) -> Iterator[None]:
+    """Raise decoding errors of a file that is read in the context as errors for the user, with the remedy.
 
     Raises:
-        UserError: it has.
+        UserError: if the encoding of the file is not UTF-8.
     """
     try:
         yield
@@ -31,29 +31,29 @@ def utf8(path: Path) -> Iterator[None]:
         ) from error
 
 
-def whole(digits: str) -> int | str:
-    """Parse an integer of JSON; one of thousands of digits stays text."""
-    # Python refuses to parse more digits, and would refuse the whole file because of the id of one image.
+def parse_integer(digits: str) -> int | str:
+    """Parse an integer in JSON; an integer of 4300 digits or more stays text."""
+    # Python refuses to parse more digits, and so would refuse the whole file because of one image id.
     return int(digits) if len(digits) < 4300 else digits
 
 
-def parsed(text: str, path: Path) -> Any:
-    """Parse the JSON text of a file; integers of thousands of digits stay text.
+def parse_json(text: str, path: Path) -> Any:
+    """Parse the JSON text of a file; integers as in :func:`parse_integer`.
 
     Raises:
-        UserError: it is not valid, or nested too deeply.
+        UserError: if the text is not valid JSON, or is nested too deeply.
     """
     try:
-        return json.loads(text, parse_int=whole)
+        return json.loads(text, parse_int=parse_integer)
     except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"Expected valid JSON in {str(path)!r}, got another content ({error}): correct it.") from error
 
 
 def read_texts(file: str) -> list[str]:
-    """Read the lines of a text file, including empty lines, so that the index of a text is that of its line.
+    """Read the lines of a text file, including empty lines, so that the index of a text is the index of its line.
 
     Raises:
-        UserError: the file does not exist or is not UTF-8.
+        UserError: if the file does not exist or is not UTF-8.
     """
     try:
         with open(os.path.expanduser(file), encoding=ENCODING) as lines:

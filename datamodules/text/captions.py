@@ -1,4 +1,4 @@
-"""Captions as strings: cleaning, usability, identity."""
+"""Cleaning, checking and hashing of captions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def clean_caption(caption: str, max_words: int = 30) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Return whether a string has no lone surrogates, which JSON can express but UTF-8 cannot."""
+    """Return whether a string can be encoded in UTF-8, which is not so for the lone surrogates that JSON allows."""
     if text.isascii():
         return True
     try:
@@ -33,7 +33,13 @@ def is_text(text: str) -> bool:
 
 
 def usable_caption(caption: object, clean: bool, max_words: int) -> bool:
-    """Return whether a caption is text that is not empty, after the cleaning if ``clean``."""
+    """Return whether a caption is a text that is not empty.
+
+    Args:
+        caption: the value in the data.
+        clean: whether the caption is cleaned first.
+        max_words: number of words that the cleaning keeps.
+    """
     if not isinstance(caption, str) or not is_text(caption):
         return False
     return bool(clean_caption(caption, max_words) if clean else caption.strip())

@@ -37,18 +37,19 @@ class CLIPTokenizer(SimpleTokenizer):
 
 @functools.cache
 def clip_tokenizer(max_tokens: int = CLIP_TOKENS) -> CLIPTokenizer:
-    """Return the tokenizer of a context length; reading the vocabulary takes a fifth of a second, once a process."""
+    """Return the tokenizer with a context length; it is cached, since reading the vocabulary takes 0.2 s."""
     return CLIPTokenizer(max_tokens)
 
 
 class CLIPTextEncoder:
     """Encode captions as CLIP's token ids, padded to the model's context length.
 
-    MobileCLIP's text towers attend to all positions, padding included, so a shorter sequence has another embedding.
+    MobileCLIP's text towers attend to all positions, padding included, so the embedding depends on the length.
 
     Args:
-        max_tokens: the context length, start and end tokens included; longer captions are truncated before the end.
-        clean: whether to apply ALBEF's caption cleaning first; CLIP's own is always applied.
+        max_tokens: the context length, start and end tokens included; longer captions are truncated before the end
+            token.
+        clean: whether to apply ALBEF's caption cleaning first; CLIP's own cleaning is always applied.
         max_words: number of words that ALBEF's cleaning keeps.
     """
 
@@ -73,5 +74,5 @@ class CLIPTextEncoder:
         return {"input_ids": ids, "attention_mask": (torch.arange(self.max_tokens) <= end).long()}
 
     def usable(self, caption: object) -> bool:
-        """Return whether a caption is not empty, after the cleaning if that is on."""
+        """Return whether a caption is not empty after the cleaning, if cleaning is on."""
         return usable_caption(caption, self.clean, self.max_words)

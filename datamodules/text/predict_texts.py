@@ -1,4 +1,4 @@
-"""The texts that a run predicts."""
+"""Texts for prediction."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .captions import usable_caption
 
 
 class PredictTexts:
-    """Texts in a list, or in a text file with one text per line.
+    """Texts for prediction, from a list or a text file with one text per line.
 
     Args:
-        given: the list or the path; None for no texts.
+        given: the list, or the path of the file; None for no texts.
         clean: whether to apply ALBEF's caption cleaning.
         max_words: number of words that the cleaning keeps.
     """
@@ -27,18 +27,18 @@ class PredictTexts:
 
     @cached_property
     def all(self) -> list[str]:
-        """All texts; those without content are in no batch."""
+        """All texts; empty texts are in no batch."""
         return read_texts(self.given) if isinstance(self.given, str) else list(self.given or ())
 
     def usable(self) -> dict[int, tuple[int, str]]:
-        """Return the texts that are not empty, by index, each with its index."""
+        """Return the texts that are not empty, as pairs of index and text by index."""
         return {pair[0]: pair for pair in enumerate(self.all) if usable_caption(pair[1], self.clean, self.max_words)}
 
     def check(self) -> None:
-        """Check that some of the texts have content, and log how many have none.
+        """Check that at least one text is not empty, and log the number of empty texts.
 
         Raises:
-            UserError: texts were given, and none has content.
+            UserError: if texts were given, and all of them are empty.
         """
         if self.given is None:
             return
@@ -46,8 +46,8 @@ class PredictTexts:
         if not usable:
             origin = f" in {self.given!r}" if isinstance(self.given, str) else ""
             raise UserError(
-                f"Expected texts with content, got {total} without{origin}: give a text file with one text per line, "
-                "or a list of texts, as data.predict_texts."
+                f"Expected at least one text that is not empty, got {total} empty texts{origin}: set "
+                "data.predict_texts to a text file with one text per line, or to a list of texts."
             )
         if usable < total:
             rank_zero_info(f"{total - usable} of the {total} texts to predict are empty and skipped.")

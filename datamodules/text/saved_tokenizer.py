@@ -1,4 +1,4 @@
-"""The tokenizer of the datamodule in a checkpoint."""
+"""Tokenizer of the datamodule in a checkpoint."""
 
 import os
 from collections.abc import Mapping
@@ -12,21 +12,28 @@ from .tokenizers import open_tokenizer, set_ending, tokenizer_from_json
 
 
 def trained_tokenizer(content: Mapping[str, Any]) -> str | None:
-    """Return the tokenizer that a run has trained as JSON text, from the state of any datamodule in its checkpoint."""
-    # Lightning keeps the datamodule's state under the name of its class, of whatever name.
+    """Return the tokenizer that a run trained, from the datamodule's state in the checkpoint.
+
+    Args:
+        content: the checkpoint.
+
+    Returns:
+        The tokenizer as JSON text; None if the run trained no tokenizer.
+    """
+    # Lightning stores the state of the datamodule under the name of its class, which may be any name.
     states = [state for name, state in content.items() if not name.endswith("hyper_parameters")]
     texts = [state.get("tokenizer") for state in states if isinstance(state, Mapping)]
     return next((text for text in texts if isinstance(text, str)), None)
 
 
 def tokenizer_in_checkpoint(path: str | os.PathLike[str] | None) -> str | None:
-    """Return the tokenizer that the run of a checkpoint has trained, as JSON text; None without one.
+    """Return the tokenizer that the run of a checkpoint trained, as JSON text; None if it trained none.
 
-    Lightning restores the state of a datamodule of the same class only, but a model trained with one datamodule needs
-    the same token ids with any other.
+    Lightning restores the state of a datamodule only if its class is the same, but a model needs the token ids that it
+    was trained with, also with another datamodule.
 
     Args:
-        path: path of the checkpoint, if any.
+        path: path of the checkpoint; None without one.
     """
     file = Path(path or "")
     if file.is_dir():
@@ -37,10 +44,14 @@ def tokenizer_in_checkpoint(path: str | os.PathLike[str] | None) -> str | None:
 
 
 def saved_tokenizer(content: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the tokenizer of a checkpoint's data as JSON text, with the ending of its texts, and a note on it.
+    """Return the tokenizer of the datamodule in a checkpoint, for an export.
 
     Args:
-        content: The checkpoint.
+        content: the checkpoint.
+
+    Returns:
+        The tokenizer as JSON text, with the template that ends texts; None if there is no readable tokenizer. And a
+        phrase about the tokenizer for the message of the export.
     """
     data = content.get("datamodule_hyper_parameters") or {}
     trained = trained_tokenizer(content)

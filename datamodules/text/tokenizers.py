@@ -1,4 +1,4 @@
-"""Tokenizers, opened or trained, and encoding of captions batch by batch."""
+"""Opening and training of tokenizers, and encoding of batches of captions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ...common.errors import UserError
-from ..sources.hub import absence, hub_or_cache
+from ..sources.hub import hub_or_cache, reason_not_found
 from .captions import clean_caption, usable_caption
 
 if TYPE_CHECKING:
@@ -36,32 +36,34 @@ def train_wordpiece(captions: Iterable[str], vocab_size: int) -> str:
     [MASK] 103.
 
     Returns:
-        The tokenizer as the JSON text of the ``tokenizers`` library.
+        The tokenizer as JSON text of the ``tokenizers`` library.
 
     Raises:
-        UserError: ``vocab_size`` is not larger than the number of reserved ids.
+        UserError: if ``vocab_size`` leaves no room for characters beside the reserved ids.
     """
     from tokenizers import models, trainers
 
     tokenizer = _wordpiece(models.WordPiece({UNK: 0}, unk_token=UNK))
     texts = [tokenizer.normalizer.normalize_str(caption) for caption in captions]
-    counts = Counter(letter for text in texts for letter in text if not letter.isspace())
-    # At most a quarter of the entries are single letters (and a quarter their continuations); rarer letters are [UNK].
+    counts = Counter(character for text in texts for character in text if not character.isspace())
+    # At most a quarter of the entries are single characters, and a quarter are their continuations; rarer characters
+    # are [UNK].
     room = (vocab_size - len(RESERVED)) // 4
-    kept = sorted(counts, key=lambda letter: (-counts[letter], letter))[: max(room, 0)]
+    kept = sorted(counts, key=lambda character: (-counts[character], character))[: max(room, 0)]
     if not kept:
         raise UserError(
             f"Expected vocab_size of at least {len(RESERVED) + 4} for the {len(RESERVED)} reserved ids and some "
-            f"letters, got {vocab_size}: increase data.vocab_size."
+            f"characters, got {vocab_size}: increase data.vocab_size."
         )
     rare = str.maketrans(dict.fromkeys(counts.keys() - set(kept), " "))
     texts = [text.translate(rare) for text in texts] if rare else texts
-    # Without fixed ids the library numbers the continuation letters in the order of a hash map, breaks ties between
-    # equally frequent pairs differently in each process, and two ranks train two vocabularies.
-    fixed = RESERVED + ["##" + letter for letter in sorted(kept)]
+    # Without fixed ids the library numbers the continuation characters in the order of a hash map. Ties between equally
+    # frequent pairs would then be broken differently in each process, and ranks would train different vocabularies.
+    fixed = RESERVED + ["##" + character for character in sorted(kept)]
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=fixed, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
-    # Rebuilt, because the reserved ids and letters would otherwise stay "added tokens", matched before the split.
+    # Rebuilt, since reserved ids and characters would otherwise be "added tokens", which are matched before the split
+    # into words.
     vocabulary = tokenizer.get_vocab()
     return str(_wordpiece(models.WordPiece(vocabulary, unk_token=UNK)).to_str())
 
@@ -92,10 +94,13 @@ def _wrap(tokenizer: Any) -> PreTrainedTokenizerFast:
 
 
 def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """Open a tokenizer: a hub name, a local folder, a ``vocab.txt`` of BERT's form, or a ``tokenizer.json``.
+    """Open a tokenizer.
+
+    Args:
+        name: hub name, local folder, ``vocab.txt`` in BERT's form, or ``tokenizer.json``.
 
     Raises:
-        UserError: there is no such tokenizer, or it has no fast implementation.
+        UserError: if the tokenizer does not exist, or has no fast implementation.
     """
     path = Path(name).expanduser()
     if path.is_dir() and not any((path / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
@@ -109,11 +114,14 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
     try:
-        # Without trust_remote_code=False, transformers asks at the terminal whether to run Python files of a tokenizer.
+        # Without trust_remote_code=False, transformers asks in the terminal whether to run the Python files of a
+        # tokenizer.
         with contextlib.nullcontext() if path.is_dir() else hub_or_cache():
             tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0] if path.is_dir() else absence(error)
+        reason = (
+            (str(error).strip() or type(error).__name__).splitlines()[0] if path.is_dir() else reason_not_found(error)
+        )
         raise UserError(
             f"Expected a hub name, a local folder or a vocab.txt of a tokenizer, got {name!r} ({reason}): correct the "
             "name, or leave it out to train a tokenizer on the captions."
@@ -147,7 +155,7 @@ def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
     Tokenizers without the two tokens (CLIP's, GPT-2's) keep their own template.
 
     Raises:
-        UserError: ``append_sep`` is False for a tokenizer without [SEP].
+        UserError: if ``append_sep`` is False for a tokenizer without [CLS] or [SEP].
     """
     if tokenizer.cls_token is None or tokenizer.sep_token is None:
         if not append_sep:
@@ -167,13 +175,13 @@ def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
 
 
 class Encoder(Protocol):
-    """Encode captions as token ids."""
+    """Encoder of captions as token ids."""
 
     def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return ``input_ids`` and ``attention_mask``, long [B, L]."""
 
     def usable(self, caption: object) -> bool:
-        """Return whether a caption is not empty, after the cleaning if that is on."""
+        """Return whether a caption is not empty after the cleaning, if cleaning is on."""
 
 
 class TextEncoder:
@@ -189,7 +197,9 @@ class TextEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, max_tokens: int, clean: bool, max_words: int) -> None:
         if tokenizer.pad_token_id is None:
             if tokenizer.eos_token is None:
-                raise UserError("Expected a tokenizer with a padding token, got one without: choose another tokenizer.")
+                raise UserError(
+                    "Expected a tokenizer with a padding or an end-of-text token, got one without both: choose another."
+                )
             tokenizer.pad_token = tokenizer.eos_token
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
@@ -218,7 +228,7 @@ class TextEncoder:
         return {key: encoded[key] for key in ("input_ids", "attention_mask")}
 
     def usable(self, caption: object) -> bool:
-        """Return whether a caption is not empty, after the cleaning if that is on."""
+        """Return whether a caption is not empty after the cleaning, if cleaning is on."""
         return usable_caption(caption, self.clean, self.max_words)
 
 

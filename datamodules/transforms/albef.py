@@ -1,6 +1,6 @@
-"""ALBEF's image transforms, with every number an argument.
+"""ALBEF's image transforms; every number is an argument.
 
-Values are those of the authors' pre-training code: ``RandomResizedCrop`` with scale 0.2-1, horizontal flip, two
+The defaults are those of the authors' pre-training code: ``RandomResizedCrop`` with scale 0.2-1, horizontal flip, two
 operations of their RandAugment pool, and the mean and standard deviation of CLIP.
 """
 
@@ -38,20 +38,23 @@ class ALBEFRandAugment(nn.Module):
     """Apply the authors' RandAugment: operations drawn with replacement, each skipped with a fixed probability.
 
     The sign of a geometric operation is drawn with equal probability; brightness and sharpness only increase (at level
-    7 both factors are 1.36). Shears keep the first row or column in place, rotation is about the center, and all
-    interpolate linearly.
+    7 both factors are 1.36). Shears keep the first row or column in place, rotation is about the center, and geometric
+    operations interpolate linearly.
 
     Args:
         num_ops: number of operations drawn for each image (authors: 2).
-        magnitude: level of all operations, of at most ``max_magnitude`` (authors: 7).
+        magnitude: level of all operations, at most ``max_magnitude`` (authors: 7).
         max_magnitude: the highest level (authors: 10).
         skip_probability: probability of skipping a drawn operation (authors: 0.5).
-        operations: the pool (authors: these ten, without color operations).
+        operations: operations to draw from (authors: these ten, without color operations).
         enhance_range: brightness and sharpness factor at level 0 and at the highest level (authors: 0.1 to 1.9).
         max_shear: shear at the highest level, pixels per pixel (authors: 0.3).
         max_translate: translation at the highest level, pixels (authors: 10).
         max_rotate: angle at the highest level, degrees (authors: 30).
-        fill: color of the pixels from outside the image (authors: 128, 128, 128).
+        fill: color of pixels outside of the image (authors: 128, 128, 128).
+
+    Raises:
+        UserError: if an operation is unknown.
     """
 
     def __init__(
@@ -96,11 +99,12 @@ class ALBEFRandAugment(nn.Module):
 
         Args:
             image: 8-bit RGB image.
-            operation: its name.
+            operation: name of the operation.
             sign: direction of a geometric operation: +1 shears and translates towards larger coordinates and rotates
                 counterclockwise.
         """
-        # OpenCV, which the authors use, has the origin at the center of the first pixel; torchvision at its corner.
+        # The origin of OpenCV, which the authors use, is the center of the first pixel; that of torchvision is its
+        # corner.
         corner = [0.5, 0.5]
         middle = [image.width / 2 + 0.5, image.height / 2 + 0.5]
         slope = -sign * math.degrees(math.atan(self.shear))  # torchvision's positive shear has the opposite direction
@@ -214,7 +218,7 @@ class ALBEFTrainTransform(nn.Module):
         self.finish = ToNormalized(mean, std)
 
     def forward(self, image: Image.Image) -> torch.Tensor:
-        """Turn an RGB image of any size into float [3, size, size]."""
+        """Convert an RGB image of any size to float [3, size, size]."""
         image = self.crop(image)
         if self.flip is not None:
             image = self.flip(image)
@@ -244,5 +248,5 @@ class ALBEFEvalTransform(nn.Module):
         self.preprocessing = preprocessing(size, mean, std, "bicubic", "squash")
 
     def forward(self, image: Image.Image) -> torch.Tensor:
-        """Turn an RGB image of any size into float [3, size, size]."""
+        """Convert an RGB image of any size to float [3, size, size]."""
         return self.finish(self.resize(image))

@@ -1,4 +1,4 @@
-"""torchvision's transforms of image classification on CIFAR and ImageNet, with every number an argument."""
+"""Transforms of image classification on CIFAR and ImageNet, as in torchvision; every number is an argument."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchvision.transforms import InterpolationMode, v2
 from .clip import CLIPEvalTransform
 from .normalize import IMAGENET_MEAN, IMAGENET_STD, ToNormalized, preprocessing
 
-# Of CIFAR-100's training images, as in the CRD benchmark (arXiv 1910.10699).
+# Mean and standard deviation of CIFAR-100's training images, as in the CRD benchmark (arXiv 1910.10699).
 CIFAR100_MEAN = (0.5071, 0.4867, 0.4408)
 CIFAR100_STD = (0.2675, 0.2565, 0.2761)
 
@@ -78,7 +78,7 @@ class ImageNetTrainTransform(_NormalizedCompose):
 
     Args:
         size: side of the result, pixels.
-        scale: share of the image's area in the crop.
+        scale: smallest and largest share of the image's area in the crop.
         horizontal_flip: probability of a flip.
         mean: mean of each channel, on the 0-1 scale.
         std: standard deviation of each channel, on the 0-1 scale.

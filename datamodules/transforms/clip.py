@@ -1,4 +1,4 @@
-"""Image transforms of CLIP-like models: evaluation as in the CLIP paper, and recorded augmentations in training."""
+"""Image transforms of CLIP models: evaluation as in the CLIP paper, recorded augmentations in training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
 from .albef import ALBEFEvalTransform, ALBEFTrainTransform
-from .normalize import Three, ToNormalized, preprocessing
+from .normalize import ChannelValues, ToNormalized, preprocessing
 from .replay import Augmentation, Interpolation, replay
 
 
@@ -20,19 +20,20 @@ class CLIPEvalTransform(nn.Module):
 
     Args:
         size: side of the square result, pixels (MobileCLIP: 256; its ViTs: 224).
-        mean: mean of each channel, on the 0-1 scale; mean 0 and standard deviation 1 keep that scale, as with most of
-            MobileCLIP.
+        mean: mean of each channel, on the 0-1 scale (most of MobileCLIP: mean 0 and standard deviation 1, which keep
+            the 0-1 scale).
         std: standard deviation of each channel, on the 0-1 scale.
         interpolation: interpolation of the resize (MobileCLIP: bilinear).
-        resize_mode: "squash" resizes both sides instead and changes the aspect ratio (SigLIP).
+        resize_mode: "shortest" resizes the shorter side; "squash" resizes both sides, which changes the aspect ratio
+            (SigLIP).
         resize: size of the shorter side before the crop, pixels; by default ``size``.
     """
 
     def __init__(
         self,
         size: int = 256,
-        mean: Three = (0.0, 0.0, 0.0),
-        std: Three = (1.0, 1.0, 1.0),
+        mean: ChannelValues = (0.0, 0.0, 0.0),
+        std: ChannelValues = (1.0, 1.0, 1.0),
         interpolation: Interpolation = "bilinear",
         resize_mode: Literal["shortest", "squash"] = "shortest",
         resize: int | None = None,
@@ -46,7 +47,7 @@ class CLIPEvalTransform(nn.Module):
         self.preprocessing = preprocessing(size, mean, std, interpolation, resize_mode, resize)
 
     def forward(self, image: Image.Image) -> torch.Tensor:
-        """Turn an RGB image of any size into float [3, size, size]."""
+        """Convert an RGB image of any size to float [3, size, size]."""
         return self.finish(self.crop(self.resize(image)))
 
 
@@ -63,8 +64,8 @@ class ReplayTransform(nn.Module):
     def __init__(
         self,
         size: int = 256,
-        mean: Three = (0.0, 0.0, 0.0),
-        std: Three = (1.0, 1.0, 1.0),
+        mean: ChannelValues = (0.0, 0.0, 0.0),
+        std: ChannelValues = (1.0, 1.0, 1.0),
         interpolation: Interpolation = "bilinear",
     ) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class ReplayTransform(nn.Module):
         self.finish = ToNormalized(mean, std)
 
     def forward(self, image: Image.Image, augmentation: Augmentation) -> torch.Tensor:
-        """Turn an RGB image into float [3, size, size]."""
+        """Augment an RGB image, and convert it to float [3, size, size]."""
         return self.finish(replay(image, augmentation, self.size, self.interpolation))
 
 

@@ -1,4 +1,4 @@
-"""Normalization, and the record of what an evaluation transform does to an image."""
+"""Normalization, and the description of the preprocessing by an evaluation transform."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-Three = tuple[float, float, float]
+ChannelValues = tuple[float, float, float]
 
 
 class ToNormalized(nn.Module):
@@ -47,7 +47,7 @@ def preprocessing(
     resize_mode: Literal["shortest", "squash"],
     resize: int | None = None,
 ) -> dict[str, Any]:
-    """Return what an evaluation transform does to an image, as plain data for checkpoints and exports.
+    """Return the description of an evaluation transform, as plain data for checkpoints and exports.
 
     Args:
         image_size: side of the square result, pixels.
@@ -56,7 +56,7 @@ def preprocessing(
         interpolation: interpolation of the resize.
         resize_mode: "squash" resizes both sides to ``resize``; "shortest" resizes the shorter side to ``resize`` and
             crops the center.
-        resize: size of the resize, where it differs from ``image_size``.
+        resize: size of the resized side, if it differs from ``image_size``, pixels.
     """
     return {
         "image_size": image_size,
@@ -69,7 +69,7 @@ def preprocessing(
 
 
 def preprocessing_of(transform: nn.Module) -> dict[str, Any]:
-    """Return the attribute ``preprocessing`` of an evaluation transform, or else the name of its class."""
+    """Return the attribute ``preprocessing`` of an evaluation transform, or the name of its class if it has none."""
     found: dict[str, Any] | None = getattr(transform, "preprocessing", None)
     kind = type(transform)
     return {"transform": f"{kind.__module__}.{kind.__qualname__}"} if found is None else dict(found)

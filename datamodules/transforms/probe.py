@@ -18,7 +18,7 @@ class ProbeTrainTransform(nn.Module):
 
     Args:
         size: side of the result, pixels.
-        scale: share of the image's area in the crop (timm's default).
+        scale: smallest and largest share of the image's area in the crop (timm's default).
         horizontal_flip: probability of a flip.
         rand_augment: timm's configuration string: "m" is the magnitude, "n" the number of operations (2 by default),
             "mstd" the standard deviation of the level; "inc1" makes the strength of each operation grow with its level.
@@ -54,6 +54,6 @@ class ProbeTrainTransform(nn.Module):
         )
 
     def forward(self, image: Image.Image) -> torch.Tensor:
-        """Turn an RGB image of any size into float [3, size, size]."""
+        """Convert an RGB image of any size to float [3, size, size]."""
         transformed: torch.Tensor = self.transform(image)
         return transformed

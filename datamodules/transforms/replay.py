@@ -1,8 +1,8 @@
-"""Recorded augmentations of a reinforced dataset: draw, record and replay them.
+"""Drawing, recording and replaying of the augmentations of a reinforced dataset.
 
-The format is DataCompDR's: a crop as a box in pixels of the image that the teacher's crop was taken from, then two
-operations of RandAugment, each an index into :data:`OPERATIONS` and a signed magnitude. (Reinforcement: arXiv
-2303.08983; MobileCLIP: arXiv 2311.17049.)
+The format is that of DataCompDR: a crop, which is a box in pixels of the original image, and two operations of
+RandAugment, each of which is an index into :data:`OPERATIONS` and a signed magnitude. (Reinforcement: arXiv 2303.08983;
+MobileCLIP: arXiv 2311.17049.)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPERATIONS = (
     "AutoContrast",
     "Equalize",
 )
-"""RandAugment's pool by index: torchvision's list in its order."""
+"""Operations of RandAugment by index, in the order of torchvision."""
 _SIGNED = OPERATIONS[1:10]
 
 
@@ -49,7 +49,7 @@ class Box(NamedTuple):
     width: int
 
     def fits(self, height: int, width: int) -> bool:
-        """Return whether the box lies inside an image of a size."""
+        """Return whether the box lies inside an image with this height and width."""
         return (
             self.top >= 0
             and self.left >= 0
@@ -79,17 +79,17 @@ class Augmentation(NamedTuple):
     operations: tuple[tuple[int, float] | None, ...]
 
     def as_json(self) -> list[Any]:
-        """Return the entry of ``param_aug``."""
+        """Return the augmentation as an entry of ``param_aug``."""
         return [list(self.box), [None if operation is None else list(operation) for operation in self.operations]]
 
 
 def augmentation_entries(value: Any) -> list[Any]:
     """Return the unparsed augmentations of the entry ``param_aug``: a list, or a string with the list as JSON.
 
-    (The published shards hold a list; the hub's viewer and loader convert it to strings.)
+    The published shards hold a list; the viewer and the loader of the hub convert it to a string.
 
     Raises:
-        ValueError: the entry has another form.
+        ValueError: if the entry has another form.
     """
     entries = json.loads(value) if isinstance(value, str) else value
     if not isinstance(entries, list) or not entries:
@@ -101,7 +101,7 @@ def parse_augmentation(entry: Any) -> Augmentation:
     """Parse one augmentation of ``param_aug``.
 
     Raises:
-        ValueError: the entry has another form.
+        ValueError: if the entry has another form.
     """
     try:
         box, operations = entry
@@ -187,9 +187,9 @@ def _affine(
 
 
 class AugmentationDraw:
-    """Draw augmentations as the released configuration does: a random resized crop, then RandAugment.
+    """Draw augmentations as in the released configuration: a random resized crop, then RandAugment.
 
-    Defaults are those of the released datasets (bin 9 of 31, two operations, torchvision's crop).
+    The defaults are those of the released datasets (bin 9 of 31, two operations, torchvision's crop).
 
     Args:
         size: side of the teachers' crops, pixels; translations are shares of it.
@@ -198,7 +198,10 @@ class AugmentationDraw:
         num_ops: number of operations after the crop.
         magnitude: level of the operations, at most ``bins - 1``.
         bins: number of levels.
-        operations: the pool.
+        operations: operations to draw from.
+
+    Raises:
+        UserError: if an operation is unknown.
     """
 
     def __init__(
@@ -229,7 +232,7 @@ class AugmentationDraw:
         self.magnitudes[OPERATIONS.index("Solarize")] = 255 * (1 - level)
 
     def __call__(self, height: int, width: int) -> Augmentation:
-        """Draw an augmentation for an image of a size, from torch's CPU generator."""
+        """Draw an augmentation for an image with this height and width, from torch's CPU generator."""
         box = self.crop.make_params([torch.empty(3, height, width, device="meta")])
         operations = tuple(self._draw_operation() for _ in range(self.num_ops))
         return Augmentation(Box(box["top"], box["left"], box["height"], box["width"]), operations)

@@ -45,7 +45,7 @@ def explain_other_class(cls: type, saved: Mapping[str, Any]) -> str | None:
     name = _class_name(saved)
     if name is None or name in (base.__name__ for base in cls.__mro__):
         return None
-    return f"The checkpoint is of {name}, expected one of {cls.__name__}: give another checkpoint, or that class."
+    return f"Expected a checkpoint of {cls.__name__}, got one of {name}: give another checkpoint, or use {name}."
 
 
 def _class_name(saved: Mapping[str, Any]) -> str | None:

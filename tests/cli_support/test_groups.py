@@ -81,14 +81,14 @@ TYPOS = {
     "optional group": ("--model.teacher.widht 3", ["Vision", "'--model.teacher.width'"]),
     "group as a mapping": (
         "--model.vision={widht:\u00a03}",
-        ["vision.widht' of Vision in --model.vision", "'width'"],
+        ["of Vision in --model.vision, got 'model.init_args.vision.widht'", "'width'"],
     ),
-    "type": ("--model.vision.width many", ["model.init_args.vision.width is 'many'", "Vision", "a whole number"]),
-    "type of a tuple": ("--model.vision.rates=[1]", ["model.init_args.vision.rates is [1]"]),
+    "type": ("--model.vision.width many", ["model.init_args.vision.width of Vision, got 'many'", "a whole number"]),
+    "type of a tuple": ("--model.vision.rates=[1]", ["model.init_args.vision.rates of Vision, got [1]"]),
     "group as a number": ("--model.vision 3", ["'model.init_args.vision'", "3"]),
     "link": (
         "--model.text.vocab_size 99",
-        ["model.init_args.text.vocab_size is 99", "data.init_args.vocab_size is 10"],
+        ["model.init_args.text.vocab_size=99", "data.init_args.vocab_size=10"],
     ),
 }
 
@@ -103,8 +103,11 @@ def test_a_mistake_in_a_group_is_one_sentence(typed: str, expected: list[str]):
 
 FILES = {
     "key": ("{vision: {widht: 3}}", ["'model.init_args.vision.widht'", "'width'", "of Vision in second.yaml"]),
-    "type": ("{vision: {width: many}}", ["model.init_args.vision.width in second.yaml is 'many'", "a whole number"]),
-    "link": ("{text: {vocab_size: 99}}", ["model.init_args.text.vocab_size is 99 by second.yaml"]),
+    "type": (
+        "{vision: {width: many}}",
+        ["model.init_args.vision.width of Vision in second.yaml, got 'many'", "a whole number"],
+    ),
+    "link": ("{text: {vocab_size: 99}}", ["model.init_args.text.vocab_size=99 from second.yaml"]),
 }
 
 
@@ -150,9 +153,11 @@ def test_typed_fields_win_on_resume_and_the_others_stay(tmp_path: Path):
     assert after["kind"] == "fancy"
     lines = sorted(line for line in ran.err.splitlines() if "warning: model" in line)
     assert len(lines) == 3
-    assert "model.init_args.teacher.width is 9 by --model.teacher.width; the checkpoint's 7 is not used" in lines[0]
+    assert (
+        "model.init_args.teacher.width is 9 from --model.teacher.width; 7 from the checkpoint is not used" in lines[0]
+    )
     assert "model.init_args.text.learning_rate is 0.5" in lines[1]
-    assert "model.init_args.vision.image_size is 32 by more.yaml" in lines[2]
+    assert "model.init_args.vision.image_size is 32 from more.yaml" in lines[2]
     # The rate of the optimizer state gave way too.
     state = torch.load("runs/grouped/version_1/checkpoints/last.ckpt", weights_only=True)["optimizer_states"]
     assert state[0]["param_groups"][0]["lr"] == 0.5

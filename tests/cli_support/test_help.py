@@ -84,9 +84,9 @@ def test_the_help_of_fit_names_every_class_and_every_argument_in_a_sentence():
 def test_the_help_of_a_class_that_does_not_exist_says_what_does(words: tuple[str, ...], end: str):
     ran = run("fit", *words)
     assert ran.status == 2
-    assert ran.sentence.startswith("There is no class ")
+    assert ran.sentence.startswith("Expected a class for ")
     assert end in ran.sentence
 
 
 def test_help_without_a_class_asks_for_one():
-    assert run("fit", "--data.help").sentence.startswith("--data.help needs the name of a class: one of ")
+    assert run("fit", "--data.help").sentence.startswith("Expected the name of a class after --data.help")

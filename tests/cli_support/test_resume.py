@@ -98,7 +98,7 @@ def test_evaluation_without_data_points_to_the_runs_config():
 
 def test_another_class_does_not_get_the_checkpoints_hyper_parameters():
     ran = resume("--model=NoVocabularyModel", "--model.size=5")
-    assert "its hyper-parameters are not used" in ran.err
+    assert "whose hyper-parameters are not used" in ran.err
 
 
 def test_a_missing_checkpoint_names_the_nearest():
@@ -245,7 +245,7 @@ def test_last_is_of_the_newest_run_of_the_name():
 def test_last_without_a_run_is_refused():
     ran = resume("--trainer.logger.name=none", checkpoint="last")
     assert ran.status == 2
-    assert "there is none in 'runs/none'" in ran.sentence
+    assert "checkpoint in 'runs/none'" in ran.sentence
     assert not Path("runs/none").exists()
 
 
@@ -283,4 +283,4 @@ def test_what_fit_says_in_the_end_can_be_typed():
 def test_a_checkpoint_of_another_class_is_one_sentence():
     ran = resume("--model=ALBEFModule")
     assert ran.status == 2
-    assert "is of TinyModel, expected one of ALBEFModule" in ran.sentence
+    assert "Expected a checkpoint of ALBEFModule" in ran.sentence

@@ -45,7 +45,7 @@ def test_a_version_that_holds_a_run_is_refused():
     before = torch.load("runs/tiny/version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
     ran = fit("--trainer.logger.version=0", "--model.learning_rate=0.5")
     assert ran.status == 2
-    assert "'runs/tiny/version_0' already holds a run" in ran.sentence
+    assert "'runs/tiny/version_0', which holds a run" in ran.sentence
     after = torch.load("runs/tiny/version_0/checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -54,7 +54,7 @@ def test_a_checkpoint_of_another_run_does_not_open_the_folder():
     fit()
     fit()
     ran = fit("--trainer.logger.version=0", "--ckpt_path=runs/tiny/version_1/checkpoints/last.ckpt")
-    assert "already holds a run" in ran.sentence
+    assert "which holds a run" in ran.sentence
 
 
 def test_a_resumed_run_goes_on_in_its_folder_and_keeps_the_first_config():

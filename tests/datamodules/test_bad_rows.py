@@ -24,8 +24,8 @@ from vlightning.datamodules.embedded_captions import CaptionReader, CaptionRows,
 from vlightning.datamodules.sources.embeddings import Embeddings
 from vlightning.datamodules.sources.open import Opening
 from vlightning.datamodules.sources.reinforced_writer import ShardFile
-from vlightning.datamodules.sources.sample_embeddings import Embeddings as TeacherEmbeddings
-from vlightning.datamodules.sources.shards import BesideShards, Shards
+from vlightning.datamodules.sources.sample_embeddings import SampleEmbeddings
+from vlightning.datamodules.sources.shards import SeparateImages, Shards
 
 COUNT = 8
 CLIP = {"tokenizer": "clip", "vocab_size": 50_000}  # needs no training captions
@@ -234,7 +234,7 @@ def test_reinforced_rows(tmp_path, changes, cause):
 def test_embeddings_do_not_unpack_to_more_than_they_may(monkeypatch):
     monkeypatch.setattr("vlightning.datamodules.sources.sample_embeddings.MAX_EMBEDDING_BYTES", 100_000)
     arrays = {"image_emb": torch.zeros(4, 12), "text_emb": torch.zeros(4, 12)}
-    TeacherEmbeddings({"pth.gz": pth_gz(arrays)}, "good")
+    SampleEmbeddings({"pth.gz": pth_gz(arrays)}, "good")
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("image_emb.npy", bytes(10**6))
@@ -247,7 +247,7 @@ def test_embeddings_do_not_unpack_to_more_than_they_may(monkeypatch):
         {"npz": bomb.getvalue()},
     ):
         with pytest.raises(BadSample, match="unreadable"):
-            TeacherEmbeddings(members, "bomb")
+            SampleEmbeddings(members, "bomb")
     assert not unpacked
 
 
@@ -284,7 +284,7 @@ def test_a_uid_does_not_lead_out_of_the_folder_of_images(tmp_path, uid):
     (tmp_path / "images" / "a" / "b.jpg").write_bytes(b"open")
     samples = {"0": {"json": b"{}"}}
     shards = Shards([str(write_tar(tmp_path / "0.tar", samples))], tmp_path / "cache")
-    beside = BesideShards(str(tmp_path / "images"), shards, tmp_path / "cache", [".jpg"])
+    beside = SeparateImages(str(tmp_path / "images"), shards, tmp_path / "cache", [".jpg"])
     assert beside.members(0, "0", uid.format(root=tmp_path)) == {}
     assert beside.members(0, "0", "a/b") == {"jpg": b"open"}
 

@@ -378,7 +378,7 @@ def test_texts_that_cannot_be_read_are_one_sentence(files, module):
     with pytest.raises(UserError, match=r"latin.txt' \(it is not UTF-8\)"):
         opened(module, "predict", predict_texts=str(files.folder / "latin.txt"))
     (files.folder / "blank.txt").write_text("\n\n")
-    with pytest.raises(UserError, match=r"^Expected texts with content, got 2 without in '.*blank.txt'"):
+    with pytest.raises(UserError, match=r"^Expected at least one text .*, got 2 empty texts in '.*blank.txt'"):
         opened(module, "predict", predict_texts=str(files.folder / "blank.txt"))
     with pytest.raises(UserError, match=r"^Expected a predict source .*: set data.predict or data.predict_texts"):
         opened(module, "predict")

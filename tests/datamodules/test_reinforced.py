@@ -21,7 +21,7 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule
 from vlightning.datamodules.core.faults import BadDataError, BadSample
 from vlightning.datamodules.sources.reinforced_writer import ReinforcedRecord, write_shard
-from vlightning.datamodules.sources.sample_embeddings import Embeddings
+from vlightning.datamodules.sources.sample_embeddings import SampleEmbeddings
 from vlightning.datamodules.text.clip import CLIPTextEncoder
 from vlightning.datamodules.transforms.replay import parse_augmentation
 
@@ -118,8 +118,8 @@ def replayed(number, augmentation, size):
 
 def test_only_three_rows_are_read(tmp_path, monkeypatch):
     reads = []
-    whole = Embeddings.row
-    monkeypatch.setattr(Embeddings, "row", lambda self, *place: reads.append(place) or whole(self, *place))
+    whole = SampleEmbeddings.row
+    monkeypatch.setattr(SampleEmbeddings, "row", lambda self, *place: reads.append(place) or whole(self, *place))
     data = module(tmp_path, shards(tmp_path / "data"))
     reads.clear()
     batches(data)
@@ -129,11 +129,11 @@ def test_only_three_rows_are_read(tmp_path, monkeypatch):
 def test_a_row_of_an_array_is_not_read_with_the_others():
     rows = torch.rand(36, 1536, generator=torch.Generator().manual_seed(0))
     content = made.npz({"image_emb": rows, "text_emb": rows[:6]}, compressed=False)
-    arrays = Embeddings({"npz": content}, "a sample")
+    arrays = SampleEmbeddings({"npz": content}, "a sample")
     for number in (0, 17, 35):
         assert torch.equal(arrays.row("image_emb", number), rows[number])
     later = rows[20:].numpy().tobytes()
-    spoilt = Embeddings({"npz": content.replace(later, b"\xff" * len(later))}, "a sample")
+    spoilt = SampleEmbeddings({"npz": content.replace(later, b"\xff" * len(later))}, "a sample")
     assert torch.equal(spoilt.row("image_emb", 17), rows[17])
     with pytest.raises(BadSample, match="unreadable image_emb"):
         spoilt.row("image_emb", 35)

@@ -103,9 +103,9 @@ def test_views_are_the_recorded_augmentations_of_the_stored_image(pairs, module)
     data = module(pairs())
     data.setup("predict")
     data.trainer = type("Trainer", (), {"lightning_module": Wants, "distributed_sampler_kwargs": None})()
-    looks = data._looks()
+    inputs = data._network_inputs()
     data.trainer = None
-    assert looks.views == [(16, "bicubic"), (20, "bilinear")]
+    assert inputs.views == [(16, "bicubic"), (20, "bilinear")]
     batch = next(iter(data.predict_dataloader()))
     for number, pair in enumerate(batch["originals"].pairs):
         stored = Pillow.open(io.BytesIO(pair.image))

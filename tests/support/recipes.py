@@ -5,6 +5,7 @@ The files that a recipe names are made, small ones of the same layout, where it 
 """
 
 import copy
+import functools
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
@@ -114,6 +116,8 @@ class Ran:
     error: str
     replaced: list[str] = field(default_factory=list)
     """Dotted names of settings that differ from the command."""
+    dropped: list[str] = field(default_factory=list)
+    """Settings of a config that did not reach the module or the data, where the config's header has this command."""
     steps: int = 0
     """Of the optimizer, as it counts those that change the weights."""
     optimizer: dict[str, Any] = field(default_factory=dict)
@@ -157,6 +161,7 @@ def ran(command: str) -> Ran:
         def _parse_ckpt_path(self) -> None:
             config = self.config[self.config.subcommand]
             before = _flat(config.as_dict())
+            kept.append(_dropped(config.as_dict(), command))
             _replace(config, str(self.config.subcommand))
             after = _flat(config.as_dict())
             changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
@@ -175,10 +180,10 @@ def ran(command: str) -> Ran:
         done = run(*words)
     finally:
         vlightning.cli.VLightningCLI = real
-    if done.status or len(kept) < 2:
+    if done.status or len(kept) < 3:
         return Ran(done.status or 1, done.err)
-    replaced, trainer = kept
-    found = Ran(0, done.err, replaced)
+    dropped, replaced, trainer = kept
+    found = Ran(0, done.err, replaced, dropped)
     found.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     found.trainer = {
         "precision": trainer.precision_plugin.precision,
@@ -201,6 +206,34 @@ def ran_together(commands: list[str]) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "NODE_RANK": "0"}  # Lightning then launches nothing itself
     return [asdict(ran(command)) for command in commands]
+
+
+def says(found: Any, given: Any) -> bool:
+    """Whether all that was given is there; classes get their whole path, and what was not given is filled in."""
+    if isinstance(given, dict):
+        return all(
+            found[key].endswith(f".{value}") if key == "class_path" else says(found[key], value)
+            for key, value in given.items()
+        )
+    if isinstance(given, list):
+        return len(found) == len(given) and all(map(says, found, given))
+    return bool(found == given)
+
+
+def _dropped(composed: dict[str, Any], command: str) -> list[str]:
+    words, dropped = shlex.split(command), []
+    for word in words:
+        if not word.startswith("configs/") or commands_of(ROOT / word)[-1] != command:
+            continue
+        own = yaml.safe_load((ROOT / word).read_text())
+        for section in ("model", "data"):
+            given = own.get(section, {}).get("init_args", {})
+            for typed in (word for word in words if word.startswith(f"--{section}.")):
+                *groups, last = typed.split(".")[1:]
+                functools.reduce(lambda group, name: group.get(name, {}), groups, given).pop(last, None)
+            there = composed[section]["init_args"]
+            dropped += [f"{section}.{name}" for name, value in given.items() if not says(there[name], value)]
+    return dropped
 
 
 def _replace(config: Any, subcommand: str) -> None:

@@ -102,6 +102,7 @@ class Cluster:
             "SLURM_CONF": str(folder / "slurm.conf"),
             "PATH": path,
             "MASTER_ADDR": "127.0.0.1",
+            "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
             "OMP_NUM_THREADS": "1",
         }
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from typing import Any, Literal
 
 import torch
@@ -10,6 +11,8 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from vlightning.callbacks import StopOnSignal
 
 
 class TinyModel(LightningModule):
@@ -110,6 +113,19 @@ class Sender(Callback):
         if trainer.global_step == self.step and trainer.global_rank == self.rank:
             for _ in range(self.times):
                 os.kill(os.getpid(), self.number)
+
+
+class WaitForSlurm(Callback):
+    """Holds the first start of a SLURM job before a step until the job is asked to stop, however fast its steps are."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        first = "SLURM_JOB_ID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ
+        stopping = next(callback for callback in trainer.callbacks if isinstance(callback, StopOnSignal))
+        while first and trainer.global_step == self.step and stopping._received is None:
+            time.sleep(0.05)
 
 
 class ImageModel(TinyModel):

@@ -382,7 +382,7 @@ def test_an_incomplete_folder_is_refused_with_one_sentence(saved):
     path, _ = saved
     for name, what in (("shard-00001.pt", "1 of 2 files with pieces are missing"), ("meta.pt", "no meta.pt")):
         (path / name).unlink()
-        with pytest.raises(RuntimeError, match=rf"last.ckpt cannot be read \(.*{what}.*take an earlier one"):
+        with pytest.raises(RuntimeError, match=rf"last.ckpt, which .* not a checkpoint \(.*{what}.*use an earlier"):
             AtomicCheckpointIO().load_checkpoint(path)
     torch.save({"epoch": 1}, path / "meta.pt")
     with pytest.raises(UserError, match=r"format of torch.distributed.checkpoint.*consolidate_checkpoint"):
@@ -404,7 +404,7 @@ def test_only_plain_data_is_loaded(saved):
         lambda: AtomicCheckpointIO().load_checkpoint(path),
         lambda: run_sharded_fit(make, FIT, ckpt_path=path),
     ):
-        with pytest.raises((RuntimeError, WorkerError), match=r"holds more than tensors and plain data \(.*Arbitrary"):
+        with pytest.raises((RuntimeError, WorkerError), match=r"of tensors and plain data, got .*Arbitrary"):
             load()
 
 

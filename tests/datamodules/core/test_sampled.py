@@ -248,7 +248,7 @@ def test_checkpoints_hold_seed_and_tokenizer_as_plain_data(tmp_path):
 def test_the_checkpoints_seed_wins_with_a_warning():
     module = data(seed=1)
     state = data(seed=3).state_dict()
-    with pytest.warns(UserWarning, match="data seed 1 is replaced by the checkpoint's, 3"):
+    with pytest.warns(UserWarning, match="data seed 1 is replaced by 3 from the checkpoint"):
         module.load_state_dict(state)
     assert module.run_seed == 3
     assert module.state_dict()["seed"] == 3
@@ -271,7 +271,7 @@ def test_a_changed_global_batch_is_said():
     one, other = data(), data(batch_size=5)
     one.setup("fit")
     other.setup("fit")
-    with pytest.warns(UserWarning, match=r"global batch of 4 from 30 training rows, this one has 5 from 30"):
+    with pytest.warns(UserWarning, match=r"global batch of 4 from 30 training rows, this run has 5 from 30"):
         other.load_state_dict(one.state_dict())
 
 

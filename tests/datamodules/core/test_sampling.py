@@ -12,8 +12,8 @@ from vlightning.datamodules.core.sampling import (
     TrainingPosition,
     epoch_order,
     evaluation_batches,
-    kept_draws,
-    sample_words,
+    preserve_rng_states,
+    sample_numbers,
     seeded,
     substitute,
 )
@@ -111,9 +111,11 @@ def test_fewer_items_than_processes_is_an_error():
 
 
 def test_draws_of_a_sample_depend_on_all_counters():
-    words = {sample_words(seed, epoch, row) for seed in range(3) for epoch in range(3) for row in (0, 1, 2, 1 << 32)}
-    assert len(words) == 3 * 3 * 4
-    assert sample_words(1, 2, 3) == sample_words(1, 2, 3)
+    numbers = {
+        sample_numbers(seed, epoch, row) for seed in range(3) for epoch in range(3) for row in (0, 1, 2, 1 << 32)
+    }
+    assert len(numbers) == 3 * 3 * 4
+    assert sample_numbers(1, 2, 3) == sample_numbers(1, 2, 3)
     rows = {substitute(0, 0, 0, attempt, 1000) for attempt in range(1, 20)}
     assert len(rows) > 15
 
@@ -144,14 +146,14 @@ def test_seeding_inside_a_kept_batch_leaves_the_process_as_it_was():
     start()
     expected = draws()
     start()
-    with kept_draws():
+    with preserve_rng_states():
         with seeded(1):
             first = draws()
         with seeded(1):
             assert draws() == first
     assert draws() == expected
     start()
-    with pytest.raises(ZeroDivisionError), kept_draws(), seeded(1):
+    with pytest.raises(ZeroDivisionError), preserve_rng_states(), seeded(1):
         raise ZeroDivisionError
     assert draws() == expected
     start()

@@ -12,7 +12,7 @@ from PIL import Image
 from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules.core.faults import BadSample
-from vlightning.datamodules.sources.hub import hub_answers
+from vlightning.datamodules.sources.hub import hub_is_reachable
 from vlightning.datamodules.sources.layout import FAULT, identity_number
 from vlightning.datamodules.sources.lists import read_list
 from vlightning.datamodules.sources.open import Opening
@@ -340,7 +340,9 @@ def test_one_image_serves_prediction_only(files, table):
     rows = table(path, split="predict", need_captions=False)
     assert [shown(rows, row) for row in range(len(rows))] == [1]
     assert len(table(str(files.folder / "images" / "*.png"), split="predict", need_captions=False)) == 3
-    with pytest.raises(UserError, match=r"Expected images with captions, got 1 image\(s\) without in '.*1.png'"):
+    with pytest.raises(
+        UserError, match=r"Expected images with captions, got 1 image\(s\) without captions in '.*1.png'"
+    ):
         table(path)
     with pytest.raises(UserError, match="Expected images with labels"):
         table(path, labels=True)
@@ -360,9 +362,9 @@ def unreachable(monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.utils.get_session", get_session)
     monkeypatch.setattr("time.sleep", lambda seconds: asked.append(f"again after {seconds} s"))
-    hub_answers.cache_clear()
+    hub_is_reachable.cache_clear()
     yield asked
-    hub_answers.cache_clear()
+    hub_is_reachable.cache_clear()
 
 
 def test_a_folder_with_a_typo_is_not_looked_for_on_the_hub(files, table, monkeypatch, unreachable):

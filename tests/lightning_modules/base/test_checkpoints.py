@@ -39,7 +39,9 @@ def test_a_forgotten_argument_is_named_on_resume(tmp_path: Path, checkpoint: str
 
 
 def test_a_checkpoint_of_another_class_is_named(tmp_path: Path, checkpoint: str):
-    said = "^The checkpoint is of ALBEFModule, expected one of CoCoRDModule: give another checkpoint, or that class.$"
+    said = (
+        "^Expected a checkpoint of CoCoRDModule, got one of ALBEFModule: give another checkpoint, or use ALBEFModule.$"
+    )
     alone = {"contrast": {"weight": 0.0}, "prediction": {"weight": 0.0}}
     module = CoCoRDModule("resnet8", 4, **alone)
     with pytest.raises(UserError, match=said):

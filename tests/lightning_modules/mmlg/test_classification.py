@@ -161,7 +161,7 @@ def test_misfitting_weights_are_refused(tmp_path):
     with pytest.raises(UserError, match="got no vision tower of open_clip's in"):
         load()
     (tmp_path / "a.ckpt").write_text("no checkpoint")
-    with pytest.raises(RuntimeError, match="cannot be read"):
+    with pytest.raises(RuntimeError, match="Expected a readable checkpoint"):
         load()
 
 

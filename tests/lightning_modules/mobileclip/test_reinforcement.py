@@ -21,7 +21,7 @@ from support.command_line import run
 from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules.core.faults import Account, Fault
-from vlightning.datamodules.sources.reinforcement_rows import Looks, Original, View, batch_of
+from vlightning.datamodules.sources.reinforcement_rows import NetworkInputs, Original, View, batch_of
 from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher
@@ -98,9 +98,9 @@ def noisy(number):
 
 
 def batch_for(module, pairs, faults=()):
-    looks = Looks([View(*view) for view in module.views], module.whole)
-    looked = [looks(Image.open(io.BytesIO(pair.image)), pair, 7 * pair.row) for pair in pairs]
-    return batch_of(looked, list(faults))
+    inputs = NetworkInputs([View(*view) for view in module.views], module.whole)
+    prepared = [inputs(Image.open(io.BytesIO(pair.image)), pair, 7 * pair.row) for pair in pairs]
+    return batch_of(prepared, list(faults))
 
 
 def unit(features):

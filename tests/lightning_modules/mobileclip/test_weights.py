@@ -187,7 +187,7 @@ def test_other_files_are_refused_in_a_sentence(tmp_path):
             path.write_bytes(content)
             with pytest.raises(
                 (UserError, RuntimeError),
-                match=r"^(The checkpoint .* cannot be read|Expected a readable checkpoint, got .*) \(",
+                match=r"^Expected a readable checkpoint, got .* \(",
             ):
                 load_weights(model, NAME, path)
     for content in ([1, 2], {"epoch": 3}, {}, {"state_dict": {"a": 1}}):
@@ -195,7 +195,7 @@ def test_other_files_are_refused_in_a_sentence(tmp_path):
         with pytest.raises(UserError, match=r"found neither a state dict nor one under"):
             load_weights(model, NAME, tmp_path / "file.pt")
     torch.save({"state_dict": np.arange(3)}, tmp_path / "file.pt")
-    with pytest.raises((UserError, RuntimeError), match="holds more than tensors and plain data"):
+    with pytest.raises((UserError, RuntimeError), match="Expected a checkpoint of tensors and plain data"):
         load_weights(model, NAME, tmp_path / "file.pt")
 
 

@@ -345,7 +345,7 @@ def test_misfitting_weights_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"Expected a checkpoint of SHReModule or .* got one without an image encoder"):
         loaded(weights=path)
     Path(path).write_text("no checkpoint")
-    with pytest.raises(RuntimeError, match="cannot be read"):
+    with pytest.raises(RuntimeError, match="Expected a readable checkpoint"):
         loaded(weights=path)
 
 
