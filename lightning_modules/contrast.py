@@ -3,7 +3,7 @@
 Shapes: b rows of this rank, n columns of all ranks, embedding dimension d, K teachers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ..callbacks import gather
 from .networks.precision import at_least_float32
 
 
@@ -30,6 +31,15 @@ class Terms(NamedTuple):
     contrast: Tensor  # cross entropy with the pairs
     distillation: Tensor  # mean over the teachers of KL(teacher || student); 0 without teachers
     entropy: Tensor  # of the teachers; entropy + distillation is the cross entropy of student and teacher
+
+
+def all_image_ids(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Return the image ids of the pairs of this rank, long [b], and of all ranks, long [n]; None without ids.
+
+    Every rank must call it: it gathers.
+    """
+    ids = batch.get("image_id")
+    return None if ids is None else (ids, gather(ids))
 
 
 def contrast_terms(

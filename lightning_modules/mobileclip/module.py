@@ -23,7 +23,7 @@ from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSe
 from ..base.data_sizes import DataSizes
 from ..base.method import Method
 from ..base.settings import settings
-from ..contrast import contrast_terms
+from ..contrast import all_image_ids, contrast_terms
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.precision import unit
 from ..optim.adamw import adamw
@@ -107,10 +107,11 @@ class MobileCLIPModule(Method):
         student = student_sides(self.student, batch, kinds, self.memory.micro_batch_size)
         weight = self.teacher.distillation_weight  # lambda
         teachers = self.teachers.sides(batch, kinds) if weight > 0 else {}
+        ids = None if weight > 0 else all_image_ids(batch)  # the teachers' targets include pairs of the same image
         first = rank() * len(batch["image"])
         losses = []
         for kind in kinds:
-            terms = contrast_terms(student[kind], teachers.get(kind, []), first, self.memory.loss_rows)  # eqs. 2 and 3
+            terms = contrast_terms(student[kind], teachers.get(kind, []), first, self.memory.loss_rows, ids)  # eq. 2, 3
             losses.append(reinforced_loss(terms, weight))  # eq. 1
             self.log(f"train/contrast_{kind}", terms.contrast.detach())
             if weight > 0:

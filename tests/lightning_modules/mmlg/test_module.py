@@ -84,6 +84,21 @@ def test_a_step_equals_the_papers_loss_with_and_without_slices(teacher, weight, 
         assert "train/distillation" not in logged
 
 
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_other_pairs_of_an_image_are_no_negatives_without_a_teacher(teacher, weight):
+    ids = torch.tensor([4, 7, 4, 4, 9, 7])
+    module = ready(tiny_extraction(teacher if weight else None, distillation_weight=weight))
+    loss = module.training_step(batch() | {"image_id": ids}, 0)
+    if weight:
+        torch.testing.assert_close(loss, module.training_step(batch(), 0), rtol=0, atol=0)
+        return
+    image, text = (normalize(part, dim=-1) for part in module.student.encode_pairs(*batch().values()))
+    others = ids[:, None].eq(ids) & ~torch.eye(ROWS, dtype=torch.bool)
+    logits = (module.student.logit_scale.exp() * image @ text.T).masked_fill(others, -torch.inf)
+    expected = (cross_entropy(logits, torch.arange(ROWS)) + cross_entropy(logits.T, torch.arange(ROWS))) / 2
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
 def test_slices_give_bit_identical_gradients(teacher):
     whole, sliced = (ready(tiny_extraction(teacher, **options)) for options in ({}, {"micro_batch_size": 4}))
     losses = [module.training_step(batch(), 0) for module in (whole, sliced)]

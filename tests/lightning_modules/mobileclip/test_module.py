@@ -84,6 +84,24 @@ def test_losses_of_both_kinds_of_captions_add_up():
         tiny_module(captions="synthetic").double().training_step(plain, 0)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.75])
+def test_other_pairs_of_an_image_are_no_negatives_without_teachers(share):
+    ids = torch.tensor([4, 7, 4, 4, 9, 7])
+    module, batch = tiny_module(distillation_weight=share, captions="real").double(), reinforced_batch(ROWS)
+    loss = module.training_step(batch | {"image_id": ids}, 0)
+    if share:
+        torch.testing.assert_close(loss, module.training_step(batch, 0), rtol=0, atol=0)
+        return
+    image, text = (
+        normalize(encode(batch[name]), dim=-1)
+        for encode, name in ((module.student.encode_image, "image"), (module.student.encode_text, "input_ids"))
+    )
+    others = ids[:, None].eq(ids) & ~torch.eye(ROWS, dtype=torch.bool)
+    logits = (module.student.logit_scale.exp() * image @ text.T).masked_fill(others, -torch.inf)
+    expected = (cross_entropy(logits, torch.arange(ROWS)) + cross_entropy(logits.T, torch.arange(ROWS))) / 2
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
 def test_teachers_and_average_have_no_gradient():
     module = tiny_module().double()
     batch = reinforced_batch(ROWS)
