@@ -18,6 +18,7 @@ from support.clip import LENGTH, SIZE, add_tiny_clip, randomized
 from support.cocord import OFF
 from support.command_line import run
 from support.mmlg import tiny_extraction
+from support.programs import leave_unwritten
 from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.common.errors import UserError
 from vlightning.datamodules import (
@@ -179,12 +180,15 @@ def test_onnx_programs_with_the_recorded_preprocessing_give_the_features_of_the_
     (checkpoint,) = tmp_path.glob("runs/**/last.ckpt")
     module = MobileCLIPModule.load_from_checkpoint(checkpoint)
     features = shown(module, pairs(images))
-    export(str(checkpoint), "made", "onnx")
+    with monkeypatch.context() as patched:
+        leave_unwritten(patched, "text")
+        export(str(checkpoint), "made", "onnx")
     look = json.loads(Path("made/config.json").read_text())["preprocessing"]
     assert (look["image_size"], look["resize_mode"], look["interpolation"]) == (SIZE, "squash", "bicubic")
     session = onnxruntime.InferenceSession("made/image.onnx")
     (found,) = session.run(None, {"image": as_told(look, images).numpy()})
     torch.testing.assert_close(torch.from_numpy(found), features, rtol=0, atol=1e-4)
+    leave_unwritten(monkeypatch, "image", "text")
     module.export(tmp_path / "by_hand")  # as FinalExport does
     assert json.loads(Path("by_hand/config.json").read_text())["preprocessing"] == look
 
@@ -258,7 +262,8 @@ class Unknown(nn.Module):
         return torch.zeros(3, SIZE, SIZE)
 
 
-def test_an_unknown_transform_is_reported_and_not_recorded_as_another(images, tmp_path):
+def test_an_unknown_transform_is_reported_and_not_recorded_as_another(images, tmp_path, monkeypatch):
+    leave_unwritten(monkeypatch, "image", "text")
     checkpoint, _ = trained(mobileclip(distillation_weight=0), pairs(images, eval_transform=Unknown()), tmp_path)
     with pytest.raises(UserError, match=r"Expected a transform that describes itself, got .*Unknown"):
         export(checkpoint, str(tmp_path / "made"), "open_clip")

@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 
 from support.images import draw_image, encoded
+from support.loader_workers import read_by_loader
+from support.streams import indices, read
 from vlightning.datamodules.core.sampling import block_order, shard_order
 from vlightning.datamodules.sources import tar_records
 from vlightning.datamodules.sources.open import Opening
@@ -89,14 +91,6 @@ def training(stream, done, batches, replicas=(1, 0), block=BLOCK):
     )
 
 
-def indices(outcomes):
-    return [outcome.sample.sample_index for outcome in outcomes]
-
-
-def read(dataset, workers):
-    return list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers, collate_fn=indices))
-
-
 def expected(counts, batches, workers, replicas):
     """All batches of an epoch of one process."""
     count, rank = replicas
@@ -131,17 +125,25 @@ def test_every_position_is_reached_exactly(files, kind, counts):
     for replicas in ((1, 0), (2, 0), (2, 1), (3, 2)):
         whole = expected(counts, batches, 0, replicas)
         for done in range(0, batches + 1, 1 if kind is tars else 4):
-            assert read(training(stream, done, batches, replicas), 0) == whole[done:], (replicas, done)
+            assert read(training(stream, done, batches, replicas)) == whole[done:], (replicas, done)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("counts", [[8, 6, 12, 4, 3], [22]], ids=["dealt", "shared"])
 @pytest.mark.parametrize("kind", [tars, parquets])
-def test_loader_workers_go_on_exactly(files, kind, counts, workers):
+def test_each_of_several_workers_goes_on_exactly(files, kind, counts, workers):
     stream = opened(kind(files, counts))
     for replicas, done in (((1, 0), 0), ((1, 0), 7), ((2, 1), 4), ((2, 1), 15)):
         whole = expected(counts, 16, workers, replicas)
         assert read(training(stream, done, 16, replicas), workers) == whole[done:], (replicas, done)
+
+
+@pytest.mark.parametrize(("workers", "counts"), [(1, [22]), (2, [8, 6, 12, 4, 3])], ids=["shared", "dealt"])
+@pytest.mark.parametrize("kind", [tars, parquets])
+def test_loader_workers_go_on_exactly(files, kind, counts, workers):
+    stream = opened(kind(files, counts))
+    whole = expected(counts, 16, workers, (2, 1))
+    assert read_by_loader(training(stream, 4, 16, (2, 1)), workers) == whole[4:]
 
 
 def test_samples_are_those_of_a_whole_reading_whatever_else_is_in_a_shard(files):

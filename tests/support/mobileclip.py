@@ -14,9 +14,9 @@ from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
 
 
 def build_shallow(name, image_size=None):
-    """Build a preset with one or two blocks a stage of its image tower, and a narrow text tower of one layer."""
+    """Build a preset with two blocks in its image tower, one of each kind, and a narrow text tower of one layer."""
     preset = PRESETS[name]
-    few = {"depth": 2} if preset.image_tower.startswith("vit") else {"layers": (1, 1, 1, 1)}
+    few = {"depth": 2} if preset.image_tower.startswith("vit") else {"layers": (1, 0, 0, 1)}
     with (
         mock.patch.object(timm, "create_model", functools.partial(timm.create_model, **few)),
         mock.patch.dict(PRESETS, {name: dataclasses.replace(preset, width=64, layers=1)}),

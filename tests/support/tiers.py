@@ -1,4 +1,8 @@
-"""Selection of the tier `unit`: tests whose source starts neither a process nor a training run."""
+"""Selection of the tier `unit`: tests whose source starts no process or training run, and exports no program.
+
+Loader workers are processes; calls with `num_workers=` other than 0 start them. Each export of a program runs a
+compiler for seconds: tests that call `export_towers` are left out; those that export a checkpoint start more anyway.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -13,17 +17,18 @@ STARTING_MODULES = {
     "support.fork_server",
     "support.forked",
     "support.killed_run",
+    "support.loader_workers",
     "support.processes",
     "support.recipes",
     "support.resume",
     "support.slurm_cluster",
     "support.wheel",
 }
-STARTING_NAMES = {"Trainer", "trainer", "fit", "validate", "predict"}
+STARTING_NAMES = {"Trainer", "trainer", "fit", "validate", "predict", "export_towers", "loader workers"}
 
 
 def starts_something(file: Path, function: str) -> bool:
-    """Return whether a test function, or what it uses of its own file, starts a process or a training run."""
+    """Return whether a test function, or what it uses of its own file, starts one of these."""
     definitions, imported = _contents(file)
     seen: set[str] = set()
     waiting = {function}
@@ -65,3 +70,5 @@ def _names(node: ast.AST) -> Iterator[str]:
             yield part.attr
         elif isinstance(part, ast.arg):  # a fixture
             yield part.arg
+        elif isinstance(part, ast.keyword) and part.arg == "num_workers" and ast.unparse(part.value) != "0":
+            yield "loader workers"

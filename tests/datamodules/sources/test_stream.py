@@ -2,15 +2,15 @@
 
 import contextlib
 import itertools
-from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
 import torch
 
 from support.images import draw_image, encoded
+from support.loader_workers import read_by_loader
+from support.streams import indices, read
 from vlightning.common.errors import UserError
-from vlightning.datamodules.sources import stream_sets
 from vlightning.datamodules.sources.open import Opening
 from vlightning.datamodules.sources.stream import Stream
 from vlightning.datamodules.sources.stream_sets import StreamedEvaluationSet, StreamedTrainingSet
@@ -51,29 +51,8 @@ def training(stream, position=(0, 0), replicas=(1, 0), block=7, batches=6, batch
     return StreamedTrainingSet(stream, size, Encoder(), seed, batch_size, batches, block, replicas, position)
 
 
-def read(dataset, workers):
-    """Indices of the batches as a loader with so many workers yields them."""
-    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers, collate_fn=indices)
-    return list(loader)
-
-
-def read_in_turn(dataset, workers, monkeypatch):
-    """The same from workers that are simulated one after another; a loader takes their batches in turn."""
-    parts = []
-    for worker in range(workers):
-        info = SimpleNamespace(num_workers=workers, id=worker)
-        with monkeypatch.context() as patched:
-            patched.setattr(stream_sets, "get_worker_info", lambda info=info: info)
-            parts.append([indices(outcomes) for outcomes in dataset])
-    return [batch for batches in itertools.zip_longest(*parts) for batch in batches if batch is not None]
-
-
 def flat(lists):
     return list(itertools.chain.from_iterable(lists))
-
-
-def indices(outcomes):
-    return [outcome.sample.sample_index for outcome in outcomes]
 
 
 def test_an_epoch_has_its_batches_and_reads_no_row_twice_in_a_pass(stream):
@@ -98,13 +77,17 @@ def test_order_depends_on_seed_and_epoch_and_is_shuffled_in_blocks(stream):
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("shards", [[10, 10, 10], [30], [7, 1, 12, 3, 9]])
-def test_it_continues_exactly_with_the_same_number_of_workers(stream, monkeypatch, workers, shards):
+def test_it_continues_exactly_with_the_same_number_of_workers(stream, workers, shards):
     rows = stream(shards)
     whole = read(training(rows, (4, 0)), workers)
     for done in range(7):
-        rest = training(rows, (4, done))
-        found = read_in_turn(rest, workers, monkeypatch) if workers and done != 4 else read(rest, workers)
-        assert found == whole[done:], done
+        assert read(training(rows, (4, done)), workers) == whole[done:], done
+
+
+@pytest.mark.parametrize(("workers", "shards"), [(0, [30]), (1, [10, 10, 10]), (2, [30]), (3, [7, 1, 12, 3, 9])])
+def test_loader_workers_read_as_the_simulated_ones(stream, workers, shards):
+    rows = training(stream(shards), (4, 1))
+    assert read_by_loader(rows, workers) == read(rows, workers)
 
 
 def test_skipped_rows_are_not_decoded(stream, monkeypatch):

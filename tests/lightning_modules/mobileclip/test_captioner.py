@@ -1,7 +1,10 @@
 """Captions with cached attention equal open_clip's, and depend on image and seed alone."""
 
+import copy
+import functools
 import json
 import pickle
+from unittest import mock
 
 import numpy as np
 import open_clip
@@ -15,11 +18,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
 from vlightning.common.errors import UserError
+from vlightning.lightning_modules.mobileclip import coca_captioner
 from vlightning.lightning_modules.mobileclip.caption_decoder import CachedDecoder
 from vlightning.lightning_modules.mobileclip.captioner import post_processed
 from vlightning.lightning_modules.mobileclip.coca_captioner import CoCaCaptioner
 from vlightning.lightning_modules.mobileclip.sampling import draw, top_p_filtered
 from vlightning.lightning_modules.mobileclip.transformers_captioner import TransformersCaptioner
+from vlightning.lightning_modules.networks.published_clip import load_published
 
 START, END, PADDING, STOP = 49406, 49407, 0, 269  # STOP is a "." at the end of a word
 VISION = {"image_size": 32, "patch_size": 16, "layers": 1, "width": 32, "head_width": 16, "output_tokens": True}
@@ -79,10 +84,22 @@ def folder(tmp_path_factory):
     return write(tmp_path_factory.mktemp("coca") / "tiny", COCA, coca())
 
 
+@functools.cache
+def read(model, folder):
+    return load_published(model, folder)
+
+
+def published(model, folder):
+    """Return what the files hold, which are read once; the network is a copy, which a test may change."""
+    found = read(model, folder)
+    return found._replace(network=copy.deepcopy(found.network))
+
+
 def captioner(folder, **settings):
     """Load it in double precision, so that rounding changes no token."""
     loaded = CoCaCaptioner("tiny", folder, **({"captions": 3, "length": 12} | settings))
-    loaded.load()
+    with mock.patch.object(coca_captioner, "load_published", published):
+        loaded.load()
     return loaded.double()
 
 

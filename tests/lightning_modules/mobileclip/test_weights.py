@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
+from support.clip import LENGTH, add_tiny_clip
 from support.mobileclip import build_shallow, features, random_images, settle, texts
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip.export import save_open_clip, save_vendor
@@ -26,9 +27,8 @@ from vlightning.lightning_modules.mobileclip.weights import load_pretrained, loa
 from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 
 NAME = "MobileCLIP-tiny"
-NATIVE = "ViT-S-32-alt"  # the smallest of open_clip's own
 SMALL, SMALLEST = "MobileCLIP2-S0-small", "MobileCLIP2-tiny"
-BATCH = random_images(2, 64), texts(2)
+BATCH, SHORT = (random_images(2, 64), texts(2)), (random_images(2, 64), texts(2, LENGTH))
 
 
 def prefixed(prefix, state):
@@ -112,10 +112,10 @@ def test_a_sharded_checkpoint(tmp_path, trained):
 
 
 def test_open_clips_own_models_load_from_its_flat_layout(tmp_path):
-    theirs = open_clip.create_model(NATIVE, force_image_size=64).eval()
+    theirs = open_clip.create_model(add_tiny_clip(), force_image_size=64).eval()
     torch.save({"state_dict": prefixed("module.", theirs.state_dict())}, tmp_path / "epoch_1.pt")
-    model, preprocessing = load_pretrained(NATIVE, tmp_path / "epoch_1.pt", image_size=64)
-    for one, two in zip(features(model, *BATCH), features(theirs, *BATCH), strict=True):
+    model, preprocessing = load_pretrained(add_tiny_clip(), tmp_path / "epoch_1.pt", 64, LENGTH)
+    for one, two in zip(features(model, *SHORT), features(theirs, *SHORT), strict=True):
         torch.testing.assert_close(one, two)
     assert preprocessing.image_size == 64
 
@@ -213,14 +213,15 @@ def test_positions_of_a_vit_are_resampled_for_images_of_another_size(tmp_path):
 
 
 def test_positions_of_open_clips_vit_are_resampled_as_open_clip_does(tmp_path):
-    theirs = open_clip.create_model(NATIVE, force_image_size=128)
+    name = add_tiny_clip()
+    theirs = open_clip.create_model(name, force_image_size=32)
     torch.save(theirs.state_dict(), tmp_path / "weights.pt")
-    expected = open_clip.create_model(NATIVE, pretrained=str(tmp_path / "weights.pt"), force_image_size=64)
-    found = load_pretrained(NATIVE, tmp_path / "weights.pt", 64).model
+    expected = open_clip.create_model(name, pretrained=str(tmp_path / "weights.pt"), force_image_size=16)
+    found = load_pretrained(name, tmp_path / "weights.pt", 16, LENGTH).model
     torch.testing.assert_close(found.visual.positional_embedding, expected.visual.positional_embedding)
-    assert "resampled from 4x4 to 2x2" in load_weights(found, NATIVE, tmp_path / "weights.pt")
+    assert "resampled from 4x4 to 2x2" in load_weights(found, name, tmp_path / "weights.pt")
     torch.save(expected.state_dict(), tmp_path / "weights.pt")
-    assert "resampled" not in load_weights(found, NATIVE, tmp_path / "weights.pt")
+    assert "resampled" not in load_weights(found, name, tmp_path / "weights.pt")
 
 
 def test_a_bias_of_the_logits_is_optional(tmp_path):
@@ -272,7 +273,7 @@ def test_preprocessing_of_other_models():
         assert preprocessing_of(f"MobileCLIP-{size}") == preprocessing_of(f"MobileCLIP2-{size}")
     assert listed(preprocessing_of("MobileCLIP-S0")) == listed(preprocessing_of("MobileCLIP-S1"))
     openai = listed(PreprocessCfg())
-    assert listed(preprocessing_of("ViT-L-14")) == listed(preprocessing_of(NATIVE)) == openai
+    assert listed(preprocessing_of("ViT-L-14")) == listed(preprocessing_of("ViT-S-32-alt")) == openai
     half = (0.5, 0.5, 0.5)
     assert preprocessing_of("ViT-B-16-SigLIP") == Preprocessing(224, half, half, "bicubic", "squash")
     modes = [open_clip.get_pretrained_cfg("ViT-H-14", tag)["resize_mode"] for tag in ("laion2b_s32b_b79k", "dfn5b")]
@@ -323,11 +324,11 @@ def test_open_clip_loads_the_written_folder(tmp_path):
 
 
 def test_a_model_of_open_clip_is_written_for_it(tmp_path):
-    model = build_model(NATIVE, 64).eval()
+    model = build_model(add_tiny_clip(), 64, LENGTH).eval()
     preprocessing = Preprocessing(64, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear", "squash")
-    save_open_clip(model, NATIVE, preprocessing, tmp_path / "made")
+    save_open_clip(model, add_tiny_clip(), preprocessing, tmp_path / "made")
     theirs = open_clip.create_model(f"local-dir:{tmp_path / 'made'}").eval()
-    for one, two in zip(features(theirs, *BATCH), features(model, *BATCH), strict=True):
+    for one, two in zip(features(theirs, *SHORT), features(model, *SHORT), strict=True):
         assert torch.equal(one, two)
     written = json.loads((tmp_path / "made" / "open_clip_config.json").read_text())["preprocess_cfg"]
     assert written.pop("size") == 64

@@ -1,5 +1,6 @@
 """The CIFAR networks: keys of the public checkpoints, sizes of the benchmark, and the reference's outputs."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -55,20 +56,36 @@ def _build(name, classes=100, device="cpu"):
         return CIFAR_NETWORKS[name](classes)
 
 
+@functools.cache
+def initial(name):
+    """A network with its initial weights, for tests that change nothing."""
+    return _build(name)
+
+
+@functools.cache
+def on_meta(name):
+    return _build(name, device="meta")
+
+
+@functools.cache
+def filled(name):
+    return fill(_build(name, device="meta").to_empty(device="cpu")).eval()
+
+
 def test_the_zoo_is_that_of_the_benchmark(golden):
     assert CIFAR_NETWORKS.keys() == golden[1].keys() == SIZES.keys()
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_keys_shapes_and_order_are_those_of_the_public_checkpoints(golden, name):
-    own = _build(name, device="meta").state_dict()
+    own = on_meta(name).state_dict()
     assert [(key, list(value.shape)) for key, value in own.items()] == list(golden[1][name].items())
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_parameters_features_and_operations_are_those_of_the_benchmark(name):
     parameters, width, operations = SIZES[name]
-    network = _build(name, device="meta")
+    network = on_meta(name).train()
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters
     assert network.feature_dim == width
     with FlopCounterMode(display=False) as counter:
@@ -81,7 +98,7 @@ def test_parameters_features_and_operations_are_those_of_the_benchmark(name):
 @pytest.mark.parametrize("name", REFERENCES)
 def test_outputs_equal_the_reference(golden, name):
     image = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
-    network = fill(_build(name)).eval()
+    network = filled(name)
     with torch.no_grad():
         outputs = {"feature": network.forward_features(image), "logits": network(image)}
     for output, value in outputs.items():
@@ -90,7 +107,7 @@ def test_outputs_equal_the_reference(golden, name):
 
 
 def test_shufflenet_v2_equals_torchvision():
-    own = fill(_build("ShuffleV2")).eval()
+    own = filled("ShuffleV2")
     other = torchvision.models.shufflenet_v2_x1_0(num_classes=100).eval()
     other.conv1[0] = nn.Conv2d(3, 24, 1, bias=False)
     other.maxpool = nn.Identity()
@@ -115,7 +132,7 @@ def test_a_step_gives_every_parameter_a_gradient(name):
 @pytest.mark.parametrize("size", [48, 64, 224])
 @pytest.mark.parametrize("name", SIZES)
 def test_other_sizes_have_the_same_features(name, size):
-    network = _build(name, device="meta").eval()
+    network = on_meta(name).eval()
     features = network.forward_features(torch.empty(2, 3, size, size, device="meta"))
     assert features.shape == (2, network.feature_dim)
     assert network.classify(features).shape == (2, 100)
@@ -124,7 +141,7 @@ def test_other_sizes_have_the_same_features(name, size):
 @pytest.mark.parametrize("name", ["resnet20", "wrn_16_2", "vgg8", "MobileNetV2", "ShuffleV1", "ShuffleV2"])
 @pytest.mark.parametrize("size", [32, 48, 64])
 def test_forward_classifies_the_features(name, size):
-    network = fill(_build(name)).eval()
+    network = filled(name)
     image = torch.randn(2, 3, size, size)
     with torch.no_grad():
         features = network.forward_features(image)
@@ -144,7 +161,7 @@ def test_vgg_pools_a_fourth_time_from_64_pixels_on(size, positions):
 
 @pytest.mark.parametrize("name", ["resnet8x4", "wrn_16_2", "vgg8", "MobileNetV2", "ResNet50"])
 def test_convolutions_start_with_the_fan_out_rule(name):
-    network = _build(name)
+    network = initial(name)
     wide = {key: value for key, value in network.state_dict().items() if value.dim() == 4 and value.numel() > 5000}
     for key, weight in wide.items():
         outputs, _, height, width = weight.shape
@@ -153,21 +170,21 @@ def test_convolutions_start_with_the_fan_out_rule(name):
 
 @pytest.mark.parametrize("name", ["resnet8x4", "wrn_16_2", "vgg8", "MobileNetV2", "ResNet50", "ShuffleV1"])
 def test_every_residual_branch_starts_open(name):
-    norms = [module for module in _build(name).modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in initial(name).modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms
     assert all((norm.weight == 1).all() and (norm.bias == 0).all() for norm in norms)
 
 
 @pytest.mark.parametrize("name", ["vgg8", "MobileNetV2"])
 def test_linear_layers_of_vgg_and_mobilenet_start_small(name):
-    *_, weight, bias = _build(name).parameters()
+    *_, weight, bias = initial(name).parameters()
     assert weight.std().item() == pytest.approx(0.01, rel=0.05)
     assert not bias.any()
 
 
 def test_the_linear_layer_of_a_wide_resnet_starts_without_bias():
-    assert not _build("wrn_16_2").fc.bias.any()
-    assert _build("resnet8").fc.bias.any()
+    assert not initial("wrn_16_2").fc.bias.any()
+    assert initial("resnet8").fc.bias.any()
 
 
 @pytest.mark.parametrize(("name", "depth"), [("resnet20", 21), ("resnet20", 2), ("wrn_16_2", 20), ("wrn_16_2", 4)])
