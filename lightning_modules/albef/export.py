@@ -1,23 +1,21 @@
 """Export of ALBEF checkpoints: the model and the tokenizer of its data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ...common.errors import UserError
 from ..base.preprocessing import described, recorded_preprocessing
-from .folder import arguments_without_weights, rebuild
+from ..base.pretrained import LAYOUT, TokenizerOf, export_folder, rebuild, without_tokenizer
 from .module import ALBEFModule
 from .official import save_official
 
 LAYOUTS = {
-    "vlightning": "a folder with model.safetensors, config.json and the tokenizer",
+    "vlightning": LAYOUT,
     "albef": "a .pth file in the authors' layout, that of pre-training if the model has a language-model head, else "
     "that of retrieval",
 }
 """Description of each layout; the first is the default."""
-TokenizerOf = Callable[[Mapping[str, Any]], tuple[str | None, str]]
-"""Function from a checkpoint to its data's tokenizer as JSON text, and a note on it for the message."""
 
 
 def export(
@@ -25,7 +23,7 @@ def export(
     source: str,
     target: str,
     layout: str,
-    tokenizer_of: TokenizerOf = lambda _: (None, "without a tokenizer"),
+    tokenizer_of: TokenizerOf = without_tokenizer,
 ) -> str:
     """Write the model of a checkpoint.
 
@@ -42,8 +40,7 @@ def export(
     Raises:
         UserError: if the target is a folder instead of a file, or the checkpoint does not fit `ALBEFModule`.
     """
-    arguments = arguments_without_weights(content["hyper_parameters"])
-    module = rebuild(ALBEFModule, arguments, content["state_dict"], source)
+    module = rebuild(ALBEFModule, content["hyper_parameters"], content["state_dict"], source)
     preprocessing = recorded_preprocessing(content)
     module.adopt_preprocessing(preprocessing)
     if layout == "albef":
@@ -54,6 +51,4 @@ def export(
         save_official(module, target)
         family = "pre-training" if module.mlm else "retrieval"
         return f"Wrote {target} in the authors' {family} layout; {described(preprocessing)}."
-    tokenizer, note = tokenizer_of(content)
-    module.save_pretrained(target, tokenizer)
-    return f"Wrote {target} {note}; ALBEFModule.from_pretrained({target!r}) reads it; {described(preprocessing)}."
+    return f"{export_folder(module, content, target, tokenizer_of)}; {described(preprocessing)}."

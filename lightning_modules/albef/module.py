@@ -5,9 +5,8 @@ cross-attention. A momentum copy of the whole model supplies soft targets, becau
 images only roughly, and the keys of the queues.
 """
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -26,6 +25,7 @@ from ...callbacks import (
 )
 from ...callbacks.distributed.full_tensor import full_tensor
 from ..base.method import Bound, Method
+from ..base.preprocessing import preprocessing_of_checkpoint
 from ..base.settings import settings
 from ..base.trainers import trainer_of
 from ..evaluation.protocol import Batch
@@ -37,11 +37,11 @@ from ..optim.schedules import Schedule
 from . import gradcam
 from . import weights as initial_weights
 from .encoding import encode
-from .folder import load_folder, save_folder
 from .itc import gather_keys, image_text_contrast
 from .itm import draw_negatives, fuse_pairs, image_text_matching
 from .mlm import check_special_tokens, draw_masked_tokens, masked_language_modelling
 from .network import ALBEFNetwork, FusionBert
+from .official import QUEUES
 from .schedule import paper_schedule, with_decay
 from .settings import ContrastSettings, MemorySettings, MomentumSettings, OptimSettings, TextSettings, VisionSettings
 from .teacher import copy_student, ramped_alpha, teacher_text
@@ -168,7 +168,7 @@ class ALBEFModule(Method):
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
         """Return how `weights` expect images to be prepared, if they record it."""
-        return None if self.weights is None else initial_weights.preprocessing_of_source(self.weights)
+        return None if self.weights is None else preprocessing_of_checkpoint(self.weights)
 
     def on_fit_start(self) -> None:
         """Load initial weights, and compare the special token ids with the data's."""
@@ -234,11 +234,12 @@ class ALBEFModule(Method):
         """Return Grad-CAM maps [B, L, g, g] of every token for images [B, 3, S, S] and texts [B, L]; in eval mode."""
         return gradcam.word_maps(self.student, self.itm_head, image, input_ids, attention_mask)
 
-    def save_pretrained(self, folder: str | Path, tokenizer_json: str | None = None) -> None:
-        """Write the model to a new folder that `from_pretrained` and `weights` take; see `folder.save_folder`."""
-        save_folder(self, folder, tokenizer_json)
+    def pretrained_state(self) -> dict[str, Tensor]:
+        """Return the state without tied tensors, which safetensors refuses, and queues, which only training uses."""
+        state = self.state_dict()
+        tied = initial_weights.tied_names(state)
+        return {name: tensor for name, tensor in state.items() if name not in tied and not name.startswith(QUEUES)}
 
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
-        """Rebuild a module from the folder of `save_pretrained`; see `folder.load_folder`."""
-        return load_folder(cls, folder)
+    def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
+        """Load the state of an export, or of a checkpoint with its queues."""
+        initial_weights.load_state(self, state, source, queues=any(name.startswith(QUEUES) for name in state))

@@ -1,6 +1,5 @@
 """Initial weights of ALBEF: from a trained ALBEF, from public models, and from state dicts of both layouts."""
 
-import json
 import math
 import pickle
 import re
@@ -11,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertForMaskedLM
 
 from ...common.errors import UserError
 from ..base.fitting import load_fitting
-from ..base.preprocessing import is_checkpoint, preprocessing_of_checkpoint
+from ..base.pretrained import read_folder
 from ..networks.vit_weights import load_vision_weights, resize_positions
 from .network import FusionBert
 from .official import QUEUES, from_official, is_flat, official_name
@@ -27,8 +24,6 @@ from .teacher import copy_student
 if TYPE_CHECKING:
     from .module import ALBEFModule
 
-WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-"""Files of an exported folder; see `folder.py`."""
 _HEAD = ".text_encoder.cls."
 
 
@@ -111,18 +106,6 @@ def load_trained(module: "ALBEFModule", source: str) -> str:
         return load_state(module, _tensors(content["state_dict"], source), f"the checkpoint {source!r}", queues=False)
     official = _tensors(content.get("model", content), source)
     return load_official(module, official, queues=False, source=f"the authors' checkpoint {source!r}")
-
-
-def preprocessing_of_source(source: str) -> dict[str, Any] | None:
-    """Return the image preprocessing of a trained ALBEF, if its checkpoint or exported folder records it.
-
-    Args:
-        source: as in `load_trained`.
-    """
-    path = Path(source).expanduser()
-    if is_checkpoint(path):
-        return preprocessing_of_checkpoint(path)
-    return read_folder(path)[0].get("preprocessing") if (path / CONFIG_FILE).is_file() else None
 
 
 def load_official(
@@ -213,32 +196,6 @@ def tied_names(names: Mapping[str, Tensor]) -> dict[str, str]:
         for alias, name in tied.items()
     }
     return {alias: name for alias, name in pairs.items() if alias in names}
-
-
-def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the configuration and the state of an exported folder.
-
-    Raises:
-        UserError: if the folder is not an export, or is damaged.
-    """
-    missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
-    if missing:
-        raise UserError(
-            f"Expected the folder of an export, got {str(folder)!r} without {' and without '.join(missing)}: correct "
-            "the path, or write an export with `vlightning export`."
-        )
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        state = load_file(folder / WEIGHTS_FILE)
-    except (ValueError, SafetensorError) as error:
-        raise UserError(
-            f"Expected a readable export in {str(folder)!r}, got a damaged one ({error}): export it again."
-        ) from error
-    if not isinstance(config, dict) or not {"class", "vlightning_version", "arguments"} <= config.keys():
-        raise UserError(
-            f"Expected the {CONFIG_FILE} of an export in {str(folder)!r}, got another file: correct the path."
-        )
-    return config, state
 
 
 def _layer_of(key: str) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
+from .pretrained import is_folder, read_folder
 
 _STUDENT = "student."
 
@@ -47,7 +48,7 @@ def load_student(student: nn.Module, source: str, trained_by: str) -> str:
 
     Args:
         student: network to load into.
-        source: checkpoint, a file or the folder of a sharded one.
+        source: checkpoint, a file or the folder of a sharded one, or the folder of an export.
         trained_by: class of the module, for messages.
 
     Returns:
@@ -61,7 +62,10 @@ def load_student(student: nn.Module, source: str, trained_by: str) -> str:
         raise UserError(
             f"Expected a checkpoint to start from, got no file or folder {source!r}: correct model.weights."
         )
-    own = student_state(AtomicCheckpointIO().load_checkpoint(path))
+    exported = is_folder(path)
+    own = student_state(
+        {"state_dict": read_folder(path)[1]} if exported else AtomicCheckpointIO().load_checkpoint(path)
+    )
     if not own:
         raise UserError(
             f"Expected a checkpoint of {trained_by}, got {source!r} without a student: correct model.weights."

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -11,7 +12,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks.distributed.collectives import keep_from_ddp
@@ -25,9 +26,11 @@ from ..optim.parameter_groups import scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
 from .checkpoints import CLASS_KEY, explain_misfit, explain_other_class, saved_settings
 from .data_sizes import DataSizes, compare_sizes
+from .fitting import load_fitting
 from .frozen import Frozen
 from .initial_weights import InitialState, check_one_source, restores_after_setup
 from .preprocessing import recorded_preprocessing
+from .pretrained import read_module, write_folder
 from .settings import plain
 from .sharding import shard
 from .trainers import datamodule_of
@@ -42,9 +45,9 @@ class Method(CheckedLoading, LightningModule):
 
     Hooks that `trainer.fit` calls, in this order, and what they do here (a method that overrides one calls `super()`):
 
-    1. `configure_callbacks`: nothing; a method returns the callbacks that it requires. 2. `setup`: loads initial
-    weights if the strategy shards. A method loads its `Frozen` networks here. The datamodule's
-       `setup` runs before and may read `expected_preprocessing` and call `adopt_vocabulary`.
+    1. `configure_callbacks`: nothing; a method returns the callbacks that it requires.
+    2. `setup`: loads initial weights if the strategy shards. A method loads its `Frozen` networks here. The
+       datamodule's `setup` runs before and may read `expected_preprocessing` and call `adopt_vocabulary`.
     3. `configure_model`: shards `sharded_networks()` if the strategy shards.
     4. `on_load_checkpoint`, `load_state_dict`: compare a restored checkpoint with the records of the frozen networks,
        the vocabulary and the settings. Strategies that shard restore after 6.
@@ -54,7 +57,7 @@ class Method(CheckedLoading, LightningModule):
     8. for each batch: `on_train_batch_start` compares the sizes of the first batch of an epoch with `data_sizes()`;
        `optimizer_step`, which calls the method's `training_step` and `configure_gradient_clipping`, steps, and clamps
        parameters to their `bounds()`.
-    9. `on_save_checkpoint`: adds the records of the frozen networks.
+    9. `on_save_checkpoint`: adds the name of the class and the records of the frozen networks.
 
     `validate`, `test` and `predict` run 1 to 4, then `on_<stage>_start` loads initial weights if
     `evaluates_initial_weights()`. They, and validation inside `fit`, delegate steps and results to `self.evaluation`.
@@ -68,7 +71,8 @@ class Method(CheckedLoading, LightningModule):
 
     Args:
         optimizer: factory of an optimizer that replaces the paper's; the paper's schedule then scales its learning
-        rate. lr_scheduler: factory of a scheduler that replaces the paper's and steps after each optimizer step.
+            rate.
+        lr_scheduler: factory of a scheduler that replaces the paper's and steps after each optimizer step.
     """
 
     def __init__(
@@ -244,6 +248,29 @@ class Method(CheckedLoading, LightningModule):
             if sentence is None:
                 raise
             raise UserError(sentence) from error
+
+    # Export
+
+    def pretrained_state(self) -> dict[str, Tensor]:
+        """Return the tensors of `save_pretrained`; by default the state dict, which has no frozen networks."""
+        return self.state_dict()
+
+    def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
+        """Load the tensors of an export or of a checkpoint; `source` describes it for messages.
+
+        Raises:
+            UserError: if they do not fit.
+        """
+        load_fitting(self, state, f"{type(self).__name__} from {source}")
+
+    def save_pretrained(self, folder: str | Path, tokenizer_json: str | None = None) -> None:
+        """Write the model to a new folder that `from_pretrained` reads; see `pretrained.write_folder`."""
+        write_folder(self, folder, tokenizer_json)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Rebuild a module from the folder of `save_pretrained`, in eval mode; see `pretrained.read_module`."""
+        return read_module(cls, folder)
 
     # Preprocessing and vocabulary, which the data reads
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...callbacks import AtomicCheckpointIO
 from ...callbacks.checkpoints.sharded_checkpoint import METADATA
+from .pretrained import is_folder, read_folder
 
 
 def recorded_preprocessing(content: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -31,11 +32,15 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def preprocessing_of_checkpoint(path: str | Path) -> dict[str, Any] | None:
-    """Return the evaluation preprocessing of a training; None if the checkpoint does not contain it.
+    """Return the evaluation preprocessing of a training; None if it is not recorded.
 
     Args:
-        path: checkpoint. A missing file is reported when the weights are loaded.
+        path: checkpoint, or the folder of an export. A missing file is reported when the weights are loaded.
     """
+    folder = Path(path).expanduser()
+    if is_folder(folder):
+        recorded: dict[str, Any] | None = read_folder(folder)[0].get("preprocessing")
+        return recorded
     if not is_checkpoint(path):
         return None
     return recorded_preprocessing(AtomicCheckpointIO().load_checkpoint(Path(path).expanduser()))

@@ -89,6 +89,11 @@ class TextSettings:
     dropout: float = 0.1
     weights: str | None = None
 
+    @property
+    def special_token_ids(self) -> dict[str, int]:
+        """Id of the padding, the one that the encoder must know."""
+        return {"pad": 0}
+
 
 @dataclass(frozen=True)
 class KLSettings:
