@@ -17,6 +17,7 @@ from .. import lightning_modules
 from ..callbacks import AtomicCheckpointIO
 from ..common.errors import UserError
 from ..common.files import check_free
+from .base.checkpoints import class_of, saved_settings
 
 
 def exporters() -> dict[str, ModuleType]:
@@ -68,18 +69,15 @@ def export(
 
 def _class_name(content: Mapping[str, Any], checkpoint: str, known: list[str]) -> str:
     """Return the name of the class of a checkpoint."""
-    arguments, state = content.get("hyper_parameters"), content.get("state_dict")
-    if not isinstance(arguments, Mapping) or not isinstance(state, Mapping):
+    if not isinstance(content.get("hyper_parameters"), Mapping) or not isinstance(content.get("state_dict"), Mapping):
         raise UserError(
             f"Expected a checkpoint that `vlightning fit` or a Trainer wrote, got {checkpoint!r} without "
             "hyper_parameters beside a state_dict: give another."
         )
-    if "_class_path" not in arguments:  # written without the command line, which alone stores the class
-        given = arguments.keys()
-        return max(known, key=lambda name: len(inspect.signature(getattr(lightning_modules, name)).parameters & given))
-    name = str(arguments["_class_path"]).rsplit(".", 1)[-1]
-    if name not in known:
+    name = class_of(saved_settings(content))
+    if name is None or name not in known:
         raise UserError(
-            f"Expected a checkpoint of {' or '.join(known)}, got one of {name} in {checkpoint!r}: give another."
+            f"Expected a checkpoint of {' or '.join(known)}, got one of {name or 'an unknown class'} in "
+            f"{checkpoint!r}: give another."
         )
     return name

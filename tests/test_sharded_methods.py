@@ -62,7 +62,8 @@ class Watch(Callback):
         trainer.should_stop = trainer.global_step == self.steps
 
     def on_train_epoch_end(self, trainer, pl_module):  # every four steps, and after averages have moved
-        self.states[trainer.global_step] = whole_state(pl_module)
+        if trainer.global_step in (FEW, STEPS):
+            self.states[trainer.global_step] = whole_state(pl_module)
 
 
 def fit(method, outside, kind, strategy, steps=STEPS, dtype=torch.float64, callbacks=(), **options):
@@ -108,48 +109,14 @@ def test_twenty_sharded_steps_equal_ddp(outside, method):
             assert recomputed[2] < 0.4 * kept * FEW / STEPS
 
 
-# Memory
+# In float32
 
 
 class Gradients(Callback):
+    """Bytes of the gradients at the optimizer step."""
+
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.bytes = held_bytes(p.grad for p in pl_module.parameters() if p.grad is not None)
-
-
-def held_bytes(tensors):
-    """Of the memory that belongs to tensors, whatever part of it they use."""
-    storages = {}
-    for tensor in tensors:
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
-        storages[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
-    return sum(storages.values())
-
-
-def state_bytes(method, outside):
-    """Return the bytes of this process and of the whole model, by kind."""
-    gradients = Gradients()
-    module, trainer, _ = fit(method, outside, *SHARDED, steps=1, dtype=torch.float32, callbacks=[gradients])
-    moments = [value for state in trainer.optimizers[0].state.values() for value in state.values() if value.dim()]
-    trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    return {
-        "parameters": (
-            held_bytes(module.parameters()),
-            4 * sum(parameter.numel() for parameter in module.parameters()),
-        ),
-        "gradients": (gradients.bytes, 4 * trained),
-        "moments": (held_bytes(moments), 4 * trained * (1 if method == "cocord" else 2)),  # SGD has one, AdamW two
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "processes"), [*((method, 2) for method in METHODS), ("albef", 4)])
-def test_the_memory_of_the_state_is_divided_among_the_processes(outside, method, processes):
-    for kinds in run_distributed(state_bytes, method, outside(method), processes=processes):
-        for kind, (held, whole) in kinds.items():
-            assert held == pytest.approx(whole / processes, rel=0.02), kind
-
-
-# Mixed precision
 
 
 class Types(Callback):
@@ -169,25 +136,72 @@ def own_types(part):
     return {parameter.dtype for parameter in part.parameters(recurse=False) if not isinstance(parameter, DTensor)}
 
 
-def mixed(method, outside):
-    """First losses with parameters gathered as they are and smaller, and the types seen."""
-    options, seen = {"dtype": torch.float32, "steps": 1, "precision": "bf16-mixed"}, Types()
-    _, _, whole = fit(method, outside, *SHARDED, **options)
-    smaller = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
-    module, _, half = fit(method, outside, "sharded", smaller, callbacks=[seen], **options)
-    return (
-        whole.losses[0],
-        half.losses[0],
-        seen.norms,
-        seen.others,
-        {parameter.dtype for parameter in module.parameters()},
-    )
+def held_bytes(tensors):
+    """Of the memory that belongs to tensors, whatever part of it they use."""
+    storages = {}
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+        storages[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def one_step(method, outside, strategy, *callbacks, **options):
+    return fit(method, outside, "sharded", strategy, steps=1, dtype=torch.float32, callbacks=callbacks, **options)
+
+
+def state_bytes(method, outside, **options):
+    """Return the bytes of this process and of the whole model, by kind, and the first loss."""
+    gradients = Gradients()
+    module, trainer, watch = one_step(method, outside, {}, gradients, **options)
+    moments = [value for state in trainer.optimizers[0].state.values() for value in state.values() if value.dim()]
+    trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    return {
+        "parameters": (
+            held_bytes(module.parameters()),
+            4 * sum(parameter.numel() for parameter in module.parameters()),
+        ),
+        "gradients": (gradients.bytes, 4 * trained),
+        "moments": (held_bytes(moments), 4 * trained * (1 if method == "cocord" else 2)),  # SGD has one, AdamW two
+    }, watch.losses[0]
+
+
+def two_first_steps(method, outside):
+    """Bytes and first loss with parameters gathered as they are; first loss and types with smaller ones."""
+    kinds, whole = state_bytes(method, outside, precision="bf16-mixed")
+    smaller, seen = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}, Types()
+    module, _, half = one_step(method, outside, smaller, seen, precision="bf16-mixed")
+    kept = {parameter.dtype for parameter in module.parameters()}
+    return kinds, (whole, half.losses[0], seen.norms, seen.others, kept)
+
+
+@pytest.fixture(scope="module")
+def first_steps(outside):
+    """What the first steps of a method showed on each of two ranks, made once."""
+    return functools.cache(lambda method: run_distributed(two_first_steps, method, outside(method)))
+
+
+def assert_divided(kinds, processes):
+    for kind, (held, whole) in kinds.items():
+        assert held == pytest.approx(whole / processes, rel=0.02), kind
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_parameters_are_gathered_in_a_smaller_type_and_stored_in_float32(outside, method):
-    for whole, half, norms, others, kept in run_distributed(mixed, method, outside(method)):
+def test_the_memory_of_the_state_is_divided_among_the_processes(first_steps, method):
+    for kinds, _ in first_steps(method):
+        assert_divided(kinds, 2)
+
+
+@pytest.mark.slow
+def test_the_memory_of_the_state_is_divided_among_four_processes(outside):
+    for kinds, _ in run_distributed(state_bytes, "albef", outside("albef"), processes=4):
+        assert_divided(kinds, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_are_gathered_in_a_smaller_type_and_stored_in_float32(first_steps, method):
+    for _, (whole, half, norms, others, kept) in first_steps(method):
         assert half == pytest.approx(whole, rel=1e-2)  # a number of bfloat16 is exact to 4e-3
         assert norms == kept == {torch.float32}
         assert others == {torch.float32 if method == "mmlg" else torch.bfloat16}  # MM-LG sums its blocks before

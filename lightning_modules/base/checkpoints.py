@@ -1,15 +1,28 @@
 """Explanations for weights of a checkpoint that do not fit a module."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from lightning import LightningModule
 
-from ...common.class_arguments import subclasses
 from .settings import flat
 
 _NO_SIZES = ("optimizer", "lr_scheduler", "optim")
+
+
+CLASS_KEY = "module_class"
+"""Entry of a checkpoint with the name of the module's class."""
+
+
+def saved_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyper-parameters of a checkpoint with the class: the command line saves it there, Python does not."""
+    saved = dict(checkpoint.get(LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) or {})
+    return {"_class_path": checkpoint[CLASS_KEY], **saved} if CLASS_KEY in checkpoint else saved
+
+
+def class_of(saved: Mapping[str, Any]) -> str | None:
+    """Return the name of the class of saved settings; None if another program wrote them."""
+    return str(saved["_class_path"]).rpartition(".")[2] if "_class_path" in saved else None
 
 
 def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
@@ -42,21 +55,10 @@ def explain_other_class(cls: type, saved: Mapping[str, Any]) -> str | None:
         cls: the expected class.
         saved: hyper-parameters of the checkpoint.
     """
-    name = _class_name(saved)
+    name = class_of(saved)
     if name is None or name in (base.__name__ for base in cls.__mro__):
         return None
     return f"Expected a checkpoint of {cls.__name__}, got one of {name}: give another checkpoint, or use {name}."
-
-
-def _class_name(saved: Mapping[str, Any]) -> str | None:
-    """Return the class of a checkpoint: as recorded by the command line, else the class with most of its arguments."""
-    if "_class_path" in saved:
-        return str(saved["_class_path"]).rpartition(".")[2]
-    # Lightning adds the arguments of `load_from_checkpoint`.
-    arguments = {name: set(inspect.signature(cls).parameters) for name, cls in subclasses((LightningModule,)).items()}
-    having = {name: len(all_of) for name, all_of in arguments.items() if all_of and all_of <= set(saved)}
-    most = [name for name, count in having.items() if count == max(having.values())]
-    return most[0] if len(most) == 1 else None
 
 
 def _as_lists(value: Any) -> Any:

@@ -23,7 +23,7 @@ from ..optim.clipping import clip_unscaled
 from ..optim.configure import start_schedule, with_schedule, with_scheduler
 from ..optim.parameter_groups import scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
-from .checkpoints import explain_misfit, explain_other_class
+from .checkpoints import CLASS_KEY, explain_misfit, explain_other_class, saved_settings
 from .data_sizes import DataSizes, compare_sizes
 from .frozen import Frozen
 from .initial_weights import InitialState, check_one_source, restores_after_setup
@@ -196,8 +196,7 @@ class Method(CheckedLoading, LightningModule):
         try:
             return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
         except UserError as error:  # groups of the same name in another class have other settings
-            saved = load_plain(checkpoint_path).get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}
-            if (sentence := explain_other_class(cls, saved)) is None:
+            if (sentence := explain_other_class(cls, saved_settings(load_plain(checkpoint_path)))) is None:
                 raise
             raise UserError(sentence) from error
 
@@ -211,7 +210,8 @@ class Method(CheckedLoading, LightningModule):
             self.load_initial_weights()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the records of the frozen networks."""
+        """Add the name of the class, and the records of the frozen networks."""
+        checkpoint[CLASS_KEY] = type(self).__name__
         for frozen in self.frozen_networks():
             frozen.save_record(checkpoint)
 
@@ -221,7 +221,7 @@ class Method(CheckedLoading, LightningModule):
         Raises:
             UserError: if the weights of a frozen network differ.
         """
-        self._saved_settings = checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY)
+        self._saved_settings = saved_settings(checkpoint)
         self._initial.restored = True
         self.adopt_preprocessing(recorded_preprocessing(checkpoint))
         if list(self.text_towers()):

@@ -21,7 +21,7 @@ def uninterrupted(tmp_path_factory):
     def whole_run(accumulate):
         if accumulate not in runs:
             runs[accumulate] = tmp_path_factory.mktemp("whole")
-            run(runs[accumulate], "albef", 1, accumulate=accumulate)
+            run(runs[accumulate], "albef", 1, accumulate=accumulate, workers=1)
         return runs[accumulate]
 
     return whole_run
@@ -40,12 +40,13 @@ def test_a_stopped_and_resumed_run_equals_the_uninterrupted_run(
     tmp_path, uninterrupted, name, status, hook, batch, accumulate, stopped_after
 ):
     whole = uninterrupted(accumulate)
-    run(tmp_path, "albef", 1, send=(name, hook, batch), accumulate=accumulate, status=status)
+    options = {"accumulate": accumulate, "workers": 1}
+    run(tmp_path, "albef", 1, send=(name, hook, batch), status=status, **options)
     assert sorted(path.name for path in tmp_path.glob("last*.ckpt")) == ["last.ckpt"]
     progress = torch.load(tmp_path / "last.ckpt", weights_only=True)["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     assert progress["total"]["ready"] == stopped_after
     assert not (tmp_path / "final.ckpt").exists()
-    run(tmp_path, "albef", 2, accumulate=accumulate, resume=str(tmp_path / "last.ckpt"))
+    run(tmp_path, "albef", 2, resume=str(tmp_path / "last.ckpt"), **options)
     assert_same_end(whole, tmp_path)
 
 
@@ -60,11 +61,10 @@ class ToOneProcess(Callback):
         setattr(self, hook, send)
 
 
-def on_rank(kind, folder, hook=None, resume=False, seed=0):
+def train(kind, folder, hook=None, resume=False, seed=0):
     torch.manual_seed(seed)
-    data = ShapesDataModule(
-        image_size=IMAGE_SIZE, length=32, eval_length=8, batch_size=4, vocab_size=200, max_tokens=16, seed=0
-    )
+    sizes = {"image_size": IMAGE_SIZE, "length": 32, "eval_length": 8, "batch_size": 4, "max_tokens": 16}
+    data = ShapesDataModule(**sizes, vocab_size=200, seed=0)
     sender = [ToOneProcess(hook, 4)] if hook else []
     callbacks, files = [*sender, StopOnSignal(str(folder))], {"enable_checkpointing": True, "default_root_dir": folder}
     fitted = rank_trainer(kind, max_epochs=2, callbacks=callbacks, **files)
@@ -76,6 +76,18 @@ def on_rank(kind, folder, hook=None, resume=False, seed=0):
     return whole_state(module)
 
 
+STOPS = {"on_before_zero_grad": 5, "on_validation_batch_end": 4}
+"""A hook that sends the signal, and the number of steps after which the run stops."""
+
+
+def on_rank(kind, folder):
+    """Return the state of an uninterrupted run, and by hook how a run stopped and its state once resumed."""
+    whole, stopped = train(kind, folder / "whole"), {}
+    for number, hook in enumerate(STOPS, 1):
+        stopped[hook] = train(kind, folder / hook, hook), train(kind, folder / hook, resume=True, seed=number)
+    return whole, stopped
+
+
 @pytest.mark.fault(
     "one of two processes is sent SIGTERM",
     "os.kill in a step and in validation",
@@ -83,11 +95,10 @@ def on_rank(kind, folder, hook=None, resume=False, seed=0):
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "sharded"])
-@pytest.mark.parametrize("hook", ["on_before_zero_grad", "on_validation_batch_end"])
-def test_all_processes_stop_when_one_gets_a_signal_and_resume_together(tmp_path, kind, hook):
-    stopped_after = {"on_before_zero_grad": 5, "on_validation_batch_end": 4}[hook]
-    assert run_distributed(on_rank, kind, tmp_path, hook) == [(143, stopped_after)] * 2
-    whole, _ = run_distributed(on_rank, kind, tmp_path / "whole")
-    found, _ = run_distributed(on_rank, kind, tmp_path, resume=True, seed=1)
-    for name, value in whole.items():
-        assert torch.equal(found[name], value), name
+def test_all_processes_stop_when_one_gets_a_signal_and_resume_together(tmp_path, kind):
+    ranks = run_distributed(on_rank, kind, tmp_path, timeout=300)
+    for hook, steps in STOPS.items():
+        assert [stopped[hook][0] for _, stopped in ranks] == [(143, steps)] * 2
+        whole, found = ranks[0][0], ranks[0][1][hook][1]
+        for name, value in whole.items():
+            assert torch.equal(found[name], value), (hook, name)

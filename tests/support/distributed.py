@@ -146,6 +146,34 @@ def run_sharded_fit(
     )
 
 
+def run_both_fits(
+    make: Callable[..., tuple[Any, Any]],
+    trainer_kwargs: dict[str, dict[str, Any]],
+    *,
+    make_args: tuple[Any, ...] = (),
+) -> dict[str, Any]:
+    """Fit under DDP and then sharded, in the same two processes.
+
+    Args:
+        make: As in `run_ddp_fit`; called for each fit.
+        trainer_kwargs: By strategy, "ddp" and "sharded".
+        make_args: Arguments of `make`.
+
+    Returns:
+        By strategy the default result of rank 0.
+    """
+    found: dict[str, Any] = run_distributed(_fit_both, make, make_args, trainer_kwargs)[0]
+    return found
+
+
+def _fit_both(
+    make: Callable[..., tuple[Any, Any]], make_args: tuple[Any, ...], trainer_kwargs: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        kind: _fit_one_rank(make, make_args, options, kind, {}, None, None) for kind, options in trainer_kwargs.items()
+    }
+
+
 def whole_state(module: Any) -> dict[str, torch.Tensor]:
     """A module's state, with sharded tensors put together; every rank must call it."""
     state = module.state_dict()

@@ -11,9 +11,11 @@ from importlib import import_module
 from pathlib import Path
 
 MODULES = (
+    "attrs",  # jsonargparse looks whether a class is one of attrs
     "datasets",
     "pytest",
     "torch._dynamo",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.utils.tensorboard",

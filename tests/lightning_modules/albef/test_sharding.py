@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -118,13 +119,6 @@ def sharded_answers():
         return answers(module)
 
 
-def test_every_method_gathers_what_it_needs():
-    with torch.no_grad():
-        expected = answers(albef().eval())
-    for found in run_distributed(sharded_answers):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
 # Evaluation
 
 
@@ -152,19 +146,6 @@ def evaluated(run, module, ckpt_path=None):
     near = result.near_images
     tensors = result.image_features, result.text_features, near.index, near.match_score, maps.detach()
     return {name: value.item() for name, value in run.callback_metrics.items()}, [t.clone() for t in tensors]
-
-
-def evaluate_sharded():
-    return evaluated(rank_trainer("sharded"), albef())
-
-
-def test_reranked_evaluation_equals_one_process():
-    metrics, expected = evaluated(trainer(), albef())
-    assert "val/rerank_recall_mean" in metrics
-    for found, tensors in run_distributed(evaluate_sharded):
-        assert found == pytest.approx(metrics)
-        for tensor, other in zip(tensors, expected, strict=True):
-            torch.testing.assert_close(tensor, other, rtol=1e-4, atol=1e-5)
 
 
 # Checkpoints
@@ -214,54 +195,101 @@ def resume_sharded(path, steps):
     return state_of(run)
 
 
+class Ranks(NamedTuple):
+    """What a rank of two found, in the order in which it was done."""
+
+    answers: dict[str, Any]
+    evaluation: tuple[dict[str, float], list[torch.Tensor]]
+    saved: tuple[Any, ...]
+    """The state when the rank saved its part of the folder, in passing."""
+    end: tuple[Any, ...]
+    resumed: tuple[Any, ...]
+    """The state at the end of a run that was resumed from the folder."""
+    resumed_from_file: tuple[Any, ...]
+    """The state after resuming from the file of one process."""
+    evaluation_of_folder: tuple[dict[str, float], list[torch.Tensor]]
+
+
+def on_rank(folder, file):
+    found = sharded_answers()
+    evaluation = evaluated(rank_trainer("sharded"), albef())
+    ends = *fit_sharded(folder), resume_sharded(folder, 11), resume_sharded(file, 8)
+    return found, evaluation, *ends, evaluated(rank_trainer("sharded"), albef(), folder)
+
+
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory):
-    """A folder that two processes saved in passing, the state that they had then, and the one at their end."""
-    path = tmp_path_factory.mktemp("run") / "last.ckpt"
-    first, second = run_distributed(fit_sharded, str(path))
-    for one, other in zip(first, second, strict=True):
-        assert_same(one, other)
-    return path, *first
+def folder(tmp_path_factory):
+    """Where the two ranks save in passing."""
+    return tmp_path_factory.mktemp("run") / "last.ckpt"
 
 
-def test_a_resumed_sharded_run_equals_the_uninterrupted_run(sharded):
-    path, _, end = sharded
-    for resumed in run_distributed(resume_sharded, str(path), 11):
-        assert_same(resumed, end)
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """A file of one process after eight steps, and the state that it had."""
+    keep = Keep(tmp_path_factory.mktemp("one") / "one.ckpt")
+    run = trainer(keep, max_steps=8, max_epochs=-1, limit_val_batches=0, enable_checkpointing=True)
+    run.fit(albef(), datamodule=shapes(batch_size=8))
+    return keep
 
 
-def test_one_process_resumes_from_the_folder(sharded, tmp_path):
-    path, state, _ = sharded
+@pytest.fixture(scope="module")
+def ranks(folder, file):
+    return [Ranks(*found) for found in run_distributed(on_rank, str(folder), str(file.path))]
+
+
+def test_every_method_gathers_what_it_needs(ranks):
+    with torch.no_grad():
+        expected = answers(albef().eval())
+    for found in ranks:
+        torch.testing.assert_close(found.answers, expected, rtol=1e-5, atol=1e-6)
+
+
+def assert_same_evaluations(found, expected):
+    assert found[0] == pytest.approx(expected[0])
+    for tensor, other in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(tensor, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def untrained():
+    return evaluated(trainer(), albef())
+
+
+def test_reranked_evaluation_equals_one_process(ranks, untrained):
+    assert "val/rerank_recall_mean" in untrained[0]
+    for found in ranks:
+        assert_same_evaluations(found.evaluation, untrained)
+
+
+def test_a_resumed_sharded_run_equals_the_uninterrupted_run(ranks):
+    assert_same(ranks[0].saved, ranks[1].saved)
+    assert_same(ranks[0].end, ranks[1].end)
+    for found in ranks:
+        assert_same(found.resumed, found.end)
+
+
+def test_one_process_resumes_from_the_folder(ranks, folder, tmp_path):
+    state = ranks[0].saved
     run = trainer(max_steps=8, max_epochs=-1, limit_val_batches=0, plugins=[AtomicCheckpointIO()])
-    run.fit(albef(), datamodule=shapes(), ckpt_path=path)
+    run.fit(albef(), datamodule=shapes(), ckpt_path=folder)
     assert_same(state_of(run), state)
 
-    consolidate_checkpoint(path, tmp_path / "one.ckpt")
+    consolidate_checkpoint(folder, tmp_path / "one.ckpt")
     loaded = ALBEFModule.load_from_checkpoint(tmp_path / "one.ckpt")
     assert all(torch.equal(tensor, state[0][name]) for name, tensor in loaded.state_dict().items())
     assert loaded.hparams == albef().hparams
 
 
-def evaluate_checkpoint(path):
-    return evaluated(rank_trainer("sharded"), albef(), path)
+def test_evaluations_of_the_folder_agree(ranks, folder, untrained):
+    expected = evaluated(trainer(plugins=[AtomicCheckpointIO()]), albef(), folder)
+    for found in ranks:
+        assert_same_evaluations(found.evaluation_of_folder, expected)
+    assert (untrained[1][0] - expected[1][0]).abs().max() > 1e-3
 
 
-def test_evaluations_of_the_folder_agree(sharded):
-    metrics, expected = evaluated(trainer(plugins=[AtomicCheckpointIO()]), albef(), sharded[0])
-    for found, tensors in run_distributed(evaluate_checkpoint, str(sharded[0])):
-        assert found == pytest.approx(metrics)
-        for tensor, other in zip(tensors, expected, strict=True):
-            torch.testing.assert_close(tensor, other, rtol=1e-4, atol=1e-5)
-    untrained = evaluated(trainer(), albef())[1][0]
-    assert (untrained - expected[0]).abs().max() > 1e-3
-
-
-def test_sharded_processes_resume_from_the_file_of_one_process(tmp_path):
-    keep = Keep(tmp_path / "one.ckpt")
-    run = trainer(keep, max_steps=8, max_epochs=-1, limit_val_batches=0, enable_checkpointing=True)
-    run.fit(albef(), datamodule=shapes(batch_size=8))
-    for resumed in run_distributed(resume_sharded, str(tmp_path / "one.ckpt"), 8):
-        assert_same(resumed, keep.state)
+def test_sharded_processes_resume_from_the_file_of_one_process(ranks, file):
+    for found in ranks:
+        assert_same(found.resumed_from_file, file.state)
 
 
 # The command line

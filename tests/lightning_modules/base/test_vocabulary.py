@@ -196,14 +196,14 @@ def on_rank(kind, folder):
         saving = ModelCheckpoint(folder if start is None else folder / "further", filename="{epoch}", save_top_k=-1)
         fitting = rank_trainer(kind, max_epochs=2, limit_val_batches=0, enable_checkpointing=True, callbacks=[saving])
         module = tiny_albef(text={"vocab_size": WORDS})
-        fitting.fit(module, shapes(batch_size=4), ckpt_path=start)
+        fitting.fit(module, shapes(batch_size=4, length=8), ckpt_path=start)
         states.append(whole_state(module) | {"entries": torch.tensor(module.hparams["text"]["vocab_size"])})
     return states
 
 
 @pytest.mark.parametrize("kind", ["ddp", "sharded"])
 def test_processes_agree_on_the_vocabulary_before_sharding(kind, tmp_path):
-    data = shapes()
+    data = shapes(length=8)
     data.setup("fit")
     (whole, resumed), others = run_distributed(on_rank, kind, tmp_path)
     assert int(whole["entries"]) == int(others[0]["entries"]) == len(data.tokenizer)

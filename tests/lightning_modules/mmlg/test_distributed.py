@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from support.clip import LENGTH, SIZE, reinforced_batch
-from support.distributed import run_ddp_fit, run_distributed, run_sharded_fit
+from support.distributed import run_both_fits, run_distributed
 from support.mmlg import ready, tiny_extraction, write_teacher
 from vlightning.callbacks import LearngeneWriter, rank
 from vlightning.callbacks.learngene.file import load_learngene
@@ -61,10 +61,10 @@ def fits(teacher, options):
     ids=lambda options: ", ".join(map(str, options.values())) or "MM-LG",
 )
 def test_sharded_training_equals_ddp_and_writes_the_same_file(tmp_path, teacher, options):
-    arguments, found = (teacher, options), {}
-    for kind, run_fit in (("ddp", run_ddp_fit), ("sharded", run_sharded_fit)):
-        of_trainer = {"max_epochs": 1, "callbacks": [LearngeneWriter(str(tmp_path / kind))]}
-        found[kind] = run_fit(fits, of_trainer, make_args=arguments)[0]
+    of_trainer = {
+        kind: {"max_epochs": 1, "callbacks": [LearngeneWriter(str(tmp_path / kind))]} for kind in ("ddp", "sharded")
+    }
+    found = run_both_fits(fits, of_trainer, make_args=(teacher, options))
     whole, sharded = found["ddp"], found["sharded"]
     assert whole["state_dict"].keys() == sharded["state_dict"].keys()
     for name, value in whole["state_dict"].items():

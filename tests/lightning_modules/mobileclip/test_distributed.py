@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from support.clip import add_tiny_clip, reinforced_batch, tiny_module
-from support.distributed import run_ddp_fit, run_distributed, run_sharded_fit
+from support.distributed import run_both_fits, run_distributed
 from vlightning.callbacks import rank
 from vlightning.datamodules import ReinforcedShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
@@ -61,9 +61,8 @@ def fits(folder, model, size):
 def test_sharded_training_equals_ddp(tmp_path, model, size, tolerance):
     arguments = (str(tmp_path), model, size)
     fits(*arguments)[1].prepare_data()
-    (whole, _), (sharded, _) = (
-        run_fit(fits, {"max_epochs": 1}, make_args=arguments) for run_fit in (run_ddp_fit, run_sharded_fit)
-    )
+    found = run_both_fits(fits, {kind: {"max_epochs": 1} for kind in ("ddp", "sharded")}, make_args=arguments)
+    whole, sharded = found["ddp"], found["sharded"]
     assert whole["state_dict"].keys() == sharded["state_dict"].keys()
     assert any(name.startswith("average.") for name in whole["state_dict"])
     for name, value in whole["state_dict"].items():

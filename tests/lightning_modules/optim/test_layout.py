@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning import Callback
 
-from support.clip import DIMS, LENGTH, SCALES, WORDS, reinforced_batch
+from support.clip import DIMS, LENGTH, SCALES, reinforced_batch
 from support.command_line import convert
 from support.distributed import rank_trainer, run_distributed, whole_state
 from support.random_batches import Rows
@@ -18,7 +18,7 @@ from support.tiny_modules import trainer
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.lightning_modules import MobileCLIPModule
 
-SIZE = 32
+SIZE, WORDS = 32, 50
 TOWERS = {  # with dense convolutions of several pixels, as RN50 and ConvNeXt have
     "resnet": {"layers": [1, 1, 1, 1], "width": 8, "patch_size": None},
     "convnext": {"timm_model_name": "test_convnext", "timm_pool": "", "timm_proj": "linear"},
@@ -60,7 +60,7 @@ class Loop(Callback):
 def fit(make, tower, steps, *callbacks, **options):
     options_of_trainer = {"max_steps": 8, "max_epochs": -1, "min_epochs": 0, "limit_val_batches": 0}
     fitted = make(callbacks=[Until(steps), *callbacks], **options_of_trainer)
-    rows = Rows(reinforced_batch(8, dtype=torch.float32, size=SIZE))
+    rows = Rows(reinforced_batch(8, dtype=torch.float32, size=SIZE, words=WORDS))
     loader = torch.utils.data.DataLoader(rows, batch_size=8 // fitted.world_size)
     fitted.fit(build(tower), loader, **options)
     return fitted

@@ -41,7 +41,7 @@ def test_mean_of_two_halves_equals_the_whole_batch(tmp_path, options):
         torch.testing.assert_close(mean, gradient, rtol=1e-9, atol=1e-13, msg=name)
 
 
-def trained_on_rank(kind, options):
+def trained(kind, options):
     data = ShapesDataModule(
         image_size=16, max_tokens=8, length=32, eval_length=8, batch_size=4, num_workers=0, seed=0, vocab_size=320
     )
@@ -52,14 +52,16 @@ def trained_on_rank(kind, options):
     return whole_state(module), {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
+def trained_on_rank(options):
+    return [trained(kind, options) for kind in ("ddp", "sharded")]
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"shared": "transformer", "memory": {"micro_batch_size": 3}}], ids=["mlp", "transformer"]
 )
 def test_sharded_training_equals_ddp(tmp_path, options):
     options = write_teacher(tmp_path, classes=40) | {"optim": {"learning_rate": 1e-3}} | options
-    (state, metrics), (sharded_state, sharded_metrics) = (
-        run_distributed(trained_on_rank, kind, options)[0] for kind in ("ddp", "sharded")
-    )
+    (state, metrics), (sharded_state, sharded_metrics) = run_distributed(trained_on_rank, options)[0]
     assert state.keys() == sharded_state.keys()
     for name, value in state.items():
         torch.testing.assert_close(sharded_state[name], value, rtol=1e-4, atol=1e-4, msg=name)
