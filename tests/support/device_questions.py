@@ -32,7 +32,7 @@ def mobileclip(folder):
 
 
 def shre(folder):
-    """With a teacher of timm that requires other images, in three slices."""
+    """With a teacher of timm that requires other images, in two slices."""
     torch.save(timm.create_model("test_resnet", num_classes=CLASSES).state_dict(), folder / "teacher.pth")
     module = tiny_shre(
         teacher={
@@ -44,7 +44,7 @@ def shre(folder):
         kl={"weight": 1.0},
         memory={"micro_batch_size": 2},
     )
-    return questions(module, random_batch(dtype=torch.float32), SkipNonFiniteSteps(), StopOnSignal(), folder=folder)
+    return questions(module, random_batch(4, dtype=torch.float32), SkipNonFiniteSteps(), StopOnSignal(), folder=folder)
 
 
 class _Event:

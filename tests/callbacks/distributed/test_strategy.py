@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from support.distributed import WorkerError, rank_trainer, run_ddp_fit, run_distributed, run_sharded_fit, whole_state
+from support.distributed import WorkerError, rank_trainer, run_distributed, run_sharded_fit, whole_state
 from support.processes import by_another_process
 from support.tiny_modules import DIM, Student, loader, trainer
 from vlightning.callbacks import (
@@ -94,14 +94,26 @@ def fit_and_save(run):
     return state_of(run)
 
 
+def placement(run):
+    mesh = run.strategy.device_mesh
+    held = sum(p.to_local().numel() for p in run.lightning_module.parameters())
+    whole = sum(p.numel() for p in run.lightning_module.parameters())
+    loops = [loop.inference_mode for loop in (run.validate_loop, run.test_loop, run.predict_loop)]
+    return mesh.mesh_dim_names, list(mesh.shape), held, whole, loops
+
+
+def place_and_save(run):
+    return placement(run), fit_and_save(run)
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "last.ckpt"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CHECKPOINT", str(path))
-        first, second = run_sharded_fit(make, FIT, collect=fit_and_save)
+        (first_place, first), (second_place, second) = run_sharded_fit(make, FIT, collect=place_and_save)
     assert_same(first, second)
-    return path, first
+    return path, first, (first_place, second_place)
 
 
 @pytest.fixture
@@ -115,42 +127,45 @@ def saved(original, tmp_path, monkeypatch):
 # Training
 
 
-def placement(run):
-    mesh = run.strategy.device_mesh
-    held = sum(p.to_local().numel() for p in run.lightning_module.parameters())
-    whole = sum(p.numel() for p in run.lightning_module.parameters())
-    loops = [loop.inference_mode for loop in (run.validate_loop, run.test_loop, run.predict_loop)]
-    return mesh.mesh_dim_names, list(mesh.shape), held, whole, loops
-
-
-def test_all_processes_share_the_parameters():
-    first, second = run_sharded_fit(make, FIT, collect=placement)
+def test_all_processes_share_the_parameters(original):
+    first, second = original[2]
     assert first[:2] == (("data_parallel", "tensor_parallel"), [2, 1])
     assert first[2] + second[2] == first[3] == second[3]
     assert first[2] < 0.6 * first[3]
     assert not any(first[4])  # what is gathered in inference mode cannot be trained afterwards
 
 
-def test_training_equals_ddp_with_clipping_and_accumulation():
-    options = FIT | {"gradient_clip_val": 0.3, "accumulate_grad_batches": 2}
-    for sharded, plain in zip(run_sharded_fit(make, options), run_ddp_fit(make, options), strict=True):
-        start = make()[0].state_dict()
-        for name, tensor in plain["state_dict"].items():
-            torch.testing.assert_close(sharded["state_dict"][name], tensor, rtol=1e-6, atol=1e-7)
-            assert not torch.equal(tensor, start[name]), name
-
-
-def validate_then_fit():
+def trained(kind, validate=False, **options):
     module, batches = make()
-    run = rank_trainer("sharded", **FIT)
-    run.validate(module, batches, verbose=False)
+    run = rank_trainer(kind, max_steps=4, callbacks=[EMACallback(log=False)], **options)
+    if validate:
+        run.validate(module, batches, verbose=False)
     run.fit(module, batches)
     return whole_state(module)
 
 
-def test_training_after_an_evaluation_trains_every_parameter():
+def trained_in_three_ways():
+    options = {"gradient_clip_val": 0.3, "accumulate_grad_batches": 2}
+    return trained("sharded", **options), trained("ddp", **options), trained("sharded", validate=True)
+
+
+@pytest.fixture(scope="module")
+def states():
+    """Of each rank at the end of a training: sharded, under DDP, and sharded after a validation."""
+    return run_distributed(trained_in_three_ways)
+
+
+def test_training_equals_ddp_with_clipping_and_accumulation(states):
     start = make()[0].state_dict()
-    for state in run_distributed(validate_then_fit):
+    for sharded, plain, _ in states:
+        for name, tensor in plain.items():
+            torch.testing.assert_close(sharded[name], tensor, rtol=1e-6, atol=1e-7)
+            assert not torch.equal(tensor, start[name]), name
+
+
+def test_training_after_an_evaluation_trains_every_parameter(states):
+    start = make()[0].state_dict()
+    for *_, state in states:
         for name, tensor in state.items():
             assert not torch.equal(tensor, start[name]), name
 

@@ -67,7 +67,7 @@ def _steps(folder, tag):
 
 
 def test_tensorboard_has_every_curve_and_both_figures(tmp_path):
-    callbacks = [RetrievalFigures(), WordMapFigures()]
+    callbacks = [RetrievalFigures(queries=3), WordMapFigures(images=2)]
     trainer = _trainer(tmp_path, callbacks)
     module, data = _albef(), Shapes()
     trainer.fit(module, data)
@@ -83,7 +83,7 @@ def test_tensorboard_has_every_curve_and_both_figures(tmp_path):
     assert expected <= set(events.Tags()["scalars"])
     assert set(events.Tags()["images"]) == {"val/retrieval", "test/retrieval", "val/words", "test/words"}
     assert [event.step for event in events.Scalars("queue/image_filled")] == [0, 1, 2]
-    assert [split for split, _ in data.opened] == ["validation"] * (8 * 5 + 4) + ["test"] * (8 * 5 + 4)
+    assert [split for split, _ in data.opened] == ["validation"] * (3 * 5 + 2) + ["test"] * (3 * 5 + 2)
     for tag in events.Tags()["images"]:
         (image,) = events.Images(tag)
         assert image.step == 3

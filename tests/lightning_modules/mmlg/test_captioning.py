@@ -100,11 +100,14 @@ def plain_beams(module, features, beams, longest, ends):
     words, prefix = network.get_input_embeddings(), module.mapper(features[None])
     running, finished = [(0.0, [])], []
     for length in range(1, longest + 1):
-        candidates = []
-        for score, ids in running:
-            inputs = torch.cat([prefix, words(torch.tensor([ids], dtype=torch.long))], 1) if ids else prefix
-            logs = network(inputs_embeds=inputs).logits[0, -1].float().log_softmax(-1)
-            candidates += [(score + log, [*ids, token]) for token, log in enumerate(logs.tolist())]
+        texts = words(torch.tensor([ids for _, ids in running], dtype=torch.long))
+        inputs = torch.cat([prefix.expand(len(running), -1, -1), texts], 1)
+        logs = network(inputs_embeds=inputs).logits[:, -1].float().log_softmax(-1).tolist()
+        candidates = [
+            (score + log, [*ids, token])
+            for (score, ids), row in zip(running, logs, strict=True)
+            for token, log in enumerate(row)
+        ]
         candidates.sort(key=lambda candidate: -candidate[0])
         best = candidates[: (1 + len(ends)) * beams]
         finished += [(s / length, ids) for s, ids in best[:beams] if ids[-1] in ends or length == longest]
@@ -147,11 +150,11 @@ def test_enough_beams_find_the_best_text(arguments):
     features = torch.randn(24, EMBED_DIM, dtype=torch.float64)
     words, expected = network.get_input_embeddings(), []
     for prefix in module.mapper(features):
-        scores = {}
-        for ids in [(0,), *itertools.product(range(1, 8), range(8))]:
-            inputs = torch.cat([prefix, words(torch.tensor(ids[:-1], dtype=torch.long))])[None]
-            logs = network(inputs_embeds=inputs).logits[0, len(prefix) - 1 :].log_softmax(-1)
-            scores[ids] = sum(log[token] for log, token in zip(logs, ids, strict=True)) / len(ids)
+        texts = torch.cat([prefix.expand(7, -1, -1), words(torch.arange(1, 8))[:, None]], 1)
+        logs = network(inputs_embeds=texts).logits[:, len(prefix) - 1 :].log_softmax(-1)  # [first token, place, token]
+        scores = {(0,): logs[0, 0, 0]}
+        for first, second in itertools.product(range(1, 8), range(8)):
+            scores[first, second] = (logs[first - 1, 0, first] + logs[first - 1, 1, second]) / 2
         expected.append(" ".join(str(number) for number in max(scores, key=scores.get) if number))
     assert module(features) == expected
     assert {len(text.split()) for text in expected} == {0, 1, 2}
