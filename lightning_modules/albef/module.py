@@ -234,9 +234,8 @@ class ALBEFModule(Method):
         """Return Grad-CAM maps [B, L, g, g] of every token for images [B, 3, S, S] and texts [B, L]; in eval mode."""
         return gradcam.word_maps(self.student, self.itm_head, image, input_ids, attention_mask)
 
-    def pretrained_state(self) -> dict[str, Tensor]:
+    def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the state without tied tensors, which safetensors refuses, and queues, which only training uses."""
-        state = self.state_dict()
         tied = initial_weights.tied_names(state)
         return {name: tensor for name, tensor in state.items() if name not in tied and not name.startswith(QUEUES)}
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning import LightningModule
+from torch.distributed.fsdp import FSDPModule
 
 from .settings import flat
 
@@ -12,6 +13,11 @@ _NO_SIZES = ("optimizer", "lr_scheduler", "optim")
 
 CLASS_KEY = "module_class"
 """Entry of a checkpoint with the name of the module's class."""
+
+
+def class_name(module: LightningModule) -> str:
+    """Return the name of a module's class, which FSDP2 replaces by a subclass of its own."""
+    return next(cls.__name__ for cls in type(module).__mro__ if not issubclass(cls, FSDPModule))
 
 
 def saved_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

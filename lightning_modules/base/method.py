@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...callbacks import rank
 from ...callbacks.distributed.collectives import keep_from_ddp
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
@@ -24,15 +25,15 @@ from ..optim.clipping import clip_unscaled
 from ..optim.configure import start_schedule, with_schedule, with_scheduler
 from ..optim.parameter_groups import scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
-from .checkpoints import CLASS_KEY, explain_misfit, explain_other_class, saved_settings
+from .checkpoints import CLASS_KEY, class_name, explain_misfit, explain_other_class, saved_settings
 from .data_sizes import DataSizes, compare_sizes
 from .fitting import load_fitting
 from .frozen import Frozen
 from .initial_weights import InitialState, check_one_source, restores_after_setup
 from .preprocessing import recorded_preprocessing
-from .pretrained import read_module, write_folder
+from .pretrained import read_module, tokenizer_of_data, write_folder
 from .settings import plain
-from .sharding import shard
+from .sharding import full_state, shard
 from .trainers import datamodule_of
 from .vocabulary import TextTower, restored_vocabulary, vocabulary_of
 
@@ -215,7 +216,7 @@ class Method(CheckedLoading, LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the name of the class, and the records of the frozen networks."""
-        checkpoint[CLASS_KEY] = type(self).__name__
+        checkpoint[CLASS_KEY] = class_name(self)
         for frozen in self.frozen_networks():
             frozen.save_record(checkpoint)
 
@@ -251,9 +252,9 @@ class Method(CheckedLoading, LightningModule):
 
     # Export
 
-    def pretrained_state(self) -> dict[str, Tensor]:
-        """Return the tensors of `save_pretrained`; by default the state dict, which has no frozen networks."""
-        return self.state_dict()
+    def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of the state dict that `save_pretrained` writes; by default all."""
+        return state
 
     def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
         """Load the tensors of an export or of a checkpoint; `source` describes it for messages.
@@ -265,7 +266,13 @@ class Method(CheckedLoading, LightningModule):
 
     def save_pretrained(self, folder: str | Path, tokenizer_json: str | None = None) -> None:
         """Write the model to a new folder that `from_pretrained` reads; see `pretrained.write_folder`."""
-        write_folder(self, folder, tokenizer_json)
+        write_folder(self, self.state_dict(), folder, tokenizer_json)
+
+    def export(self, folder: str | Path) -> None:
+        """Write the folder of `save_pretrained` with the data's tokenizer during a run; every process must call it."""
+        state = full_state(self)
+        if rank() == 0:
+            write_folder(self, state, folder, tokenizer_of_data(self.datamodule))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:

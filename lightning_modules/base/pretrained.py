@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ...common.errors import UserError
 from ...common.files import check_free, replacing
+from .checkpoints import class_name
 
 if TYPE_CHECKING:
     from .method import Method
@@ -39,11 +40,20 @@ def export_folder(module: "Method", content: Mapping[str, Any], target: str, tok
     return f"Wrote {target} {note}; {type(module).__name__}.from_pretrained({target!r}) reads it"
 
 
-def write_folder(module: "Method", folder: str | Path, tokenizer_json: str | None = None) -> None:
+def tokenizer_of_data(datamodule: Any | None) -> str | None:
+    """Return the tokenizer of a datamodule as JSON text; None without one of the `tokenizers` library."""
+    backend = getattr(getattr(datamodule, "tokenizer", None), "backend_tokenizer", None)
+    return None if backend is None else str(backend.to_str())
+
+
+def write_folder(
+    module: "Method", state: dict[str, Tensor], folder: str | Path, tokenizer_json: str | None = None
+) -> None:
     """Write `model.safetensors`, `config.json` and the tokenizer, if given, atomically.
 
     Args:
         module: module to write.
+        state: its state dict, gathered if it is sharded.
         folder: new or empty folder.
         tokenizer_json: the tokenizer as the JSON text of the `tokenizers` library.
 
@@ -52,9 +62,9 @@ def write_folder(module: "Method", folder: str | Path, tokenizer_json: str | Non
     """
     target = Path(folder).expanduser().absolute()
     check_free(target)
-    state = {name: tensor.contiguous() for name, tensor in module.pretrained_state().items()}
+    state = {name: tensor.contiguous() for name, tensor in module.pretrained_state(state).items()}
     config = {
-        "class": type(module).__name__,
+        "class": class_name(module),
         "vlightning_version": version("vlightning"),
         "arguments": arguments_without_weights(module.hparams),
         "preprocessing": module.preprocessing(),

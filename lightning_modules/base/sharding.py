@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import torch.distributed as dist
 from lightning import LightningModule
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
@@ -132,3 +133,12 @@ def _broadcast_start(module: nn.Module, device: str) -> None:
         start = tensor.detach().to(device)
         dist.broadcast(start, src=0)
         tensor.data.copy_(start)
+
+
+def full_state(network: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of a network on rank 0, on the CPU, where a strategy may have sharded it.
+
+    A collective call; other ranks of a sharded network get an empty dict.
+    """
+    state: Any = get_model_state_dict(network, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return dict(state)

@@ -31,6 +31,7 @@ from ..base.frozen import Frozen
 from ..base.method import Bound, Method
 from ..base.preprocessing import preprocessing_of_checkpoint
 from ..base.settings import settings
+from ..base.sharding import full_state
 from ..contrast import Side, all_image_ids, contrast_terms
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
@@ -39,7 +40,7 @@ from ..optim.adamw import adamw
 from ..optim.schedules import Schedule, WarmupCosine
 from .losses import extraction_loss, soft_cross_entropy
 from .network import LearngeneCLIP
-from .pretrained import NETWORKS, Student, full_state
+from .pretrained import NETWORKS, Student
 from .settings import (
     EvaluationSettings,
     MemorySettings,
@@ -160,7 +161,7 @@ class MMLGModule(Method):
 
     def learngene(self) -> Learngene:
         """Return the learngene extracted so far, whose tensors rank 0 gets; a collective call."""
-        state = full_state(self.student)
+        state = {name: tensor.detach().float() for name, tensor in full_state(self.student).items()}
         tensors = self.student.learngene_tensors(state) if state else state
         sizes, method, origin = self.student.sizes, self.student.method, self.teacher.origin
         return Learngene(tensors, sizes, method, origin, preprocessing=self.preprocessing())

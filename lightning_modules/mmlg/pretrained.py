@@ -4,10 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
 from ...common.errors import UserError
 from ..base.fitting import load_fitting, student_state
 from ..base.preprocessing import recorded_preprocessing
@@ -68,13 +64,3 @@ def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
         own = Preprocessing(vision.image_size, vision.image_mean, vision.image_std, "bicubic")
         return dataclasses.asdict(own)
     return recorded if "transform" in recorded else recorded | {"image_size": vision.image_size}
-
-
-def full_state(network: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a network on rank 0, in float32 and on the CPU, where a strategy may have sharded it.
-
-    A collective call; other ranks of a sharded network get an empty dict.
-    """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state: Any = get_model_state_dict(network, options=options)
-    return {name: tensor.detach().to(torch.float32) for name, tensor in state.items()}

@@ -16,13 +16,13 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from timm.layers import to_2tuple
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.optim import Optimizer
 
 from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks, rank
 from ..base.data_sizes import DataSizes
 from ..base.method import Method
 from ..base.settings import settings
+from ..base.sharding import full_state
 from ..contrast import all_image_ids, contrast_terms
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.precision import unit
@@ -232,8 +232,7 @@ class MobileCLIPModule(Method):
             format: "torch_export" or "onnx".
             fused: whether to reparameterize the towers.
         """
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state: Any = get_model_state_dict(self.evaluated, options=options)
+        state = full_state(self.evaluated)
         if rank() == 0:
             network = rebuild(self.hparams, state, "the module")
             record = self.preprocessing() or preprocessing_of_arguments(self.hparams)

@@ -1,9 +1,15 @@
 """The folder of `save_pretrained`, of every method; ALBEF's is also tested in `albef/test_folder.py`."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from transformers import AutoTokenizer
 
+from support.distributed import rank_trainer, run_distributed
 from support.methods import METHODS
+from vlightning.callbacks import FinalExport
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ALBEFModule, SHReModule
 
@@ -16,7 +22,7 @@ def test_a_module_is_rebuilt_from_its_folder(name, tmp_path):
     torch.manual_seed(1)
     loaded = type(module).from_pretrained(tmp_path / "export")
     assert not loaded.training
-    state, own = module.pretrained_state(), loaded.pretrained_state()
+    state, own = (each.pretrained_state(each.state_dict()) for each in (module, loaded))
     assert state.keys() == own.keys()
     assert all(torch.equal(value, own[key]) for key, value in state.items())
     assert not any(key.startswith(method.outside) for key in state if method.outside)
@@ -29,3 +35,56 @@ def test_the_folder_of_another_class_is_refused(tmp_path):
         ALBEFModule.from_pretrained(tmp_path / "export")
     with pytest.raises(UserError, match="got one of SHReModule"):
         type("Other", (SHReModule,), {}).from_pretrained(tmp_path / "export")
+
+
+def exported(name, folder, fitted, **data):
+    """Train one step, and compare the folder of `FinalExport` with the state before."""
+    method = METHODS[name]
+    module, data = method.build(method.prepare(Path(folder)), seed=0, batch_size=4, num_workers=0, **data)
+    fitted.callbacks.append(FinalExport(f"{folder}/export"))
+    fitted.fit(module, data)
+    return module
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"mobileclip"}))
+def test_final_export_writes_the_trained_module_with_its_tokenizer(name, tmp_path):
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(accelerator="cpu", max_steps=1, limit_val_batches=0, **quiet)
+    module = exported(name, tmp_path, trainer)
+    loaded = type(module).from_pretrained(tmp_path / "export")
+    own = module.pretrained_state(module.state_dict())
+    assert all(torch.equal(value, own[key]) for key, value in loaded.pretrained_state(loaded.state_dict()).items())
+    if name in ("albef", "shre"):
+        text = ["a red circle"]
+        ids = AutoTokenizer.from_pretrained(tmp_path / "export")(text)["input_ids"]
+        assert ids == trainer.datamodule.tokenizer(text)["input_ids"]
+
+
+def checkpointed(module):
+    checkpoint = {}
+    module.on_save_checkpoint(checkpoint)
+    return checkpoint
+
+
+def export_sharded(name, folder):
+    trainer = rank_trainer("sharded", max_steps=1, limit_val_batches=0, use_distributed_sampler=False)
+    module = exported(name, folder, trainer)
+    assert checkpointed(module)["module_class"] == {"albef": "ALBEFModule", "shre": "SHReModule"}[name]
+    return {
+        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        for name, tensor in module.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("name", ["albef", "shre"])
+def test_sharded_processes_export_the_whole_module(name, tmp_path):
+    state, _ = run_distributed(export_sharded, name, str(tmp_path))
+    loaded = {"albef": ALBEFModule, "shre": SHReModule}[name].from_pretrained(tmp_path / "export")
+    found = loaded.pretrained_state(loaded.state_dict())
+    assert found
+    assert all(torch.equal(value, state[key]) for key, value in found.items())
