@@ -2,8 +2,7 @@
 
 jsonargparse merges all values and defaults into one namespace without origins. Three parts of the command line need the
 origins: error messages (which file has the typing error), precedence on resume (which values were given), and links
-    from
-the data to the module (which of two values was given).
+from the data to the module (which of two values was given).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 import yaml
 
-from ..common.configs import find_config, read_config
+from ..common.configs import check_needed, find_config, read_config
 from ..common.errors import UserError
 from ..common.names import did_you_mean
 from ..common.typed_values import Source, Typed
@@ -97,6 +96,10 @@ def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) 
         tree, origin, kind = read_config(path) if path else {}, str(path or value), "file"
         word = f"{option}={origin}"
         if path and option == "--config":
+            if "needs" in tree:
+                tree = dict(tree)
+                check_needed(path, tree.pop("needs"), typed)
+                word = as_config(tree)
             typed.config_files.append(path)
         if before_subcommand and any(subcommand in tree for subcommand in SUBCOMMANDS):
             tree = tree.get(str(typed.subcommand)) or {}

@@ -1,5 +1,6 @@
 """Config files: the user's, and those shipped with the package."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import yaml
 
 from .errors import UserError
 from .names import did_you_mean
+from .typed_values import Typed
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,3 +47,28 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict | None):
         raise UserError(f"Expected `key: value` lines in {path}, got a {type(content).__name__}: correct the file.")
     return {str(key): value for key, value in (content or {}).items()}
+
+
+def check_needed(path: Path, needs: str | list[str], typed: Typed) -> None:
+    """Check the line `needs` of a config: files beside it, of which one must come before it.
+
+    The config of an earlier run, or a checkpoint, contains them.
+
+    Args:
+        path: The config.
+        needs: Names of the files.
+        typed: What was given before the config.
+
+    Raises:
+        UserError: If none of them does.
+    """
+    wanted = [Path(os.path.normpath(path.parent / name)) for name in ([needs] if isinstance(needs, str) else needs)]
+    resumed = any(word.startswith("--ckpt_path") for word in typed.words)
+    of_a_run = any("ckpt_path" in source.tree for source in typed.sources if source.kind == "file")
+    before = {file.resolve() for file in typed.config_files}
+    if not (resumed or of_a_run or before & {file.resolve() for file in wanted}):
+        given = ", ".join(map(str, typed.config_files)) or "no other config"
+        raise UserError(
+            f"Expected {' or '.join(map(str, wanted))} before {path}, which is a part of its recipe, got {given}: give "
+            f"--config {wanted[0]} --config {path}."
+        )

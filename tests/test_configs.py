@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -40,6 +41,47 @@ def test_a_strategy_is_added_to_any_recipe(name):
     overlay = ROOT / f"configs/strategy/{name}.yaml"
     composed = _composed(ROOT / "configs/albef/quickstart.yaml", overlay)
     assert says(composed["trainer"], yaml.safe_load(overlay.read_text())["trainer"])
+
+
+PARTS = [path for path in sorted((ROOT / "configs").rglob("*.yaml")) if "needs" in yaml.safe_load(path.read_text())]
+
+
+def test_a_part_of_a_recipe_is_refused_alone_with_the_right_command():
+    assert len(PARTS) > 30
+    for path in PARTS:
+        ran = run("fit", "--config", str(path))
+        assert ran.status == 2
+        command = re.search(r"give --config (\S+) --config (\S+)\.$", ran.sentence.partition(" (--debug")[0])
+        assert command, ran.sentence
+        first, second = map(Path, command.groups())
+        assert (second, first.is_file()) == (path, True)
+        assert "needs" not in yaml.safe_load(first.read_text()) or first in PARTS
+
+
+def test_a_part_of_a_recipe_follows_its_base_the_config_of_a_run_or_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base, part = (str(ROOT / f"configs/mobileclip/{name}.yaml") for name in ("base", "paper"))
+    found = run("fit", "--config", base, "--config", part, "--print_config")
+    assert found.status == 0, found.err
+    assert "needs" not in yaml.safe_load(found.out)
+    assert "Expected" in run("fit", "--config", part, "--config", base).sentence
+    Path("config.yaml").write_text(found.out)  # as in the folder of a run
+    assert run("fit", "--config", "config.yaml", "--config", part, "--print_config").status == 0
+    refused = run("fit", "--config", part, "--ckpt_path", "last.ckpt").sentence
+    assert "before" not in refused
+    assert "last.ckpt" in refused
+
+
+def test_the_commands_of_the_slurm_examples_compose():
+    files = [ROOT / "docs/clusters.md", *sorted((ROOT / "configs/slurm").glob("*.sh"))]
+    texts = "\n".join(path.read_text().replace("\\\n", "") for path in files)
+    commands = re.findall(r"sbatch (?:--\S+ )*configs/slurm/(\w+)\.sh (.*)", texts)
+    assert {script for script, _ in commands} == {"one_node", "many_nodes", "preemptible"}
+    for _, words in commands:
+        configs = [ROOT / word for word in words.split() if word.endswith(".yaml")]
+        composed = _composed(*configs)
+        assert composed["trainer"]["devices"] == 8  # of a node in the scripts
+        assert composed["model"]["init_args"]["text"]["weights"] == "bert-base-uncased"
 
 
 def test_official_sets_every_option_of_the_authors():

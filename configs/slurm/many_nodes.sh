@@ -1,6 +1,6 @@
 #!/bin/bash
 # Several nodes, one process per GPU. Arguments after the script's name are passed to `vlightning fit`:
-#   sbatch configs/slurm/many_nodes.sh --config configs/albef/pretrain_4m.yaml
+#   sbatch configs/slurm/many_nodes.sh --config configs/albef/base.yaml --config configs/albef/pretrain_4m.yaml
 # Five minutes before the time limit SLURM sends SIGUSR1; the run writes a checkpoint and requeues the job, which resumes
 # in the same folder.
 #SBATCH --job-name=vlightning

@@ -1,6 +1,6 @@
 #!/bin/bash
 # One node, one process per GPU. Arguments after the script's name are passed to `vlightning fit`:
-#   sbatch configs/slurm/one_node.sh --config configs/shre/distill.yaml
+#   sbatch configs/slurm/one_node.sh --config configs/albef/base.yaml --config configs/albef/pretrain_4m.yaml
 #SBATCH --job-name=vlightning
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A pre-emptible partition. Arguments after the script's name are passed to `vlightning fit`:
-#   sbatch --partition=<name> configs/slurm/preemptible.sh --config configs/shre/distill.yaml
+#   sbatch --partition=<name> configs/slurm/preemptible.sh --config configs/albef/base.yaml --config configs/albef/pretrain_4m.yaml
 # SLURM sends SIGTERM, waits for the partition's GraceTime or for KillWait, and kills (PreemptMode=REQUEUE). The run
 # writes a checkpoint on SIGTERM, from which the job resumes. At its time limit the job requeues itself (SIGUSR1).
 #SBATCH --job-name=vlightning
