@@ -127,7 +127,7 @@ def test_fine_tuning_for_retrieval_has_the_authors_settings(configs, epochs, rer
     assert model["weights"] is not None
     rows = {
         "image_size": 384,
-        "batch_size": 32,
+        "global_batch_size": 256,
         "eval_batch_size": 64,
         "max_tokens": 30,
         "clean_captions": True,
@@ -138,7 +138,7 @@ def test_fine_tuning_for_retrieval_has_the_authors_settings(configs, epochs, rer
     transform = data["train_transform"]["init_args"]
     assert (transform["size"], transform["scale"]) == (384, [0.5, 1.0])
     trainer = composed["trainer"]
-    assert (trainer["devices"] * data["batch_size"], trainer["max_epochs"]) == (256, epochs)
+    assert trainer["max_epochs"] == epochs
     assert composed["checkpoint"]["monitor"] == "val/rerank_recall_mean"
     assert ("coco" in data["train"]) == (configs == COCO)
 
@@ -247,7 +247,8 @@ def test_the_cifar_recipe_is_that_of_the_benchmark():
     composed = _composed(ROOT / "configs/cocord/base.yaml", ROOT / "configs/cocord/pairs/resnet110_resnet32.yaml")
     model, data = composed["model"]["init_args"], composed["data"]["init_args"]
     assert composed["trainer"]["max_epochs"] == 240
-    assert (data["batch_size"], data["preset"], data["num_classes"], model["num_classes"]) == (64, "cifar", 100, 100)
+    assert (data["global_batch_size"], data["preset"]) == (64, "cifar")
+    assert data["num_classes"] == model["num_classes"] == 100
     expected = {
         "contrast.temperature": 0.1,
         "contrast.queue_size": 2048,
@@ -277,7 +278,7 @@ def test_extraction_and_activation_have_the_papers_settings():
     assert model["teacher"] == {"model": "ViT-B-16", "weights": "openai", "distillation_weight": 1.0}
     expected = {"learning_rate": 1e-3, "warmup_steps": 10_000, "weight_decay": 0.1}
     assert {name: model["optim"][name] for name in expected} == expected
-    assert (data["batch_size"] * trainer["devices"], trainer["max_epochs"]) == (512, 32)
+    assert (data["global_batch_size"], trainer["max_epochs"]) == (512, 32)
     crop = {"scale": [0.9, 1.0], "rand_augment": False, "horizontal_flip": 0.0}
     assert {name: data["train_transform"]["init_args"][name] for name in crop} == crop
     assert [callback["class_path"].split(".")[-1] for callback in trainer["callbacks"]][:1] == ["LearngeneWriter"]
@@ -297,7 +298,7 @@ def test_retrieval_of_a_descendant_has_the_papers_recipe_and_a_shorter_warm_up(n
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
     assert (model["student"], model["teacher"]["distillation_weight"]) == ("plain", 0.0)
     assert (model["optim"]["learning_rate"], model["optim"]["weight_decay"]) == (5e-5, 0.01)
-    assert (data["batch_size"], trainer["max_epochs"]) == (256, 50)
+    assert (data["global_batch_size"], trainer["max_epochs"]) == (256, 50)
     assert model["optim"]["warmup_steps"] == images // 256 * 50 // 10
     assert model["evaluation"]["protocols"] == ["karpathy5", "paper"]
     assert composed["checkpoint"]["monitor"] == "val/paper/recall_mean"
@@ -309,7 +310,7 @@ def test_captioning_has_the_papers_recipe():
     assert (model["optim"]["learning_rate"], model["optim"]["warmup_steps"]) == (2e-5, 5_000)
     assert (model["mapper"]["prefix_length"], model["mapper"]["clip_length"]) == (10, 10)
     assert model["generation"]["num_beams"] == 5
-    assert (composed["data"]["init_args"]["batch_size"], composed["trainer"]["max_epochs"]) == (256, 10)
+    assert (composed["data"]["init_args"]["global_batch_size"], composed["trainer"]["max_epochs"]) == (256, 10)
 
 
 @pytest.mark.slow
@@ -336,7 +337,7 @@ def test_the_mmlg_quickstart_writes_a_learngene_and_trains_a_descendant(tmp_path
 def test_classification_with_a_descendant_has_the_papers_recipe():
     composed = _composed(ROOT / "configs/mmlg/classify_cifar100.yaml")
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
-    assert (data["batch_size"] * trainer["devices"], trainer["max_epochs"]) == (256, 500)
+    assert (data["global_batch_size"], trainer["max_epochs"]) == (256, 500)
     expected = {"learning_rate": 1e-4, "weight_decay": 0.01, "warmup_steps": 5000}
     assert {name: model["optim"][name] for name in expected} == expected
     assert (model["vision"]["width"], model["vision"]["patch_size"]) == (384, 16)
@@ -368,7 +369,7 @@ def test_shres_distillation_has_the_thesis_settings():
     for transform in ("train_transform", "eval_transform"):
         assert {name: data[transform]["init_args"][name] for name in statistics} == statistics
     assert data["eval_transform"]["class_path"].endswith(".ALBEFEvalTransform")  # to the square, without a crop
-    assert (data["batch_size"], data["tokenizer"], data["max_tokens"]) == (256, "bert-base-uncased", 64)
+    assert (data["global_batch_size"], data["tokenizer"], data["max_tokens"]) == (256, "bert-base-uncased", 64)
     assert len(data["train"]) == 3
     assert (trainer["max_steps"], trainer["precision"], trainer["devices"]) == (89_273, "16-mixed", 1)
     assert composed["seed_everything"] == 42
@@ -514,7 +515,7 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
     }
     for recipe, config in composed.items():
         model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
-        pairs = data["batch_size"] * trainer["devices"] * trainer["num_nodes"]
+        pairs = data["global_batch_size"]
         optim, momentum = model["optim"], model["momentum"]["momentum"]
         found = (model["model"], optim["min_learning_rate"], optim["warmup_steps"], momentum)
         found += (optim["decay_layer_scales"], optim["eps"], pairs, trainer["max_steps"], trainer["precision"])

@@ -37,7 +37,15 @@ MODEL = {
     *("teacher.name", "text.weights"),
 }
 DATA = {
-    *("batch_size", "eval_batch_size", "num_workers", "cache_dir", "samples_per_epoch", "augmentations"),
+    *(
+        "batch_size",
+        "global_batch_size",
+        "eval_batch_size",
+        "num_workers",
+        "cache_dir",
+        "samples_per_epoch",
+        "augmentations",
+    ),
     *("length", "eval_length", "image_size", "max_tokens"),
 }
 REPLACED = {

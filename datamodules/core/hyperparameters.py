@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import os
 import warnings
 from collections.abc import Mapping
@@ -31,6 +32,21 @@ def check_least(**values: tuple[int, int]) -> None:
     for name, (value, least) in values.items():
         if value < least:
             raise UserError(f"Expected data.{name} of at least {least}, got {value}: increase it.")
+
+
+def check_one_batch_size(cls: type, batch_size: int, global_batch_size: int | None) -> None:
+    """Check that a batch size other than the class's default is not given beside a global one.
+
+    Raises:
+        UserError: if both are given.
+    """
+    own = (inspect.signature(base).parameters.get("batch_size") for base in cls.__mro__)
+    default = next(parameter.default for parameter in own if parameter is not None)
+    if global_batch_size is not None and batch_size != default:
+        raise UserError(
+            f"Expected data.batch_size, of each process, or data.global_batch_size, of all, got {batch_size} and "
+            f"{global_batch_size}: set data.global_batch_size alone, or to null."
+        )
 
 
 def check_seed_and_share(seed: int, max_bad_share: float) -> None:

@@ -18,10 +18,16 @@ from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
 from .contract import asked_of
 from .faults import Account, BadSample, Collated, Outcome
-from .hyperparameters import check_least, check_seed_and_share, record_hyperparameters
+from .hyperparameters import check_least, check_one_batch_size, check_seed_and_share, record_hyperparameters
 from .loaders import BatchLoader, PredictionLoader, inner_loader, replicas_of
 from .samples import Reader, TrainingSet
-from .sampling import TrainingBatchSampler, TrainingPosition, batches_per_epoch, evaluation_batches
+from .sampling import (
+    TrainingBatchSampler,
+    TrainingPosition,
+    batches_per_epoch,
+    evaluation_batches,
+    share_of_batch,
+)
 from .stages import Split, splits_of
 
 
@@ -37,6 +43,8 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
 
     Args:
         batch_size: training rows per process and batch.
+        global_batch_size: training rows per batch of all processes together, in place of ``batch_size``: a recipe keeps
+            its batch, and with it its learning rate, on any number of processes that divides it.
         eval_batch_size: images per process and evaluation batch; by default ``batch_size``.
         num_workers: loader workers per process; with 0 the process itself loads the data.
         persistent_workers: whether to keep the training workers between epochs.
@@ -53,6 +61,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         self,
         *,
         batch_size: int = 64,
+        global_batch_size: int | None = None,
         eval_batch_size: int | None = None,
         num_workers: int = 2,
         persistent_workers: bool = True,
@@ -62,11 +71,15 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     ) -> None:
         super().__init__()
         record_hyperparameters(self, inspect.currentframe())
-        eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        check_least(batch_size=(batch_size, 1), eval_batch_size=(eval_batch_size, 1), num_workers=(num_workers, 0))
+        sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size, "eval_batch_size": eval_batch_size}
+        check_least(
+            num_workers=(num_workers, 0), **{name: (size, 1) for name, size in sizes.items() if size is not None}
+        )
+        check_one_batch_size(type(self), batch_size, global_batch_size)
         check_seed_and_share(seed or 0, max_bad_share)
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
+        self.batch_size = global_batch_size or batch_size  # of one process; `setup` divides it
+        self.global_batch_size = global_batch_size
+        self._eval_batch_size = eval_batch_size
         self.num_workers = num_workers
         self.persistent_workers = persistent_workers
         self.pin_memory = pin_memory
@@ -105,11 +118,14 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     # Lightning's hooks
 
     def setup(self, stage: str | None = None) -> None:
-        """Check the contract with the module, and open the splits of a stage.
+        """Check the contract with the module, divide the global batch, and open the splits of a stage.
 
         Raises:
-            UserError: if a split cannot be used, or the module violates the contract.
+            UserError: if a split cannot be used, the module violates the contract, or the processes do not divide the
+                global batch.
         """
+        if self.global_batch_size is not None:
+            self.batch_size = share_of_batch(self.global_batch_size, self.replicas()[0])
         for protocol in self.asks:
             asked_of(self.trainer, protocol)
         for split in splits_of(stage):
@@ -206,6 +222,11 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         return name
 
     # Methods that subclasses use
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Number of images per process and evaluation batch."""
+        return self._eval_batch_size or self.batch_size
 
     @property
     def run_seed(self) -> int:

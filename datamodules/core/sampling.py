@@ -152,6 +152,21 @@ class TrainingPosition:
         return bool(getattr(self._trainer, "overfit_batches", 0))
 
 
+def share_of_batch(global_batch_size: int, replicas: int) -> int:
+    """Return the rows of one process in a global batch.
+
+    Raises:
+        UserError: if the processes do not divide it evenly.
+    """
+    share, rest = divmod(global_batch_size, replicas)
+    if rest:
+        raise UserError(
+            f"Expected a data.global_batch_size that the {replicas} processes divide evenly, got {global_batch_size}: "
+            "use another number of devices, or set another global batch and its learning rate."
+        )
+    return share
+
+
 def batches_per_epoch(rows: int, batch_size: int, replicas: int) -> int:
     """Return the number of global batches in an epoch of training rows; remaining rows are dropped.
 

@@ -89,7 +89,13 @@ SWAPPED = {
     "mscoco_finetuned_laion2b_s13b_b90k": "coca",
 }
 """Replacements of networks and weights that would be downloaded."""
-DATA: dict[str, Any] = {"batch_size": ROWS, "eval_batch_size": ROWS, "num_workers": 0, "cache_dir": "cache"}
+DATA: dict[str, Any] = {
+    "batch_size": ROWS,
+    "global_batch_size": None,
+    "eval_batch_size": ROWS,
+    "num_workers": 0,
+    "cache_dir": "cache",
+}
 LARGE = {  # where the recipe says more
     "samples_per_epoch": 4 * ROWS,
     "augmentations": 3,
