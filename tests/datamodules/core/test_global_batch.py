@@ -23,7 +23,7 @@ def test_any_number_of_processes_divides_the_same_global_batches(monkeypatch):
     for replicas in (2, 3):
         parts = [batches(replicas, rank, monkeypatch, global_batch_size=12) for rank in range(replicas)]
         assert [part[0].batch_size for part in parts] == [12 // replicas] * replicas
-        together = [sum(rows, []) for rows in zip(*(part[1] for part in parts), strict=True)]
+        together = [[row for part in batch for row in part] for batch in zip(*(part[1] for part in parts), strict=True)]
         assert together == whole
 
 
@@ -39,11 +39,11 @@ def test_a_remainder_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("cls", [ShapesDataModule, ShapeClassesDataModule])
 def test_two_batch_sizes_are_refused(cls):
-    with pytest.raises(UserError, match="got 7 and 12: set data.global_batch_size alone, or to null"):
+    with pytest.raises(UserError, match=r"got 7 and 12: set data.global_batch_size alone, or to null"):
         cls(batch_size=7, global_batch_size=12)
-    with pytest.raises(UserError, match="Expected data.global_batch_size of at least 1, got 0"):
+    with pytest.raises(UserError, match=r"Expected data.global_batch_size of at least 1, got 0"):
         cls(global_batch_size=0)
-    with pytest.raises(UserError, match="Expected data.eval_batch_size of at least 1, got 0"):
+    with pytest.raises(UserError, match=r"Expected data.eval_batch_size of at least 1, got 0"):
         cls(eval_batch_size=0)
 
 
