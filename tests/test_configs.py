@@ -47,7 +47,7 @@ PARTS = [path for path in sorted((ROOT / "configs").rglob("*.yaml")) if "needs" 
 
 
 def test_a_part_of_a_recipe_is_refused_alone_with_the_right_command():
-    assert len(PARTS) > 30
+    assert len(PARTS) >= 35
     for path in PARTS:
         ran = run("fit", "--config", str(path))
         assert ran.status == 2
@@ -96,6 +96,15 @@ def test_official_sets_every_option_of_the_authors():
         for name, value in values.items():
             assert model[group][name] == value
             assert defaults[group][name] != value
+
+
+def test_official_retrieval_keeps_the_matches_by_image_id_and_the_warm_up_of_fine_tuning():
+    overlay = ROOT / "configs/albef/official_retrieval.yaml"
+    model = _composed(*COCO, overlay)["model"]["init_args"]
+    assert (model["contrast"]["positives"], model["optim"]["warmup_steps"]) == ("image_id", 100)
+    official = yaml.safe_load((ROOT / "configs/albef/official.yaml").read_text())["model"]["init_args"]
+    del official["contrast"]["positives"], official["optim"]["warmup_steps"]
+    assert yaml.safe_load(overlay.read_text())["model"]["init_args"] == official
 
 
 FLICKR = [ROOT / "configs/albef/retrieval_flickr30k.yaml"]
