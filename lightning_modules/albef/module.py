@@ -186,7 +186,7 @@ class ALBEFModule(Method):
     # Optimizer
 
     def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Return AdamW (section 3.5)."""
+        """Return AdamW."""
         return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas)
 
     def parameter_groups(self) -> list[dict[str, Any]]:

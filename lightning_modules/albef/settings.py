@@ -9,7 +9,7 @@ from ...common.sizes import check_heads, check_patches
 
 @dataclass(frozen=True)
 class VisionSettings:
-    """The image encoder: ViT-B/16 at 256 pixels (sections 3.1 and 3.5).
+    """The image encoder: ViT-B/16 at 256 pixels (section 3.1).
 
     Args:
         image_size: side of the square images in pixels.
@@ -94,7 +94,7 @@ class TextSettings:
 
 @dataclass(frozen=True)
 class MomentumSettings:
-    """The momentum teacher and its soft targets (sections 3.3 and 3.5).
+    """The momentum teacher and its soft targets (eqs. 6 and 7).
 
     Args:
         momentum: momentum of the teacher's moving average.
@@ -111,7 +111,7 @@ class MomentumSettings:
 
 @dataclass(frozen=True)
 class ContrastSettings:
-    """Image-text contrastive learning (section 3.2; sizes of section 3.5).
+    """Image-text contrastive learning (section 3.2).
 
     Args:
         embed_dim: embedding dimension E of the contrastive space.
@@ -146,7 +146,7 @@ class ContrastSettings:
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """AdamW and its learning rate (section 3.5).
+    """AdamW and its learning rate.
 
     Args:
         learning_rate: peak learning rate.

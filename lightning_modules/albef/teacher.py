@@ -1,4 +1,4 @@
-"""The momentum teacher (section 3.3): initialization, dropout, and the weight of its targets."""
+"""The momentum teacher: initialization, dropout, and the weight of its targets."""
 
 from dataclasses import replace
 

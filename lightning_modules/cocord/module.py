@@ -1,4 +1,4 @@
-"""CoCoRD: Contrastive Consistent Representation Distillation (Fu et al., BMVC 2023)."""
+"""CoCoRD: Contrastive Consistent Representation Distillation (Fu et al., BMVC 2023; numbers: see `settings.py`)."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ class CoCoRDModule(Method):
             timm.
         num_classes: number of classes C. The command line sets it from the data.
         weights: file with the student's initial weights, which `test` evaluates. None: random.
-        class_weight: weight of the cross entropy with the labels (section 4.1).
+        class_weight: weight of the cross entropy with the labels (sections 4.1 and 4.2).
         teacher: the teacher.
         contrast: the contrastive loss.
         prediction: the predictive loss.
@@ -137,11 +137,11 @@ class CoCoRDModule(Method):
         """Return the weighted sum of the losses (eq. 8), and the keys that enter the dictionary after this batch."""
         check_views(batch, self.views)
         batch, label, losses = channels_last(batch), batch["label"], {}
-        # Encoders without gradient run first, so that their memory is free for the student's activations.
+        # Encoders without gradient run first, to free their memory: keys k_t (eq. 1), cognate keys (eq. 5).
         targets = self._target_encoders()(batch, self.student_views)
         features = {view: self.student.forward_features(batch[view]) for view in self.student_views}
         logits = self.student.classify(features["image"])
-        queries = each_view(self.student_head, features) if self.student_head is not None else {}
+        queries = each_view(self.student_head, features) if self.student_head is not None else {}  # q_s (eq. 1)
 
         if self.loss_weights["class"]:  # L_cls
             losses["class"] = F.cross_entropy(at_least_float32(logits), label)
@@ -152,7 +152,7 @@ class CoCoRDModule(Method):
             temperature = self.contrast.temperature
             losses["contrast"] = dictionary_loss(queries["image"], targets.key, self.dictionary, temperature)
         if self.predictor is not None:  # L_pred from x_s (eq. 6) and from x'_s (eq. 7)
-            predictions = each_view(self.predictor, queries)  # eq. 5
+            predictions = each_view(self.predictor, queries)  # p_s = h_s(q_s)
             each = [prediction_loss(predictions[view], targets.cognates[view]) for view in self.student_views]
             losses["prediction"] = torch.stack(each).sum()
         loss = torch.stack([self.loss_weights[name] * value for name, value in losses.items()]).sum()

@@ -29,7 +29,7 @@ class ProjectionHead(nn.Sequential):
 
 
 class Predictor(nn.Sequential):
-    """Map queries [B, E] to predicted queries of another view [B, E] (h in eq. 5; sizes from the authors' code).
+    """Map queries [B, E] to predicted queries of another view [B, E] (section 3.2; sizes from the authors' code).
 
     Args:
         embed_dim: embedding dimension E.

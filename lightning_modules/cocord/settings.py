@@ -1,6 +1,7 @@
 """Settings of CoCoRD and of the linear probe.
 
-Defaults come from the paper (Fu et al., BMVC 2023), the authors' code, and the CRD benchmark, whose recipe both follow.
+Defaults come from the paper (Fu et al., BMVC 2023; numbers of sections, equations and tables are those of the version
+submitted to ICLR 2023), the authors' code, and the CRD benchmark, whose recipe both follow.
 """
 
 from dataclasses import dataclass
@@ -29,9 +30,9 @@ class ContrastSettings:
     """The contrastive loss (eq. 2).
 
     Args:
-        weight: weight of the loss (section 4.1).
-        temperature: temperature tau (section 4.1: 0.1; ImageNet: 0.07).
-        queue_size: number N of keys in the dictionary (section 4.1: 2048; ImageNet: 65536).
+        weight: weight of the loss (sections 4.1 and 4.2).
+        temperature: temperature tau (section 4.3.3: 0.1; ImageNet: 0.07).
+        queue_size: number N of keys in the dictionary (section 4.3.3: 2048; ImageNet: 65536).
         queue_start: "empty" masks slots until they are filled; "random" starts with random unit vectors as negatives
             (authors' code).
         encoder: encoder of the keys (Table 5).
@@ -49,8 +50,8 @@ class PredictionSettings:
     """The predictive loss (eqs. 6 and 7).
 
     Args:
-        weight: weight of the loss, or of the sum of both directions (section 4.1).
-        symmetric: also predict the first view from the second (eq. 7; not on ImageNet).
+        weight: weight of the loss, or of the sum of both directions (sections 4.1 and 4.2).
+        symmetric: also predict the first view from the second (eq. 7; not on ImageNet, section 4.2).
         encoder: encoder of the cognate keys, the targets of the prediction (Table 5).
     """
 
@@ -77,7 +78,7 @@ class HeadSettings:
     """Projection heads and predictor.
 
     Args:
-        embed_dim: embedding dimension E of queries and keys (derived from Table 12).
+        embed_dim: embedding dimension E of queries and keys (appendix A.1).
         hidden: hidden width of the projection heads (authors' code).
         predictor_hidden: hidden width of the predictor (authors' code).
     """
@@ -92,8 +93,8 @@ class MomentumSettings:
     """Moving averages (eqs. 3 and 4).
 
     Args:
-        slow_student: momentum m_r of the slow-moving student and its head (section 4.1).
-        teacher_head: momentum m_c of the teacher's head (section 4.1). A teacher whose features have another width than
+        slow_student: momentum m_r of the slow-moving student and its head (Table 6).
+        teacher_head: momentum m_c of the teacher's head (Table 6). A teacher whose features have another width than
             the student's keeps a random head.
     """
 

@@ -1,7 +1,7 @@
 """Captioning with a frozen image tower and a frozen language model (ClipCap: Mokady et al., arXiv 2111.09734).
 
 A mapper turns the embedding of an image into a prefix, and the language model continues the prefix with a caption; only
-the mapper trains. MM-LG evaluates the image towers of its descendants with it (arXiv 2506.16673, appendix A).
+the mapper trains. MM-LG evaluates the image towers of its descendants with it (arXiv 2506.16673, section 4.4).
 
 Differences from ClipCap's code: its loss ignores token 0, which is a real token of GPT-2, and trains no end of text;
 here the mask decides which tokens count, and each caption has an end.

@@ -1,4 +1,4 @@
-"""Fine-tuning of a descendant's vision tower for image classification (appendix A of the MM-LG paper)."""
+"""Fine-tuning of a descendant's vision tower for image classification (MM-LG: arXiv 2506.16673, section 4.3)."""
 
 from typing import Any
 

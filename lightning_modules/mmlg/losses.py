@@ -1,4 +1,4 @@
-"""The loss of extraction (section 3.3)."""
+"""The loss of extraction (section 3.2)."""
 
 from torch import Tensor
 
@@ -6,10 +6,10 @@ from ..contrast import Terms
 
 
 def extraction_loss(terms: Terms, distillation_weight: float) -> Tensor:
-    """Return L = L_CLIP + lambda L_dist.
+    """Return L = L_CLIP + lambda L_dist (eq. 8).
 
     Args:
-        terms: contrast and distillation of the batch.
+        terms: contrast (eq. 4) and distillation of the batch.
         distillation_weight: lambda.
     """
     if not distillation_weight:
@@ -18,8 +18,9 @@ def extraction_loss(terms: Terms, distillation_weight: float) -> Tensor:
 
 
 def soft_cross_entropy(terms: Terms) -> Tensor:
-    """Return L_dist, the cross entropy of the student's softmax with the teacher's, averaged over both directions.
+    """Return L_dist (eqs. 5 to 7), the cross entropy of the student's softmax with the teacher's in both directions.
 
-    Its gradient is that of the Kullback-Leibler divergence; its minimum is the teacher's entropy, not 0.
+    It is the mean of the directions. Its gradient is that of the Kullback-Leibler divergence; its minimum is the
+    teacher's entropy, not 0.
     """
     return terms.distillation + terms.entropy

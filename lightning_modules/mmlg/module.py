@@ -113,7 +113,7 @@ class MMLGModule(Method):
     # ---- Training ----------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return L = L_CLIP + lambda L_dist over the pairs of all ranks (section 3.3)."""
+        """Return L = L_CLIP + lambda L_dist over the pairs of all ranks (eqs. 3 to 8)."""
         self._check_tokens(batch["input_ids"])
         teachers = self._teacher_sides(batch)  # before the student: its activations are freed by then
         image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], self.memory.micro_batch_size)

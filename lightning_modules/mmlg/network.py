@@ -1,4 +1,4 @@
-"""The auxiliary CLIP that MM-LG's learngene is extracted from, whose layers are sums of a few blocks (section 3.2).
+"""The auxiliary CLIP that MM-LG's learngene is extracted from, whose layers are sums of a few blocks (section 3.1).
 
 Shapes: B pairs, L tokens, V token dimension, E embedding dimension, S image size.
 """

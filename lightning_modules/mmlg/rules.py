@@ -1,12 +1,12 @@
 """The layers of a tower as sums of stored blocks: the rule of MM-LG, and those of the two methods it is compared with.
 
-MM-LG (section 3): layer i of a tower is a sum of a block theta of that tower and a block that both towers share,
+MM-LG (section 3.1): layer i of a tower is a sum of a block theta of that tower and a block that both towers share,
 each times a scalar c:
 
-    P_i = c_k theta_j + c_k^m theta_j^m        with pair k = i // 2, group j = k mod 2
+    P_i = c_k theta_j + c_k^m theta_j^m  (eqs. 1, 2)    with pair k = i // 2, group j = k mod 2
 
 so that two consecutive layers, a pair, are equal, and pairs alternate between two groups of blocks. A descendant of
-fewer layers has the same pairs, and the last ones once instead of twice.
+fewer layers (section 3.3) has the same pairs, and the last ones once instead of twice.
 
 TLEG (Xia et al., "Transformer as Linear Expansion of Learngene"): layer i of n is base + i / n * slope, with two blocks
 for each tower, norms included, for any n.

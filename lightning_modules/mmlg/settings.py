@@ -157,9 +157,9 @@ class ClassifierOptimSettings:
     """AdamW with linear warm-up and cosine decay to 0.
 
     Args:
-        learning_rate: peak learning rate (paper, appendix A).
-        warmup_steps: optimizer steps of warm-up (paper, appendix A); a tenth of a run that is not longer than that.
-        weight_decay: weight decay (paper, appendix A); vectors are exempt.
+        learning_rate: peak learning rate (paper, appendix A.3).
+        warmup_steps: optimizer steps of warm-up (paper, appendix A.3); a tenth of a run that is not longer than that.
+        weight_decay: weight decay (paper, appendix A.3); vectors are exempt.
         betas: beta1 and beta2 (as in extraction; the paper gives none).
         eps: epsilon (as in extraction; the paper gives none).
     """

@@ -1,4 +1,4 @@
-"""The loss of reinforced training (eqs. 1 to 3)."""
+"""The loss of reinforced training (section 3)."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ from ..contrast import Terms
 
 
 def reinforced_loss(terms: Terms, distillation_weight: float) -> Tensor:
-    """Return L_Total(B) = (1 - lambda) L_CLIP(B) + lambda L_Distill(B) of one batch of pairs (eq. 1).
+    """Return L_Total(B) = (1 - lambda) L_CLIP(B) + lambda L_Distill(B) of one batch of pairs.
 
     Args:
-        terms: L_CLIP as `contrast`, and as `distillation` L_Distill, the mean over both directions (eq. 2) and over the
-            teachers of KL(teacher || student) (eq. 3).
+        terms: L_CLIP as `contrast`, and as `distillation` L_Distill, the mean over both directions and over the
+            teachers of KL(teacher || student).
         distillation_weight: lambda.
     """
     parts = []

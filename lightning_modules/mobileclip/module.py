@@ -102,7 +102,7 @@ class MobileCLIPModule(Method):
         self.train()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Return L_Total(B_real) + L_Total(B_syn), each of (1 - lambda) L_CLIP + lambda L_Distill (eqs. 1 to 3)."""
+        """Return L_Total(B_real) + L_Total(B_syn), each of (1 - lambda) L_CLIP + lambda L_Distill (section 3)."""
         kinds = caption_kinds(batch, self.captions, self.max_tokens)
         student = student_sides(self.student, batch, kinds, self.memory.micro_batch_size)
         weight = self.teacher.distillation_weight  # lambda
@@ -111,8 +111,8 @@ class MobileCLIPModule(Method):
         first = rank() * len(batch["image"])
         losses = []
         for kind in kinds:
-            terms = contrast_terms(student[kind], teachers.get(kind, []), first, self.memory.loss_rows, ids)  # eq. 2, 3
-            losses.append(reinforced_loss(terms, weight))  # eq. 1
+            terms = contrast_terms(student[kind], teachers.get(kind, []), first, self.memory.loss_rows, ids)
+            losses.append(reinforced_loss(terms, weight))  # L_Total
             self.log(f"train/contrast_{kind}", terms.contrast.detach())
             if weight > 0:
                 self.log(f"train/distillation_{kind}", terms.distillation.detach())

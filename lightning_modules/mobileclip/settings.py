@@ -30,7 +30,7 @@ class TeacherSettings:
     """The teachers whose concatenated embeddings the data holds.
 
     Args:
-        distillation_weight: lambda of eq. 1 (paper: 1 for the S models and MobileCLIP2, 0.75 for B); 0 leaves the
+        distillation_weight: lambda of L_Total (paper: 1 for the S models and MobileCLIP2, 0.75 for B); 0 leaves the
             teachers out.
         dims: embedding dimension of each teacher; None means those in the data's `manifest.json`, else DataCompDR's,
             768 both.

@@ -1,4 +1,4 @@
-"""Classification head of listing 1: a linear layer on the mean of the patch tokens."""
+"""Classification head of SHRe's thesis, listing 1: a linear layer on the mean of the patch tokens."""
 
 from torch import Tensor, nn
 

@@ -1,4 +1,4 @@
-"""SHRe's networks: image encoder, text encoder and the shared encoder of both (thesis, section on SHRe).
+"""SHRe's networks: image encoder, text encoder and the shared encoder of both (thesis, section Transformer SHRe).
 
 Shapes: B pairs, N image tokens (class token first), L text tokens ([CLS] first), width D, C classes.
 """
@@ -94,8 +94,9 @@ class TextEncoder(BertTrunk):
 class SharedMLP(nn.Module):
     """The shared encoder of the thesis: h1 = W1 x, h2 = W2 LN(GELU(h1)), h3 = W3 LN(h2).
 
-    The results are [h2, h1, h3], whose widths (768, 3072, 1000) are in the order of listing 2. The losses treat the
-    first two alike, so this is the network that the thesis trained, with 5,499,112 parameters.
+    The results are [h2, h1, h3], whose widths (768, 3072, 1000) are in the order of listing 2 of September 2024; later
+    revisions have (3072, 768, 1000). The losses treat the first two alike, so this is the network that the thesis
+    trained, with 5,499,112 parameters.
 
     Args:
         width: width D of a token.

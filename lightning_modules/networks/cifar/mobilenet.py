@@ -9,7 +9,7 @@ from torchvision.ops import Conv2dNormActivation
 
 from .classifier import Classifier, init_convolutions, init_linear, pool
 
-# Expansion, channels, number of blocks and stride of the first block: the paper's table 2 with half the channels, and
+# Expansion, channels, number of blocks and stride of the first block: the paper's with half the channels, and
 # with stride 1 in the second stage because the images are small.
 _STAGES = (
     (1, 8, 1, 1),

@@ -12,7 +12,7 @@ from .classifier import Classifier, init_convolutions, pool
 
 
 class BasicResNet(Classifier):
-    """The CIFAR residual network of He et al. (section 4.2), with 1x1 convolutions where a block changes the width.
+    """The CIFAR residual network of He et al., with 1x1 convolutions where a block changes the width.
 
     This is option B of that paper, as in the benchmark; option A pads with zeros instead.
 

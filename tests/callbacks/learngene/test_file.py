@@ -47,7 +47,7 @@ def test_manifest_describes_the_extraction(tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "count"),
-    # Section 4: the auxiliary; with two blocks a tower, norms included; three layers a tower.
+    # The auxiliary; with two blocks a tower, norms included; three layers a tower.
     [("MM-LG", 30_311_065), ("TLEG", 26_768_257), ("He-LG", 10_646_784)],
 )
 def test_number_of_stored_values_of_each_method(method, count):

@@ -35,7 +35,7 @@ def batch():
 
 
 def plain_loss(module, batch, weight):
-    """Section 3.3, with whole matrices of logits."""
+    """Equations 3 to 8 of the paper, with whole matrices of logits."""
     image, text = (normalize(part, dim=-1) for part in module.student.encode_pairs(batch["image"], batch["input_ids"]))
     logits = module.student.logit_scale.exp() * image @ text.T
     labels = torch.arange(ROWS)

@@ -20,7 +20,7 @@ BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 def plain_loss(module, batch, share, synthetic=True):
-    """Section 3, for one teacher, row and direction at a time."""
+    """Section 3 of the paper, for one teacher, row and direction at a time."""
     student, scale = module.student, module.student.logit_scale.exp()
     image = normalize(student.encode_image(batch["image"]), dim=-1)
     total, logged = 0, {}
