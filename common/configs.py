@@ -49,25 +49,28 @@ def read_config(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in (content or {}).items()}
 
 
-def check_needed(path: Path, needs: str, typed: Typed) -> None:
-    """Check the line `needs` of a config: a file beside it that must come before it.
+def check_needed(path: Path, needs: str | list[str], typed: Typed) -> None:
+    """Check the line `needs` of a config: files that must come before it.
 
-    The config of an earlier run, or a checkpoint, contains it.
+    The config of an earlier run, or a checkpoint, contains them.
 
     Args:
         path: The config.
-        needs: Name of the file, relative to the config's folder.
+        needs: Names of the files, relative to the config's folder.
         typed: What was given before the config.
 
     Raises:
-        UserError: If none of them was given.
+        UserError: If one of them was not given.
     """
-    wanted = Path(os.path.normpath(path.parent / needs))
+    wanted = [Path(os.path.normpath(path.parent / name)) for name in ([needs] if isinstance(needs, str) else needs)]
     resumed = any(word.startswith("--ckpt_path") for word in typed.words)
     of_a_run = any("ckpt_path" in source.tree for source in typed.sources if source.kind == "file")
-    if not (resumed or of_a_run or wanted.resolve() in [file.resolve() for file in typed.config_files]):
+    if not (
+        resumed or of_a_run or {file.resolve() for file in wanted} <= {file.resolve() for file in typed.config_files}
+    ):
         given = ", ".join(map(str, typed.config_files)) or "no other config"
+        command = " ".join(f"--config {file}" for file in (*wanted, path))
         raise UserError(
-            f"Expected {wanted} before {path}, which is a part of its recipe, got {given}: give --config {wanted} "
-            f"--config {path}."
+            f"Expected {' and '.join(map(str, wanted))} before {path}, which is a part of its recipe, got {given}: "
+            f"give {command}."
         )
