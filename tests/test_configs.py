@@ -207,7 +207,13 @@ def test_fine_tuning_runs_on_the_authors_lists_and_keeps_the_best_by_reranked_re
     small = {
         "model": {"init_args": {"weights": None, **sizes}},
         "data": {
-            "init_args": {"tokenizer": "vocab.txt", "image_size": 32, "batch_size": 6, "cache_dir": "cache", **lists}
+            "init_args": {
+                "tokenizer": "vocab.txt",
+                "image_size": 32,
+                "global_batch_size": 6,
+                "cache_dir": "cache",
+                **lists,
+            }
             | {"train_transform": {"init_args": {"size": 32}}}
         },
         "trainer": {"accelerator": "cpu", "devices": 1, "strategy": "auto", "precision": "32-true", "max_epochs": 2},

@@ -293,7 +293,7 @@ def test_shipped_config_fits_tests_and_predicts_on_the_command_line(tmp_path, mo
     small = {
         "model": {"init_args": in_groups(VisionClassifierModule, SMALL | {"weights": "a.ckpt"})},
         "data": {
-            "init_args": {**files, "image_size": SIZE, "batch_size": 8, "num_workers": 0}
+            "init_args": {**files, "image_size": SIZE, "global_batch_size": 8, "num_workers": 0}
             | {"train_transform": size, "eval_transform": size}
         },
         "trainer": {"accelerator": "cpu", "max_epochs": 2, "precision": "32-true"},

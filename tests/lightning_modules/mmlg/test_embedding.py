@@ -124,7 +124,7 @@ def test_the_command_line_embeds_trains_tests_and_predicts(tmp_path, monkeypatch
     sizes += ["--data.language_model", gpt2]
     splits = [word for split in ("train", "validation", "test") for word in (f"--data.{split}", captions)]
     cpu = ("--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--trainer.max_epochs", "2")
-    fit = ("--config", "configs/mmlg/caption_coco.yaml", *own, *splits, *sizes, *cpu, "--data.batch_size", "4")
+    fit = ("--config", "configs/mmlg/caption_coco.yaml", *own, *splits, *sizes, *cpu, "--data.global_batch_size", "4")
     ran = run("fit", *fit)
     assert ran.status == 0, ran.err
     (last,) = tmp_path.glob("runs/**/last.ckpt")

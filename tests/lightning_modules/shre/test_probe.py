@@ -475,7 +475,7 @@ def test_shipped_configs_fit_test_and_predict_on_the_command_line(tmp_path, monk
             "init_args": {"vision": {n: v for n, v in ENCODER.items() if n != "image_size"}, "weights": "a.ckpt"}
         },
         "data": {
-            "init_args": {**files, "image_size": SIZE, "batch_size": 8, "num_workers": 0}
+            "init_args": {**files, "image_size": SIZE, "global_batch_size": 8, "num_workers": 0}
             | {"train_transform": size, "eval_transform": size}
         },
         "trainer": {"accelerator": "cpu", "max_epochs": 2, "precision": "32-true"},
@@ -526,6 +526,10 @@ def test_shipped_configs_are_the_thesis_recipe():
         assert (model["vision"], model["mix"]) == (vision, mix)
         assert model["optim"] == optim | {"layer_decay": decay}
         assert (model["linear_probe"], data["num_classes"]) == (probe, classes)
-        assert (config["trainer"]["max_epochs"], config["trainer"]["devices"], data["batch_size"]) == (15, 1, 256)
+        assert (config["trainer"]["max_epochs"], config["trainer"]["devices"], data["global_batch_size"]) == (
+            15,
+            1,
+            256,
+        )
         sizes = {data[name]["init_args"]["size"] for name in ("train_transform", "eval_transform")}
         assert sizes == {224}
