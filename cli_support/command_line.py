@@ -97,7 +97,6 @@ def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) 
         word = f"{option}={origin}"
         if path and option == "--config":
             if "needs" in tree:
-                tree = dict(tree)
                 check_needed(path, tree.pop("needs"), typed)
                 word = as_config(tree)
             typed.config_files.append(path)
