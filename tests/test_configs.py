@@ -363,6 +363,21 @@ def test_classification_with_a_descendant_has_the_papers_recipe():
     assert composed["checkpoint"]["monitor"] == "val/top1"
 
 
+@pytest.mark.parametrize(
+    ("name", "classes", "folder"), [("pets", 37, "data/oxford-iiit-pet"), ("food101", 101, "data/food-101")]
+)
+def test_the_papers_other_classifications_differ_in_their_data_alone(name, classes, folder):
+    base = ROOT / "configs/mmlg/classify_cifar100.yaml"
+    cifar, other = _composed(base), _composed(base, ROOT / f"configs/mmlg/classify_{name}.yaml")
+    own = {"train", "validation", "test", "num_classes"}
+    data = other["data"]["init_args"]
+    assert (data["train"], data["test"], data["num_classes"]) == (folder, folder, classes)
+    assert says(data["validation"], {"path": folder, "split": "test"})
+    assert {key for key, value in data.items() if value != cifar["data"]["init_args"][key]} == own
+    assert {key for key, value in flat(other["model"]).items() if value != flat(cifar["model"])[key]} <= {"num_classes"}
+    assert (other["trainer"]["max_epochs"], other["checkpoint"]) == (500, cifar["checkpoint"])
+
+
 def test_shres_distillation_has_the_thesis_settings():
     composed = _composed(ROOT / "configs/shre/distill.yaml")
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
