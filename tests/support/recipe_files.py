@@ -102,7 +102,7 @@ def _write_pairs(folder):
 
 
 def _write_tars(folder):
-    for data in ("cc3m", "cc12m"):
+    for data in ("cc3m", "cc3m_val", "cc12m"):
         samples = {
             f"{number:09d}": {"jpg": encoded(draw_image(number), "JPEG"), "txt": caption(number).encode()}
             for number in range(TRAINED)
