@@ -34,7 +34,7 @@ MODEL = {
     *(f"mapper.{name}" for name in ("width", "prefix_length", "clip_length", "depth", "heads")),
     *("text.max_tokens", "teacher.model", "teacher.weights", "generation.max_new_tokens"),
     *(f"heads.{name}" for name in ("embed_dim", "hidden", "predictor_hidden")),
-    *("teacher.name", "text.weights"),
+    *("teacher.name", "teacher.queue_size", "num_classes", "text.weights"),
 }
 DATA = {
     *(
