@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import open_clip
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -306,6 +307,52 @@ def test_extraction_and_activation_have_the_papers_settings():
     assert activate["data"]["init_args"]["samples_per_epoch"] * 10 == data["samples_per_epoch"]
 
 
+def test_ten_thirty_and_fifty_percent_of_activation_are_documented_as_options():
+    header = (ROOT / "configs/mmlg/activate.yaml").read_text().partition("\nneeds:")[0]
+    page = (ROOT / "docs/methods/mmlg.md").read_text()
+    configs = [ROOT / f"configs/mmlg/{name}.yaml" for name in ("extract", "activate")]
+    extract, activate = (_composed(*configs[:count]) for count in (1, 2))
+    pairs, batch = (extract["data"]["init_args"][name] for name in ("samples_per_epoch", "global_batch_size"))
+    model, data = activate["model"]["init_args"], activate["data"]["init_args"]
+    found = {10: (data["samples_per_epoch"], model["optim"]["warmup_steps"])}
+    thirty = re.search(r"for 30%, --data.samples_per_epoch (\d+) --model.optim.warmup_steps (\d+)", header)
+    fifty = re.search(r"for 50%, (\d+) and (\d+)", header)
+    found |= {30: tuple(map(int, thirty.groups())), 50: tuple(map(int, fifty.groups()))}
+    for percent, (samples, warmup) in found.items():
+        assert samples == pairs * percent // 100
+        assert warmup == pytest.approx(samples / batch / 10, rel=0.01)
+        assert f"| {percent}% | {samples} | {warmup} |" in page
+
+
+def test_an_extraction_is_checked_as_in_the_paper():
+    configs = [ROOT / f"configs/mmlg/{name}.yaml" for name in ("extract", "extract_check")]
+    extract, check = (_composed(*configs[:count]) for count in (1, 2))
+    assert check["model"] == extract["model"]
+    (callback,) = check["trainer"]["callbacks"]
+    assert callback["class_path"].endswith("ZeroShotClassification")
+    assert says(callback["init_args"], {"class_names": "imagenet", "templates": "openai", "name": "zero_shot"})
+    images = callback["init_args"]["data"]["init_args"]
+    assert says(images["validation"], {"path": "ILSVRC/imagenet-1k", "split": "validation"})
+    assert "cc3m" in check["data"]["init_args"]["validation"]
+    assert "cc3m_val" not in str(check["data"]["init_args"]["train"])
+
+
+def test_pt_ft_is_the_extraction_with_a_plain_student_with_and_without_distillation():
+    base, part = (ROOT / f"configs/mmlg/{name}.yaml" for name in ("extract", "pt_ft"))
+    extract, distilled = _composed(base), _composed(base, part)
+    differing = {name for name, value in flat(distilled["model"]).items() if value != flat(extract["model"])[name]}
+    assert differing == {"init_args.student"}
+    assert distilled["model"]["init_args"]["student"] == "plain"
+    assert (distilled["data"], distilled["trainer"]["max_epochs"]) == (extract["data"], 32)
+    assert distilled["model"]["init_args"]["teacher"]["distillation_weight"] == 1.0
+    assert distilled["trainer"]["callbacks"][0]["class_path"].endswith("LearngeneWriter")  # He-LG's
+    options = re.search(r"PT-FT without distillation: add\n#   (.*)", part.read_text())[1].split()
+    ran = run("fit", "--config", str(base), "--config", str(part), *options, "--print_config")
+    plain = yaml.safe_load(ran.out)
+    assert plain["model"]["init_args"]["teacher"]["distillation_weight"] == 0.0
+    assert plain["trainer"]["logger"]["init_args"]["name"] == "mmlg_pt_ft_without_distillation"
+
+
 @pytest.mark.parametrize(("names", "images"), [(["flickr30k"], 29_000), (["flickr30k", "coco"], 113_287)])
 def test_retrieval_of_a_descendant_has_the_papers_recipe_and_a_shorter_warm_up(names, images):
     composed = _composed(*[ROOT / f"configs/mmlg/retrieval_{name}.yaml" for name in names])
@@ -361,6 +408,23 @@ def test_classification_with_a_descendant_has_the_papers_recipe():
         sizes.add(transform["size"])
     assert sizes == {224}
     assert composed["checkpoint"]["monitor"] == "val/top1"
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "folder"), [("pets", 37, "data/oxford-iiit-pet"), ("food101", 101, "data/food-101")]
+)
+def test_the_papers_other_classifications_differ_in_their_data_alone(name, classes, folder):
+    base = ROOT / "configs/mmlg/classify_cifar100.yaml"
+    cifar, other = _composed(base), _composed(base, ROOT / f"configs/mmlg/classify_{name}.yaml")
+    own = {"train", "validation", "test", "num_classes"}
+    data = other["data"]["init_args"]
+    assert (data["train"], data["test"], data["num_classes"]) == (folder, folder, classes)
+    assert says(data["validation"], {"path": folder, "split": "test"})
+    assert {key for key, value in data.items() if value != cifar["data"]["init_args"][key]} == own
+    assert {key for key, value in flat(other["model"]).items() if value != flat(cifar["model"])[key]} <= {
+        "init_args.num_classes"
+    }
+    assert (other["trainer"]["max_epochs"], other["checkpoint"]) == (500, cifar["checkpoint"])
 
 
 def test_shres_distillation_has_the_thesis_settings():
@@ -468,6 +532,9 @@ def test_reinforcement_presets_are_the_released_data_sets_and_the_reduced_ones()
         assert captioner["weights"] == "mscoco_finetuned_laion2b_s13b_b90k"
         assert (captioner["top_p"], captioner["length"], captioner["min_length"]) == (0.9, 30, 5)
         assert captioner["temperature"] == 1.0
+    dfndr = _composed(base, ROOT / "configs/mobileclip/reinforce_dfndr.yaml")["model"]["init_args"]["teachers"]
+    assert [(one["weights"], one["scale"]) for one in dfndr] == [("dfn2b", 70.0), ("dfn2b_s39b", 60.0)]
+    assert all(open_clip.get_pretrained_cfg(one["model"], one["weights"]) for one in dfndr)
     teachers = found["5_5"]["model"]["init_args"]["teachers"]
     assert [(one["model"], one["weights"]) for one in teachers] == [
         ("ViT-L-14", "openai"),
@@ -521,11 +588,21 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
 def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
     base = ROOT / "configs/mobileclip/base.yaml"
     composed = {
-        name: _composed(base, ROOT / f"configs/mobileclip/{name}.yaml") for name in ("paper", "released_script")
+        name: _composed(base, *(ROOT / f"configs/mobileclip/{part}.yaml" for part in parts))
+        for name, parts in {
+            "paper": ["paper"],
+            "released_script": ["released_script"],
+            "paper_b_lt": ["paper", "paper_b", "paper_b_lt"],
+            "mobileclip2": ["paper", "mobileclip2"],
+            "mobileclip2_s4": ["paper", "mobileclip2", "mobileclip2_s4"],
+        }.items()
     }
     expected = {  # model, minimum rate, warm-up, average, decayed scales, eps; pairs a step, steps, precision, clipping
         "paper": ("MobileCLIP-S0", 1e-6, 2000, 0.9995, False, 1e-8, 65536, 200_000, "bf16-mixed", None),
         "released_script": ("ViT-B-16", 0.0, 1000, None, True, 1e-6, 8192, 30_000, "16-mixed", 1.0),
+        "paper_b_lt": ("MobileCLIP-B", 1e-6, 2000, 0.9995, False, 1e-8, 65536, 600_000, "bf16-mixed", None),
+        "mobileclip2": ("MobileCLIP2-S0", 1e-6, 10_000, 0.9995, False, 1e-8, 65536, 200_000, "bf16-mixed", 1.0),
+        "mobileclip2_s4": ("MobileCLIP2-S4", 0.0, 2000, 0.9995, False, 1e-8, 114_688, 114_286, "bf16-mixed", 1.0),
     }
     for recipe, config in composed.items():
         model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
@@ -536,7 +613,14 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
         assert (*found, trainer["gradient_clip_val"]) == expected[recipe]
         common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95]}
         assert {name: optim[name] for name in common} == common
-        assert model["teacher"] == {"distillation_weight": 1.0, "dims": None, "scales": None}  # as DataCompDR's
-    clip = composed["released_script"]["data"]["init_args"]
-    assert clip["image_mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-4)
+        assert model["teacher"] == {  # by default DataCompDR's
+            "distillation_weight": 0.75 if recipe == "paper_b_lt" else 1.0,
+            "dims": None,
+            "scales": [70.0, 60.0] if recipe.startswith("mobileclip2") else None,
+        }
+        assert optim["constant_steps"] == (300_000 if recipe == "paper_b_lt" else 0)
+        assert data["image_size"] == (224 if model["model"] in ("ViT-B-16", "MobileCLIP-B") else 256)
+    for recipe in ("released_script", "mobileclip2_s4"):
+        clip = composed[recipe]["data"]["init_args"]
+        assert clip["image_mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-4)
     assert composed["paper"]["data"]["init_args"]["image_std"] is None  # MobileCLIP's own, 1

@@ -99,6 +99,10 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         """Return the reader of training samples."""
         raise NotImplementedError
 
+    def training_set(self, rows: Any) -> TrainingSet:
+        """Return the dataset of training samples."""
+        return TrainingSet(len(rows), self.training_reader(rows), self.run_seed)
+
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
         """Return the function that collates samples to a training batch."""
         raise NotImplementedError
@@ -271,9 +275,9 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
         replicas, rank = self.replicas()
         sampler = TrainingBatchSampler(len(rows), self.batch_size, self.run_seed, rank, replicas, position)
-        dataset = TrainingSet(len(rows), self.training_reader(rows), self.run_seed)
         persistent = self.persistent_workers and self.num_workers > 0
-        return self._inner(dataset, self.training_collate(), batch_sampler=sampler, persistent_workers=persistent)
+        options: dict[str, Any] = {"batch_sampler": sampler, "persistent_workers": persistent}
+        return self._inner(self.training_set(rows), self.training_collate(), **options)
 
     def _evaluation_loader(self, split: Split) -> BatchLoader:
         rows = self._opened(split)

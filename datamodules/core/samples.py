@@ -77,13 +77,17 @@ class TrainingSet(SeededSet):
     def __len__(self) -> int:
         return self.length
 
+    def sample(self, epoch: int, row: int) -> Any:
+        """Read a row with its random numbers of an epoch; raises :class:`BadSample`."""
+        return self.read(row, sample_numbers(self.seed, epoch, row))
+
     def __getitem__(self, key: Key) -> Outcome:
         epoch, first = key
         faults: list[Fault] = []
         for attempt in range(ATTEMPTS):
             row = substitute(self.seed, epoch, first, attempt, self.length) if attempt else first
             try:
-                sample = self.read(row, sample_numbers(self.seed, epoch, row))
+                sample = self.sample(epoch, row)
             except BadSample as bad:
                 faults.append(bad.fault)
                 continue
