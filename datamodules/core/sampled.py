@@ -20,6 +20,7 @@ from .contract import asked_of
 from .faults import Account, BadSample, Collated, Outcome
 from .hyperparameters import check_least, check_one_batch_size, check_seed_and_share, record_hyperparameters
 from .loaders import BatchLoader, PredictionLoader, inner_loader, replicas_of
+from .mixing import Mix
 from .samples import Reader, TrainingSet
 from .sampling import (
     TrainingBatchSampler,
@@ -98,6 +99,10 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     def training_reader(self, rows: Any) -> Reader:
         """Return the reader of training samples."""
         raise NotImplementedError
+
+    def training_mix(self, rows: Any) -> Mix:
+        """Return how often an epoch reads the rows of each source; by default each row once."""
+        return Mix([len(rows)])
 
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
         """Return the function that collates samples to a training batch."""
@@ -258,7 +263,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         return self._rows[split]
 
     def _epoch_rows(self) -> int:
-        return len(self._opened("train"))
+        return len(self.training_mix(self._opened("train")))
 
     def _can_predict(self) -> tuple[bool, str]:
         """Return whether there is other input than images to predict, and the name of its option in messages."""
@@ -270,7 +275,9 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
 
     def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
         replicas, rank = self.replicas()
-        sampler = TrainingBatchSampler(len(rows), self.batch_size, self.run_seed, rank, replicas, position)
+        sampler = TrainingBatchSampler(
+            self.training_mix(rows), self.batch_size, self.run_seed, rank, replicas, position
+        )
         dataset = TrainingSet(len(rows), self.training_reader(rows), self.run_seed)
         persistent = self.persistent_workers and self.num_workers > 0
         return self._inner(dataset, self.training_collate(), batch_sampler=sampler, persistent_workers=persistent)

@@ -63,6 +63,8 @@ class SeededSet(Dataset[Outcome]):
 class TrainingSet(SeededSet):
     """Training samples, each with its own random numbers in each epoch; unusable rows are replaced.
 
+    A key is an epoch and an item, see :class:`~.mixing.Mix`.
+
     Args:
         length: number of rows.
         read: reader of samples.
@@ -81,9 +83,9 @@ class TrainingSet(SeededSet):
         epoch, first = key
         faults: list[Fault] = []
         for attempt in range(ATTEMPTS):
-            row = substitute(self.seed, epoch, first, attempt, self.length) if attempt else first
+            item = substitute(self.seed, epoch, first, attempt, self.length) if attempt else first
             try:
-                sample = self.read(row, sample_numbers(self.seed, epoch, row))
+                sample = self.read(item % self.length, sample_numbers(self.seed, epoch, item))
             except BadSample as bad:
                 faults.append(bad.fault)
                 continue
