@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from .core.faults import Collated, Outcome
-from .core.samples import stacked, usable_samples
+from .core.samples import TrainingSet, stacked, usable_samples
+from .core.sampling import sample_numbers
 from .pairs import PairDataModule
+from .sources.reinforced_draws import ReinforcedDraws
 from .sources.reinforced_reader import ReinforcedReader, ReinforcedSample
 from .text.clip import CLIP, CLIP_TOKENS, CLIP_VOCABULARY
 from .text.tokenizers import Encoder
@@ -30,7 +32,8 @@ class ReinforcedCollate:
 
     In addition to ``image``, ``input_ids``, ``attention_mask``, ``image_id`` and ``sample_index``, a batch holds the
     synthetic caption as ``synthetic_input_ids`` and ``synthetic_attention_mask``, and the concatenated embeddings of
-    all teachers as ``teacher_image``, ``teacher_text`` and ``teacher_synthetic`` [B, D].
+    all teachers as ``teacher_image``, ``teacher_text`` and ``teacher_synthetic`` [B, D]. With a `synthetic_ratio` it
+    has one caption of each sample, without a synthetic one beside it.
 
     Args:
         encoder: encoder of the captions.
@@ -46,20 +49,30 @@ class ReinforcedCollate:
         samples: list[ReinforcedSample] = found
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
             return Collated(None, seen, faults)
-        texts = self.encoder([*(sample.caption for sample in samples), *(sample.synthetic for sample in samples)])
+        second = [sample.synthetic for sample in samples if sample.synthetic is not None]
+        texts = self.encoder([*(sample.caption for sample in samples), *second])
         index = torch.tensor([sample.sample_index for sample in samples])
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]),
             **{key: ids[: len(samples)] for key, ids in texts.items()},
-            **{f"synthetic_{key}": ids[len(samples) :] for key, ids in texts.items()},
+            **({f"synthetic_{key}": ids[len(samples) :] for key, ids in texts.items()} if second else {}),
             **{
                 key: stacked([getattr(sample, key).to(self.dtype) for sample in samples])
-                for key in ("teacher_image", "teacher_text", "teacher_synthetic")
+                for key in ("teacher_image", "teacher_text", *(("teacher_synthetic",) if second else ()))
             },
             "image_id": index,
             "sample_index": index.clone(),
         }
         return Collated(batch, seen, faults, [note for sample in samples for note in sample.notes])
+
+
+class ReinforcedSet(TrainingSet):
+    """Training samples whose reader also takes the epoch."""
+
+    def sample(self, epoch: int, item: int) -> ReinforcedSample:
+        """As in :class:`TrainingSet`."""
+        sample: ReinforcedSample = self.read(item, sample_numbers(self.seed, epoch, item), epoch)  # type: ignore[call-arg]
+        return sample
 
 
 class ReinforcedDataModule(PairDataModule):
@@ -80,6 +93,14 @@ class ReinforcedDataModule(PairDataModule):
         teacher_dtype: data type of the teachers' embeddings in a batch; "bfloat16" halves the traffic between
             processes, and is exact if the data is stored in bfloat16.
         batch_size: training pairs per process and batch (released scripts: 65,536 in all).
+        first_augmentations: only the first this many stored augmentations of an image are used (the paper's ablation of
+            their number); by default all.
+        first_synthetic: only the first this many synthetic captions, of each kind, are used (as before).
+        sequential: whether epoch e uses augmentation and synthetic caption number e, modulo their counts, instead of
+            random ones.
+        synthetic_ratio: probability that a sample trains on its synthetic caption instead of the real one (the paper's
+            ablation of random choice; `mix-synthetic-ratio` of the released code); by default it trains on both. The
+            text tower then encodes one caption for each image. The module treats and logs these captions as real ones.
         **options: see :class:`PairDataModule`.
     """
 
@@ -93,6 +114,10 @@ class ReinforcedDataModule(PairDataModule):
         max_tokens: int = CLIP_TOKENS,
         teacher_dtype: TeacherDtype = "float32",
         batch_size: int = 256,
+        first_augmentations: int | None = None,
+        first_synthetic: int | None = None,
+        sequential: bool = False,
+        synthetic_ratio: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -112,6 +137,7 @@ class ReinforcedDataModule(PairDataModule):
         self.image_std = image_std
         self.image_interpolation = image_interpolation
         self.teacher_dtype = teacher_dtype
+        self.draws = ReinforcedDraws(first_augmentations, first_synthetic, sequential, synthetic_ratio)
 
     @property
     def teacher_width(self) -> int | None:
@@ -142,7 +168,11 @@ class ReinforcedDataModule(PairDataModule):
         """Return a reader of one recorded augmentation with its captions and embeddings."""
         transform = self.train_transform
         assert isinstance(transform, ReplayTransform)
-        return ReinforcedReader(rows, transform)
+        return ReinforcedReader(rows, transform, self.draws)
+
+    def training_set(self, rows: Any) -> ReinforcedSet:
+        """Return the dataset of training samples."""
+        return ReinforcedSet(len(rows), self.training_reader(rows), self.run_seed)
 
     def training_collate(self) -> ReinforcedCollate:
         """Stack the images and embeddings, and encode both captions."""

@@ -24,7 +24,7 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
     A sample of a shard has the members ``syn.json``, ``paug.json`` and ``npz`` or ``pth.gz``; its image and its caption
     (``txt``) are in the shard as well, or in ``images``. An epoch reads each sample once: one of its recorded
     augmentations, replayed at ``image_size``, its caption, one of its synthetic captions, and the teachers' embeddings
-    of these three. The choice is a function of (seed, epoch, sample).
+    of these three. The choice is a function of (seed, epoch, sample), or with ``sequential`` of the epoch alone.
 
     The size of an image may differ from the size in which its boxes are measured. The entries ``original_height`` and
     ``original_width`` of ``paug.json``, or else of the ``json`` that downloaders write, record the latter. Boxes are

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import open_clip
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -468,6 +469,9 @@ def test_reinforcement_presets_are_the_released_data_sets_and_the_reduced_ones()
         assert captioner["weights"] == "mscoco_finetuned_laion2b_s13b_b90k"
         assert (captioner["top_p"], captioner["length"], captioner["min_length"]) == (0.9, 30, 5)
         assert captioner["temperature"] == 1.0
+    dfndr = _composed(base, ROOT / "configs/mobileclip/reinforce_dfndr.yaml")["model"]["init_args"]["teachers"]
+    assert [(one["weights"], one["scale"]) for one in dfndr] == [("dfn2b", 70.0), ("dfn2b_s39b", 60.0)]
+    assert all(open_clip.get_pretrained_cfg(one["model"], one["weights"]) for one in dfndr)
     teachers = found["5_5"]["model"]["init_args"]["teachers"]
     assert [(one["model"], one["weights"]) for one in teachers] == [
         ("ViT-L-14", "openai"),
@@ -521,11 +525,21 @@ def test_a_data_set_is_reinforced_and_a_student_trains_on_it(tmp_path, monkeypat
 def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
     base = ROOT / "configs/mobileclip/base.yaml"
     composed = {
-        name: _composed(base, ROOT / f"configs/mobileclip/{name}.yaml") for name in ("paper", "released_script")
+        name: _composed(base, *(ROOT / f"configs/mobileclip/{part}.yaml" for part in parts))
+        for name, parts in {
+            "paper": ["paper"],
+            "released_script": ["released_script"],
+            "paper_b_lt": ["paper", "paper_b", "paper_b_lt"],
+            "mobileclip2": ["paper", "mobileclip2"],
+            "mobileclip2_s4": ["paper", "mobileclip2", "mobileclip2_s4"],
+        }.items()
     }
     expected = {  # model, minimum rate, warm-up, average, decayed scales, eps; pairs a step, steps, precision, clipping
         "paper": ("MobileCLIP-S0", 1e-6, 2000, 0.9995, False, 1e-8, 65536, 200_000, "bf16-mixed", None),
         "released_script": ("ViT-B-16", 0.0, 1000, None, True, 1e-6, 8192, 30_000, "16-mixed", 1.0),
+        "paper_b_lt": ("MobileCLIP-B", 1e-6, 2000, 0.9995, False, 1e-8, 65536, 600_000, "bf16-mixed", None),
+        "mobileclip2": ("MobileCLIP2-S0", 1e-6, 10_000, 0.9995, False, 1e-8, 65536, 200_000, "bf16-mixed", 1.0),
+        "mobileclip2_s4": ("MobileCLIP2-S4", 0.0, 2000, 0.9995, False, 1e-8, 114_688, 114_286, "bf16-mixed", 1.0),
     }
     for recipe, config in composed.items():
         model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
@@ -536,7 +550,14 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
         assert (*found, trainer["gradient_clip_val"]) == expected[recipe]
         common = {"learning_rate": 1e-3, "weight_decay": 0.2, "betas": [0.9, 0.95]}
         assert {name: optim[name] for name in common} == common
-        assert model["teacher"] == {"distillation_weight": 1.0, "dims": None, "scales": None}  # as DataCompDR's
-    clip = composed["released_script"]["data"]["init_args"]
-    assert clip["image_mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-4)
+        assert model["teacher"] == {  # by default DataCompDR's
+            "distillation_weight": 0.75 if recipe == "paper_b_lt" else 1.0,
+            "dims": None,
+            "scales": [70.0, 60.0] if recipe.startswith("mobileclip2") else None,
+        }
+        assert optim["constant_steps"] == (300_000 if recipe == "paper_b_lt" else 0)
+        assert data["image_size"] == (224 if model["model"] in ("ViT-B-16", "MobileCLIP-B") else 256)
+    for recipe in ("released_script", "mobileclip2_s4"):
+        clip = composed[recipe]["data"]["init_args"]
+        assert clip["image_mean"] == pytest.approx([0.4815, 0.4578, 0.4082], abs=1e-4)
     assert composed["paper"]["data"]["init_args"]["image_std"] is None  # MobileCLIP's own, 1

@@ -59,8 +59,11 @@ class EmbedsAugmentations(Protocol):
         """Image size and interpolation of each kind of view that a teacher embeds."""
 
     @property
-    def whole(self) -> Callable[[Image.Image], torch.Tensor] | None:
-        """Transform of the image without augmentation, the captioner's input; None without a captioner."""
+    def whole(self) -> Callable[[Image.Image], torch.Tensor | list[torch.Tensor]] | None:
+        """Transform of the image without augmentation to the captioner's input, or the list of the inputs of several.
+
+        None without a captioner.
+        """
 
 
 # Members of a datamodule that modules read.

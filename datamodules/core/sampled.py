@@ -104,6 +104,10 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         """Return how often an epoch reads the rows of each source; by default each row once."""
         return Mix([len(rows)])
 
+    def training_set(self, rows: Any) -> TrainingSet:
+        """Return the dataset of training samples."""
+        return TrainingSet(len(rows), self.training_reader(rows), self.run_seed)
+
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
         """Return the function that collates samples to a training batch."""
         raise NotImplementedError
@@ -275,12 +279,11 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
 
     def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
         replicas, rank = self.replicas()
-        sampler = TrainingBatchSampler(
-            self.training_mix(rows), self.batch_size, self.run_seed, rank, replicas, position
-        )
-        dataset = TrainingSet(len(rows), self.training_reader(rows), self.run_seed)
+        mix = self.training_mix(rows)
+        sampler = TrainingBatchSampler(mix, self.batch_size, self.run_seed, rank, replicas, position)
         persistent = self.persistent_workers and self.num_workers > 0
-        return self._inner(dataset, self.training_collate(), batch_sampler=sampler, persistent_workers=persistent)
+        options: dict[str, Any] = {"batch_sampler": sampler, "persistent_workers": persistent}
+        return self._inner(self.training_set(rows), self.training_collate(), **options)
 
     def _evaluation_loader(self, split: Split) -> BatchLoader:
         rows = self._opened(split)

@@ -79,13 +79,17 @@ class TrainingSet(SeededSet):
     def __len__(self) -> int:
         return self.length
 
+    def sample(self, epoch: int, item: int) -> Any:
+        """Read the row of an item with the item's random numbers of an epoch; raises :class:`BadSample`."""
+        return self.read(item % self.length, sample_numbers(self.seed, epoch, item))
+
     def __getitem__(self, key: Key) -> Outcome:
         epoch, first = key
         faults: list[Fault] = []
         for attempt in range(ATTEMPTS):
             item = substitute(self.seed, epoch, first, attempt, self.length) if attempt else first
             try:
-                sample = self.read(item % self.length, sample_numbers(self.seed, epoch, item))
+                sample = self.sample(epoch, item)
             except BadSample as bad:
                 faults.append(bad.fault)
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -14,6 +14,7 @@ from ..text.captions import is_text, usable_caption
 from ..transforms.clip import ReplayTransform
 from ..transforms.replay import Augmentation, Box, augmentation_entries, parse_augmentation
 from .members import caption_of, json_of
+from .reinforced_draws import ReinforcedDraws
 from .sample_embeddings import SampleEmbeddings
 
 REINFORCEMENTS = ("paug.json", "syn.json")
@@ -48,14 +49,18 @@ class ReinforcedRows(Protocol):
 
 
 class ReinforcedSample(NamedTuple):
-    """An augmented image with a real and a synthetic caption, and the teachers' embeddings [D] of the three."""
+    """An augmented image with its captions, and the teachers' embeddings [D] of each.
+
+    With a `synthetic_ratio`, the caption is real or synthetic, and there is no other: `synthetic` and
+    `teacher_synthetic` are None.
+    """
 
     image: torch.Tensor
     caption: str
-    synthetic: str
+    synthetic: str | None
     teacher_image: torch.Tensor
     teacher_text: torch.Tensor
-    teacher_synthetic: torch.Tensor
+    teacher_synthetic: torch.Tensor | None
     sample_index: int
     notes: list[Fault]
 
@@ -67,26 +72,29 @@ class ReinforcedReader:
     Args:
         rows: rows of the split.
         transform: replays an augmentation and normalizes the image.
+        draws: chooses the augmentation and the captions.
     """
 
     rows: ReinforcedRows
     transform: ReplayTransform
+    draws: ReinforcedDraws = field(default_factory=ReinforcedDraws)
 
-    def __call__(self, row: int, numbers: tuple[int, int]) -> ReinforcedSample:
+    def __call__(self, row: int, numbers: tuple[int, int], epoch: int = 0) -> ReinforcedSample:
         """Read a row.
 
         Args:
             row: index of the row.
             numbers: random numbers of the row, from :func:`~..core.sampling.sample_numbers`.
+            epoch: the epoch, for sequential draws.
 
         Raises:
             BadSample: if the row cannot be used.
         """
         name = self.rows.name(row)
         with reading(name):  # includes the transform, which replays an augmentation that the row contains
-            return self._read(row, numbers, name)
+            return self._read(row, numbers, epoch, name)
 
-    def _read(self, row: int, numbers: tuple[int, int], name: str) -> ReinforcedSample:
+    def _read(self, row: int, numbers: tuple[int, int], epoch: int, name: str) -> ReinforcedSample:
         members = self.rows.members(row)
         captions = [caption for caption in caption_of(members) if usable_caption(caption, False, 0)]
         if not captions:
@@ -97,22 +105,26 @@ class ReinforcedReader:
         embeddings = SampleEmbeddings(members, name)
         record = json_of(members, "paug.json")
         entries = self._entries(record, embeddings, name)
-        synthetic = self._synthetic(members, embeddings, name)
-        number = (numbers[0] >> 32) % len(entries)
-        group = synthetic[(numbers[0] & 0xFFFFFFFF) % len(synthetic)]
-        place = numbers[1] % len(group.captions)
+        groups = self._synthetic(members, embeddings, name)
+        number = self.draws.augmentation(len(entries), numbers, epoch)
+        kind, place = self.draws.synthetic([len(group.captions) for group in groups], numbers, epoch)
+        group = groups[kind]
+        has_real, has_synthetic = self.draws.captions(numbers)
         teacher_image = embeddings.row("image_emb", number)
-        teacher_text = embeddings.row("text_emb", 0)
-        teacher_synthetic = embeddings.row(group.array, group.first + place)
-        if not is_text(group.captions[place]):
+        texts = [(captions[0], embeddings.row("text_emb", 0))] if has_real else []
+        if has_synthetic:
+            texts.append((group.captions[place], embeddings.row(group.array, group.first + place)))
+        if not is_text(texts[-1][0]):
             raise BadSample("lone surrogate in the caption", name)
-        self._check_rows([teacher_image, teacher_text, teacher_synthetic], name)
+        self._check_rows([teacher_image, *(embedding for _, embedding in texts)], name)
         image = self.rows.decoded(members, row)
         augmentation, notes = self._rescaled_augmentation(entries, number, record, image, members, name)
+        caption, teacher_text = texts[0]
+        synthetic, teacher_synthetic = texts[1] if len(texts) > 1 else (None, None)
         return ReinforcedSample(
             self.transform(image, augmentation),
-            captions[0],
-            group.captions[place],
+            caption,
+            synthetic,
             teacher_image,
             teacher_text,
             teacher_synthetic,

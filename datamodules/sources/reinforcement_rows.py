@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data import default_collate
 
 from ..core.decode import decode_image, image_suffix
 from ..core.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
@@ -84,11 +85,14 @@ class Original(NamedTuple):
 
 
 class PreparedPair(NamedTuple):
-    """A pair with the inputs of the networks: uint8 [A, S, S, 3] for each view; for the captioner float [3, H, W]."""
+    """A pair with the inputs of the networks: uint8 [A, S, S, 3] for each view; for the captioner float [3, H, W].
+
+    Of several captioners, `whole` is the list of their inputs.
+    """
 
     original: Original
     views: list[torch.Tensor]
-    whole: torch.Tensor | None
+    whole: torch.Tensor | list[torch.Tensor] | None
     caption_seed: int
     notes: Sequence[Fault] = ()
 
@@ -118,7 +122,7 @@ class NetworkInputs:
     """
 
     views: Sequence[View]
-    whole: Callable[[Image.Image], torch.Tensor] | None
+    whole: Callable[[Image.Image], torch.Tensor | list[torch.Tensor]] | None
 
     def __call__(self, image: Image.Image, original: Original, seed: int) -> PreparedPair:
         """Apply all augmentations of a pair to its decoded image.
@@ -202,8 +206,9 @@ class ReinforcementSet(SeededSet):
 class ReinforcementCollate:
     """Build batches for a module that embeds augmentations.
 
-    A batch holds ``views``, a list of uint8 [N, A, S, S, 3]; ``whole``, float [N, 3, H, W], if there is a captioner;
-    ``caption_seed``, long [N]; ``sample_index``, long [N], the rows; and ``originals``, the pairs.
+    A batch holds ``views``, a list of uint8 [N, A, S, S, 3]; ``whole``, float [N, 3, H, W], or a list of these for
+    several captioners, if there is one; ``caption_seed``, long [N]; ``sample_index``, long [N], the rows; and
+    ``originals``, the pairs.
     """
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
@@ -226,7 +231,7 @@ def batch_of(prepared: Sequence[PreparedPair], faults: list[tuple[int, Fault]]) 
         "originals": Originals([one.original for one in prepared], faults),
     }
     whole = [one.whole for one in prepared if one.whole is not None]
-    return batch | ({"whole": stacked(whole)} if whole else {})
+    return batch | ({"whole": default_collate(whole)} if whole else {})
 
 
 class StoredSample(NamedTuple):

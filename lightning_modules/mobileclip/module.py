@@ -221,8 +221,9 @@ class MobileCLIPModule(Method):
         return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas, self.optim.eps)
 
     def paper_schedule(self) -> Schedule:
-        """Return a linear warm-up and half a cosine."""
-        return WarmupCosine(self.optim.learning_rate, self.optim.warmup_steps, self.optim.min_learning_rate)
+        """Return a linear warm-up, a constant phase and half a cosine."""
+        optim = self.optim
+        return WarmupCosine(optim.learning_rate, optim.warmup_steps, optim.min_learning_rate, optim.constant_steps)
 
     def export(self, folder: str | Path, format: Format = "torch_export", fused: bool = True) -> None:
         """Write both towers of the evaluated network as programs; every process must call it.

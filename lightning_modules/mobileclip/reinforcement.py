@@ -18,6 +18,7 @@ from ..base.method import Method
 from ..evaluation.protocol import Batch, Stage
 from .captioner import Captioner
 from .ensemble import Teacher, TeacherEnsemble, View
+from .several_captioners import SeveralCaptioners
 
 NO_SYNTHETIC, NOT_FINITE = "no synthetic caption", "embedding not finite"
 
@@ -33,18 +34,19 @@ class ReinforcementModule(Method):
 
     Args:
         teachers: the teachers in the order of their embeddings.
-        captioner: generates synthetic captions; None takes those in the data.
+        captioner: generates synthetic captions; of several in a list, the captions are stored one captioner after
+            another, and all are recorded in the manifest. None takes those in the data.
         forward_batch: augmented images, or texts, in one forward pass of a teacher.
         checked_samples: number of written samples that are embedded again at the end.
 
     Raises:
-        UserError: if there is no teacher.
+        UserError: if there is no teacher, or an empty list of captioners.
     """
 
     def __init__(
         self,
         teachers: list[Teacher],
-        captioner: Captioner | None = None,
+        captioner: Captioner | list[Captioner] | None = None,
         forward_batch: int = 256,
         checked_samples: int = 16,
     ) -> None:
@@ -53,7 +55,9 @@ class ReinforcementModule(Method):
             raise UserError("Expected at least one teacher to embed the pairs, got none: name some as model.teachers.")
         if forward_batch < 1:
             raise UserError(f"Expected a forward_batch of at least 1, got {forward_batch}.")
-        self.captioner = captioner
+        if isinstance(captioner, list) and not captioner:
+            raise UserError("Expected captioners in the list model.captioner, got none: name some, or set it to null.")
+        self.captioner = SeveralCaptioners(captioner) if isinstance(captioner, list) else captioner
         self.checked_samples = checked_samples
         self.ensemble = TeacherEnsemble(teachers, forward_batch)
         self.evaluation = Reinforcement()
@@ -93,8 +97,8 @@ class ReinforcementModule(Method):
         return self.ensemble.views
 
     @property
-    def whole(self) -> Callable[[Image.Image], Tensor] | None:
-        """Transform from an image to the captioner's input."""
+    def whole(self) -> Callable[[Image.Image], Tensor | list[Tensor]] | None:
+        """Transform from an image to the captioner's input, or to the list of the inputs of several."""
         return None if self.captioner is None else self.captioner.transform
 
     @property
@@ -167,7 +171,7 @@ def reinforce(module: ReinforcementModule, batch: Batch) -> Reinforced:
     return Reinforced(records, left_out + faults)
 
 
-def _synthetic_captions(captioner: Captioner | None, batch: Batch) -> list[list[str]]:
+def _synthetic_captions(captioner: Captioner | SeveralCaptioners | None, batch: Batch) -> list[list[str]]:
     """Return the synthetic captions of the data, else those of the captioner that are not blank."""
     pairs = batch["originals"].pairs
     if all(pair.synthetic for pair in pairs):

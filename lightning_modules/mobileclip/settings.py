@@ -68,13 +68,15 @@ class MomentumSettings:
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """AdamW with a linear warm-up and half a cosine, as in open_clip.
+    """AdamW with a linear warm-up, an optional constant phase and half a cosine, as in open_clip.
 
     Args:
         learning_rate: peak learning rate (paper).
         min_learning_rate: learning rate at the last step (paper; MobileCLIP2-S3 and -S4, and the released scripts: 0).
         warmup_steps: optimizer steps of the warm-up (paper: 2000; MobileCLIP2-S0 and -S2: 10,000; released scripts:
             1000); a tenth of the run if the run is not longer.
+        constant_steps: first step of the cosine, warm-up included; the rate is constant before (paper: B-LT 300,000 of
+            600,000 steps, else none).
         weight_decay: weight decay of matrices (paper); norms, biases and scales do not decay.
         decay_layer_scales: whether the scales of residual branches decay, as in the released scripts.
         betas: beta1 and beta2 (paper).
@@ -84,6 +86,7 @@ class OptimSettings:
     learning_rate: float = 1e-3
     min_learning_rate: float = 1e-6
     warmup_steps: int = 2000
+    constant_steps: int = 0
     weight_decay: float = 0.2
     decay_layer_scales: bool = False
     betas: tuple[float, float] = (0.9, 0.95)

@@ -93,7 +93,9 @@ def capped_warmup(warmup_steps: int, total: int) -> int:
     return warmup_steps if warmup_steps < total else total // 10
 
 
-def capped_warmup_cosine(step: int, total: int, peak: float, warmup_steps: int, floor: float = 0.0) -> float:
+def capped_warmup_cosine(
+    step: int, total: int, peak: float, warmup_steps: int, floor: float = 0.0, constant_steps: int = 0
+) -> float:
     """Return the learning rate of `warmup_cosine` with a capped warm-up and a first step above 0, as in open_clip.
 
     Args:
@@ -102,6 +104,7 @@ def capped_warmup_cosine(step: int, total: int, peak: float, warmup_steps: int, 
         peak: learning rate at the end of the warm-up.
         warmup_steps: requested length; see `capped_warmup`.
         floor: learning rate at the end of the run.
+        constant_steps: first step of the cosine; the rate stays at the peak between warm-up and cosine.
 
     Returns:
         The learning rate for that step.
@@ -109,7 +112,10 @@ def capped_warmup_cosine(step: int, total: int, peak: float, warmup_steps: int, 
     warmup = capped_warmup(warmup_steps, total)
     if step < warmup:
         return float(peak * (step + 1) / warmup)
-    return warmup_cosine(step - warmup, total - warmup, peak, floor, 0, peak)
+    start = max(warmup, constant_steps)
+    if step < start:
+        return peak
+    return warmup_cosine(step - start, total - start, peak, floor, 0, peak)
 
 
 def warn_of_capped_warmup(warmup_steps: int, total: int) -> None:
@@ -157,20 +163,27 @@ class WarmupCosine:
         peak: learning rate at the end of the warm-up.
         warmup_steps: length of the warm-up; see `capped_warmup`.
         floor: learning rate at the end of the run.
+        constant_steps: first step of the cosine; the rate stays at the peak between warm-up and cosine.
     """
 
     peak: float
     warmup_steps: int
     floor: float = 0.0
+    constant_steps: int = 0
     interval: Literal["step", "epoch"] = "step"
 
     def rate(self, index: int, total: int) -> float:
         """Return the learning rate of a step."""
-        return capped_warmup_cosine(index, total, self.peak, self.warmup_steps, self.floor)
+        return capped_warmup_cosine(index, total, self.peak, self.warmup_steps, self.floor, self.constant_steps)
 
     def warn(self, total: int) -> None:
-        """Warn if the warm-up is cut."""
+        """Warn if the warm-up is cut, or if the run ends before the cosine starts."""
         warn_of_capped_warmup(self.warmup_steps, total)
+        if self.constant_steps >= total:
+            rank_zero_warn(
+                f"constant_steps is {self.constant_steps}, but the run has {total} optimizer steps: the learning rate "
+                "never falls; set model.optim.constant_steps."
+            )
 
 
 @dataclass(frozen=True)

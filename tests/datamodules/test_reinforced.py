@@ -20,6 +20,7 @@ from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule
 from vlightning.datamodules.core.faults import BadDataError, BadSample
+from vlightning.datamodules.sources.reinforced_draws import ReinforcedDraws
 from vlightning.datamodules.sources.reinforced_writer import ReinforcedRecord, write_shard
 from vlightning.datamodules.sources.sample_embeddings import SampleEmbeddings
 from vlightning.datamodules.text.clip import CLIPTextEncoder
@@ -114,6 +115,75 @@ def replayed(number, augmentation, size):
         if operation is not None and operation[0] == 6:
             image = vision.adjust_brightness(image, 1 + operation[1])
     return vision.to_tensor(image)
+
+
+def drawn(data, epochs):
+    """Index of the augmentation and of the synthetic caption of each sample, by epoch and sample."""
+    found = {}
+    for number, batch in enumerate(batches(data, epochs)):
+        for row, sample in enumerate(batch["sample_index"].tolist()):
+            image = (made.embeddings(sample, made.AUGMENTATIONS, 0) @ batch["teacher_image"][row]).argmax()
+            text = (made.embeddings(sample, made.SYNTHETIC, 2) @ batch["teacher_synthetic"][row]).argmax()
+            found[number // (COUNT // 4), sample] = int(image), int(text)
+    return found
+
+
+def test_the_first_augmentations_and_captions_may_be_used_alone(tmp_path):
+    data = module(tmp_path, shards(tmp_path / "data"), first_augmentations=3, first_synthetic=2)
+    found = drawn(data, 4)
+    assert {image for image, _ in found.values()} == {0, 1, 2}
+    assert {text for _, text in found.values()} == {0, 1}
+    other = module(tmp_path, str(tmp_path / "data"), first_augmentations=made.AUGMENTATIONS + 1)
+    assert drawn(other, 2) == drawn(module(tmp_path, str(tmp_path / "data")), 2)
+
+
+@pytest.mark.parametrize("first", [None, 2])
+def test_sequential_draws_are_those_of_the_epoch(tmp_path, first):
+    data = module(tmp_path, shards(tmp_path / "data"), sequential=True, first_synthetic=first)
+    captions = first or made.SYNTHETIC
+    for (epoch, _), (image, text) in drawn(data, 5).items():
+        assert (image, text) == (epoch % made.AUGMENTATIONS, epoch % captions)
+
+
+def test_sequential_draws_go_through_all_kinds_of_captions():
+    draws = ReinforcedDraws(sequential=True, first_synthetic=2)
+    found = [draws.synthetic([3, 1], (0, 0), epoch) for epoch in range(4)]
+    assert found == [(0, 0), (0, 1), (1, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+def test_a_share_of_the_samples_has_a_synthetic_caption_instead(tmp_path, ratio):
+    folder = shards(tmp_path / "data")
+    both = {}
+    for number, batch in enumerate(batches(module(tmp_path, folder), 4)):
+        for row, sample in enumerate(batch["sample_index"].tolist()):
+            both[number // (COUNT // 4), sample] = {key: column[row] for key, column in batch.items()}
+    shares = []
+    for number, batch in enumerate(batches(module(tmp_path, folder, synthetic_ratio=ratio), 4)):
+        assert not any("synthetic" in key for key in batch)
+        for row, sample in enumerate(batch["sample_index"].tolist()):
+            whole = both[number // (COUNT // 4), sample]
+            synthetic = torch.equal(batch["input_ids"][row], whole["synthetic_input_ids"])
+            kind = ("synthetic_input_ids", "teacher_synthetic") if synthetic else ("input_ids", "teacher_text")
+            for name, expected in zip(("input_ids", "teacher_text"), kind, strict=True):
+                assert torch.equal(batch[name][row], whole[expected])
+            assert torch.equal(batch["image"][row], whole["image"])
+            shares.append(synthetic)
+    assert len(shares) == 4 * COUNT
+    assert abs(sum(shares) / len(shares) - ratio) < (0.2 if ratio == 0.5 else 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"synthetic_ratio": 1.5}, "data.synthetic_ratio from 0 to 1, got 1.5"),
+        ({"first_synthetic": 0}, "first_synthetic"),
+        ({"first_augmentations": 0}, "first_augmentations"),
+    ],
+)
+def test_draws_out_of_range_are_refused(option, message):
+    with pytest.raises(UserError, match=message):
+        ReinforcedImageTextDataModule(**option)
 
 
 def test_only_three_rows_are_read(tmp_path, monkeypatch):

@@ -133,7 +133,11 @@ def _write_classes(folder):
 
 
 def _write_reinforced(folder):
-    for shards, images in (("datacompdr_12m/0.tar", "datacomp_12m"), ("datacompdr_1b/00/0.tar", "datacomp_1b")):
+    for shards, images in (
+        ("datacompdr_12m/0.tar", "datacomp_12m"),
+        ("datacompdr_1b/00/0.tar", "datacomp_1b"),
+        ("dfndr_2b/00/0.tar", "dfn_2b"),
+    ):
         samples = {f"{number:08d}": reinforced.sample(number) for number in range(TRAINED)}
         beside = {key: {"jpg": members.pop("jpg")} for key, members in samples.items()}
         reinforced.write_tar(folder / shards, samples)

@@ -77,9 +77,14 @@ MODELS: dict[str, dict[str, Any]] = {
 SWAPPED = {
     "ViT-B-16": "tiny-clip-of-the-tests",
     "MobileCLIP-S0": "MobileCLIP-tiny",
+    "MobileCLIP-B": "tiny-clip-of-the-tests",
+    "MobileCLIP2-S0": "MobileCLIP-tiny",
+    "MobileCLIP2-S4": "tiny-clip-of-the-tests",
     "ViT-L-14": "tiny-clip-of-the-tests",
     "openai": "clip.safetensors",
     "datacomp_xl_s13b_b90k": "clip.safetensors",
+    "dfn2b": "clip.safetensors",
+    "dfn2b_s39b": "clip.safetensors",
     "deit_base_patch16_224.fb_in1k": "deit.pth",
     "base_imagenet.pt": "data2vec.pth",
     "timm/resnet50": "resnet8",
@@ -87,6 +92,7 @@ SWAPPED = {
     "IMAGENET1K_V1": "imagenet_{teacher}.pth",
     "coca_ViT-L-14": "coca",
     "mscoco_finetuned_laion2b_s13b_b90k": "coca",
+    "coca_dfn2b_mscoco38k.pt": "coca",
 }
 """Replacements of networks and weights that would be downloaded."""
 DATA: dict[str, Any] = {

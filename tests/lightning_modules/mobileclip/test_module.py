@@ -226,6 +226,16 @@ def test_schedule_equals_open_clips_with_a_floor(warmup):
     assert module.paper_schedule().rate(20, 20) == pytest.approx(0.5)
 
 
+def test_a_constant_phase_precedes_the_cosine():
+    optim = {"learning_rate": 2.0, "min_learning_rate": 0.5, "warmup_steps": 2, "constant_steps": 10}
+    schedule = tiny_module(optim=optim).paper_schedule()
+    assert [schedule.rate(step, 20) for step in range(11)] == [1.0, *[2.0] * 10]
+    expected = [0.5 + 1.5 * (1 + math.cos(math.pi * (step - 10) / 10)) / 2 for step in range(10, 21)]
+    assert [schedule.rate(step, 20) for step in range(10, 21)] == pytest.approx(expected)
+    with pytest.warns(UserWarning, match="constant_steps is 10, but the run has 10 optimizer steps"):
+        schedule.warn(10)
+
+
 def test_a_warm_up_longer_than_the_run_is_cut_with_a_warning():
     module = tiny_module(optim={"learning_rate": 2.0, "min_learning_rate": 0.5, "warmup_steps": 2000})
     module._trainer = type("Trainer", (), {"estimated_stepping_batches": 20, "lr_scheduler_configs": []})()

@@ -284,6 +284,59 @@ def test_blank_captions_are_dropped(folders, captioned):
         close(embeddings(record), torch.cat([images, words]))
 
 
+class Loud(Parrot):
+    """Look at two pixels, and return the seed in capitals."""
+
+    @property
+    def transform(self) -> Callable[[Image.Image], torch.Tensor]:
+        return two_pixels
+
+    def forward(self, images, seeds):
+        assert images.shape[1:] == (3, 1, 2)
+        return [[f"SEED {seed}", f"PIXEL {image[0, 0, 1]:.0f}"] for image, seed in zip(images, seeds, strict=True)]
+
+
+def two_pixels(image):
+    return torch.tensor(np.array(image)[:1, :2]).permute(2, 0, 1).float()
+
+
+def test_captions_of_several_captioners_are_stored_one_after_another(folders, monkeypatch):
+    module = made(folders[:1], captioner=[Parrot(captions=1), Loud(captions=2), Parrot(captions=1)])
+    attach(module, monkeypatch, account={"predict": Account("predict", 0.5, "left out")}.__getitem__)
+    pairs = originals([[], [], []])
+    reinforced = predicted(module, batch_for(module, pairs))
+    seeds = set()
+    for pair in pairs:
+        pixels = np.array(Image.open(io.BytesIO(pair.image)))[0, :2, 0]
+        record = reinforced.records[pair.row]
+        first, second, third, fourth = record.synthetic["syn_text"]
+        assert (first, third) == (f"seed {7 * pair.row} pixel {pixels[0]}", f"PIXEL {pixels[1]}")
+        assert fourth.endswith(f"pixel {pixels[0]}")
+        seeds |= {int(text.split()[1]) for text in (first, second, fourth)}
+        _, words = alone(folders[:1], pair, [first, second, third, fourth])
+        close(record.synthetic_embeddings["syn_text"], words)
+    assert len(seeds) == 3 * len(pairs)  # no two captioners draw the same numbers
+    assert module.captions == 4
+    described = module.settings()["captioner"]
+    assert [one["class"] for one in described] == ["Parrot", "Loud", "Parrot"]
+    assert json.loads(json.dumps(described)) == described
+    assert not any(part.training for part in module.captioner.modules())
+    assert not any(parameter.requires_grad for parameter in module.captioner.parameters())
+    with pytest.raises(UserError, match="got none: name some"):
+        ReinforcementModule([Teacher(folders[0])], [])
+
+
+def test_the_command_line_takes_several_captioners(tmp_path):
+    captioner = [{"class_path": "CoCaCaptioner", "init_args": {"weights": name}} for name in ("one.pt", "two.pt")]
+    config = {"model": {"init_args": {"captioner": captioner}}}
+    (tmp_path / "several.yaml").write_text(yaml.safe_dump(config))
+    base = str(ROOT / "configs/mobileclip/reinforce.yaml")
+    ran = run("predict", "--config", base, "--config", str(tmp_path / "several.yaml"), "--print_config")
+    assert ran.status == 0, ran.err
+    found = yaml.safe_load(ran.out)["model"]["init_args"]["captioner"]
+    assert [one["init_args"]["weights"] for one in found] == ["one.pt", "two.pt"]
+
+
 def test_a_pair_without_captions_is_left_out_and_counted(folders, captioned, monkeypatch):
     module, account = captioned
     monkeypatch.setattr(Parrot, "says", [["one", "two"], ["", " \t"], [" ", "three"]])
