@@ -55,7 +55,7 @@ REPLACED = {
     *(f"data.init_args.{part}_transform.init_args.size" for part in ("train", "eval")),
     # Data and texts of the classes that are told apart.
     *(f"trainer.callbacks.{number}.init_args.data.init_args.{name}" for number in (0, 1) for name in DATA),
-    "trainer.callbacks.1.init_args.templates",
+    *(f"trainer.callbacks.{number}.init_args.templates" for number in (0, 1)),
     # The networks that reinforce a data set.
     *(f"model.init_args.teachers.{number}.{name}" for number in (0, 1) for name in ("model", "weights")),
     *(f"model.init_args.captioner.init_args.{name}" for name in ("model", "weights", "length")),
@@ -63,6 +63,9 @@ REPLACED = {
 """Settings that may differ from a command."""
 SCALED = {"trainer.precision", "trainer.plugins"}
 """And where it says 16-mixed, as a CPU knows the scaler of the gradients only if it is named."""
+
+EXTRACTION = {"val/zero_shot_top1", "val/paper/image_to_text_r1", "val/paper/text_to_image_r1"}
+"""Metrics by which the paper checks an extraction."""
 
 
 def commands(method):
@@ -122,6 +125,8 @@ def test_every_command_takes_two_steps_and_validates(method, files, monkeypatch)
         scaled = _last(configs, "precision") == "16-mixed"
         assert set(result.replaced) <= REPLACED | (SCALED if scaled else set()), command
         assert result.trainer["processes"] == (2 if is_distributed(command) else 1), command
+        if "mmlg/extract_check.yaml" in command:
+            assert set(result.metrics) >= EXTRACTION, result.metrics
         if " fit " not in command:
             continue
         assert (result.steps, result.trainer["global_step"]) == (2, 2), command
@@ -156,10 +161,13 @@ LENGTHS = {
     "cocord/probe_tinyimagenet": (187_440, 64, 0, 1e-3),
     "mmlg/extract": (803_744, 512, 10_000, 0),
     "mmlg/activate": (2_511, 512, 250, 0),  # a tenth of the pairs, one epoch
+    "mmlg/pt_ft": (803_744, 512, 10_000, 0),
     "mmlg/retrieval_flickr30k": (28_300, 256, 10_000, 0),
     "mmlg/retrieval_coco": (110_650, 256, 10_000, 0),
     "mmlg/caption_coco": (22_130, 256, 5_000, 0),
     "mmlg/classify_cifar100": (97_500, 256, 5_000, 0),
+    "mmlg/classify_food101": (147_500, 256, 5_000, 0),
+    "mmlg/classify_pets": (7_000, 256, 5_000, 0),
     "mobileclip/base": (45_000, 8_192, 2_000, 1e-3),
     "mobileclip/paper": (200_000, 65_536, 2_000, 1e-3),
     "mobileclip/paper_b_lt": (600_000, 65_536, 2_000, 1e-3),

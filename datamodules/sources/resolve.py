@@ -14,6 +14,7 @@ from jsonargparse import Namespace
 
 from ...common.errors import UserError
 from ...common.names import nearest
+from .authors_folder import DataSet, data_set_in
 from .members import IMAGE_SUFFIXES
 
 METADATA = ("metadata.jsonl", "metadata.csv")
@@ -38,7 +39,8 @@ class Source:
         path: file, glob pattern, folder, or hub name.
         format: format of the files; by default detected from the suffix or the content of the folder.
         split: split of a hub dataset; by default the split of the datamodule ("test" for prediction). For a file with
-            Karpathy's splits, "+" joins several; the default for training is "train+restval".
+            Karpathy's splits, "+" joins several; the default for training is "train+restval". Oxford-IIIT Pet has
+            "trainval" and "test", Food-101 "train" and "test"; neither has one for validation.
         name: configuration of a hub dataset.
         image_root: folder that relative image paths start from, and that no path may leave; by default the folder in
             the datamodule's settings, or else the folder of the file, which paths may leave.
@@ -81,7 +83,7 @@ def as_source(source: Any) -> Source:
     return Source(os.fspath(source))
 
 
-def resolve(spec: Source) -> tuple[Format, list[str], str]:
+def resolve(spec: Source) -> tuple[Format | DataSet, list[str], str]:
     """Return the format of a source, its files, and the folder that relative image paths start from.
 
     Raises:
@@ -117,12 +119,14 @@ def resolve(spec: Source) -> tuple[Format, list[str], str]:
     return kind, [os.path.abspath(file) for file in files], os.path.dirname(os.path.abspath(files[0]))
 
 
-def _resolve_folder(spec: Source, path: str) -> tuple[Format, list[str], str]:
+def _resolve_folder(spec: Source, path: str) -> tuple[Format | DataSet, list[str], str]:
     folder = Path(os.path.abspath(path))
     if spec.format == "disk" or (spec.format == "auto" and (folder / "state.json").exists()):
         return "disk", [], str(folder)
     if spec.format == "auto" and (folder / "dataset_dict.json").exists():
         return "disk", [], str(folder)
+    if spec.format == "auto" and (data_set := data_set_in(folder)):
+        return data_set, [], str(folder)
     if spec.format in ("auto", "imagefolder"):
         for name in METADATA:
             if (folder / name).exists():
