@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks, rank
 from ..base.data_sizes import DataSizes
 from ..base.method import Method
-from ..base.settings import settings
+from ..base.settings import plain, settings
 from ..base.sharding import full_state
 from ..contrast import all_image_ids, contrast_terms
 from ..evaluation.retrieval import RetrievalEvaluation
@@ -35,6 +35,7 @@ from .pairs import caption_kinds, check_length, student_sides
 from .preprocessing import preprocessing_of_arguments, preprocessing_of_file
 from .programs import Format, export_towers
 from .settings import MemorySettings, MomentumSettings, OptimSettings, TeacherSettings, VisionSettings
+from .shapes import ModelShape, resolved
 from .teachers import Teachers
 from .trained import rebuild
 from .weights import load_weights
@@ -50,7 +51,8 @@ class MobileCLIPModule(Method):
     The defaults are the paper's for the S models; `configs/mobileclip/` has the paper's and the released scripts'.
 
     Args:
-        model: name of the student: one of MobileCLIP's or MobileCLIP2's ("MobileCLIP-S0"), or any of open_clip's.
+        model: the student: the name of one of MobileCLIP's or MobileCLIP2's models ("MobileCLIP-S0") or of open_clip's,
+            or the shape of its towers: the path of a YAML or JSON file with the fields of `ModelShape`, or these.
         weights: trained weights of that model to start from, or to evaluate: a file of the vendor or of open_clip, or a
             checkpoint of this class. Datamodules of this package then use the preprocessing of these weights.
         captions: captions to train on: "both", as in the paper, or one kind, for ablations.
@@ -71,7 +73,7 @@ class MobileCLIPModule(Method):
 
     def __init__(
         self,
-        model: str = "MobileCLIP-S0",
+        model: str | ModelShape = "MobileCLIP-S0",
         weights: str | None = None,
         captions: Literal["both", "real", "synthetic"] = "both",
         max_tokens: int = 77,
@@ -87,13 +89,14 @@ class MobileCLIPModule(Method):
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
         self.save_settings()
-        self.model, self.weights, self.captions = model, weights, captions
+        self.model, self.weights, self.captions = resolved(model), weights, captions
+        self.hparams.update(plain({"model": self.model}))  # not a path: a checkpoint needs no other file
         self.max_tokens, self.max_logit_scale = max_tokens, max_logit_scale
         self.vision, self.teacher = settings(VisionSettings, vision), settings(TeacherSettings, teacher)
         self.momentum, self.optim = settings(MomentumSettings, momentum), settings(OptimSettings, optim)
         self.memory = settings(MemorySettings, memory)
         self.teachers = Teachers.of(self.teacher)
-        self.student = build_model(model, self.vision.image_size, max_tokens)
+        self.student = build_model(self.model, self.vision.image_size, max_tokens)
         self.student.logit_bias = None  # SigLIP's; this loss has none
         self.average: nn.Module | None = None
         if self.momentum.momentum is not None:

@@ -13,10 +13,11 @@ from ...callbacks import AtomicCheckpointIO
 from ..base.preprocessing import is_checkpoint, recorded_preprocessing
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import CONFIG_NAME, WEIGHTS_NAME
-from .models import PRESETS, model_config
+from .models import model_config, preset_of
+from .shapes import Model
 
 
-def preprocessing_of(name: str, image_size: int | None = None) -> Preprocessing:
+def preprocessing_of(name: Model, image_size: int | None = None) -> Preprocessing:
     """Return the preprocessing of a model.
 
     Weights of one name may differ in it; of open_clip's models it is that of the first listed weights.
@@ -29,16 +30,16 @@ def preprocessing_of(name: str, image_size: int | None = None) -> Preprocessing:
         UserError: as `build_model` does.
     """
     size = image_size or model_config(name)["vision_cfg"]["image_size"]
-    preset = PRESETS.get(name)
+    preset = preset_of(name)
     if preset is not None:
         return Preprocessing(size, preset.mean, preset.std, preset.interpolation)
-    tags = open_clip.list_pretrained_tags_by_model(name)
-    listed = open_clip.get_pretrained_cfg(name, tags[0]) if tags else {}
+    tags = open_clip.list_pretrained_tags_by_model(str(name))
+    listed = open_clip.get_pretrained_cfg(str(name), tags[0]) if tags else {}
     own = PreprocessCfg(**merge_preprocess_dict(PreprocessCfg(), listed))
     return Preprocessing(size, own.mean, own.std, own.interpolation, own.resize_mode)
 
 
-def preprocessing_of_file(name: str, path: str | Path, image_size: int | None = None) -> dict[str, Any] | None:
+def preprocessing_of_file(name: Model, path: str | Path, image_size: int | None = None) -> dict[str, Any] | None:
     """Return the preprocessing that weights in a file expect, as a record (`recorded_preprocessing`).
 
     Args:
