@@ -128,3 +128,20 @@ def test_shapes_that_cannot_be_built_are_refused(changed, message, tmp_path, mon
     with pytest.raises(UserError, match=r"found none at 'other\.yaml'"):
         resolved("other.yaml")
     assert isinstance(resolved(OWN), ModelShape)
+
+
+def test_a_run_of_a_file_is_validated_without_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "shape.yaml"
+    path.write_text(yaml.safe_dump(OWN))
+    data = {"length": 8, "eval_length": 4, "augmentations": 1, "batch_size": 4, "image_size": 32, "num_workers": 0}
+    options = [f"--data.{name}={value}" for name, value in data.items()]
+    short = ("--trainer.max_steps=1", "--trainer.accelerator=cpu", "--model.teacher.distillation_weight=0")
+    words = ("--model=MobileCLIPModule", f"--model.model={path}", "--data=ReinforcedShapesDataModule", *options)
+    ran = run("fit", *words, *short)
+    assert ran.status == 0, ran.err
+    path.unlink()
+    (checkpoint,) = tmp_path.rglob("last.ckpt")
+    ran = run("validate", "--ckpt_path", str(checkpoint))
+    assert ran.status == 0, ran.err
+    assert "val/recall_mean" in ran.out
