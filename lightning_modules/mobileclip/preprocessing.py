@@ -11,9 +11,11 @@ from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
 from ...callbacks import AtomicCheckpointIO
 from ..base.preprocessing import is_checkpoint, recorded_preprocessing
+from ..base.settings import settings
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import CONFIG_NAME, WEIGHTS_NAME
 from .models import model_config, preset_of
+from .settings import VisionSettings
 from .shapes import Model
 
 
@@ -82,7 +84,11 @@ def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def preprocessing_of_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the preprocessing that the arguments of `MobileCLIPModule` give, completed by the model's own."""
-    vision = arguments["vision"]
-    own = dataclasses.asdict(preprocessing_of(arguments["model"], vision["image_size"]))
-    given = {part: vision[f"image_{part}"] for part in ("mean", "std", "interpolation")}
-    return own | {part: value for part, value in given.items() if value is not None}
+    return dataclasses.asdict(student_preprocessing(arguments["model"], settings(VisionSettings, arguments["vision"])))
+
+
+def student_preprocessing(model: Model, vision: VisionSettings) -> Preprocessing:
+    """Return the preprocessing of a model's images, with the given values in place of its own."""
+    given = {part: getattr(vision, f"image_{part}") for part in ("mean", "std", "interpolation")}
+    own = preprocessing_of(model, vision.image_size)
+    return dataclasses.replace(own, **{part: value for part, value in given.items() if value is not None})
