@@ -7,6 +7,7 @@ from typing import Any
 
 from ..common.errors import UserError
 from .core.decode import MAX_PIXELS
+from .core.mixing import Mix
 from .core.stages import Split
 from .labels import LabelDataModule
 from .sources.label_table import LabelTable
@@ -24,10 +25,10 @@ class ImageClassificationDataModule(LabelDataModule):
     Args:
         train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these. Files:
             ``.parquet``, ``.json``, ``.jsonl``, ``.csv``, ``.tar`` in WebDataset's form (the label in the member that
-            ``label_column`` names, such as ``cls``). Folders: of such files, of images in one folder per class, or
-            saved by ``datasets``.
-        validation: rows for validation, in the same forms. For hub datasets without such a split: a :class:`Source`
-            with ``split: test``.
+            ``label_column`` names, such as ``cls``). Folders: of such files, of images in one folder per class,
+            saved by ``datasets``, or of Oxford-IIIT Pet or Food-101 as their authors publish them.
+        validation: rows for validation, in the same forms. For data sets without such a split: a :class:`Source` with
+            ``split: test``.
         test: rows for testing, in the same forms.
         predict: rows for prediction; labels are optional, and image folders need no folders of classes.
         image_root: folder that relative image paths start from; by default the folder of the file that names them.
@@ -79,6 +80,10 @@ class ImageClassificationDataModule(LabelDataModule):
         rows = LabelTable(parts, self.max_pixels)
         rows.check(split)
         return rows
+
+    def training_mix(self, rows: LabelTable) -> Mix:
+        """Return the weights of the sources."""
+        return rows.mix
 
     def setup(self, stage: str | None = None) -> None:
         """Open the splits of a stage, and check that their labels are classes of training.

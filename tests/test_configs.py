@@ -307,14 +307,60 @@ def test_extraction_and_activation_have_the_papers_settings():
     assert activate["data"]["init_args"]["samples_per_epoch"] * 10 == data["samples_per_epoch"]
 
 
-@pytest.mark.parametrize(("names", "images"), [(["flickr30k"], 29_000), (["flickr30k", "coco"], 113_287)])
-def test_retrieval_of_a_descendant_has_the_papers_recipe_and_a_shorter_warm_up(names, images):
+def test_ten_thirty_and_fifty_percent_of_activation_are_documented_as_options():
+    header = (ROOT / "configs/mmlg/activate.yaml").read_text().partition("\nneeds:")[0]
+    page = (ROOT / "docs/methods/mmlg.md").read_text()
+    configs = [ROOT / f"configs/mmlg/{name}.yaml" for name in ("extract", "activate")]
+    extract, activate = (_composed(*configs[:count]) for count in (1, 2))
+    pairs, batch = (extract["data"]["init_args"][name] for name in ("samples_per_epoch", "global_batch_size"))
+    model, data = activate["model"]["init_args"], activate["data"]["init_args"]
+    found = {10: (data["samples_per_epoch"], model["optim"]["warmup_steps"])}
+    thirty = re.search(r"for 30%, --data.samples_per_epoch (\d+) --model.optim.warmup_steps (\d+)", header)
+    fifty = re.search(r"for 50%, (\d+) and (\d+)", header)
+    found |= {30: tuple(map(int, thirty.groups())), 50: tuple(map(int, fifty.groups()))}
+    for percent, (samples, warmup) in found.items():
+        assert samples == pairs * percent // 100
+        assert warmup == pytest.approx(samples / batch / 10, rel=0.01)
+        assert f"| {percent}% | {samples} | {warmup} |" in page
+
+
+def test_an_extraction_is_checked_as_in_the_paper():
+    configs = [ROOT / f"configs/mmlg/{name}.yaml" for name in ("extract", "extract_check")]
+    extract, check = (_composed(*configs[:count]) for count in (1, 2))
+    assert check["model"] == extract["model"]
+    (callback,) = check["trainer"]["callbacks"]
+    assert callback["class_path"].endswith("ZeroShotClassification")
+    assert says(callback["init_args"], {"class_names": "imagenet", "templates": "openai", "name": "zero_shot"})
+    images = callback["init_args"]["data"]["init_args"]
+    assert says(images["validation"], {"path": "ILSVRC/imagenet-1k", "split": "validation"})
+    assert "cc3m" in check["data"]["init_args"]["validation"]
+    assert "cc3m_val" not in str(check["data"]["init_args"]["train"])
+
+
+def test_pt_ft_is_the_extraction_with_a_plain_student_with_and_without_distillation():
+    base, part = (ROOT / f"configs/mmlg/{name}.yaml" for name in ("extract", "pt_ft"))
+    extract, distilled = _composed(base), _composed(base, part)
+    differing = {name for name, value in flat(distilled["model"]).items() if value != flat(extract["model"])[name]}
+    assert differing == {"init_args.student"}
+    assert distilled["model"]["init_args"]["student"] == "plain"
+    assert (distilled["data"], distilled["trainer"]["max_epochs"]) == (extract["data"], 32)
+    assert distilled["model"]["init_args"]["teacher"]["distillation_weight"] == 1.0
+    assert distilled["trainer"]["callbacks"][0]["class_path"].endswith("LearngeneWriter")  # He-LG's
+    options = re.search(r"PT-FT without distillation: add\n#   (.*)", part.read_text())[1].split()
+    ran = run("fit", "--config", str(base), "--config", str(part), *options, "--print_config")
+    plain = yaml.safe_load(ran.out)
+    assert plain["model"]["init_args"]["teacher"]["distillation_weight"] == 0.0
+    assert plain["trainer"]["logger"]["init_args"]["name"] == "mmlg_pt_ft_without_distillation"
+
+
+@pytest.mark.parametrize("names", [["flickr30k"], ["flickr30k", "coco"]])
+def test_retrieval_of_a_descendant_has_the_papers_recipe(names):
     composed = _composed(*[ROOT / f"configs/mmlg/retrieval_{name}.yaml" for name in names])
     model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
     assert (model["student"], model["teacher"]["distillation_weight"]) == ("plain", 0.0)
     assert (model["optim"]["learning_rate"], model["optim"]["weight_decay"]) == (5e-5, 0.01)
     assert (data["global_batch_size"], trainer["max_epochs"]) == (256, 50)
-    assert model["optim"]["warmup_steps"] == images // 256 * 50 // 10
+    assert (model["optim"]["warmup_steps"], data["samples"]) == (10_000, "captions")
     assert model["evaluation"]["protocols"] == ["karpathy5", "paper"]
     assert composed["checkpoint"]["monitor"] == "val/paper/recall_mean"
 
@@ -362,6 +408,23 @@ def test_classification_with_a_descendant_has_the_papers_recipe():
         sizes.add(transform["size"])
     assert sizes == {224}
     assert composed["checkpoint"]["monitor"] == "val/top1"
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "folder"), [("pets", 37, "data/oxford-iiit-pet"), ("food101", 101, "data/food-101")]
+)
+def test_the_papers_other_classifications_differ_in_their_data_alone(name, classes, folder):
+    base = ROOT / "configs/mmlg/classify_cifar100.yaml"
+    cifar, other = _composed(base), _composed(base, ROOT / f"configs/mmlg/classify_{name}.yaml")
+    own = {"train", "validation", "test", "num_classes"}
+    data = other["data"]["init_args"]
+    assert (data["train"], data["test"], data["num_classes"]) == (folder, folder, classes)
+    assert says(data["validation"], {"path": folder, "split": "test"})
+    assert {key for key, value in data.items() if value != cifar["data"]["init_args"][key]} == own
+    assert {key for key, value in flat(other["model"]).items() if value != flat(cifar["model"])[key]} <= {
+        "init_args.num_classes"
+    }
+    assert (other["trainer"]["max_epochs"], other["checkpoint"]) == (500, cifar["checkpoint"])
 
 
 def test_shres_distillation_has_the_thesis_settings():

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...common.errors import UserError
 from ...common.names import nearest
+from .authors_folder import DataSet, class_names, list_of_split, read_authors_list
 from .cache import index_cache
 from .hub import hub_or_cache, reason_not_found
 from .karpathy import is_karpathy, read_karpathy
@@ -69,12 +70,18 @@ class Opening:
         root = os.path.abspath(os.path.expanduser(named or folder))
         columns = (image, caption, image_id)
         try:
+            if kind in ("oxford_iiit_pet", "food101"):
+                files = [list_of_split(kind, folder, spec.split, split)]
+                dataset = self._records(spec, kind, files, columns, split, streaming, folder)
+                return dataset, Layout(spec.path, "image", "caption", None, root, class_names(kind, folder), FAULT)
             if kind in ("json", "imagefolder", "webdataset"):
                 dataset = self._records(spec, kind, files, columns, split, streaming)
                 # The root confines the paths in lists only: the reader itself finds the files of a folder.
                 confined = named is not None and kind == "json"
                 named_id = image_id is not None
-                layout = Layout(spec.path, "image", "caption", "image_id", root, None, FAULT, confined, named_id)
+                layout = Layout(
+                    spec.path, "image", "caption", "image_id", root, None, FAULT, confined, named_id, spec.weight
+                )
                 return dataset, layout
             dataset = self._library(spec, kind, files, split, streaming)
         except ValueError as error:
@@ -84,7 +91,7 @@ class Opening:
         dataset, layout = self._with_columns(dataset, spec, columns, root)
         # The library resolves the image paths of hub datasets.
         confined = named is not None and kind == "parquet"
-        layout = dataclasses.replace(layout, confined=confined, needs_id=image_id is not None)
+        layout = dataclasses.replace(layout, confined=confined, needs_id=image_id is not None, weight=spec.weight)
         if not streaming:
             return dataset, layout
         counted = kind == "parquet" and dataset.num_shards == len(files)
@@ -93,11 +100,12 @@ class Opening:
     def _records(
         self,
         spec: Source,
-        kind: Format,
+        kind: Format | DataSet,
         files: list[str],
         columns: tuple[str, str, str | None],
         split: str,
         streaming: bool,
+        folder: str = "",
     ) -> Any:
         from datasets import Dataset, Features, IterableDataset, List, Value
 
@@ -112,7 +120,10 @@ class Opening:
         image, caption, image_id = columns
         arguments: dict[str, Any] = {"files": files, "stamp": [_stamp(file) for file in files]}
         reader: Any
-        if kind == "webdataset":
+        if kind in ("oxford_iiit_pet", "food101"):
+            reader = read_authors_list
+            arguments |= {"data_set": kind, "folder": folder}
+        elif kind == "webdataset":
             reader = read_tars
             arguments |= {"caption": caption, "image_id": image_id}
         elif kind == "imagefolder" and not files[0].endswith(METADATA):
@@ -157,7 +168,7 @@ class Opening:
                 raise cause from None  # the library wraps the error of the reader
             raise
 
-    def _library(self, spec: Source, kind: Format, files: list[str], split: str, streaming: bool) -> Any:
+    def _library(self, spec: Source, kind: Format | DataSet, files: list[str], split: str, streaming: bool) -> Any:
         import datasets
 
         if kind == "disk":

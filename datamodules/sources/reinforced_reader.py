@@ -107,8 +107,8 @@ class ReinforcedReader:
         entries = self._entries(record, embeddings, name)
         groups = self._synthetic(members, embeddings, name)
         number = self.draws.augmentation(len(entries), numbers, epoch)
-        kind, place = self.draws.synthetic([len(group.captions) for group in groups], numbers, epoch)
-        group = groups[kind]
+        captioner, place = self.draws.synthetic([len(group.captions) for group in groups], numbers, epoch)
+        group = groups[captioner]
         has_real, has_synthetic = self.draws.captions(numbers)
         teacher_image = embeddings.row("image_emb", number)
         texts = [(captions[0], embeddings.row("text_emb", 0))] if has_real else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from jsonargparse import Namespace
 
 from ...common.errors import UserError
 from ...common.names import nearest
+from .authors_folder import DataSet, data_set_in
 from .members import IMAGE_SUFFIXES
 
 METADATA = ("metadata.jsonl", "metadata.csv")
@@ -37,13 +39,19 @@ class Source:
         path: file, glob pattern, folder, or hub name.
         format: format of the files; by default detected from the suffix or the content of the folder.
         split: split of a hub dataset; by default the split of the datamodule ("test" for prediction). For a file with
-            Karpathy's splits, "+" joins several; the default for training is "train+restval".
+            Karpathy's splits, "+" joins several; the default for training is "train+restval". Oxford-IIIT Pet has
+            "trainval" and "test", Food-101 "train" and "test"; neither has one for validation.
         name: configuration of a hub dataset.
         image_root: folder that relative image paths start from, and that no path may leave; by default the folder in
             the datamodule's settings, or else the folder of the file, which paths may leave.
         image_column: column of the images, if it differs from the datamodule's.
         caption_column: column of the captions, if it differs from the datamodule's.
         image_id_column: column of the image ids, if it differs from the datamodule's.
+        weight: number of times that an epoch of training reads each row; a fraction reads a part of the rows, drawn
+            anew for each epoch. In a streamed source, the number of times that a pass reads each shard.
+
+    Raises:
+        UserError: if the weight is not a positive number.
     """
 
     path: str
@@ -54,6 +62,11 @@ class Source:
     image_column: str | None = None
     caption_column: str | None = None
     image_id_column: str | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise UserError(f"Expected a positive weight of {self.path!r}, got {self.weight}: correct it.")
 
 
 def as_source(source: Any) -> Source:
@@ -70,7 +83,7 @@ def as_source(source: Any) -> Source:
     return Source(os.fspath(source))
 
 
-def resolve(spec: Source) -> tuple[Format, list[str], str]:
+def resolve(spec: Source) -> tuple[Format | DataSet, list[str], str]:
     """Return the format of a source, its files, and the folder that relative image paths start from.
 
     Raises:
@@ -106,12 +119,14 @@ def resolve(spec: Source) -> tuple[Format, list[str], str]:
     return kind, [os.path.abspath(file) for file in files], os.path.dirname(os.path.abspath(files[0]))
 
 
-def _resolve_folder(spec: Source, path: str) -> tuple[Format, list[str], str]:
+def _resolve_folder(spec: Source, path: str) -> tuple[Format | DataSet, list[str], str]:
     folder = Path(os.path.abspath(path))
     if spec.format == "disk" or (spec.format == "auto" and (folder / "state.json").exists()):
         return "disk", [], str(folder)
     if spec.format == "auto" and (folder / "dataset_dict.json").exists():
         return "disk", [], str(folder)
+    if spec.format == "auto" and (data_set := data_set_in(folder)):
+        return data_set, [], str(folder)
     if spec.format in ("auto", "imagefolder"):
         for name in METADATA:
             if (folder / name).exists():

@@ -14,6 +14,8 @@ from PIL import Image
 from support.images import draw_image, encoded
 from support.loader_workers import read_by_loader
 from support.streams import indices, read
+from vlightning.datamodules import ImageTextDataModule
+from vlightning.datamodules.core.mixing import Mix
 from vlightning.datamodules.core.sampling import block_order, shard_order
 from vlightning.datamodules.sources import tar_records
 from vlightning.datamodules.sources.open import Opening
@@ -99,7 +101,7 @@ def expected(counts, batches, workers, replicas):
     for worker in range(workers):
         number, block, rows = rank * workers + worker, 0, []
         for turn in itertools.count():
-            order = shard_order(SEED, EPOCH, turn, len(counts)).tolist()
+            order = shard_order(SEED, EPOCH, turn, Mix([len(counts)])).tolist()
             dealt = len(counts) >= count * workers
             whole = [
                 shard << 32 | row
@@ -237,3 +239,25 @@ def test_a_folder_saved_by_datasets_is_streamed(files, module):
     data.setup("fit")
     seen = [row for batch in data.train_dataloader() for row in batch["sample_index"].tolist()]
     assert len(set(seen)) == 8
+
+
+@pytest.mark.parametrize("percent", [10, 30, 50])
+def test_an_epoch_of_a_share_of_the_rows_reads_that_share_once(files, percent):
+    data = ImageTextDataModule(
+        train=tars(files, (20, 20, 20)),
+        streaming=True,
+        samples_per_epoch=60 * percent // 100,
+        batch_size=2,
+        num_workers=0,
+        seed=SEED,
+        image_size=8,
+        shuffle_block=BLOCK,
+        tokenizer="clip",
+        vocab_size=49408,
+        max_tokens=8,
+    )
+    data.setup("fit")
+    loader = data.train_dataloader()
+    read_rows = [int(index) for batch in loader for index in batch["sample_index"]]
+    assert len(loader) == 60 * percent // 100 // 2
+    assert len(read_rows) == len(set(read_rows)) == 60 * percent // 100

@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForMaskedLM
 from support import reinforced
 from support.captioning import write_language_model
 from support.clip import SIZE
-from support.images import draw_image, encoded
+from support.images import draw_image, encoded, write_food101, write_pets
 from support.mmlg import write_teacher as write_clip
 from support.recipes import CLASSES, MODELS
 from support.reinforcement import write_pairs
@@ -102,7 +102,7 @@ def _write_pairs(folder):
 
 
 def _write_tars(folder):
-    for data in ("cc3m", "cc12m"):
+    for data in ("cc3m", "cc3m_val", "cc12m"):
         samples = {
             f"{number:09d}": {"jpg": encoded(draw_image(number), "JPEG"), "txt": caption(number).encode()}
             for number in range(TRAINED)
@@ -130,6 +130,8 @@ def _write_classes(folder):
             for split, count in zip(splits, (TRAINED, EVALUATED), strict=True)
         }
         datasets.DatasetDict(rows).save_to_disk(folder / path)
+    write_pets(folder / "data/oxford-iiit-pet", [f"Breed_{number}" for number in range(37)], trainval=1, test=1)
+    write_food101(folder / "data/food-101", [f"dish_{number}" for number in range(101)], train=1, test=1)
 
 
 def _write_reinforced(folder):
