@@ -617,6 +617,7 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
             "distillation_weight": 0.75 if recipe == "paper_b_lt" else 1.0,
             "dims": None,
             "scales": [70.0, 60.0] if recipe.startswith("mobileclip2") else None,
+            "models": None,
         }
         assert optim["constant_steps"] == (300_000 if recipe == "paper_b_lt" else 0)
         assert data["image_size"] == (224 if model["model"] in ("ViT-B-16", "MobileCLIP-B") else 256)
