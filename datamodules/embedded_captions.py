@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ..common.errors import UserError
 from .core.decode import MAX_PIXELS
 from .core.hyperparameters import check_least
+from .core.mixing import Mix
 from .core.sampled import SampledDataModule
 from .core.stages import Split
+from .sources.caption_rows import CaptionRows
 from .sources.embedded_rows import (
     CaptionCollate,
     CaptionReader,
-    CaptionRows,
     EmbeddedCollate,
     EmbeddedEvaluationSet,
     EmbeddedImages,
@@ -94,7 +95,7 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         for split in self.splits_to_prepare():
             self.pairs.open(split)
 
-    def open_split(self, split: Split) -> CaptionRows | EmbeddedImages | None:
+    def open_split(self, split: Split) -> CaptionRows[EmbeddedImages] | EmbeddedImages | None:
         """Open and check the rows of a split."""
         parts = self.pairs.open(split)
         if not parts:
@@ -103,7 +104,11 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         images.check_embedded(split, split != "predict")
         return CaptionRows(images) if split == "train" else images
 
-    def training_reader(self, rows: CaptionRows) -> CaptionReader:
+    def training_mix(self, rows: CaptionRows[EmbeddedImages]) -> Mix:
+        """Return the weights of the sources."""
+        return rows.mix
+
+    def training_reader(self, rows: CaptionRows[EmbeddedImages]) -> CaptionReader:
         """Return a reader of an embedding with one caption."""
         return CaptionReader(rows)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..common.errors import UserError
 from .core.decode import MAX_PIXELS
+from .core.mixing import Mix
 from .core.stages import Split
 from .labels import LabelDataModule
 from .sources.label_table import LabelTable
@@ -79,6 +80,10 @@ class ImageClassificationDataModule(LabelDataModule):
         rows = LabelTable(parts, self.max_pixels)
         rows.check(split)
         return rows
+
+    def training_mix(self, rows: LabelTable) -> Mix:
+        """Return the weights of the sources."""
+        return rows.mix
 
     def setup(self, stage: str | None = None) -> None:
         """Open the splits of a stage, and check that their labels are classes of training.

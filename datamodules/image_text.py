@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 from torch import nn
@@ -13,9 +13,11 @@ from ..common.errors import UserError
 from .core.decode import MAX_PIXELS
 from .core.hyperparameters import check_least
 from .core.loaders import BatchLoader
+from .core.mixing import Mix
 from .core.sampling import TrainingPosition
 from .core.stages import Split
 from .pairs import PairDataModule
+from .sources.caption_rows import CaptionRows
 from .sources.open import Opening
 from .sources.splits import PairSources, Sources, by_split
 from .sources.stream import Stream
@@ -42,6 +44,8 @@ class ImageTextDataModule(PairDataModule):
             evaluation uses all.
         image_id_column: column whose equal values identify the same image; by default ``image_id`` if it exists, else
             the image's path.
+        samples: whether a training row is an image, for which one of its captions is drawn, or a caption: an image with
+            five captions is then five rows of an epoch.
         image_size: side of the square images, pixels; by default what the module's weights expect, or else 256 (ALBEF).
         horizontal_flip: whether to flip half of the training images, as ALBEF does; set it to false if captions
             distinguish left and right. Has no effect with ``train_transform``.
@@ -65,6 +69,7 @@ class ImageTextDataModule(PairDataModule):
         image_column: str = "image",
         caption_column: str = "caption",
         image_id_column: str | None = None,
+        samples: Literal["images", "captions"] = "images",
         image_size: int | None = None,
         horizontal_flip: bool = True,
         max_pixels: int = MAX_PIXELS,
@@ -80,11 +85,17 @@ class ImageTextDataModule(PairDataModule):
                 "Expected data.samples_per_epoch with data.streaming, got none: set it to the number of training rows "
                 "that make an epoch."
             )
+        if streaming and train is not None and samples == "captions":
+            raise UserError(
+                "Expected data.samples: images with data.streaming, got captions: set data.streaming to false, or give "
+                "a source with five captions for each image a weight of 5."
+            )
         check_least(shuffle_block=(shuffle_block, 1))
         self.streaming = streaming
         self.samples_per_epoch = samples_per_epoch
         self.shuffle_block = shuffle_block
         self.horizontal_flip = horizontal_flip
+        self.samples = samples
         self._image_size = image_size
         self.max_pixels = max_pixels
         self.pairs = PairSources(
@@ -114,9 +125,16 @@ class ImageTextDataModule(PairDataModule):
             for split in self.splits_to_prepare():
                 self.pairs.open(split)
 
-    def open_split(self, split: Split) -> PairTable | Stream | None:
+    def open_split(self, split: Split) -> PairTable | CaptionRows[PairTable] | Stream | None:
         """Open and check the rows of a split."""
-        return self.pairs.rows(split, self.clean_captions, self.max_words)
+        rows = self.pairs.rows(split, self.clean_captions, self.max_words)
+        if split == "train" and self.samples == "captions" and isinstance(rows, PairTable):
+            return CaptionRows(rows)
+        return rows
+
+    def training_mix(self, rows: PairTable | CaptionRows[PairTable]) -> Mix:
+        """Return the weights of the sources."""
+        return rows.mix
 
     # Streamed splits
 

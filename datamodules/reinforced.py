@@ -69,9 +69,9 @@ class ReinforcedCollate:
 class ReinforcedSet(TrainingSet):
     """Training samples whose reader also takes the epoch."""
 
-    def sample(self, epoch: int, row: int) -> ReinforcedSample:
+    def sample(self, epoch: int, item: int) -> ReinforcedSample:
         """As in :class:`TrainingSet`."""
-        sample: ReinforcedSample = self.read(row, sample_numbers(self.seed, epoch, row), epoch)  # type: ignore[call-arg]
+        sample: ReinforcedSample = self.read(item, sample_numbers(self.seed, epoch, item), epoch)  # type: ignore[call-arg]
         return sample
 
 

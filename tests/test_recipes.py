@@ -14,7 +14,7 @@ import pytest
 from support.distributed import run_distributed
 from support.mmlg import trained_checkpoint
 from support.recipe_files import write_files
-from support.recipes import ROOT, Ran, commands_of, in_order, is_distributed, ran, ran_together
+from support.recipes import ROOT, Ran, commands_of, in_order, is_distributed, length_of, ran, ran_together
 
 METHODS = ("albef", "cocord", "mmlg", "mobileclip", "shre")
 TRAINER = {
@@ -144,6 +144,67 @@ def test_every_command_takes_two_steps_and_validates(method, files, monkeypatch)
         assert result.trainer["scaler"] == scaled, command
         if result.optimizer["class"] == "AdamW":
             assert result.optimizer["fused"], command
+        if "quickstart" not in command and "my_data" not in command:
+            _leads_where_the_paper_says(command, result.planned)
+
+
+LENGTHS = {
+    "albef/pretrain_4m": (298_800, 512, 2_000, 0.1),  # the authors' rates
+    "albef/official": (298_800, 512, 2_000, 0.1),  # their staircase
+    "albef/retrieval_flickr30k": (5_660, 256, 0, 0.1),
+    "albef/retrieval_coco": (11_065, 256, 0, 0.1),
+    "albef/official_retrieval": (5_660, 256, 0, 0.1),
+    "cocord": (187_440, 64, 0, 1e-3),  # CRD's benchmark: 240 epochs
+    "cocord/pairs/imagenet": (500_400, 256, 0, 1e-3),  # PyTorch's 100 epochs
+    "cocord/imagenet": (500_400, 256, 0, 1e-3),
+    "cocord/probe_stl10": (9_360, 64, 0, 1e-3),
+    "cocord/probe_tinyimagenet": (187_440, 64, 0, 1e-3),
+    "mmlg/extract": (803_744, 512, 10_000, 0),
+    "mmlg/activate": (2_511, 512, 250, 0),  # a tenth of the pairs, one epoch
+    "mmlg/pt_ft": (803_744, 512, 10_000, 0),
+    "mmlg/retrieval_flickr30k": (28_300, 256, 10_000, 0),
+    "mmlg/retrieval_coco": (110_650, 256, 10_000, 0),
+    "mmlg/caption_coco": (22_130, 256, 5_000, 0),
+    "mmlg/classify_cifar100": (97_500, 256, 5_000, 0),
+    "mmlg/classify_food101": (147_500, 256, 5_000, 0),
+    "mmlg/classify_pets": (7_000, 256, 5_000, 0),
+    "mobileclip/base": (45_000, 8_192, 2_000, 1e-3),
+    "mobileclip/paper": (200_000, 65_536, 2_000, 1e-3),
+    "mobileclip/paper_b_lt": (600_000, 65_536, 2_000, 1e-3),
+    "mobileclip/mobileclip2": (200_000, 65_536, 10_000, 1e-3),
+    "mobileclip/mobileclip2_s4": (114_286, 114_688, 2_000, 0),
+    "mobileclip/released_script": (30_000, 8_192, 1_000, 0),
+    "shre/distill": (89_273, 256, 8_927, 0),
+    "shre/probe": (75_060, 256, 7_506, 0),
+    "shre/finetune": (75_060, 256, 7_506, 0),
+    "shre/probe_cifar10": (2_925, 256, 292, 0),
+    "shre/probe_cifar100": (2_925, 256, 292, 0),
+}
+"""Steps, global batch, steps of warm-up, and last learning rate as a share of the peak, from papers or authors' code.
+
+A name stands for all configs that start with it and have no entry of their own."""
+
+
+def _leads_where_the_paper_says(command, planned):
+    """The header, the parsed recipe and its schedule have the numbers of the paper."""
+    name = [word for word in command.split() if word.startswith("configs/")][-1].removeprefix("configs/")[:-5]
+    steps, batch, warmup, end = LENGTHS[max((key for key in LENGTHS if name.startswith(key)), key=len)]
+    stated = length_of(command)
+    assert stated is not None, command
+    assert (stated.steps, stated.batch, planned["batch"]) == (steps, batch, batch), command
+    if planned["steps"] > 0:
+        assert planned["steps"] == steps, command
+        assert stated.epochs == pytest.approx(steps * batch / stated.rows, abs=0.05), command
+    else:
+        assert planned["epochs"] * (stated.rows // batch) == steps, command
+        assert stated.epochs == planned["epochs"], command
+    assert planned["rows"] in (None, stated.rows), command
+    assert planned["samples"] in (None, "captions" if stated.unit == "captions" else "images"), command
+    assert stated.warmup == warmup, command
+    assert planned["peak"] == pytest.approx(1, rel=1e-3), command
+    assert planned["end"] == pytest.approx(end, abs=1e-9), command
+    if warmup:
+        assert planned["start"] < 0.2, command
 
 
 def _last(configs, name):

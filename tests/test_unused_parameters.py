@@ -37,6 +37,7 @@ SWITCHES = [
     ("cocord", {"contrast": {"weight": 0.0}, "prediction": {"weight": 0.0}}),
     ("cocord", {"prediction": {"weight": 0.0}}),
     ("cocord", {"contrast": {"weight": 0.0}}),
+    ("cocord", {"kd": {"attention_weight": 1.0, "hint_weight": 1.0}}),
     ("cocord", {"prediction": {"symmetric": False, "encoder": "teacher"}, "class_weight": 0.0}),
     ("cocord", {"contrast": {"encoder": "slow_student"}, "class_weight": 0.0}),
     ("mmlg", {"distillation_weight": 0.0}),

@@ -20,6 +20,7 @@ from .contract import asked_of
 from .faults import Account, BadSample, Collated, Outcome
 from .hyperparameters import check_least, check_one_batch_size, check_seed_and_share, record_hyperparameters
 from .loaders import BatchLoader, PredictionLoader, inner_loader, replicas_of
+from .mixing import Mix
 from .samples import Reader, TrainingSet
 from .sampling import (
     TrainingBatchSampler,
@@ -98,6 +99,10 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     def training_reader(self, rows: Any) -> Reader:
         """Return the reader of training samples."""
         raise NotImplementedError
+
+    def training_mix(self, rows: Any) -> Mix:
+        """Return how often an epoch reads the rows of each source; by default each row once."""
+        return Mix([len(rows)])
 
     def training_set(self, rows: Any) -> TrainingSet:
         """Return the dataset of training samples."""
@@ -262,7 +267,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         return self._rows[split]
 
     def _epoch_rows(self) -> int:
-        return len(self._opened("train"))
+        return len(self.training_mix(self._opened("train")))
 
     def _can_predict(self) -> tuple[bool, str]:
         """Return whether there is other input than images to predict, and the name of its option in messages."""
@@ -274,7 +279,8 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
 
     def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
         replicas, rank = self.replicas()
-        sampler = TrainingBatchSampler(len(rows), self.batch_size, self.run_seed, rank, replicas, position)
+        mix = self.training_mix(rows)
+        sampler = TrainingBatchSampler(mix, self.batch_size, self.run_seed, rank, replicas, position)
         persistent = self.persistent_workers and self.num_workers > 0
         options: dict[str, Any] = {"batch_sampler": sampler, "persistent_workers": persistent}
         return self._inner(self.training_set(rows), self.training_collate(), **options)

@@ -63,6 +63,8 @@ class SeededSet(Dataset[Outcome]):
 class TrainingSet(SeededSet):
     """Training samples, each with its own random numbers in each epoch; unusable rows are replaced.
 
+    A key is an epoch and an item, see :class:`~.mixing.Mix`.
+
     Args:
         length: number of rows.
         read: reader of samples.
@@ -77,17 +79,17 @@ class TrainingSet(SeededSet):
     def __len__(self) -> int:
         return self.length
 
-    def sample(self, epoch: int, row: int) -> Any:
-        """Read a row with its random numbers of an epoch; raises :class:`BadSample`."""
-        return self.read(row, sample_numbers(self.seed, epoch, row))
+    def sample(self, epoch: int, item: int) -> Any:
+        """Read the row of an item with the item's random numbers of an epoch; raises :class:`BadSample`."""
+        return self.read(item % self.length, sample_numbers(self.seed, epoch, item))
 
     def __getitem__(self, key: Key) -> Outcome:
         epoch, first = key
         faults: list[Fault] = []
         for attempt in range(ATTEMPTS):
-            row = substitute(self.seed, epoch, first, attempt, self.length) if attempt else first
+            item = substitute(self.seed, epoch, first, attempt, self.length) if attempt else first
             try:
-                sample = self.sample(epoch, row)
+                sample = self.sample(epoch, item)
             except BadSample as bad:
                 faults.append(bad.fault)
                 continue

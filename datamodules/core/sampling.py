@@ -20,9 +20,10 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.utils.data import get_worker_info
 
 from ...common.errors import UserError
+from .mixing import Mix
 
 Key = tuple[int, int]
-"""Key of a training sample: (epoch, row). It includes the epoch since persistent workers do not know it."""
+"""Key of a training sample: (epoch, item of a `Mix`). Persistent workers do not know the epoch otherwise."""
 
 # Each use of the seed has its own number, so that the order of epoch 3 and the draws of row 3, for example, differ.
 _ORDER, _SAMPLE, _SUBSTITUTE, _BLOCK, _SHARDS = range(5)
@@ -33,18 +34,18 @@ def generator(*counters: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(counters))
 
 
-def epoch_order(seed: int, epoch: int, length: int) -> np.ndarray:
-    """Return the order of all rows in an epoch, the same for any number of processes and workers.
+def epoch_order(seed: int, epoch: int, mix: Mix) -> np.ndarray:
+    """Return the order of the items in an epoch, the same for any number of processes and workers.
 
     Returns:
-        int64 [length], a permutation.
+        int64 [items].
     """
-    return generator(_ORDER, seed, epoch).permutation(length)
+    return mix.order(generator(_ORDER, seed, epoch))
 
 
-def shard_order(seed: int, epoch: int, pass_number: int, shards: int) -> np.ndarray:
+def shard_order(seed: int, epoch: int, pass_number: int, shards: Mix) -> np.ndarray:
     """Return the order in which the shards of a streamed split are read in a pass of an epoch."""
-    return generator(_SHARDS, seed, epoch, pass_number).permutation(shards)
+    return shards.order(generator(_SHARDS, seed, epoch, pass_number)) % shards.rows
 
 
 def block_order(seed: int, epoch: int, stream: int, block: int, rows: int) -> np.ndarray:
@@ -182,10 +183,10 @@ def batches_per_epoch(rows: int, batch_size: int, replicas: int) -> int:
 
 
 class TrainingBatchSampler:
-    """Batch sampler of ``(epoch, row)`` keys for this process; incomplete global batches are dropped.
+    """Batch sampler of ``(epoch, item)`` keys for this process; incomplete global batches are dropped.
 
     Args:
-        length: number of rows in the split.
+        mix: rows of the split, whose items an epoch reads.
         batch_size: rows per process and batch.
         seed: the run's seed.
         rank: index of this process among those that read different data.
@@ -194,9 +195,9 @@ class TrainingBatchSampler:
     """
 
     def __init__(
-        self, length: int, batch_size: int, seed: int, rank: int, world_size: int, position: TrainingPosition
+        self, mix: Mix, batch_size: int, seed: int, rank: int, world_size: int, position: TrainingPosition
     ) -> None:
-        self.length = length
+        self.mix = mix
         self.batch_size = batch_size
         self.seed = seed
         self.rank = rank
@@ -205,7 +206,7 @@ class TrainingBatchSampler:
 
     def __len__(self) -> int:
         """Return the number of batches in a full epoch, even if the next pass starts later."""
-        return self.length // (self.batch_size * self.world_size)
+        return len(self.mix) // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
         # A generator reads the position at the first batch; torch also creates iterators that it never uses.
@@ -214,10 +215,10 @@ class TrainingBatchSampler:
 
     def batches(self, epoch: int, done: int = 0, order_epoch: int | None = None) -> Iterator[list[Key]]:
         """Yield the batches of an epoch, starting at batch ``done``."""
-        order = epoch_order(self.seed, epoch if order_epoch is None else order_epoch, self.length)
+        order = epoch_order(self.seed, epoch if order_epoch is None else order_epoch, self.mix)
         for batch in range(done, len(self)):
             start = (batch * self.world_size + self.rank) * self.batch_size
-            yield [(epoch, row) for row in order[start : start + self.batch_size].tolist()]
+            yield [(epoch, item) for item in order[start : start + self.batch_size].tolist()]
 
 
 def evaluation_batches(length: int, batch_size: int, rank: int, world_size: int) -> list[list[int]]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -17,6 +14,7 @@ from ..core.decode import MAX_PIXELS
 from ..core.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
 from ..core.pair_samples import captions_of
 from ..core.samples import usable_samples
+from .caption_rows import CaptionRows
 from .embeddings import Embeddings
 from .table import PairTable
 
@@ -75,54 +73,6 @@ class EmbeddedImages(PairTable):
         self.check_rows(split, wanted, "embed these images, correct data.image_root, or set data.join_on", unusable)
 
 
-class CaptionRows:
-    """Captions of embedded images, one per row.
-
-    An image whose captions cannot be read has one row, so that it is counted as a bad row.
-
-    Args:
-        images: rows of images with their captions.
-    """
-
-    def __init__(self, images: EmbeddedImages) -> None:
-        self.images = images
-        self._ends = list(accumulate(self._count(row) for row in range(len(images))))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def _count(self, image: int) -> int:
-        try:
-            return len(self.images.captions(image))
-        except BadSample:
-            return 1
-
-    def image_row(self, row: int) -> int:
-        """Return the row of the image of a caption."""
-        return bisect_right(self._ends, row)
-
-    def caption(self, row: int) -> str:
-        """Return the raw caption.
-
-        Raises:
-            BadSample: if the captions of the image cannot be read.
-        """
-        image = self.image_row(row)
-        return self.images.captions(image)[row - self._ends[image]]  # a negative index
-
-    def image(self, row: int) -> Image.Image:
-        """Return the decoded image.
-
-        Raises:
-            BadSample: if the image cannot be used, for example because its file is missing.
-        """
-        return self.images.image(self.image_row(row))
-
-    def image_name(self, row: int) -> str:
-        """Return the path of an image file, or source and row of an image that is stored in the data."""
-        return self.images.image_name(self.image_row(row))
-
-
 class EmbeddedCaption(NamedTuple):
     """Embedding of an image with the captions of the image."""
 
@@ -136,7 +86,7 @@ class EmbeddedCaption(NamedTuple):
 class CaptionReader:
     """Reader of training samples: one caption with the embedding of its image, without random draws."""
 
-    rows: CaptionRows
+    rows: CaptionRows[EmbeddedImages]
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> EmbeddedCaption:
         """Read a row.
@@ -144,7 +94,7 @@ class CaptionReader:
         Raises:
             BadSample: if the caption is empty, or the row cannot be used.
         """
-        images, image = self.rows.images, self.rows.image_row(row)
+        images, image = self.rows.table, self.rows.image_row(row)
         caption = self.rows.caption(row)
         if not _usable(caption):
             raise BadSample(EMPTY_CAPTION, images.name(image))

@@ -44,6 +44,7 @@ class Layout:
         confined: whether paths that leave the root are refused.
         needs_id: whether a row without an id is unusable, which is so if the user named the column of ids; otherwise
             the path identifies the image.
+        weight: number of times that an epoch of training reads each row.
     """
 
     origin: str
@@ -55,6 +56,7 @@ class Layout:
     fault: str | None = None
     confined: bool = False
     needs_id: bool = False
+    weight: float = 1.0
 
     def encoded_image(self, values: dict[str, Any]) -> tuple[bytes | None, str | None]:
         """Return the encoded image, or the absolute path of its file."""

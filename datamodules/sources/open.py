@@ -79,7 +79,9 @@ class Opening:
                 # The root confines the paths in lists only: the reader itself finds the files of a folder.
                 confined = named is not None and kind == "json"
                 named_id = image_id is not None
-                layout = Layout(spec.path, "image", "caption", "image_id", root, None, FAULT, confined, named_id)
+                layout = Layout(
+                    spec.path, "image", "caption", "image_id", root, None, FAULT, confined, named_id, spec.weight
+                )
                 return dataset, layout
             dataset = self._library(spec, kind, files, split, streaming)
         except ValueError as error:
@@ -89,7 +91,7 @@ class Opening:
         dataset, layout = self._with_columns(dataset, spec, columns, root)
         # The library resolves the image paths of hub datasets.
         confined = named is not None and kind == "parquet"
-        layout = dataclasses.replace(layout, confined=confined, needs_id=image_id is not None)
+        layout = dataclasses.replace(layout, confined=confined, needs_id=image_id is not None, weight=spec.weight)
         if not streaming:
             return dataset, layout
         counted = kind == "parquet" and dataset.num_shards == len(files)

@@ -99,16 +99,16 @@ class ReinforcedReader:
         captions = [caption for caption in caption_of(members) if usable_caption(caption, False, 0)]
         if not captions:
             raise BadSample(EMPTY_CAPTION, name)
-        for kind in REINFORCEMENTS:
-            if kind not in members:
-                raise BadSample(f"no member {kind}", name)
+        for required in REINFORCEMENTS:
+            if required not in members:
+                raise BadSample(f"no member {required}", name)
         embeddings = SampleEmbeddings(members, name)
         record = json_of(members, "paug.json")
         entries = self._entries(record, embeddings, name)
         groups = self._synthetic(members, embeddings, name)
         number = self.draws.augmentation(len(entries), numbers, epoch)
-        kind, place = self.draws.synthetic([len(group.captions) for group in groups], numbers, epoch)
-        group = groups[kind]
+        captioner, place = self.draws.synthetic([len(group.captions) for group in groups], numbers, epoch)
+        group = groups[captioner]
         has_real, has_synthetic = self.draws.captions(numbers)
         teacher_image = embeddings.row("image_emb", number)
         texts = [(captions[0], embeddings.row("text_emb", 0))] if has_real else []

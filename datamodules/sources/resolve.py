@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -46,6 +47,11 @@ class Source:
         image_column: column of the images, if it differs from the datamodule's.
         caption_column: column of the captions, if it differs from the datamodule's.
         image_id_column: column of the image ids, if it differs from the datamodule's.
+        weight: number of times that an epoch of training reads each row; a fraction reads a part of the rows, drawn
+            anew for each epoch. In a streamed source, the number of times that a pass reads each shard.
+
+    Raises:
+        UserError: if the weight is not a positive number.
     """
 
     path: str
@@ -56,6 +62,11 @@ class Source:
     image_column: str | None = None
     caption_column: str | None = None
     image_id_column: str | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise UserError(f"Expected a positive weight of {self.path!r}, got {self.weight}: correct it.")
 
 
 def as_source(source: Any) -> Source:

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...common.errors import UserError
 from .open import Opening
 from .resolve import Source, as_source
 from .stream import Stream
@@ -62,13 +63,25 @@ class PairSources:
 
 
 def by_split(train: Sources, validation: Sources, test: Sources, predict: Sources) -> dict[Split, list[str | Source]]:
-    """Return the arguments of a datamodule as lists of sources by split."""
-    return {
+    """Return the arguments of a datamodule as lists of sources by split.
+
+    Raises:
+        UserError: if a source that is not for training has a weight.
+    """
+    sources: dict[Split, list[str | Source]] = {
         "train": as_list(train),
         "validation": as_list(validation),
         "test": as_list(test),
         "predict": as_list(predict),
     }
+    for split, several in sources.items():
+        for source in several if split != "train" else ():
+            if isinstance(source, Source) and source.weight != 1:
+                raise UserError(
+                    f"Expected no weight of {source.path!r} in the {split} split, got {source.weight}: remove it, "
+                    "since an evaluation reads each image once."
+                )
+    return sources
 
 
 def as_list(sources: Sources) -> list[str | Source]:

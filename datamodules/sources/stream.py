@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from ...common.errors import UserError
 from ..core.decode import decode_image
 from ..core.faults import BadSample, Fault
+from ..core.mixing import Mix
 from ..text.captions import text_id, usable_caption
 from .layout import PROBED_ROWS, Layout, Row, identity_number
 
@@ -41,12 +42,23 @@ class Stream:
     Args:
         parts: the opened sources, each with its layout.
         max_pixels: images with more pixels are refused.
+
+    Raises:
+        UserError: if a weight does not give whole shards.
     """
 
     def __init__(self, parts: Sequence[tuple[StreamedSource, Layout]], max_pixels: int) -> None:
         self.parts = list(parts)
         self.max_pixels = max_pixels
         self.shards = [(part, shard) for part, (source, _) in enumerate(parts) for shard in range(source.num_shards)]
+        self.mix = Mix([source.num_shards for source, _ in parts], [layout.weight for _, layout in parts])
+        for source, layout in parts:
+            share = source.num_shards * layout.weight
+            if abs(share - round(share)) > 1e-6:
+                raise UserError(
+                    f"Expected a weight of {layout.origin!r} that gives whole shards, of which it has "
+                    f"{source.num_shards}, got {layout.weight}: choose another weight, or set data.streaming to false."
+                )
 
     def count(self, shard: int) -> int | None:
         """Return the number of rows of a shard, or None if the number is unknown."""

@@ -123,7 +123,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
 
     def _share(self, pass_number: int, number: int, streams: int) -> Share:
         """Return the rows that a stream reads in a pass."""
-        order = shard_order(self.seed, self.epoch, pass_number, len(self.stream.shards)).tolist()
+        order = shard_order(self.seed, self.epoch, pass_number, self.stream.mix).tolist()
         return Share(order[number::streams], 0, 1) if len(order) >= streams else Share(order, number, streams)
 
     def _count(self, share: Share, enough: int) -> int | None:

@@ -16,6 +16,7 @@ from PIL import Image
 from ...common.errors import UserError
 from ..core.decode import decode_image, read_image
 from ..core.faults import EMPTY_CAPTION, BadSample, Fault, reading
+from ..core.mixing import Mix
 from ..text.captions import text_id, usable_caption
 from .layout import PROBED_ROWS, Ids, Layout, read_ids
 
@@ -44,6 +45,11 @@ class ImageTable:
 
     def __len__(self) -> int:
         return self._starts[-1]
+
+    @cached_property
+    def mix(self) -> Mix:
+        """Number of rows and weight of each source."""
+        return Mix(np.diff(self._starts).tolist(), [layout.weight for layout in self.layouts])
 
     def _locate(self, row: int) -> tuple[int, int]:
         part = bisect_right(self._starts, row) - 1
@@ -196,6 +202,20 @@ class PairTable(ImageTable):
         if layout.caption is None:
             return []
         return layout.texts({layout.caption: self._value(row, layout.caption)})
+
+    def caption_counts(self) -> np.ndarray:
+        """Return the number of captions of each row, at least 1, so that a row without captions counts as unusable.
+
+        Returns:
+            int64 [N].
+        """
+        counts = np.ones(len(self), np.int64)
+        for part, (layout, start) in enumerate(zip(self.layouts, self._starts, strict=False)):
+            column = self._columns[part].get(layout.caption) if layout.caption is not None else None
+            if column is not None and (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+                lengths = pc.list_value_length(column).fill_null(1).to_numpy()
+                counts[start : start + len(lengths)] = np.maximum(lengths, 1)
+        return counts
 
     def image_id(self, row: int) -> int:
         """Return a number that is equal for rows of the same image.

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks, rank
 from ..base.data_sizes import DataSizes
 from ..base.method import Method
-from ..base.settings import settings
+from ..base.settings import plain, settings
 from ..base.sharding import full_state
 from ..contrast import all_image_ids, contrast_terms
 from ..evaluation.retrieval import RetrievalEvaluation
@@ -31,10 +31,12 @@ from ..optim.layout import channels_last
 from ..optim.schedules import Schedule, WarmupCosine
 from .losses import reinforced_loss
 from .models import build_model, model_config
+from .online import OnlineTeachers
 from .pairs import caption_kinds, check_length, student_sides
-from .preprocessing import preprocessing_of_arguments, preprocessing_of_file
+from .preprocessing import preprocessing_of_arguments, preprocessing_of_file, student_preprocessing
 from .programs import Format, export_towers
 from .settings import MemorySettings, MomentumSettings, OptimSettings, TeacherSettings, VisionSettings
+from .shapes import ModelShape, resolved
 from .teachers import Teachers
 from .trained import rebuild
 from .weights import load_weights
@@ -50,7 +52,8 @@ class MobileCLIPModule(Method):
     The defaults are the paper's for the S models; `configs/mobileclip/` has the paper's and the released scripts'.
 
     Args:
-        model: name of the student: one of MobileCLIP's or MobileCLIP2's ("MobileCLIP-S0"), or any of open_clip's.
+        model: the student: the name of one of MobileCLIP's or MobileCLIP2's models ("MobileCLIP-S0") or of open_clip's,
+            or the shape of its towers: the path of a YAML or JSON file with the fields of `ModelShape`, or these.
         weights: trained weights of that model to start from, or to evaluate: a file of the vendor or of open_clip, or a
             checkpoint of this class. Datamodules of this package then use the preprocessing of these weights.
         captions: captions to train on: "both", as in the paper, or one kind, for ablations.
@@ -71,7 +74,7 @@ class MobileCLIPModule(Method):
 
     def __init__(
         self,
-        model: str = "MobileCLIP-S0",
+        model: str | ModelShape = "MobileCLIP-S0",
         weights: str | None = None,
         captions: Literal["both", "real", "synthetic"] = "both",
         max_tokens: int = 77,
@@ -87,13 +90,14 @@ class MobileCLIPModule(Method):
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
         self.save_settings()
-        self.model, self.weights, self.captions = model, weights, captions
+        self.model, self.weights, self.captions = resolved(model), weights, captions
+        self.hparams.update(plain({"model": self.model}))  # not a path: a checkpoint needs no other file
         self.max_tokens, self.max_logit_scale = max_tokens, max_logit_scale
         self.vision, self.teacher = settings(VisionSettings, vision), settings(TeacherSettings, teacher)
         self.momentum, self.optim = settings(MomentumSettings, momentum), settings(OptimSettings, optim)
         self.memory = settings(MemorySettings, memory)
-        self.teachers = Teachers.of(self.teacher)
-        self.student = build_model(model, self.vision.image_size, max_tokens)
+        self.teachers, self.online = Teachers.of(self.teacher), OnlineTeachers(self.teacher.online())
+        self.student = build_model(self.model, self.vision.image_size, max_tokens)
         self.student.logit_bias = None  # SigLIP's; this loss has none
         self.average: nn.Module | None = None
         if self.momentum.momentum is not None:
@@ -106,7 +110,8 @@ class MobileCLIPModule(Method):
         kinds = caption_kinds(batch, self.captions, self.max_tokens)
         student = student_sides(self.student, batch, kinds, self.memory.micro_batch_size)
         weight = self.teacher.distillation_weight  # lambda
-        teachers = self.teachers.sides(batch, kinds) if weight > 0 else {}
+        embedded = self.online.add(batch, kinds, self.memory.micro_batch_size) if self.online.loaded else batch
+        teachers = self.teachers.sides(embedded, kinds) if weight > 0 else {}
         ids = None if weight > 0 else all_image_ids(batch)  # the teachers' targets include pairs of the same image
         first = rank() * len(batch["image"])
         losses = []
@@ -121,14 +126,17 @@ class MobileCLIPModule(Method):
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
         return loss
 
+    def setup(self, stage: str) -> None:
+        """Load the teachers that embed batches online, which only training needs."""
+        super().setup(stage)
+        if stage == "fit":
+            self.online.load(self.max_tokens, student_preprocessing(self.model, self.vision), self.datamodule)
+
     def on_fit_start(self) -> None:
-        """Load initial weights, and take the teachers from the data."""
+        """Load initial weights, and take the teachers from the data, unless they run online."""
         super().on_fit_start()
         if self.teacher.distillation_weight > 0:
-            self.teachers = Teachers.of(self.teacher, getattr(self.datamodule, "teachers", None))
-            width = getattr(self.datamodule, "teacher_width", None)
-            if width is not None:
-                self.teachers.check_width(width)
+            self.teachers = self.online.teachers or Teachers.of_data(self.teacher, self.datamodule)
 
     # The moving average, and evaluation with it
 
@@ -190,8 +198,8 @@ class MobileCLIPModule(Method):
         )
 
     def sharded_networks(self) -> list[nn.Module]:
-        """Return the student and its average."""
-        return [network for network in (self.student, self.average) if network is not None]
+        """Return the student, its average and the teachers that run online."""
+        return [network for network in (self.student, self.average, *self.online.network) if network is not None]
 
     def configure_model(self) -> None:
         """Shard the networks, or lay out convolutions with channels last, which FSDP2 does not support."""

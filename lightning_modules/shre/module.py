@@ -27,6 +27,7 @@ from ..base.vocabulary import TextTower
 from ..evaluation.protocol import Batch
 from ..memory import in_slices
 from ..networks.precision import at_least_float32, unit
+from ..networks.teacher_images import TeacherImages
 from ..optim.adamw import adamw
 from ..optim.layout import channels_last
 from ..optim.schedules import WarmupShareCosine
@@ -46,7 +47,7 @@ from .settings import (
 )
 from .shared import Shared
 from .targets import PREFIX, make_target
-from .teacher import TeacherImages, load_teacher, teacher_images
+from .teacher import load_teacher, teacher_images
 from .weights import load_encoders
 
 
@@ -110,8 +111,7 @@ class SHReModule(Method):
         contrasted = (contrast.layers or self.student.shared_encoder.contrasted) if contrast.weight else ()
         for layer in self.student.shared_encoder.layers_after({*contrasted, "h3"} if kl.weight else contrasted):
             layer.requires_grad_(False)  # DDP requires a gradient for each trainable parameter
-        # One element, not a scalar: FSDP2 shards the first dimension.
-        start = torch.tensor([-math.log(contrast.temperature)])
+        start = torch.tensor([-math.log(contrast.temperature)])  # not a scalar: FSDP2 shards the first dimension
         self.scales = nn.ParameterDict([(name, nn.Parameter(start.clone())) for name in contrasted])
         self.teacher: Frozen[Any] = Frozen()
         self._teacher_images: TeacherImages | None = None

@@ -16,6 +16,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from support.images import draw_image, encoded
 from vlightning.datamodules.core.decode import decode_image
 from vlightning.datamodules.core.faults import BadDataError, BadSample
+from vlightning.datamodules.core.mixing import Mix
 from vlightning.datamodules.core.sampling import block_order, epoch_order, shard_order, substitute
 
 SHARDS, ROWS = 4, 400  # rows of each
@@ -163,7 +164,7 @@ def drawn(epoch, first, bad, choices, index):
 
 def mapped(epoch, bad):
     """Batches of a map-style epoch, and the causes of each."""
-    order = epoch_order(SEED, epoch, SHARDS * ROWS).tolist()
+    order = epoch_order(SEED, epoch, Mix([SHARDS * ROWS])).tolist()
     everything = range(SHARDS * ROWS)
     for start in range(0, len(order) - BATCH + 1, BATCH):
         yield [drawn(epoch, row, bad, everything, int) for row in order[start : start + BATCH]]
@@ -177,7 +178,7 @@ def number(row):
 def streamed(epoch, bad):
     """Batches of a streamed epoch; two workers with two of the four shards each, which they take in turn."""
     workers = []
-    order = shard_order(SEED, epoch, 0, SHARDS).tolist()
+    order = shard_order(SEED, epoch, 0, Mix([SHARDS])).tolist()
     for worker in range(WORKERS):
         rows = [shard * ROWS + place for shard in order[worker::WORKERS] for place in range(ROWS)]
         read = []

@@ -136,3 +136,17 @@ def test_an_epoch_is_the_same_from_python_yaml_and_the_command_line(row, files, 
         typed = {name: value if isinstance(value, str) else json.dumps(value) for name, value in init_args.items()}
         words = [f"--data.{name}={value}" for name, value in typed.items()]
         assert same(epoch("--data=ImageTextDataModule", *words), expected), source
+
+
+def test_captions_as_rows_and_weights_of_sources_from_the_command_line(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(files.folder)
+    pairs = [{"image": path, "caption": ["one", "two"]} for path in files.images(ROWS)]
+    sources = [{"path": files.json(pairs[:2], "few.json"), "weight": 2}, files.json(pairs[2:], "many.json")]
+    settings = {"train": sources, "batch_size": BATCH, "num_workers": 0, "image_size": 16, "vocab_size": 300}
+    data = ImageTextDataModule(**settings, samples="captions", seed=0, cache_dir=str(tmp_path / "cache"))
+    data.setup("fit")
+    expected = list(data.train_dataloader())
+    assert sum(len(batch["image"]) for batch in expected) == 2 * (2 * 2) + 4 * 2
+    words = [f"--data.{name}={json.dumps(value)}" for name, value in settings.items()]
+    words += ["--data.samples=captions", f"--data.cache_dir={tmp_path / 'cache'}"]
+    assert same(epoch("--data=ImageTextDataModule", *words), expected)

@@ -15,6 +15,7 @@ from support.images import draw_image, encoded
 from support.loader_workers import read_by_loader
 from support.streams import indices, read
 from vlightning.datamodules import ImageTextDataModule
+from vlightning.datamodules.core.mixing import Mix
 from vlightning.datamodules.core.sampling import block_order, shard_order
 from vlightning.datamodules.sources import tar_records
 from vlightning.datamodules.sources.open import Opening
@@ -100,7 +101,7 @@ def expected(counts, batches, workers, replicas):
     for worker in range(workers):
         number, block, rows = rank * workers + worker, 0, []
         for turn in itertools.count():
-            order = shard_order(SEED, EPOCH, turn, len(counts)).tolist()
+            order = shard_order(SEED, EPOCH, turn, Mix([len(counts)])).tolist()
             dealt = len(counts) >= count * workers
             whole = [
                 shard << 32 | row

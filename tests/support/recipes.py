@@ -11,7 +11,7 @@ import re
 import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -137,6 +137,37 @@ class Ran:
     optimizer: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    planned: dict[str, Any] = field(default_factory=dict)
+    """Batch and length of the whole run as parsed, and its learning rates over the steps that the header states."""
+
+
+class Length(NamedTuple):
+    """The line `Schedule: ...` in the header of a recipe."""
+
+    steps: int
+    batch: int
+    unit: str
+    epochs: float
+    rows: int
+    warmup: int
+
+
+_LENGTH = re.compile(
+    r"# Schedule: ([\d,]+) steps of ([\d,]+) (images|pairs|captions), ([\d.]+) epochs? of ([\d,]+)"
+    r"(?:; ([\d,]+) steps of warm-up)?\.$",
+    re.MULTILINE,
+)
+
+
+def length_of(command: str) -> Length | None:
+    """Return the length that the last config of a command states; None if no config does."""
+    texts = [(ROOT / word).read_text() for word in shlex.split(command) if word.startswith("configs/")]
+    found = [_LENGTH.search(text) for text in texts]
+    stated = [[group.replace(",", "") for group in one.groups("0")] for one in found if one]
+    if not stated:
+        return None
+    steps, batch, unit, epochs, rows, warmup = stated[-1]
+    return Length(int(steps), int(batch), unit, float(epochs), int(rows), int(warmup))
 
 
 def commands_of(config: Path) -> list[str]:
@@ -173,12 +204,14 @@ def is_distributed(command: str) -> bool:
 def ran(command: str) -> Ran:
     """Run a command in the current folder, under DDP where its config says so and there is a process group."""
     kept: list[Any] = []
+    planned: dict[str, Any] = {}
 
     class RecipeCLI(vlightning.cli.VLightningCLI):
         def _parse_ckpt_path(self) -> None:
             config = self.config[self.config.subcommand]
             before = _flat(config.as_dict())
             kept.append(_dropped(config.as_dict(), command))
+            planned.update(_planned(config))
             _replace(config, str(self.config.subcommand))
             after = _flat(config.as_dict())
             changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
@@ -211,6 +244,13 @@ def ran(command: str) -> Ran:
         "global_step": trainer.global_step,
         "validations": trainer.fit_loop.epoch_loop.val_loop.batch_progress.total.completed,
     }
+    found.planned = planned
+    length = length_of(command)
+    if length and " fit " in command:
+        schedule = trainer.lightning_module.paper_schedule()
+        total, last = length.steps, length.steps if schedule.interval == "step" else planned["epochs"]
+        rates = {"start": 0, "peak": length.warmup + 1 if schedule.interval == "step" else 0, "end": last}
+        found.planned |= {name: schedule.rate(index, total) / schedule.peak for name, index in rates.items()}
     for optimizer in trainer.optimizers:
         states = list(optimizer.state.values())
         found.steps = int(min(state["step"] for state in states)) if "step" in states[0] else trainer.global_step
@@ -251,6 +291,17 @@ def _dropped(composed: dict[str, Any], command: str) -> list[str]:
             there = composed[section]["init_args"]
             dropped += [f"{section}.{name}" for name, value in given.items() if not says(there[name], value)]
     return dropped
+
+
+def _planned(config: Any) -> dict[str, Any]:
+    trainer, data = config.trainer, config.data.init_args
+    return {
+        "batch": data.get("global_batch_size"),
+        "epochs": trainer.max_epochs,
+        "steps": trainer.max_steps,
+        "samples": data.get("samples"),
+        "rows": data.get("samples_per_epoch"),
+    }
 
 
 def _replace(config: Any, subcommand: str) -> None:

@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from support.distributed import rank_trainer, run_distributed
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ALBEFTrainTransform, ShapesDataModule
+from vlightning.datamodules.core.mixing import Mix
 from vlightning.datamodules.core.sampling import epoch_order
 
 
@@ -106,7 +107,7 @@ def uninterrupted(tmp_path_factory):
 def test_training_reads_the_promised_order(uninterrupted):
     module = uninterrupted()
     for epoch in range(3):
-        expected = epoch_order(3, epoch, 30)[:28].reshape(7, 4).tolist()
+        expected = epoch_order(3, epoch, Mix([30]))[:28].reshape(7, 4).tolist()
         assert module.seen[7 * epoch : 7 * epoch + 7] == expected
 
 
@@ -195,7 +196,7 @@ def test_reloaded_loaders_leave_no_workers_behind(tmp_path):
 
 def test_an_epoch_cut_short_is_followed_by_the_whole_next(tmp_path):
     module = fit(tmp_path, Recorder(cut_at=3), max_epochs=2)
-    expected = [epoch_order(3, epoch, 30)[:12].reshape(3, 4).tolist() for epoch in (0, 1)]
+    expected = [epoch_order(3, epoch, Mix([30]))[:12].reshape(3, 4).tolist() for epoch in (0, 1)]
     assert module.seen == expected[0] + expected[1]
 
 
@@ -349,7 +350,7 @@ def shares_of_one_rank():
 def test_two_processes_divide_the_data_whatever_lightning_would_inject():
     for seen in zip(*run_distributed(shares_of_one_rank), strict=True):
         union = [one + other for one, other in zip(seen[0]["train"], seen[1]["train"], strict=True)]
-        expected = [epoch_order(3, epoch, 30)[:28].reshape(7, 4).tolist() for epoch in (0, 1)]
+        expected = [epoch_order(3, epoch, Mix([30]))[:28].reshape(7, 4).tolist() for epoch in (0, 1)]
         assert union == expected[0] + expected[1]
         for split, passes in (("val", 2), ("predict", 1)):
             both = itertools.chain(*seen[0][split], *seen[1][split])

@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from vlightning.common.errors import UserError
+from vlightning.datamodules.core.mixing import Mix
 from vlightning.datamodules.core.sampling import (
     TrainingBatchSampler,
     TrainingPosition,
@@ -21,7 +22,7 @@ from vlightning.datamodules.core.sampling import (
 
 def sampler(length=37, batch_size=4, seed=5, rank=0, world_size=1, trainer=None):
     batches = length // (batch_size * world_size)
-    return TrainingBatchSampler(length, batch_size, seed, rank, world_size, TrainingPosition(trainer, batches))
+    return TrainingBatchSampler(Mix([length]), batch_size, seed, rank, world_size, TrainingPosition(trainer, batches))
 
 
 def fake_trainer(total, current, batches):
@@ -35,11 +36,11 @@ def fake_trainer(total, current, batches):
 
 
 def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch():
-    orders = [epoch_order(seed, epoch, 50) for seed in (0, 1) for epoch in (0, 1)]
+    orders = [epoch_order(seed, epoch, Mix([50])) for seed in (0, 1) for epoch in (0, 1)]
     for order in orders:
         assert sorted(order.tolist()) == list(range(50))
     assert len({tuple(order.tolist()) for order in orders}) == 4
-    assert np.array_equal(epoch_order(1, 1, 50), orders[3])
+    assert np.array_equal(epoch_order(1, 1, Mix([50])), orders[3])
 
 
 def test_ranks_together_read_what_one_process_reads_in_each_global_batch():

@@ -16,6 +16,7 @@ from support.distributed import run_ddp_fit
 from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule
+from vlightning.datamodules.core.mixing import Mix
 from vlightning.datamodules.core.sampling import epoch_order
 from vlightning.datamodules.sources.label_table import LabelTable
 from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
@@ -136,7 +137,7 @@ def _expected(module, data, epochs, bad):
     losses = []
     for epoch in range(epochs):
         rate = module.optim.learning_rate * 0.1 ** sum(epoch >= m for m in module.optim.lr_milestones)
-        order = epoch_order(SEED, epoch, len(table)).tolist()
+        order = epoch_order(SEED, epoch, Mix([len(table)])).tolist()
         for start in range(0, len(order) - BATCH + 1, BATCH):
             rows = [row for row in order[start : start + BATCH] if row not in bad]
             if rows:
@@ -174,7 +175,7 @@ def test_training_is_sgd_on_the_features_of_a_frozen_network(bad, tmp_path):
 
 
 def test_batch_without_any_feature_changes_the_layer_by_momentum_and_decay_only(tmp_path):
-    order = epoch_order(SEED, 0, 24).tolist()
+    order = epoch_order(SEED, 0, Mix([24])).tolist()
     bad = tuple(order[BATCH : 2 * BATCH])
     module = _module(tmp_path)
     (weight, _), _ = _expected(module, _data(tmp_path, bad), epochs=1, bad=bad)
