@@ -1,4 +1,4 @@
-r"""A table of plain training, KD, CoCoRD and CoCoRD+KD: rows x seeds, with mean and spread.
+r"""A table of plain training, of baselines (KD, FitNet, AT, CRD), and of CoCoRD: rows x seeds, with mean and spread.
 
     python benchmarks/cocord_table.py runs/table --teacher resnet20 --student resnet8 --epochs 20 -- \
         --data ImageClassificationDataModule --data.train train.parquet --data.validation test.parquet
@@ -22,11 +22,16 @@ from tables import Curve, fit, spread
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "cocord"
 ROWS = {
-    "vanilla": ["vanilla.yaml"],
-    "KD": ["kd.yaml"],
+    "vanilla": ["--config=vanilla.yaml"],
+    "KD": ["--config=kd.yaml"],
+    "FitNet": ["--config=fitnet.yaml"],
+    "AT": ["--config=at.yaml"],
+    "CRD": ["--config=crd.yaml"],
     "CoCoRD": [],
-    "CoCoRD+KD": ["cocord_kd.yaml"],
+    "CRD+KD": ["--config=crd.yaml", "--model.kd.weight=1"],
+    "CoCoRD+KD": ["--config=cocord_kd.yaml"],
 }
+"""Arguments of each row, with configs of `CONFIGS`, in the order of the paper's Table 1."""
 
 
 def train(folder: Path, words: list[str], options: argparse.Namespace) -> Curve:
@@ -62,7 +67,7 @@ def main() -> None:
 
     def run(job: tuple[int, str]) -> Curve:
         seed, row = job
-        words = [word for name in ROWS[row] for word in ("--config", str(CONFIGS / name))]
+        words = [word.replace("--config=", f"--config={CONFIGS}/") for word in ROWS[row]]
         words += ["--model.student", options.student, f"--seed_everything={seed}"]
         if row != "vanilla":
             words += ["--model.teacher.name", options.teacher, "--model.teacher.weights", weights]

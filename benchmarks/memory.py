@@ -42,6 +42,7 @@ class Held(NamedTuple):
 
     most: int  # at the peak
     after: int  # of the result, and of the tensors that it refers to
+    total: int  # allocated during the call
 
 
 def held_bytes(function: Callable[[], Any]) -> Held:
@@ -55,7 +56,7 @@ def held_bytes(function: Callable[[], Any]) -> Held:
     for _, change in sorted(changes, key=lambda pair: pair[0]):
         now += change
         most = max(most, now)
-    return Held(most, now)
+    return Held(most, now, sum(max(change, 0) for _, change in changes))
 
 
 def place(tensor: Tensor) -> int:

@@ -11,7 +11,7 @@ from ..common.errors import UserError
 from .core.contract import ExpectsPreprocessing, NamesViews, asked_of
 from .core.faults import Account
 from .core.images import ImageTransforms
-from .core.label_samples import LabelCollate, LabelledEvaluationSet, LabelledRows, LabelReader
+from .core.label_samples import LabelCollate, LabelledEvaluationSet, LabelledRows, LabelReader, readable_label
 from .core.loaders import BatchLoader
 from .core.sampled import SampledDataModule
 from .core.stages import Split
@@ -123,6 +123,16 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         loader: BatchLoader = self._evaluation_loader(split)
         loader.account = Account(split, self.max_bad_share, "skipped")  # so that the counts of training do not change
         return loader
+
+    def training_labels(self) -> list[int]:
+        """Return the label of each training image by ``sample_index``; -1 for an image without a readable label.
+
+        Raises:
+            UserError: if the training split is not set up.
+        """
+        rows = self._opened("train")
+        labels = (readable_label(rows, row) for row in range(len(rows)))
+        return [-1 if label is None else label for label in labels]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the base class, and the preprocessing of evaluation."""

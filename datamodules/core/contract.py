@@ -112,6 +112,13 @@ class NamesClasses(Protocol):
         """Iterate once over the images of a split, preprocessed as in evaluation."""
 
 
+class KnowsLabels(Protocol):
+    """A datamodule of labelled images that are read by position: every :class:`LabelDataModule`."""
+
+    def training_labels(self) -> Sequence[int]:
+        """Return the label of each training image by ``sample_index``; -1 for an image without a readable label."""
+
+
 Asked = TypeVar("Asked")
 
 

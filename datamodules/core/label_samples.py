@@ -21,6 +21,14 @@ class LabelledRows(Rows, Protocol):
         """Return the class index, or None if the split has no labels; raises :class:`BadSample`."""
 
 
+def readable_label(rows: LabelledRows, row: int) -> int | None:
+    """Return the class index of a row; None if it has no readable label."""
+    try:
+        return rows.label(row)
+    except BadSample:
+        return None
+
+
 class LabelledSample(NamedTuple):
     """Views of one usable image, and its class index."""
 

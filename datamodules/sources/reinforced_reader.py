@@ -99,9 +99,9 @@ class ReinforcedReader:
         captions = [caption for caption in caption_of(members) if usable_caption(caption, False, 0)]
         if not captions:
             raise BadSample(EMPTY_CAPTION, name)
-        for kind in REINFORCEMENTS:
-            if kind not in members:
-                raise BadSample(f"no member {kind}", name)
+        for required in REINFORCEMENTS:
+            if required not in members:
+                raise BadSample(f"no member {required}", name)
         embeddings = SampleEmbeddings(members, name)
         record = json_of(members, "paug.json")
         entries = self._entries(record, embeddings, name)

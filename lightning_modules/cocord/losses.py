@@ -11,6 +11,12 @@ from ...callbacks import FeatureQueue
 from ...callbacks.distributed.collectives import world_size
 from ...common.errors import UserError
 from ..networks.precision import at_least_float32, unit
+from .settings import ContrastSettings
+
+
+def dictionary(contrast: ContrastSettings, embed_dim: int) -> FeatureQueue:
+    """Return the dictionary of the teacher's keys, with the labels of their images."""
+    return FeatureQueue(contrast.queue_size, embed_dim, ids=True, random_start=contrast.queue_start == "random")
 
 
 def dictionary_loss(query: Tensor, key: Tensor, dictionary: FeatureQueue, temperature: float) -> Tensor:

@@ -33,9 +33,10 @@ from ..networks.frozen_classifier import load_frozen
 from ..networks.precision import at_least_float32, unit
 from ..optim.schedules import Milestones
 from ..optim.sgd import sgd
+from .baselines import FeatureLosses
 from .checks import check_views, loss_weights, teacher_name
-from .losses import dictionary_loss, distillation_loss, prediction_loss, same_class_share
-from .network import Predictor, ProjectionHead, channels_last, each_view, frozen_copy
+from .losses import dictionary, dictionary_loss, distillation_loss, prediction_loss, same_class_share
+from .network import Predictor, ProjectionHead, channels_last, described_head, each_view, frozen_copy, teacher_head
 from .settings import (
     ContrastSettings,
     HeadSettings,
@@ -52,9 +53,9 @@ from .targets import TargetEncoders, needs_of
 class CoCoRDModule(Method):
     """Train a classifier with its teacher's keys (contrast), a slow student's keys (prediction), and labels.
 
-    With `contrast.weight` and `prediction.weight` 0 the method is KD, and with `kd.weight` 0 plain training. Networks
-    that no loss needs are neither built nor run. A training batch holds `label` [B] and augmented views of each image,
-    named in `views`: `image` (x_s), `image_slow` (x'_s) and `image_teacher` (x_t).
+    With `contrast.weight` and `prediction.weight` 0 the method is a baseline by the weights in `kd`, or plain training.
+    Networks that no loss needs are neither built nor run. A training batch holds `label`, `sample_index` [B] and views
+    of each image, named in `views` and augmented: `image` (x_s), `image_slow` (x'_s) and `image_teacher` (x_t).
 
     Args:
         student: name of a CIFAR network (`resnet8x4`, `wrn_16_2`, `MobileNetV2`, ...), or of a model of torchvision or
@@ -65,7 +66,7 @@ class CoCoRDModule(Method):
         teacher: the teacher.
         contrast: the contrastive loss.
         prediction: the predictive loss.
-        kd: distillation of the class distribution.
+        kd: distillation of the class distribution, and baselines that distil features.
         heads: projection heads and predictor.
         momentum: moving averages.
         optim: SGD and its schedule.
@@ -111,26 +112,20 @@ class CoCoRDModule(Method):
         if not class_weight and not kd.weight:
             freeze_classifier(self.student)  # DDP requires a gradient for each trainable parameter
         self.teacher: Frozen[Classifier] | None = None
-        if "teacher" in encoders or kd.weight:
+        if "teacher" in encoders or kd.weight or kd.features:
             self.teacher = Frozen(build_classifier(teacher_name(teacher), num_classes))
         # Head f_s and predictor h_s; slow-moving student and head; the teacher's head f_t
-        width, sizes = self.student.feature_dim, (heads.hidden, heads.embed_dim)
-        self.student_head = ProjectionHead(width, *sizes) if encoders else None
+        width = self.student.feature_dim
+        self.student_head = ProjectionHead(width, heads.hidden, heads.embed_dim) if encoders else None
         self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if prediction.weight else None
         slow = "slow_student" in encoders
         self.slow_student = frozen_copy(self.student) if slow else None
         self.slow_head = frozen_copy(self.student_head) if slow else None
-        self.teacher_head: ProjectionHead | None = None
-        self.teacher_head_moves = False
-        if self.teacher is not None and "teacher" in encoders:
-            teacher_width = self.teacher.network.feature_dim
-            self.teacher_head_moves = teacher_width == width  # f_t is then the moving average of f_s
-            head = self.student_head if self.teacher_head_moves else ProjectionHead(teacher_width, *sizes)
-            self.teacher_head = frozen_copy(head)
-        self.dictionary: FeatureQueue | None = None
-        if contrast.weight:
-            random_start = contrast.queue_start == "random"
-            self.dictionary = FeatureQueue(contrast.queue_size, heads.embed_dim, ids=True, random_start=random_start)
+        taught = 0 if self.teacher is None else self.teacher.network.feature_dim
+        self.teacher_head = teacher_head(self.student_head, taught, width, heads) if "teacher" in encoders else None
+        self.teacher_head_moves = self.teacher_head is not None and taught == width  # f_t is the moving average of f_s
+        self.dictionary = dictionary(contrast, heads.embed_dim) if contrast.weight else None
+        self.baselines = FeatureLosses(kd, self.student, self.teacher) if kd.features else None
         self.evaluation = ClassificationEvaluation()
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
@@ -139,7 +134,8 @@ class CoCoRDModule(Method):
         batch, label, losses = channels_last(batch), batch["label"], {}
         # Encoders without gradient run first, to free their memory: keys k_t (eq. 1), cognate keys (eq. 5).
         targets = self._target_encoders()(batch, self.student_views)
-        features = {view: self.student.forward_features(batch[view]) for view in self.student_views}
+        stages = {view: self.student.forward_stages(batch[view], self.kd.maps) for view in self.student_views}
+        features = {view: found.features for view, found in stages.items()}
         logits = self.student.classify(features["image"])
         queries = each_view(self.student_head, features) if self.student_head is not None else {}  # q_s (eq. 1)
 
@@ -147,6 +143,8 @@ class CoCoRDModule(Method):
             losses["class"] = F.cross_entropy(at_least_float32(logits), label)
         if targets.logits is not None:  # KD
             losses["kd"] = distillation_loss(logits, targets.logits, self.kd.temperature)
+        if targets.stages is not None and self.baselines is not None:  # CRD, attention transfer, FitNet
+            losses |= self.baselines(stages["image"], targets.stages, batch)
         if targets.key is not None and self.dictionary is not None:  # L_ctr (eq. 2)
             self.log("train/same_class_keys", same_class_share(label, self.dictionary))
             temperature = self.contrast.temperature
@@ -156,7 +154,6 @@ class CoCoRDModule(Method):
             each = [prediction_loss(predictions[view], targets.cognates[view]) for view in self.student_views]
             losses["prediction"] = torch.stack(each).sum()
         loss = torch.stack([self.loss_weights[name] * value for name, value in losses.items()]).sum()
-
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log_dict({f"train/loss_{name}": value.detach() for name, value in losses.items()})
         if targets.key is None:
@@ -168,8 +165,8 @@ class CoCoRDModule(Method):
         teacher = None if self.teacher is None else self.teacher.network
         key = self.contrast.encoder if self.contrast.weight else None
         cognate = self.prediction.encoder if self.prediction.weight else None
-        networks = (teacher, self.teacher_head, self.slow_student, self.slow_head)
-        return TargetEncoders(*networks, key=key, cognate=cognate, logits=self.kd.weight > 0)
+        needs = (self.kd.weight > 0, self.kd.features, self.kd.maps)
+        return TargetEncoders(teacher, self.teacher_head, self.slow_student, self.slow_head, key, cognate, *needs)
 
     def forward(self, image: Tensor) -> Tensor:
         """Map images [B, 3, H, W] to the student's logits [B, C]."""
@@ -193,10 +190,8 @@ class CoCoRDModule(Method):
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that the method needs and the user did not give."""
         own: list[Callback] = [StepSeedCallback(), ClassPredictionWriter()]
-        if self.momentum_pairs():
-            own.append(EMACallback())
-        if self.queues():
-            own.append(QueueCallback())
+        own += [EMACallback()] if self.momentum_pairs() else []
+        own += [QueueCallback()] if self.queues() else []
         return missing_callbacks(callbacks_of(self), *own)
 
     def sharded_networks(self) -> list[Classifier]:
@@ -209,11 +204,13 @@ class CoCoRDModule(Method):
         return DataSizes(next((network.image_size for network in self.sharded_networks() if network.image_size), None))
 
     def setup(self, stage: str) -> None:
-        """Load the teacher, for training only."""
+        """Load the teacher and make CRD's banks, for training only."""
         super().setup(stage)
         if stage == "fit" and self.teacher is not None:
             source = self.teacher_settings
             load_frozen(self.teacher, teacher_name(source), source.weights, self.num_classes)
+            if self.baselines is not None:
+                self.baselines.start(self)
 
     def configure_model(self) -> None:
         """Shard the networks, or use the memory format in which convolutions run fastest."""
@@ -233,9 +230,12 @@ class CoCoRDModule(Method):
         super().on_fit_start()
         check_classes(self, self.num_classes)
         if self.teacher_head is not None and self.teacher is not None:
-            widths = f"{self.teacher.network.feature_dim} and {self.student.feature_dim}"
-            kind = "a moving average of the student's" if self.teacher_head_moves else "random and fixed"
-            rank_zero_info(f"Teacher and student have features of width {widths}: the teacher's head is {kind}.")
+            rank_zero_info(described_head(self.teacher.network.feature_dim, self.student.feature_dim))
+
+    def on_after_backward(self) -> None:
+        """Write the batch into CRD's banks."""
+        if self.baselines is not None:
+            self.baselines.update()
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return one group: the CRD benchmark decays vectors too."""

@@ -10,6 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from .settings import HeadSettings
+
 Part = TypeVar("Part", bound=nn.Module | None)
 
 
@@ -55,6 +57,26 @@ def each_view(head: nn.Sequential, views: Mapping[str, Tensor]) -> dict[str, Ten
         else:
             rows = layer(rows)
     return dict(zip(views, rows.chunk(len(views)), strict=True))
+
+
+def teacher_head(head: ProjectionHead | None, teacher: int, student: int, heads: HeadSettings) -> ProjectionHead:
+    """Return the teacher's head f_t: a copy of the student's, or a random one if the features' widths differ.
+
+    Args:
+        head: the student's head.
+        teacher: width of the teacher's features.
+        student: width of the student's features.
+        heads: sizes of the heads.
+    """
+    if head is None or teacher != student:
+        head = ProjectionHead(teacher, heads.hidden, heads.embed_dim)
+    return frozen_copy(head)
+
+
+def described_head(teacher: int, student: int) -> str:
+    """Describe the teacher's head, which depends on the widths of the teacher's and the student's features."""
+    kind = "a moving average of the student's" if teacher == student else "random and fixed"
+    return f"Teacher and student have features of width {teacher} and {student}: the teacher's head is {kind}."
 
 
 def frozen_copy(part: Part) -> Part:

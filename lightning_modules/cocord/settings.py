@@ -62,15 +62,37 @@ class PredictionSettings:
 
 @dataclass(frozen=True)
 class KDSettings:
-    """Distillation of the teacher's class distribution (Hinton et al., arXiv 1503.02531).
+    """Distillation of the teacher's class distribution (Hinton et al., arXiv 1503.02531), and of its features.
+
+    The losses of features are baselines, with the weights and constants of the CRD benchmark.
 
     Args:
         weight: weight of the loss. CoCoRD+KD: 1. KD alone: 0.9, with `class_weight` 0.1 (CRD benchmark).
         temperature: temperature of both distributions (CRD benchmark).
+        crd_weight: weight of CRD (Tian et al., arXiv 1910.10699). CRD benchmark: 0.8.
+        crd_negatives: number of negatives of each image for CRD.
+        crd_temperature: temperature of CRD.
+        attention_weight: weight of attention transfer (Zagoruyko and Komodakis, arXiv 1612.03928). CRD benchmark: 1000.
+        hint_weight: weight of FitNet's hint (Romero et al., arXiv 1412.6550). CRD benchmark: 100.
     """
 
     weight: float = 0.0
     temperature: float = 4.0
+    crd_weight: float = 0.0
+    crd_negatives: int = 16384
+    crd_temperature: float = 0.07
+    attention_weight: float = 0.0
+    hint_weight: float = 0.0
+
+    @property
+    def features(self) -> bool:
+        """Whether a loss needs the teacher's features."""
+        return bool(self.crd_weight) or self.maps
+
+    @property
+    def maps(self) -> bool:
+        """Whether a loss needs the maps of the stages."""
+        return bool(self.attention_weight or self.hint_weight)
 
 
 @dataclass(frozen=True)

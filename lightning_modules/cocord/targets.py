@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..networks.cifar import Classifier
+from ..networks.cifar import Classifier, Stages
 from .network import ProjectionHead, each_view
 from .settings import ContrastSettings, Encoder, PredictionSettings
 
@@ -45,6 +45,7 @@ class Targets(NamedTuple):
     key: Tensor | None  # key [B, E] of the view `image_teacher`
     cognates: dict[str, Tensor]  # key [B, E] of the other view, by the student's view
     logits: Tensor | None  # the teacher's logits [B, C] of the view `image`
+    stages: Stages | None  # the teacher's features of the view `image`, and the maps if these are needed
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class TargetEncoders:
         key: encoder of the dictionary's keys; None without a contrastive loss.
         cognate: encoder of the cognate keys; None without a predictive loss.
         logits: whether a loss needs the teacher's logits.
+        features: whether a loss needs the teacher's features.
+        maps: whether a loss needs the teacher's maps too.
     """
 
     teacher: Classifier | None
@@ -68,6 +71,8 @@ class TargetEncoders:
     key: Encoder | None
     cognate: Encoder | None
     logits: bool
+    features: bool = False
+    maps: bool = False
 
     @torch.no_grad()
     def __call__(self, batch: Mapping[str, Tensor], student_views: Sequence[str]) -> Targets:
@@ -78,7 +83,8 @@ class TargetEncoders:
             student_views: views that the student encodes; the key of the other view is the cognate of each.
         """
         others = [_OTHER_VIEW[view] for view in student_views]
-        features = self._teacher_features(batch, others)
+        taught = self._teacher_stages(batch, others)
+        features = {view: stages.features for view, stages in taught.items()}
         key: Tensor | None = None
         cognates: dict[str, Tensor] = {}
         if self.key is not None:
@@ -87,12 +93,12 @@ class TargetEncoders:
             keys = self._keys(self.cognate, others, batch, features)
             cognates = {view: keys[_OTHER_VIEW[view]] for view in student_views}
         logits = self.teacher.classify(features["image"]) if self.logits and self.teacher is not None else None
-        return Targets(key, cognates, logits)
+        return Targets(key, cognates, logits, taught["image"] if self.features else None)
 
-    def _teacher_features(self, batch: Mapping[str, Tensor], others: Sequence[str]) -> dict[str, Tensor]:
-        """Compute the teacher's features [B, D] of all views needed, in one pass: in eval mode rows are independent."""
+    def _teacher_stages(self, batch: Mapping[str, Tensor], others: Sequence[str]) -> dict[str, Stages]:
+        """Run the teacher on all views needed, in one pass: in eval mode rows are independent."""
         views: list[str] = []
-        if self.logits:
+        if self.logits or self.features:
             views.append("image")
         if self.key == "teacher":
             views.append("image_teacher")
@@ -100,8 +106,10 @@ class TargetEncoders:
             views += [view for view in others if view not in views]
         if self.teacher is None or not views:
             return {}
-        features = self.teacher.forward_features(torch.cat([batch[view] for view in views]))
-        return dict(zip(views, features.chunk(len(views)), strict=True))
+        maps, features = self.teacher.forward_stages(torch.cat([batch[view] for view in views]), self.maps)
+        each = [[part.chunk(len(views))[number] for part in maps] for number in range(len(views))]
+        stages = map(Stages, each, features.chunk(len(views)))
+        return dict(zip(views, stages, strict=True))
 
     def _keys(
         self, encoder: Encoder, views: Sequence[str], batch: Mapping[str, Tensor], teacher: Mapping[str, Tensor]

@@ -6,6 +6,7 @@ from .coca_captioner import CoCaCaptioner
 from .ensemble import Teacher
 from .module import MobileCLIPModule
 from .reinforcement import ReinforcementModule
+from .shapes import ModelShape
 from .trained import read_published
 from .transformers_captioner import TransformersCaptioner
 
@@ -15,6 +16,7 @@ __all__ = [
     "Captioner",
     "CoCaCaptioner",
     "MobileCLIPModule",
+    "ModelShape",
     "ReinforcementModule",
     "Teacher",
     "TransformersCaptioner",

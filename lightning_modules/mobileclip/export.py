@@ -13,9 +13,10 @@ from ...common.files import check_free
 from ..base.preprocessing import described, recorded_preprocessing
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import check_expressible, write_open_clip
-from .models import PRESETS, has_vendor_stem, model_config
+from .models import has_vendor_stem, model_config, preset_of
 from .preprocessing import preprocessing_of_training
 from .programs import export_towers
+from .shapes import Model, resolved
 from .trained import network_of_training
 from .vendor_layout import is_vit, to_vendor
 
@@ -47,7 +48,7 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
     """
     network, kind = network_of_training(content, source)
     arguments = content["hyper_parameters"]
-    name, size = arguments["model"], arguments["vision"]["image_size"]
+    name, size = resolved(arguments["model"]), arguments["vision"]["image_size"]
     record = preprocessing_of_training(content)
     if layout == "vendor":
         if Path(target).is_dir():
@@ -83,7 +84,7 @@ def save_vendor(model: CustomTextCLIP, path: str | Path) -> None:
     AtomicCheckpointIO().save_checkpoint(to_vendor(state), Path(path).expanduser())
 
 
-def save_open_clip(model: CustomTextCLIP, name: str, preprocessing: Preprocessing, folder: str | Path) -> None:
+def save_open_clip(model: CustomTextCLIP, name: Model, preprocessing: Preprocessing, folder: str | Path) -> None:
     """Write a folder that `open_clip.create_model_and_transforms("local-dir:<folder>")` loads, atomically.
 
     Args:
@@ -101,9 +102,10 @@ def save_open_clip(model: CustomTextCLIP, name: str, preprocessing: Preprocessin
     write_open_clip(model, _open_clip_config(model, name, preprocessing.image_size), preprocessing, folder)
 
 
-def _open_clip_config(model: CustomTextCLIP, name: str, image_size: int) -> dict[str, Any]:
+def _open_clip_config(model: CustomTextCLIP, name: Model, image_size: int) -> dict[str, Any]:
     """Return the configuration that open_clip builds this very model from."""
-    preset = PRESETS.get(name)
+    name = resolved(name)
+    preset = preset_of(name)
     mixers = preset is not None and preset.mixers
     if mixers or has_vendor_stem(model):
         part = "the mixers of its text tower" if mixers else "the vendor's stem"

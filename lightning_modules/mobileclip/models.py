@@ -1,4 +1,4 @@
-"""MobileCLIP's models by name, built from timm's image towers and open_clip's text tower.
+"""MobileCLIP's models by name or shape, built from timm's image towers and open_clip's text tower.
 
 Sizes and normalizations are those of the vendor's and open_clip's configurations. Added here, since neither library has
 them: the text tower of S0, the vendor's stem of B, the first generation's S3, S4 and L-14, and a tiny model for tests.
@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any
 
 import open_clip
+import timm
 from open_clip import CustomTextCLIP
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from open_clip.timm_model import TimmModel
@@ -15,83 +16,55 @@ from torch import nn
 
 from ...common.errors import UserError
 from ...common.names import did_you_mean
-from ..networks.clip_preprocessing import Interpolation, Three
-from . import tiny  # noqa: F401, registers its tower with timm
+from ..networks.clip_preprocessing import Interpolation
+from .shapes import Model, ModelShape, resolved
 from .text_mixer import add_mixers
 
 
-@dataclasses.dataclass(frozen=True)
-class Preset:
-    """Configuration of a model.
-
-    Attributes:
-        image_tower: timm's name.
-        image_size: side of the images in pixels.
-        embed_dim: embedding dimension of both towers.
-        width: width of the text tower, with one head for each 64.
-        layers: layers of attention in the text tower.
-        causal: whether a token attends only to those before it.
-        mixers: whether the text tower has mixer blocks at both ends (MCt).
-        vendor_stem: whether a ViT has the vendor's stem and norms (padding 1, eps 1e-5) instead of timm's (0, 1e-6).
-        projection_bias: whether the image projection's bias, initially zero, trains. The vendor's first networks have
-            none.
-        mean: mean of the images' channels on the 0-1 scale.
-        std: standard deviation of the images' channels on the 0-1 scale.
-        interpolation: interpolation of the images' resize.
-    """
-
-    image_tower: str
-    image_size: int = 256
-    embed_dim: int = 512
-    width: int = 512
-    layers: int = 12
-    causal: bool = False
-    mixers: bool = False
-    vendor_stem: bool = False
-    projection_bias: bool = True
-    mean: Three = (0.0, 0.0, 0.0)
-    std: Three = (1.0, 1.0, 1.0)
-    interpolation: Interpolation = "bilinear"
-
-
-def _large(image_tower: str, image_size: int = 256, interpolation: Interpolation = "bilinear") -> Preset:
+def _large(image_tower: str, image_size: int = 256, interpolation: Interpolation = "bilinear") -> ModelShape:
     mean, std = OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
-    return Preset(image_tower, image_size, 768, 768, mean=mean, std=std, interpolation=interpolation)
+    return ModelShape(image_tower, image_size, 768, 768, mean=mean, std=std, interpolation=interpolation)
 
 
 _S3, _S4 = _large("fastvit_mci3"), _large("fastvit_mci4")
 _L14 = _large("vit_large_patch14_clip_224", 224, "bicubic")
-_TIMM_B = Preset("vit_base_mci_224", 224, causal=True)
+_TIMM_B = ModelShape("vit_base_mci_224", 224, causal=True)
 
 PRESETS = {
-    "MobileCLIP-S0": Preset("fastvit_mci0", layers=4, mixers=True, projection_bias=False),
-    "MobileCLIP-S1": Preset("fastvit_mci1", projection_bias=False),
-    "MobileCLIP-S2": Preset("fastvit_mci2", projection_bias=False),
+    "MobileCLIP-S0": ModelShape("fastvit_mci0", layers=4, mixers=True, projection_bias=False),
+    "MobileCLIP-S1": ModelShape("fastvit_mci1", projection_bias=False),
+    "MobileCLIP-S2": ModelShape("fastvit_mci2", projection_bias=False),
     "MobileCLIP-B": dataclasses.replace(_TIMM_B, vendor_stem=True, projection_bias=False),
     "MobileCLIP-B-timm": _TIMM_B,
     "MobileCLIP-S3": _S3,
     "MobileCLIP-L-14": _L14,
     "MobileCLIP-S4": _S4,
-    "MobileCLIP2-S0": Preset("fastvit_mci0"),
-    "MobileCLIP2-S2": Preset("fastvit_mci2"),
+    "MobileCLIP2-S0": ModelShape("fastvit_mci0"),
+    "MobileCLIP2-S2": ModelShape("fastvit_mci2"),
     "MobileCLIP2-B": _TIMM_B,
     "MobileCLIP2-S3": _S3,
     "MobileCLIP2-L-14": _L14,
     "MobileCLIP2-S4": _S4,
-    "MobileCLIP-tiny": Preset(
+    "MobileCLIP-tiny": ModelShape(
         "fastvit_mci_tiny", 64, embed_dim=128, width=128, layers=2, mixers=True, projection_bias=False
     ),
 }
 """Models by name. B has the stem that the vendor's weights were trained with; `-B-timm` and MobileCLIP2-B timm's."""
 
 
-def build_model(name: str, image_size: int | None = None, context_length: int | None = 77) -> CustomTextCLIP:
+def preset_of(model: Model) -> ModelShape | None:
+    """Return the shape of a model of `PRESETS`, of a file or of given fields; None for another name."""
+    found = resolved(model)
+    return PRESETS.get(found) if isinstance(found, str) else found
+
+
+def build_model(name: Model, image_size: int | None = None, context_length: int | None = 77) -> CustomTextCLIP:
     """Build a model with random weights, without a download.
 
     The logarithm of the logit scale has the shape [1], since FSDP2 cannot shard a scalar.
 
     Args:
-        name: one of `PRESETS`, or a model of open_clip's with a text tower of open_clip's.
+        name: one of `PRESETS`, a model of open_clip's with a text tower of open_clip's, or a shape as in `resolved`.
         image_size: side of the images in pixels; None means the model's own.
         context_length: number of tokens in a text; None means the model's own, which is 77 for all of MobileCLIP's.
 
@@ -101,7 +74,9 @@ def build_model(name: str, image_size: int | None = None, context_length: int | 
     config = model_config(name, image_size, context_length)
     config.pop("custom_text", None)
     model = CustomTextCLIP(**config, nonscalar_logit_scale=True)
-    preset = PRESETS.get(name)
+    preset = preset_of(name)
+    if preset is not None and preset.image_options:
+        model.visual.trunk = _image_tower(preset)
     if preset is not None and preset.mixers:
         add_mixers(model.text)
     if preset is not None and preset.vendor_stem:
@@ -113,7 +88,7 @@ def build_model(name: str, image_size: int | None = None, context_length: int | 
     return model
 
 
-def model_config(name: str, image_size: int | None = None, context_length: int | None = 77) -> dict[str, Any]:
+def model_config(name: Model, image_size: int | None = None, context_length: int | None = 77) -> dict[str, Any]:
     """Return the arguments of open_clip's `CustomTextCLIP`: `embed_dim`, `vision_cfg`, `text_cfg` and others.
 
     Args:
@@ -124,8 +99,8 @@ def model_config(name: str, image_size: int | None = None, context_length: int |
     Raises:
         UserError: as `build_model` does.
     """
-    preset = PRESETS.get(name)
-    config = _open_clips_config(name) if preset is None else _preset_config(preset)
+    preset = preset_of(name)
+    config = _open_clips_config(str(name)) if preset is None else _preset_config(preset)
     if image_size is not None:
         config["vision_cfg"]["image_size"] = image_size
     if context_length is not None:
@@ -139,11 +114,26 @@ def has_vendor_stem(model: CustomTextCLIP) -> bool:
     return hasattr(embedding, "backbone") and _first_convolution(embedding).padding == (1, 1)
 
 
-def _preset_config(preset: Preset) -> dict[str, Any]:
+def _image_tower(shape: ModelShape) -> nn.Module:
+    """Build timm's image tower with the options of a shape, which open_clip cannot pass on."""
+    options = {"num_classes": shape.embed_dim, "global_pool": _pool(shape), "drop_path_rate": 0.0}
+    try:
+        return timm.create_model(shape.image_tower, **(options | (shape.image_options or {})))
+    except (TypeError, ValueError, LookupError, AssertionError) as error:
+        raise UserError(
+            f"Expected image_options of timm's {shape.image_tower}, got {shape.image_options} ({error}): correct them."
+        ) from error
+
+
+def _pool(shape: ModelShape) -> str:
+    return "token" if shape.image_tower.startswith("vit") else "avg"
+
+
+def _preset_config(preset: ModelShape) -> dict[str, Any]:
     vision = {
         "timm_model_name": preset.image_tower,
         "timm_model_pretrained": False,
-        "timm_pool": "token" if preset.image_tower.startswith("vit") else "avg",
+        "timm_pool": _pool(preset),
         "timm_proj": None,
         "timm_drop": 0.0,
         "timm_drop_path": 0.0,

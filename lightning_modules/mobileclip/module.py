@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks, rank
 from ..base.data_sizes import DataSizes
 from ..base.method import Method
-from ..base.settings import settings
+from ..base.settings import plain, settings
 from ..base.sharding import full_state
 from ..contrast import all_image_ids, contrast_terms
 from ..evaluation.retrieval import RetrievalEvaluation
@@ -31,10 +31,13 @@ from ..optim.layout import channels_last
 from ..optim.schedules import Schedule, WarmupCosine
 from .losses import reinforced_loss
 from .models import build_model, model_config
+from .online import OnlineTeachers
 from .pairs import caption_kinds, check_length, student_sides
-from .preprocessing import preprocessing_of_arguments, preprocessing_of_file
+from .preprocessing import preprocessing_of_arguments, preprocessing_of_file, training_normalization
 from .programs import Format, export_towers
+from .range_augment import RangeAugment, student_batch
 from .settings import MemorySettings, MomentumSettings, OptimSettings, TeacherSettings, VisionSettings
+from .shapes import ModelShape, resolved
 from .teachers import Teachers
 from .trained import rebuild
 from .weights import load_weights
@@ -50,7 +53,8 @@ class MobileCLIPModule(Method):
     The defaults are the paper's for the S models; `configs/mobileclip/` has the paper's and the released scripts'.
 
     Args:
-        model: name of the student: one of MobileCLIP's or MobileCLIP2's ("MobileCLIP-S0"), or any of open_clip's.
+        model: the student: the name of one of MobileCLIP's or MobileCLIP2's models ("MobileCLIP-S0") or of open_clip's,
+            or the shape of its towers: the path of a YAML or JSON file with the fields of `ModelShape`, or these.
         weights: trained weights of that model to start from, or to evaluate: a file of the vendor or of open_clip, or a
             checkpoint of this class. Datamodules of this package then use the preprocessing of these weights.
         captions: captions to train on: "both", as in the paper, or one kind, for ablations.
@@ -71,7 +75,7 @@ class MobileCLIPModule(Method):
 
     def __init__(
         self,
-        model: str = "MobileCLIP-S0",
+        model: str | ModelShape = "MobileCLIP-S0",
         weights: str | None = None,
         captions: Literal["both", "real", "synthetic"] = "both",
         max_tokens: int = 77,
@@ -87,29 +91,31 @@ class MobileCLIPModule(Method):
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
         self.save_settings()
-        self.model, self.weights, self.captions = model, weights, captions
+        self.model, self.weights, self.captions = resolved(model), weights, captions
+        self.hparams.update(plain({"model": self.model}))  # not a path: a checkpoint needs no other file
         self.max_tokens, self.max_logit_scale = max_tokens, max_logit_scale
         self.vision, self.teacher = settings(VisionSettings, vision), settings(TeacherSettings, teacher)
         self.momentum, self.optim = settings(MomentumSettings, momentum), settings(OptimSettings, optim)
         self.memory = settings(MemorySettings, memory)
-        self.teachers = Teachers.of(self.teacher)
-        self.student = build_model(model, self.vision.image_size, max_tokens)
+        self.teachers, self.online = Teachers.of(self.teacher), OnlineTeachers(self.teacher.online())
+        self.student = build_model(self.model, self.vision.image_size, max_tokens)
         self.student.logit_bias = None  # SigLIP's; this loss has none
-        self.average: nn.Module | None = None
-        if self.momentum.momentum is not None:
-            self.average = copy.deepcopy(self.student).requires_grad_(False)
+        averaged = self.momentum.momentum is not None
+        self.average = copy.deepcopy(self.student).requires_grad_(False) if averaged else None
+        self.augment = RangeAugment(self.vision.range_augment)
         self.evaluation = RetrievalEvaluation(match_equal_texts)
         self.train()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return L_Total(B_real) + L_Total(B_syn), each of (1 - lambda) L_CLIP + lambda L_Distill (section 3)."""
         kinds = caption_kinds(batch, self.captions, self.max_tokens)
-        student = student_sides(self.student, batch, kinds, self.memory.micro_batch_size)
+        seen, losses = student_batch(self.augment, self, batch)  # the teachers' images are not augmented
+        student = student_sides(self.student, seen, kinds, self.memory.micro_batch_size)
         weight = self.teacher.distillation_weight  # lambda
-        teachers = self.teachers.sides(batch, kinds) if weight > 0 else {}
+        embedded = self.online.add(batch, kinds, self.memory.micro_batch_size) if self.online.loaded else batch
+        teachers = self.teachers.sides(embedded, kinds) if weight > 0 else {}
         ids = None if weight > 0 else all_image_ids(batch)  # the teachers' targets include pairs of the same image
         first = rank() * len(batch["image"])
-        losses = []
         for kind in kinds:
             terms = contrast_terms(student[kind], teachers.get(kind, []), first, self.memory.loss_rows, ids)
             losses.append(reinforced_loss(terms, weight))  # L_Total
@@ -121,14 +127,19 @@ class MobileCLIPModule(Method):
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
         return loss
 
+    def setup(self, stage: str) -> None:
+        """Adopt the data's normalization, and load the teachers that embed batches online."""
+        super().setup(stage)
+        if stage == "fit":
+            images = training_normalization(self.datamodule, self.model, self.vision)
+            self.augment.start(images)
+            self.online.load(self.max_tokens, images, self.datamodule)
+
     def on_fit_start(self) -> None:
-        """Load initial weights, and take the teachers from the data."""
+        """Load initial weights, and take the teachers from the data, unless they run online."""
         super().on_fit_start()
         if self.teacher.distillation_weight > 0:
-            self.teachers = Teachers.of(self.teacher, getattr(self.datamodule, "teachers", None))
-            width = getattr(self.datamodule, "teacher_width", None)
-            if width is not None:
-                self.teachers.check_width(width)
+            self.teachers = self.online.teachers or Teachers.of_data(self.teacher, self.datamodule)
 
     # The moving average, and evaluation with it
 
@@ -180,18 +191,16 @@ class MobileCLIPModule(Method):
 
     def expected_image_size(self) -> int:
         """Return the argument, else the model's own size."""
-        size: int = self.vision.image_size or model_config(self.model)["vision_cfg"]["image_size"]
-        return size
+        return self.vision.image_size or int(model_config(self.model)["vision_cfg"]["image_size"])
 
     def data_sizes(self) -> DataSizes:
         """Return the sizes that the towers were built for."""
-        return DataSizes(
-            self.vision.image_size or to_2tuple(self.student.visual.image_size)[0], self.student.vocab_size
-        )
+        size = self.vision.image_size or to_2tuple(self.student.visual.image_size)[0]
+        return DataSizes(size, self.student.vocab_size)
 
     def sharded_networks(self) -> list[nn.Module]:
-        """Return the student and its average."""
-        return [network for network in (self.student, self.average) if network is not None]
+        """Return the student, its average and the teachers that run online."""
+        return [network for network in (self.student, self.average, *self.online.network) if network is not None]
 
     def configure_model(self) -> None:
         """Shard the networks, or lay out convolutions with channels last, which FSDP2 does not support."""

@@ -11,12 +11,16 @@ from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
 from ...callbacks import AtomicCheckpointIO
 from ..base.preprocessing import is_checkpoint, recorded_preprocessing
+from ..base.settings import settings
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import CONFIG_NAME, WEIGHTS_NAME
-from .models import PRESETS, model_config
+from ..networks.teacher_images import Normalisation
+from .models import model_config, preset_of
+from .settings import VisionSettings
+from .shapes import Model
 
 
-def preprocessing_of(name: str, image_size: int | None = None) -> Preprocessing:
+def preprocessing_of(name: Model, image_size: int | None = None) -> Preprocessing:
     """Return the preprocessing of a model.
 
     Weights of one name may differ in it; of open_clip's models it is that of the first listed weights.
@@ -29,16 +33,16 @@ def preprocessing_of(name: str, image_size: int | None = None) -> Preprocessing:
         UserError: as `build_model` does.
     """
     size = image_size or model_config(name)["vision_cfg"]["image_size"]
-    preset = PRESETS.get(name)
+    preset = preset_of(name)
     if preset is not None:
         return Preprocessing(size, preset.mean, preset.std, preset.interpolation)
-    tags = open_clip.list_pretrained_tags_by_model(name)
-    listed = open_clip.get_pretrained_cfg(name, tags[0]) if tags else {}
+    tags = open_clip.list_pretrained_tags_by_model(str(name))
+    listed = open_clip.get_pretrained_cfg(str(name), tags[0]) if tags else {}
     own = PreprocessCfg(**merge_preprocess_dict(PreprocessCfg(), listed))
     return Preprocessing(size, own.mean, own.std, own.interpolation, own.resize_mode)
 
 
-def preprocessing_of_file(name: str, path: str | Path, image_size: int | None = None) -> dict[str, Any] | None:
+def preprocessing_of_file(name: Model, path: str | Path, image_size: int | None = None) -> dict[str, Any] | None:
     """Return the preprocessing that weights in a file expect, as a record (`recorded_preprocessing`).
 
     Args:
@@ -81,7 +85,20 @@ def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def preprocessing_of_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the preprocessing that the arguments of `MobileCLIPModule` give, completed by the model's own."""
-    vision = arguments["vision"]
-    own = dataclasses.asdict(preprocessing_of(arguments["model"], vision["image_size"]))
-    given = {part: vision[f"image_{part}"] for part in ("mean", "std", "interpolation")}
-    return own | {part: value for part, value in given.items() if value is not None}
+    return dataclasses.asdict(student_preprocessing(arguments["model"], settings(VisionSettings, arguments["vision"])))
+
+
+def student_preprocessing(model: Model, vision: VisionSettings) -> Preprocessing:
+    """Return the preprocessing of a model's images, with the given values in place of its own."""
+    given = {part: getattr(vision, f"image_{part}") for part in ("mean", "std", "interpolation")}
+    own = preprocessing_of(model, vision.image_size)
+    return dataclasses.replace(own, **{part: value for part, value in given.items() if value is not None})
+
+
+def training_normalization(datamodule: Any, model: Model, vision: VisionSettings) -> Normalisation:
+    """Return the normalization of training images: that of the run's datamodule, else the student's."""
+    found: Any = getattr(datamodule, "normalization", None)
+    if found is None:
+        own = student_preprocessing(model, vision)
+        found = own.mean, own.std
+    return Normalisation(*map(tuple, found))

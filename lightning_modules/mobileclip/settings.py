@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 from ...callbacks.ema import Warmup
 from ...common.errors import UserError
+from ..base.settings import settings
 from ..networks.clip_preprocessing import Interpolation, Three
+from .ensemble import Teacher
 
 
 @dataclass(frozen=True)
 class VisionSettings:
-    """Images of the student. The command line takes all four from the data.
+    """Images of the student. The command line takes the first four from the data.
 
     Args:
         image_size: side of the square images in pixels; None means the model's own.
@@ -17,17 +19,30 @@ class VisionSettings:
             model's own.
         image_std: standard deviation that belongs to `image_mean`.
         image_interpolation: interpolation of the resize for exports; None means the model's own.
+        range_augment: target PSNR in dB, at the start and at the end of the run, of images that `RangeAugment` changes
+            for the student only (paper: 40 and 20; MobileCLIP2 and the released scripts: none); None leaves them.
+
+    Raises:
+        UserError: if a target is not positive.
     """
 
     image_size: int | None = None
     image_mean: Three | None = None
     image_std: Three | None = None
     image_interpolation: Interpolation | None = None
+    range_augment: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.range_augment is not None and (len(self.range_augment) != 2 or min(self.range_augment) <= 0):
+            raise UserError(
+                f"Expected two positive PSNRs in dB as vision.range_augment, got {self.range_augment}: give those at "
+                "the start and at the end, such as [40, 20]."
+            )
 
 
 @dataclass(frozen=True)
 class TeacherSettings:
-    """The teachers whose concatenated embeddings the data holds.
+    """The teachers, whose concatenated embeddings the data holds or the training step computes.
 
     Args:
         distillation_weight: lambda of L_Total (paper: 1 for the S models and MobileCLIP2, 0.75 for B); 0 leaves the
@@ -36,11 +51,19 @@ class TeacherSettings:
             768 both.
         scales: factor of each teacher's cosines, 1 / temperature; None means those in `manifest.json`, else 100 each
             (DataCompDR; DFNDR: 70 and 60).
+        models: published models that embed each batch online, in place of stored embeddings, each with its scale:
+            pairs need no reinforcement then. They take the student's images, resized and normalized, and CLIP's token
+            ids. The checkpoint holds their fingerprint instead of their weights.
     """
 
     distillation_weight: float = 1.0
     dims: list[int] | None = None
     scales: list[float] | None = None
+    models: list[Teacher] | None = None
+
+    def online(self) -> list[Teacher]:
+        """Return `models`, which are mappings in a checkpoint; none with a weight of 0."""
+        return [settings(Teacher, one) for one in self.models or ()] if self.distillation_weight > 0 else []
 
     def __post_init__(self) -> None:
         if not 0 <= self.distillation_weight <= 1:
@@ -49,6 +72,12 @@ class TeacherSettings:
             )
         if self.distillation_weight > 0 and self.dims is not None and not self.dims:
             raise UserError("Expected a teacher to distill from, got no teacher.dims: give the dimension of each.")
+        if self.models is not None and (not self.models or self.dims is not None or self.scales is not None):
+            raise UserError(
+                "Expected teacher.models that state their own scales, got "
+                f"{'teacher.dims or teacher.scales beside them' if self.models else 'none'}: leave one out, or set it "
+                "to null."
+            )
 
 
 @dataclass(frozen=True)

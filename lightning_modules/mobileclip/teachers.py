@@ -15,7 +15,8 @@ from .pairs import TEACHER_TEXTS
 from .settings import TeacherSettings
 
 _DATACOMP_DIMS, _DATACOMP_SCALE = [768, 768], 100.0
-_IMAGE = "teacher_image"
+TEACHER_IMAGE = "teacher_image"
+"""The teachers' image embeddings in a batch."""
 
 
 class Teachers(NamedTuple):
@@ -52,6 +53,22 @@ class Teachers(NamedTuple):
             )
         return cls(dims, scales)
 
+    @classmethod
+    def of_data(cls, given: TeacherSettings, datamodule: Any) -> "Teachers":
+        """Return the teachers of a run's data, after a check of the width of its embeddings.
+
+        Args:
+            given: the settings.
+            datamodule: the datamodule of the run, which may know its `teachers` and its `teacher_width`; or None.
+
+        Raises:
+            UserError: if the data has other teachers.
+        """
+        teachers = cls.of(given, getattr(datamodule, "teachers", None))
+        if (width := getattr(datamodule, "teacher_width", None)) is not None:
+            teachers.check_width(width)
+        return teachers
+
     @torch.no_grad()
     def sides(self, batch: Mapping[str, Tensor], kinds: Sequence[str]) -> dict[str, list[Side]]:
         """Return each teacher's embeddings of the pairs of each kind of caption, gathered in the data's precision.
@@ -59,14 +76,14 @@ class Teachers(NamedTuple):
         Raises:
             UserError: if the batch has no embeddings, or these are not as wide as all teachers together.
         """
-        names = [_IMAGE, *(TEACHER_TEXTS[kind] for kind in kinds)]
+        names = [TEACHER_IMAGE, *(TEACHER_TEXTS[kind] for kind in kinds)]
         missing = [name for name in names if name not in batch]
         if missing:
             raise UserError(
                 f"Expected {', '.join(missing)} in the training batch, got only {', '.join(batch)}: train on "
                 "reinforced data, or set model.teacher.distillation_weight to 0."
             )
-        self.check_width(batch[_IMAGE].shape[1])
+        self.check_width(batch[TEACHER_IMAGE].shape[1])
         own = [batch[name] for name in names]
         everyone = gather(torch.cat(own, 1)).chunk(len(own), 1)
         image, *texts = (tensor.split(list(self.dims), 1) for tensor in own)

@@ -18,16 +18,13 @@ def fastvit_mci_tiny(pretrained: bool = False, **kwargs: Any) -> FastVit:
         pretrained: must be False, there are no trained weights.
         **kwargs: arguments of timm's FastVit.
     """
-    return build_model_with_cfg(
-        FastVit,
-        "fastvit_mci_tiny",
-        pretrained,
-        layers=(1, 1, 2, 1),
-        embed_dims=(24, 48, 96, 192),
-        mlp_ratios=(3, 3, 3, 3),
-        se_downsamples=(False, False, True, True),
-        pos_embs=(None, None, None, partial(RepConditionalPosEnc, spatial_shape=(7, 7))),
-        token_mixers=("repmixer", "repmixer", "repmixer", "attention"),
-        lkc_use_act=True,
-        **kwargs,
-    )
+    own = {
+        "layers": (1, 1, 2, 1),
+        "embed_dims": (24, 48, 96, 192),
+        "mlp_ratios": (3, 3, 3, 3),
+        "se_downsamples": (False, False, True, True),
+        "pos_embs": (None, None, None, partial(RepConditionalPosEnc, spatial_shape=(7, 7))),
+        "token_mixers": ("repmixer", "repmixer", "repmixer", "attention"),
+        "lkc_use_act": True,
+    }
+    return build_model_with_cfg(FastVit, "fastvit_mci_tiny", pretrained, **(own | kwargs))

@@ -12,8 +12,9 @@ from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.published_clip import Loaded
-from .models import PRESETS, build_model
+from .models import build_model, preset_of
 from .preprocessing import preprocessing_of_training
+from .shapes import resolved
 from .weights import AVERAGE, below, fit, load_pretrained
 
 
@@ -63,7 +64,7 @@ def read_published(name: str, path: Path) -> Loaded | None:
     """Read a pair of towers for `load_published`: the vendor's, open_clip's, or a checkpoint of this package.
 
     Args:
-        name: as in `build_model`.
+        name: as in `build_model`, no fields.
         path: as in `load_weights`.
 
     Returns:
@@ -72,11 +73,12 @@ def read_published(name: str, path: Path) -> Loaded | None:
     Raises:
         UserError: if the file is of another model or cannot be read.
     """
-    if name not in PRESETS and "multimodal_cfg" in (open_clip.get_model_config(name) or {}):
+    own = preset_of(name) is not None
+    if not own and "multimodal_cfg" in (open_clip.get_model_config(name) or {}):
         return None
     network, preprocessing = _read_training(name, path) or load_pretrained(name, path)
     # MobileCLIP's models have open_clip's default tokenizer; open_clip does not know all of their names.
-    tokenizer = open_clip.get_tokenizer("" if name in PRESETS else name, network.context_length)
+    tokenizer = open_clip.get_tokenizer("" if own else name, network.context_length)
     return Loaded(network, preprocessing, tokenizer)
 
 
@@ -88,7 +90,7 @@ def _read_training(name: str, path: Path) -> tuple[CustomTextCLIP, Preprocessing
     arguments = content.get("hyper_parameters", {})
     if "model" not in arguments:
         return None
-    if arguments["model"] != name:
-        raise UserError(f"Expected a training of {name} in {str(path)!r}, got one of {arguments['model']}: correct it.")
+    if (found := resolved(arguments["model"])) != resolved(name):
+        raise UserError(f"Expected a training of {name} in {str(path)!r}, got one of {found}: correct it.")
     network, _ = network_of_training(content, str(path))
     return network, Preprocessing.of(preprocessing_of_training(content), repr(str(path)))

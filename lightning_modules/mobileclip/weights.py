@@ -25,6 +25,7 @@ from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import WEIGHTS_NAME
 from .models import build_model
 from .preprocessing import preprocessing_of
+from .shapes import Model
 from .vendor_layout import from_vendor, is_vit, vendor_name
 
 STUDENT, AVERAGE = "student.", "average."
@@ -42,7 +43,7 @@ class Pretrained(NamedTuple):
 
 
 def load_pretrained(
-    name: str, path: str | Path, image_size: int | None = None, context_length: int | None = None
+    name: Model, path: str | Path, image_size: int | None = None, context_length: int | None = None
 ) -> Pretrained:
     """Build a model and load trained weights.
 
@@ -63,7 +64,7 @@ def load_pretrained(
     return Pretrained(model.eval(), preprocessing_of(name, image_size))
 
 
-def load_weights(model: CustomTextCLIP, name: str, path: str | Path) -> str:
+def load_weights(model: CustomTextCLIP, name: Model, path: str | Path) -> str:
     """Load trained weights into a model, all of them or none.
 
     Args:

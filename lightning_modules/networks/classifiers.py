@@ -54,6 +54,8 @@ class LibraryClassifier(Classifier):
             )
         self.network = network
         self.image_size = _only_size(network)
+        layers = [f"layer{number}" for number in range(1, 5)]  # of residual networks in both libraries
+        self.stages = [f"network.{name}" for name in layers] if all(hasattr(network, name) for name in layers) else []
         self.last = last[0]
         layer = network.get_submodule(self.last)
         layer.__class__ = _LastLinear if isinstance(layer, nn.Linear) else _LastConv

@@ -29,6 +29,7 @@ from ..memory import in_slices
 from ..networks.classifiers import build_classifier
 from ..networks.frozen_classifier import load_frozen
 from ..networks.precision import at_least_float32, unit
+from ..networks.teacher_images import TeacherImages
 from ..optim.adamw import adamw
 from ..optim.layout import channels_last
 from ..optim.schedules import WarmupShareCosine
@@ -46,7 +47,7 @@ from .settings import (
     TextSettings,
     VisionSettings,
 )
-from .teacher import TeacherImages, log_entropy, teacher_images
+from .teacher import log_entropy, teacher_images
 from .weights import load_encoders
 
 

@@ -161,6 +161,7 @@ def test_rows_without_a_label_are_counted(tmp_path):
     assert set(found) == {"no label", "unreadable (UnicodeDecodeError)"}
     assert seen == {0, 3, 4}
     assert data.class_names == ("cat", "dog")
+    assert data.training_labels() == [0, -1, -1, 1, 0]
 
 
 def test_embedded_captions(files, tmp_path):

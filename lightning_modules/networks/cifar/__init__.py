@@ -6,14 +6,14 @@ State dicts have the keys, shapes and order of the checkpoints that the benchmar
 from collections.abc import Callable
 from functools import partial
 
-from .classifier import Classifier
+from .classifier import Classifier, Stages
 from .mobilenet import MobileNetV2
 from .resnet import BasicResNet, BottleneckResNet
 from .shufflenet import ShuffleNetV1, ShuffleNetV2
 from .vgg import VGG
 from .wrn import WideResNet
 
-__all__ = ["CIFAR_NETWORKS", "Classifier"]
+__all__ = ["CIFAR_NETWORKS", "Classifier", "Stages"]
 
 CIFAR_NETWORKS: dict[str, Callable[[int], Classifier]] = {
     **{f"resnet{depth}": partial(BasicResNet, depth, 16, (16, 32, 64)) for depth in (8, 14, 20, 32, 44, 56, 110)},

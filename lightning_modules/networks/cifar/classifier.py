@@ -1,8 +1,17 @@
 """Base class and initialisation of the CIFAR networks."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
+
+
+class Stages(NamedTuple):
+    """Outputs of a classifier on the way to its logits."""
+
+    maps: list[Tensor]  # feature maps of the stages [B, D_i, H_i, W_i]
+    features: Tensor  # pooled features [B, D]
 
 
 class Classifier(nn.Module, ABC):
@@ -15,6 +24,8 @@ class Classifier(nn.Module, ABC):
     """Width D of the features."""
     image_size: int | None = None
     """Required image size H = W in pixels; None where any size is accepted."""
+    stages: Sequence[str] = ()
+    """Names of the submodules whose outputs are the feature maps of the stages, without the stem; () if unknown."""
 
     @abstractmethod
     def forward_features(self, image: Tensor) -> Tensor:
@@ -27,6 +38,17 @@ class Classifier(nn.Module, ABC):
     def forward(self, image: Tensor) -> Tensor:
         """Map images [B, 3, H, W] to logits [B, C]."""
         return self.classify(self.forward_features(image))
+
+    def forward_stages(self, image: Tensor, maps: bool = True) -> Stages:
+        """Map images [B, 3, H, W] to the feature maps of the stages, if these are asked for, and pooled features."""
+        found: list[Tensor] = []
+        parts = [self.get_submodule(name) for name in (self.stages if maps else ())]
+        hooks = [part.register_forward_hook(lambda _, __, output: found.append(output)) for part in parts]
+        try:
+            return Stages(found, self.forward_features(image))
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def pool(maps: Tensor) -> Tensor:

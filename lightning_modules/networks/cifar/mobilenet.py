@@ -30,6 +30,7 @@ class MobileNetV2(Classifier):
     """
 
     feature_dim = 1280
+    stages = ("blocks.1", "blocks.2", "blocks.4", "blocks.6")  # the last of each size, as in the benchmark
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()

@@ -26,6 +26,8 @@ class BasicResNet(Classifier):
         ValueError: If the depth is not 6n + 2.
     """
 
+    stages = ("layer1", "layer2", "layer3")
+
     def __init__(self, depth: int, stem: int, widths: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
@@ -65,6 +67,8 @@ class BottleneckResNet(Classifier):
     Args:
         num_classes: number of classes C.
     """
+
+    stages = ("layer1", "layer2", "layer3", "layer4")
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()

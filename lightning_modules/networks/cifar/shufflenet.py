@@ -34,6 +34,7 @@ class ShuffleNetV1(Classifier):
     """
 
     feature_dim = 960
+    stages = ("layer1", "layer2", "layer3")
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -91,6 +92,7 @@ class ShuffleNetV2(Classifier):
     """
 
     feature_dim = 1024
+    stages = ("layer1", "layer2", "layer3")
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()

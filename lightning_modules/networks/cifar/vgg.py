@@ -24,6 +24,7 @@ class VGG(Classifier):
     """
 
     feature_dim = _WIDTHS[-1]
+    stages = ("block1", "block2", "block3", "block4")
 
     def __init__(self, convolutions: tuple[int, int, int, int, int], num_classes: int) -> None:
         super().__init__()

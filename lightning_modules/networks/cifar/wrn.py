@@ -23,6 +23,8 @@ class WideResNet(Classifier):
         ValueError: If the depth is not 6n + 4.
     """
 
+    stages = ("block1", "block2", "block3")
+
     def __init__(self, depth: int, widen: int, num_classes: int) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:

@@ -7,6 +7,8 @@ from support.distributed import run_ddp_fit, run_distributed
 from vlightning.callbacks import rank
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import CoCoRDModule
+from vlightning.lightning_modules.cocord.baselines import crd
+from vlightning.lightning_modules.cocord.baselines.crd import CRD
 
 ROWS = 8
 
@@ -32,10 +34,25 @@ def losses_and_gradients(index, world, folder):
     return loss.detach(), {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
 
 
+def banks_after_a_batch(index, world):
+    """CRD's loss and state; negatives are those of the image's number, as draws differ between processes."""
+    torch.manual_seed(0)
+    loss = CRD(6, 5, negatives=4)
+    torch.manual_seed(index)
+    loss.start([row % 3 for row in range(12)])
+    crd.draw_negatives = lambda labels, label, *_: (label[:, None] + torch.tensor([1, 4, 7, 10])) % 12
+    generator = torch.Generator().manual_seed(5)
+    images, student, teacher = torch.arange(8), *(torch.randn(8, width, generator=generator) for width in (6, 5))
+    own = slice(index * 8 // world, (index + 1) * 8 // world)
+    result = loss(student[own], teacher[own], images[own], images[own] % 3)
+    loss.update()
+    return result.detach(), {name: value.clone() for name, value in loss.named_buffers()}
+
+
 def on_rank(folder):
     own = folder / str(rank())  # for its own file of the teacher
     own.mkdir()
-    return losses_and_gradients(rank(), 2, own)
+    return *losses_and_gradients(rank(), 2, own), *banks_after_a_batch(rank(), 2)
 
 
 def test_mean_of_two_halves_equals_the_whole_batch(tmp_path):
@@ -45,6 +62,12 @@ def test_mean_of_two_halves_equals_the_whole_batch(tmp_path):
     for name, gradient in gradients.items():
         mean = sum(half[1][name] for half in halves) / 2
         torch.testing.assert_close(mean, gradient, rtol=1e-10, atol=1e-12)
+    # CRD: equal banks, with the rows of both processes.
+    loss, buffers = banks_after_a_batch(0, 1)
+    torch.testing.assert_close(sum(half[2] for half in halves) / 2, loss, rtol=1e-5, atol=0)
+    for name, buffer in buffers.items():
+        assert torch.equal(halves[0][3][name], halves[1][3][name]), name
+        torch.testing.assert_close(halves[0][3][name], buffer, rtol=1e-5, atol=1e-6)
 
 
 def module_and_data(weights):

@@ -1,0 +1,92 @@
+"""The shape of a model's towers: of a preset, of a YAML or JSON file, or of the settings in a checkpoint."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+
+from ...common.configs import read_config
+from ...common.errors import UserError
+from ...common.names import did_you_mean
+from ..base.settings import settings
+from ..networks.clip_preprocessing import Interpolation, Three
+from . import tiny  # noqa: F401, registers its tower with timm
+
+_ENDINGS = (".yaml", ".yml", ".json")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+    """Sizes and kinds of both towers.
+
+    Args:
+        image_tower: timm's name.
+        image_size: side of the images in pixels.
+        embed_dim: embedding dimension of both towers.
+        width: width of the text tower, with one head for each 64.
+        layers: layers of attention in the text tower.
+        causal: whether a token attends only to those before it.
+        mixers: whether the text tower has mixer blocks at both ends (MCt).
+        vendor_stem: whether a ViT has the vendor's stem and norms (padding 1, eps 1e-5) instead of timm's (0, 1e-6).
+        projection_bias: whether the image projection's bias, initially zero, trains. The vendor's first networks have
+            none.
+        mean: mean of the images' channels on the 0-1 scale.
+        std: standard deviation of the images' channels on the 0-1 scale.
+        interpolation: interpolation of the images' resize.
+        image_options: arguments of timm's image tower in place of those that its name implies, such as `layers` and
+            `embed_dims` of each stage of a `fastvit_mci0`.
+
+    Raises:
+        UserError: if timm has no such tower, or the width is no multiple of 64.
+    """
+
+    image_tower: str
+    image_size: int = 256
+    embed_dim: int = 512
+    width: int = 512
+    layers: int = 12
+    causal: bool = False
+    mixers: bool = False
+    vendor_stem: bool = False
+    projection_bias: bool = True
+    mean: Three = (0.0, 0.0, 0.0)
+    std: Three = (1.0, 1.0, 1.0)
+    interpolation: Interpolation = "bilinear"
+    image_options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not timm.is_model(self.image_tower):
+            hint = did_you_mean(self.image_tower, timm.list_models())
+            raise UserError(f"Expected an image_tower of timm, got {self.image_tower!r}: {hint}")
+        if self.width % 64 or self.width < 64:
+            raise UserError(f"Expected a width of a multiple of 64, that of a head, got {self.width}: correct it.")
+
+    def __str__(self) -> str:
+        return f"{self.image_tower} of its own shape"
+
+
+Model = str | ModelShape | Mapping[str, Any]
+"""A name, the path of a YAML or JSON file with the fields of `ModelShape`, or these fields."""
+
+
+def resolved(model: Model) -> str | ModelShape:
+    """Return a name unchanged, and a path or fields as the shape that they describe.
+
+    Raises:
+        UserError: if the file cannot be read, or describes no shape.
+    """
+    if isinstance(model, ModelShape) or (isinstance(model, str) and not model.endswith(_ENDINGS)):
+        return model
+    fields, source = (_read(model), repr(model)) if isinstance(model, str) else (model, "the model's shape")
+    if "image_tower" not in fields:
+        raise UserError(f"Expected an image_tower in {source}, got none: name one of timm's, such as fastvit_mci0.")
+    return settings(ModelShape, fields)
+
+
+def _read(file: str) -> Mapping[str, Any]:
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise UserError(f"Expected a file with a model's shape, found none at {file!r}: correct the path.")
+    return read_config(path)
