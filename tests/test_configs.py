@@ -654,6 +654,8 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
             "scales": [70.0, 60.0] if recipe.startswith("mobileclip2") else None,
             "models": None,
         }
+        paper = recipe.startswith("paper")  # the first paper's
+        assert model["vision"]["range_augment"] == ([40.0, 20.0] if paper else None)
         assert optim["constant_steps"] == (300_000 if recipe == "paper_b_lt" else 0)
         assert data["image_size"] == (224 if model["model"] in ("ViT-B-16", "MobileCLIP-B") else 256)
     for recipe in ("released_script", "mobileclip2_s4"):

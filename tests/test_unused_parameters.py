@@ -46,6 +46,7 @@ SWITCHES = [
     ("mobileclip", {"captions": "real"}),
     ("mobileclip", {"captions": "synthetic"}),
     ("mobileclip", {"distillation_weight": 0.0}),
+    ("mobileclip", {"vision": {"range_augment": [40.0, 20.0]}}),
     ("mobileclip", {"distillation_weight": 1.0, "momentum": {"momentum": None}}),
     ("shre", {"kl": {"weight": 0.0}}),
     ("shre", {"kl": {"weight": 0.0}, "contrast": {"layers": ["h2"]}}),

@@ -33,8 +33,9 @@ from .losses import reinforced_loss
 from .models import build_model, model_config
 from .online import OnlineTeachers
 from .pairs import caption_kinds, check_length, student_sides
-from .preprocessing import preprocessing_of_arguments, preprocessing_of_file, student_preprocessing
+from .preprocessing import preprocessing_of_arguments, preprocessing_of_file, training_normalization
 from .programs import Format, export_towers
+from .range_augment import RangeAugment, student_batch
 from .settings import MemorySettings, MomentumSettings, OptimSettings, TeacherSettings, VisionSettings
 from .shapes import ModelShape, resolved
 from .teachers import Teachers
@@ -99,22 +100,22 @@ class MobileCLIPModule(Method):
         self.teachers, self.online = Teachers.of(self.teacher), OnlineTeachers(self.teacher.online())
         self.student = build_model(self.model, self.vision.image_size, max_tokens)
         self.student.logit_bias = None  # SigLIP's; this loss has none
-        self.average: nn.Module | None = None
-        if self.momentum.momentum is not None:
-            self.average = copy.deepcopy(self.student).requires_grad_(False)
+        averaged = self.momentum.momentum is not None
+        self.average = copy.deepcopy(self.student).requires_grad_(False) if averaged else None
+        self.augment = RangeAugment(self.vision.range_augment)
         self.evaluation = RetrievalEvaluation(match_equal_texts)
         self.train()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return L_Total(B_real) + L_Total(B_syn), each of (1 - lambda) L_CLIP + lambda L_Distill (section 3)."""
         kinds = caption_kinds(batch, self.captions, self.max_tokens)
-        student = student_sides(self.student, batch, kinds, self.memory.micro_batch_size)
+        seen, losses = student_batch(self.augment, self, batch)  # the teachers' images are not augmented
+        student = student_sides(self.student, seen, kinds, self.memory.micro_batch_size)
         weight = self.teacher.distillation_weight  # lambda
         embedded = self.online.add(batch, kinds, self.memory.micro_batch_size) if self.online.loaded else batch
         teachers = self.teachers.sides(embedded, kinds) if weight > 0 else {}
         ids = None if weight > 0 else all_image_ids(batch)  # the teachers' targets include pairs of the same image
         first = rank() * len(batch["image"])
-        losses = []
         for kind in kinds:
             terms = contrast_terms(student[kind], teachers.get(kind, []), first, self.memory.loss_rows, ids)
             losses.append(reinforced_loss(terms, weight))  # L_Total
@@ -127,10 +128,12 @@ class MobileCLIPModule(Method):
         return loss
 
     def setup(self, stage: str) -> None:
-        """Load the teachers that embed batches online, which only training needs."""
+        """Adopt the data's normalization, and load the teachers that embed batches online."""
         super().setup(stage)
         if stage == "fit":
-            self.online.load(self.max_tokens, student_preprocessing(self.model, self.vision), self.datamodule)
+            images = training_normalization(self.datamodule, self.model, self.vision)
+            self.augment.start(images)
+            self.online.load(self.max_tokens, images, self.datamodule)
 
     def on_fit_start(self) -> None:
         """Load initial weights, and take the teachers from the data, unless they run online."""
@@ -188,14 +191,12 @@ class MobileCLIPModule(Method):
 
     def expected_image_size(self) -> int:
         """Return the argument, else the model's own size."""
-        size: int = self.vision.image_size or model_config(self.model)["vision_cfg"]["image_size"]
-        return size
+        return self.vision.image_size or int(model_config(self.model)["vision_cfg"]["image_size"])
 
     def data_sizes(self) -> DataSizes:
         """Return the sizes that the towers were built for."""
-        return DataSizes(
-            self.vision.image_size or to_2tuple(self.student.visual.image_size)[0], self.student.vocab_size
-        )
+        size = self.vision.image_size or to_2tuple(self.student.visual.image_size)[0]
+        return DataSizes(size, self.student.vocab_size)
 
     def sharded_networks(self) -> list[nn.Module]:
         """Return the student, its average and the teachers that run online."""

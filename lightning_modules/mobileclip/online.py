@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ...common.errors import UserError
 from ..base.frozen import Frozen
 from ..memory import in_slices
-from ..networks.clip_preprocessing import Preprocessing
 from ..networks.precision import unit
 from ..networks.published_clip import PublishedCLIP, load_published
 from ..networks.teacher_images import Normalisation, TeacherImages
@@ -39,12 +38,12 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
         self._images: list[TeacherImages] = []
         self._lengths: list[int] = []
 
-    def load(self, max_tokens: int, own: Preprocessing, datamodule: Any = None) -> None:
+    def load(self, max_tokens: int, images: Normalisation, datamodule: Any = None) -> None:
         """Load the teachers on the first call.
 
         Args:
             max_tokens: tokens of the student's texts.
-            own: preprocessing of the student's images, whose normalization is used if the data's is unknown.
+            images: normalization of the student's images.
             datamodule: the datamodule of the run.
 
         Raises:
@@ -61,13 +60,11 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
             )
         published = [load_published(teacher.model, teacher.weights) for teacher in self.given]
         self._lengths = [_text_length(one, max_tokens) for one in published]
-        found: Any = getattr(datamodule, "normalization", None) or (own.mean, own.std)
-        student = Normalisation(*map(tuple, found))
         scales = []
         for teacher, one in zip(self.given, published, strict=True):
             prepared = one.preprocessing
             theirs = Normalisation(prepared.mean, prepared.std)
-            self._images.append(TeacherImages(prepared.image_size, student, theirs, prepared.interpolation))
+            self._images.append(TeacherImages(prepared.image_size, images, theirs, prepared.interpolation))
             scales.append(float(one.network.logit_scale.exp()) if teacher.scale is None else teacher.scale)
             one.network.logit_scale = nn.Parameter(one.network.logit_scale.detach().reshape(1))  # FSDP2 needs [1]
             one.network.logit_bias = None

@@ -14,6 +14,7 @@ from ..base.preprocessing import is_checkpoint, recorded_preprocessing
 from ..base.settings import settings
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import CONFIG_NAME, WEIGHTS_NAME
+from ..networks.teacher_images import Normalisation
 from .models import model_config, preset_of
 from .settings import VisionSettings
 from .shapes import Model
@@ -92,3 +93,12 @@ def student_preprocessing(model: Model, vision: VisionSettings) -> Preprocessing
     given = {part: getattr(vision, f"image_{part}") for part in ("mean", "std", "interpolation")}
     own = preprocessing_of(model, vision.image_size)
     return dataclasses.replace(own, **{part: value for part, value in given.items() if value is not None})
+
+
+def training_normalization(datamodule: Any, model: Model, vision: VisionSettings) -> Normalisation:
+    """Return the normalization of training images: that of the run's datamodule, else the student's."""
+    found: Any = getattr(datamodule, "normalization", None)
+    if found is None:
+        own = student_preprocessing(model, vision)
+        found = own.mean, own.std
+    return Normalisation(*map(tuple, found))

@@ -11,7 +11,7 @@ from .ensemble import Teacher
 
 @dataclass(frozen=True)
 class VisionSettings:
-    """Images of the student. The command line takes all four from the data.
+    """Images of the student. The command line takes the first four from the data.
 
     Args:
         image_size: side of the square images in pixels; None means the model's own.
@@ -19,12 +19,25 @@ class VisionSettings:
             model's own.
         image_std: standard deviation that belongs to `image_mean`.
         image_interpolation: interpolation of the resize for exports; None means the model's own.
+        range_augment: target PSNR in dB, at the start and at the end of the run, of images that `RangeAugment` changes
+            for the student only (paper: 40 and 20; MobileCLIP2 and the released scripts: none); None leaves them.
+
+    Raises:
+        UserError: if a target is not positive.
     """
 
     image_size: int | None = None
     image_mean: Three | None = None
     image_std: Three | None = None
     image_interpolation: Interpolation | None = None
+    range_augment: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.range_augment is not None and (len(self.range_augment) != 2 or min(self.range_augment) <= 0):
+            raise UserError(
+                f"Expected two positive PSNRs in dB as vision.range_augment, got {self.range_augment}: give those at "
+                "the start and at the end, such as [40, 20]."
+            )
 
 
 @dataclass(frozen=True)

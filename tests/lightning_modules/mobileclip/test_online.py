@@ -18,8 +18,8 @@ from vlightning.lightning_modules import MobileCLIPModule
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher, TeacherEnsemble
 from vlightning.lightning_modules.mobileclip.export import save_open_clip
 from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
 from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
+from vlightning.lightning_modules.networks.teacher_images import Normalisation
 
 ROWS, LARGER = 5, 24
 CAPTIONS = ["a red bus", "two dogs", "snow", "a cat on a mat", "rain"]
@@ -47,7 +47,7 @@ def online(folders, scales=(20.0, None), **options):
 
 
 def loaded(module):
-    module.online.load(LENGTH, Preprocessing(SIZE, (0.0, 0.1, 0.2), (1.0, 0.9, 0.8), "bilinear"))
+    module.online.load(LENGTH, Normalisation((0.0, 0.1, 0.2), (1.0, 0.9, 0.8)))
     module.teachers = module.online.teachers
 
 
@@ -176,7 +176,7 @@ def test_settings_that_do_not_fit_are_refused(folders):
     assert not unused.online.loaded
     longer = MobileCLIPModule(add_tiny_clip(), max_tokens=LENGTH + 1, teacher={"models": [{"weights": folders[0]}]})
     with pytest.raises(UserError, match=f"texts of {LENGTH + 1} tokens, got 0 of"):
-        longer.online.load(LENGTH + 1, preprocessing_of(NAME))
+        longer.online.load(LENGTH + 1, Normalisation((0.0,) * 3, (1.0,) * 3))
 
 
 def test_the_command_line_takes_teachers():
