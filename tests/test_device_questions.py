@@ -21,9 +21,73 @@ def asked(tmp_path_factory):
     return json.loads((folder / "questions.json").read_text())
 
 
+FINITE = "number: callbacks/non_finite.py _judge"
+"""The question whether to skip the step, once for each batch."""
+SCALED = {"number: callbacks/optimizer_step.py _after_step": 1}
+"""Under fp16: whether a fused optimizer found infinite gradients, which decides whether its averages move."""
+SGD_SCALED = {"number: lightning_modules/base/method.py optimizer_step": 1}
+"""Under fp16 with an optimizer that is not fused, torch's scaler asks the same first."""
+EVALUATED = {
+    "copy: lightning_modules/evaluation/collected.py add_images": 3,
+    "copy: lightning_modules/evaluation/collected.py add_texts": 3,
+    "copy: lightning_modules/evaluation/collected.py <listcomp>": 2,
+}
+"""Features and ids of a batch, which are collected in main memory."""
+TOKENS = {"copy: lightning_modules/evaluation/reranking.py append": 1}
+"""Tokens of a batch of images, for re-ranking."""
+METHODS = ("albef", "cocord", "mmlg", "mobileclip", "shre")
+
+
+def test_a_step_of_any_method_asks_the_device_only_whether_it_is_finite(asked):
+    steps = asked["steps"]
+    assert len(steps) == 15
+    for case, found in steps.items():
+        name, memory, precision = case.split()
+        expected = {FINITE: 2 if memory == "accumulation" else 1}
+        if precision == "16-mixed":
+            expected |= {"albef": SCALED, "mobileclip": SCALED, "cocord": SGD_SCALED}.get(name, {})
+        assert found == expected, case
+
+
+def test_the_steps_cover_every_pair_of_method_precision_and_memory(asked):
+    parts = [case.split() for case in asked["steps"]]
+    assert {(name, precision) for name, _, precision in parts} == {
+        (name, precision) for name in METHODS for precision in ("32-true", "bf16-mixed", "16-mixed")
+    }
+    settings = {(name, memory) for name, memory, _ in parts}
+    assert settings == {
+        (name, memory)
+        for name in METHODS
+        for memory in ("whole", "slices", "accumulation")
+        if (name, memory) != ("cocord", "slices")
+    }
+    assert len({(memory, precision) for _, memory, precision in parts}) == 9
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("stage", ["validate", "predict"])
+def test_a_batch_of_an_evaluation_only_copies_what_is_collected(asked, name, stage):
+    expected = {} if name == "cocord" else EVALUATED
+    assert asked["evaluations"][f"{name} {stage}"] == expected | (TOKENS if name == "albef" else {})
+
+
 @pytest.mark.parametrize("case", ["mobileclip", "shre"])
-def test_a_step_synchronizes_with_the_device_once_for_the_finite_check(asked, case):
-    assert asked[case] == {"number: callbacks/non_finite.py _judge": 1}
+def test_slices_with_batch_norm_and_a_teacher_with_other_images_ask_nothing_else(asked, case):
+    assert asked[case] == {FINITE: 1}
+
+
+def test_planted_faults_are_found_where_they_are(asked):
+    functions = {
+        "index from the host": "index_from_the_host",
+        "number": "number",
+        "boolean index": "mask",
+        "copy": "constant",
+        "multinomial": "draw",
+    }
+    planted = {f"{kind}: tests/support/device_questions.py planted_{name}": 1 for kind, name in functions.items()}
+    assert asked["planted"] == planted | {"logged from the host: train/planted": 1}
+    (error,) = asked["mixed_devices"]
+    assert "found at least two devices, cuda:0 and cpu" in error
 
 
 def test_processes_agree_on_a_signal_one_step_late(asked):

@@ -79,7 +79,9 @@ def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:
     logits = logits.masked_fill(own & ~exists[:, None], 0.0)
     # Sample uniformly where logits are non-finite: the loss reports it, while an error here would kill a GPU process.
     chances = logits.softmax(-1).nan_to_num(nan=1.0)
-    return Negatives(torch.multinomial(chances, 1).squeeze(1), exists)
+    # `torch.multinomial(chances, 1)` with the same draws, but without its checks, for which the host waits for a GPU.
+    race = chances / torch.empty_like(chances).exponential_()
+    return Negatives(race.argmax(-1), exists)
 
 
 def fuse_pairs(

@@ -32,7 +32,9 @@ class Accuracy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.metrics = nn.ModuleDict({f"{split}_top{k}": MeanMetric() for split in SPLITS for k in TOP})
+        # Zeros and ones need no check for NaN, for which the host would wait for a GPU.
+        means = {f"{split}_top{k}": MeanMetric(nan_strategy="disable") for split in SPLITS for k in TOP}
+        self.metrics = nn.ModuleDict(means)
         self._non_finite: dict[str, list[Tensor]] = {
             split: [] for split in SPLITS
         }  # [B, 2]: sample_index, whether non-finite

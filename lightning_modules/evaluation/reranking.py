@@ -153,10 +153,11 @@ def match_candidates(
             tokens[None].to(scorer.device),
         )
         if not idle:
-            scored[image].append(scores.float().cpu())
-    for image, parts in enumerate(scored):
+            scored[image].append(scores.float())
+    # Copied at once: with a copy in every pass, the device would wait for the host to prepare the next one.
+    found = torch.cat([part for parts in scored for part in parts]).cpu() if passes else torch.zeros(0)
+    for image, scores in enumerate(found.split([sum(map(len, parts)) for parts in scored])):
         texts = _texts_of(near_texts.index[first + image], asking[first + image])
-        scores = torch.cat(parts)
         image_scores[image] = scores[torch.searchsorted(texts, near_texts.index[first + image])]
         rows_, columns = asking[first + image], place[first + image]
         text_scores[rows_, columns] = scores[torch.searchsorted(texts, rows_)]

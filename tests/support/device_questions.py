@@ -8,12 +8,64 @@ from pathlib import Path
 import timm
 import torch
 
+from support import random_batches
 from support.clip import DIMS, SCALES, reinforced_batch
 from support.pretend_cuda import Questions, pretended_cuda, questions
 from support.shre import CLASSES, random_batch, tiny_shre
-from vlightning.callbacks import SkipNonFiniteSteps, StopOnSignal
+from vlightning.callbacks import SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
 from vlightning.callbacks.distributed import collectives as distributed
 from vlightning.lightning_modules import MobileCLIPModule
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+ROWS, SLICE = 8, 4
+
+
+def steps(folder):
+    """Every method in every precision, the memory settings in turn: all pairs of two of these."""
+    found = {}
+    for number, name in enumerate(random_batches.NAMES):
+        for place, precision in enumerate(PRECISIONS):
+            memory = ("whole", "slices", "accumulation")[(number + place) % 3]
+            if name == "cocord" and memory == "slices":  # it has none
+                memory = "whole"
+            changes = {"memory": {"micro_batch_size": SLICE}} if memory == "slices" else {}
+            own = folder / f"{name}-{precision}"
+            own.mkdir()
+            found[f"{name} {memory} {precision}"] = questions(
+                random_batches.small(name, own, **changes),
+                random_batches.random_rows(name, ROWS),
+                SkipNonFiniteSteps(),
+                StopOnSignal(),
+                StepSeedCallback(),
+                folder=own,
+                precision=precision,
+                accumulate=2 if memory == "accumulation" else 1,
+            )
+    return found
+
+
+def evaluations(folder):
+    """Every method in validation and prediction; ALBEF keeps the tokens of images for re-ranking."""
+    found = {}
+    for number, name in enumerate(random_batches.NAMES):
+        for place, stage in enumerate(("validate", "predict")):
+            changes = {"rerank": {"when": "always", "k": 10}} if name == "albef" else {}
+            own = folder / f"{name}-{stage}"
+            own.mkdir()
+            batch = random_batches.random_rows(name, ROWS)
+            if name != "cocord":
+                ids = torch.arange(ROWS)
+                mask = torch.ones_like(batch["input_ids"])
+                batch |= {key: ids for key in ("image_id", "sample_index", "text_image_id", "text_id")}
+                batch = {"attention_mask": mask} | batch
+            found[f"{name} {stage}"] = questions(
+                random_batches.small(name, own, **changes),
+                batch,
+                folder=own,
+                precision=PRECISIONS[(number + place) % 3],
+                stage=stage,
+            )
+    return found
 
 
 def mobileclip(folder):
@@ -47,6 +99,60 @@ def shre(folder):
     return questions(module, random_batch(4, dtype=torch.float32), SkipNonFiniteSteps(), StopOnSignal(), folder=folder)
 
 
+def _planted_faults(module, batch):
+    """Faults that make the host wait, each in its own function."""
+    rows = batch["image"].flatten(1)
+
+    def planted_index_from_the_host():
+        return rows[torch.arange(2)]
+
+    def planted_number():
+        return int(rows.sum())
+
+    def planted_mask():
+        return rows[rows[:, 0] > 0]
+
+    def planted_constant():
+        return rows * torch.ones(rows.shape[1]).to(rows.device)
+
+    def planted_draw():
+        return torch.multinomial(rows.softmax(-1), 1)
+
+    for plant in (
+        planted_index_from_the_host,
+        planted_number,
+        planted_mask,
+        planted_constant,
+        planted_draw,
+    ):
+        plant()
+    module.log("train/planted", torch.zeros(()))
+
+
+def planted(folder):
+    """A training step with faults."""
+    module = random_batches.small("mobileclip", folder)
+    step = module.training_step
+
+    def training_step(batch, batch_idx):
+        _planted_faults(module, batch)
+        return step(batch, batch_idx)
+
+    module.training_step = training_step
+    return questions(module, random_batches.random_rows("mobileclip", ROWS), folder=folder)
+
+
+def mixed_devices(folder):
+    """The error of a training step that adds a tensor on the host to one on the device."""
+    module = random_batches.small("mobileclip", folder)
+    step = module.training_step
+    module.training_step = lambda batch, batch_idx: step(batch, batch_idx) + torch.ones(ROWS).mean(0, keepdim=True)
+    try:
+        return questions(module, random_batches.random_rows("mobileclip", ROWS), folder=folder)
+    except RuntimeError as error:
+        return {str(error).splitlines()[0]: 1}
+
+
 class _Event:
     """An event on a simulated stream."""
 
@@ -77,8 +183,11 @@ def stop_on_signal_of_two(folder):
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    found = {case.__name__: case(place) for case in (mobileclip, shre, stop_on_signal_of_two)}
-    (place / "questions.json").write_text(json.dumps(found))
+    found = {}
+    for case in (steps, evaluations, mobileclip, shre, planted, mixed_devices, stop_on_signal_of_two):
+        place = Path(sys.argv[1]) / case.__name__
+        place.mkdir()
+        found[case.__name__] = case(place)
+    Path(sys.argv[1], "questions.json").write_text(json.dumps(found))
     sys.stdout.flush()
     os._exit(0)

@@ -10,19 +10,21 @@ import ctypes
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 import torch.cuda.amp.common
 from lightning import Callback
 from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.loops import evaluation_loop
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
+from torchmetrics import Metric
 
 import vlightning.callbacks as package
 from support.tiny_modules import trainer
@@ -55,6 +57,7 @@ def pretended_cuda() -> Iterator[FakeTensorMode]:
         _answer_that_no_gpu_is_in_use()
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *_, **__: True
+    evaluation_loop.has_len_all_ranks = lambda *_, **__: True  # it makes a tensor on the device from a number
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode
 
@@ -89,6 +92,10 @@ class Questions(TorchDispatchMode):
         indices = args[1] if name.startswith("index") and on_device and isinstance(args[1], (list, tuple)) else ()
         if any(index is not None and index.dtype == torch.bool for index in indices):
             self._count("boolean index")
+            if name == "index" and len(indices) == 1:  # as if all were true
+                return args[0].flatten(0, indices[0].dim() - 1).clone()
+        if any(index is not None and index.dim() and index.device.type == "cpu" for index in indices):
+            self._count("index from the host")
         return func(*args, **kwargs)
 
     def _count(self, kind: str | None) -> None:
@@ -97,23 +104,44 @@ class Questions(TorchDispatchMode):
         own = [
             frame
             for frame in traceback.extract_stack()
-            if ROOT in (file := Path(frame.filename)).parents and ROOT / "tests" not in file.parents
+            if ROOT in (file := Path(frame.filename)).parents
+            and (ROOT / "tests" not in file.parents or frame.name.startswith("planted"))
         ]
         where = f"{Path(own[-1].filename).relative_to(ROOT)} {own[-1].name}" if own else "elsewhere"
         self.found[f"{kind}: {where}"] += 1
 
 
-class _On(Callback):
-    """Starts counting after the first step, in which things are made once."""
+class Enough(Exception):
+    """Ends an evaluation before its end, which needs values."""
 
-    def __init__(self, questions: Questions) -> None:
+
+class _On(Callback):
+    """Starts counting after the first step, in which things are made once.
+
+    Args:
+        questions: what counts.
+        accumulate: batches of an optimizer step.
+    """
+
+    def __init__(self, questions: Questions, accumulate: int) -> None:
         self.questions = questions
+        self.accumulate = accumulate
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.questions.on = batch_idx >= self.accumulate
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.questions.on = False
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         self.questions.on = batch_idx == 1
 
-    def on_train_end(self, trainer, pl_module):
-        self.questions.on = False
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        if self.questions.on:
+            self.questions.on = False
+            raise Enough
+
+    on_predict_batch_start, on_predict_batch_end = on_validation_batch_start, on_validation_batch_end
 
 
 class PretendedGPU(SingleDeviceStrategy):
@@ -139,38 +167,61 @@ class PretendedGPU(SingleDeviceStrategy):
         for part in self.lightning_module.modules():
             for tensors in (part._parameters, part._buffers):
                 tensors.update({name: move(tensor) for name, tensor in tensors.items()})
+            if isinstance(part, Metric):
+                vars(part).update({name: move(vars(part)[name]) for name in part._defaults})
+                part._device = torch.device("cuda", 0)
         self.lightning_module._device = torch.device("cuda", 0)
 
     def teardown(self) -> None:
         pass
 
 
-def questions(module, batch, *callbacks: Callback, folder: Path) -> dict[str, int]:
-    """How often each function of the package makes the host wait in the second step of a run under bf16-mixed.
+def questions(
+    module, batch, *callbacks: Callback, folder: Path, precision="bf16-mixed", accumulate=1, stage="fit"
+) -> dict[str, int]:
+    """How often each function of the package makes the host wait in the second optimizer step, or in an evaluation.
 
     Args:
         module: on the CPU.
         batch: of every step.
         *callbacks: of the Trainer.
         folder: for the run.
+        precision: Lightning's name of it.
+        accumulate: batches of an optimizer step.
+        stage: "fit", "validate" or "predict"; an evaluation ends after the second batch.
     """
-    module.log = module.log_dict = lambda *_, **__: None  # Lightning's own metrics copy tensors deeply
-    module.setup("fit")
+    counted = Questions()
+
+    def log(name, value, *_, **__):  # Lightning's own metrics copy tensors deeply
+        if counted.on and isinstance(value, torch.Tensor) and value.device.type != "cuda":
+            counted.found[f"logged from the host: {name}"] += 1
+
+    module.log = log
+    module.log_dict = lambda values, *_, **__: [log(name, value) for name, value in values.items()]
+    module.setup(stage)
     module.configure_model()
     module.configure_model = lambda: None
-    counted = Questions()
+    plugins = [] if precision == "32-true" else [MixedPrecision(precision, "cuda")]
     with pretended_cuda() as mode, counted:
         runs = trainer(
-            _On(counted),
+            _On(counted, accumulate),
             *callbacks,
             strategy=PretendedGPU(mode),
             accelerator="auto",
             devices="auto",
-            plugins=[MixedPrecision("bf16-mixed", "cuda")],
+            plugins=plugins,
             max_steps=2,
-            limit_val_batches=0,
+            accumulate_grad_batches=accumulate,
+            limit_val_batches=0 if stage == "fit" else 2,
+            inference_mode=False,  # under which operations arrive undivided, such as `to` for `_to_copy`
             default_root_dir=folder,
         )
-        runs.fit(module, DataLoader([batch] * 2, batch_size=None))
-    assert runs.global_step == 2
+        loader = DataLoader([batch] * 2 * accumulate, batch_size=None)
+        if stage == "fit":
+            runs.fit(module, loader)
+            assert runs.global_step == 2
+        else:
+            with suppress(Enough):
+                getattr(runs, stage)(module, loader)
+            assert not counted.on
     return dict(counted.found)
