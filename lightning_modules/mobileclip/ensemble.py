@@ -21,13 +21,13 @@ _PREPROCESSING = ("image_size", "interpolation", "mean", "std", "resize_mode")
 
 @dataclass
 class Teacher:
-    """A model whose embeddings are stored.
+    """A model whose embeddings are stored, or computed in the training step.
 
     Attributes:
         weights: a tag of open_clip; a folder that open_clip loads; or a file, also a checkpoint of a training here.
         model: its name, one of open_clip's or MobileCLIP's; ignored if `weights` is a folder.
-        scale: factor of its cosines for a student's training, written to the manifest; None means the one that it was
-            trained with.
+        scale: factor of its cosines for a student's training, which a reinforcement writes to the manifest; None means
+            the one that it was trained with.
     """
 
     weights: str
