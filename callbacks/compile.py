@@ -46,10 +46,11 @@ class CompileCallback(Callback):
 
 def parts_to_compile(module: LightningModule) -> Iterator[nn.Module]:
     """Iterate over the parts that `CompileCallback` compiles."""
-    networks: Any = module.sharded_networks() if hasattr(module, "sharded_networks") else module.children()
+    networks = getattr(module, "sharded_networks", module.children)()
     for network in networks:
-        if hasattr(network, "compiled_parts"):
-            yield from network.compiled_parts()
+        own: Any = getattr(network, "compiled_parts", None)
+        if own is not None:
+            yield from own()
             continue
         # Not blocks that contain blocks, which would be compiled into one program.
         innermost = [block for block in blocks_of(network) if next(blocks_of(block), None) is None]
