@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .checkpoints.checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint, divide_checkpoint_file
     from .classification.own import OwnClassification
     from .classification.zero_shot import ZeroShotClassification
+    from .compile import CompileCallback
     from .distributed.collectives import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
     from .distributed.strategy import ShardedStrategy
     from .ema import EMACallback, EMAPair, ema_momentum
