@@ -1,4 +1,4 @@
-"""Command line: `vlightning fit|validate|test|predict|export|convert`, or `python cli.py ...`."""
+"""Command line: `vlightning fit|validate|test|predict|export|convert|plan`, or `python cli.py ...`."""
 
 import contextlib
 import copy
@@ -30,8 +30,8 @@ from vlightning.common.messages import silence_noise, table
 
 DESCRIPTION = (
     "Train and evaluate vision-language models, as in `vlightning fit --config configs/albef/quickstart.yaml`. "
-    "Also: vlightning export and vlightning convert, for checkpoints (each has a --help); --version; --debug keeps the "
-    "traceback of an error."
+    "Also: vlightning export and vlightning convert, for checkpoints; vlightning plan, for memory and time before a "
+    "run (each has a --help); --version; --debug keeps the traceback of an error."
 )
 
 
@@ -119,6 +119,23 @@ class VLightningCLI(LightningCLI):
     test = partialmethod(_evaluate, "test")
 
 
+def open_cli(args: list[str] | None, kind: type[VLightningCLI] | None = None) -> VLightningCLI:
+    """Parse a command line and run it; `kind` replaces the class."""
+    return (kind or VLightningCLI)(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_callback=SaveRunConfig,
+        trainer_defaults=copy.deepcopy(defaults.TRAINER_DEFAULTS),
+        seed_everything_default=0,
+        parser_class=HelpfulParser,
+        parser_kwargs={"prog": "vlightning", "description": DESCRIPTION},
+        auto_configure_optimizers=False,
+        args=args,
+    )
+
+
 def main(args: list[str] | None = None) -> None:
     """Run the command line.
 
@@ -138,19 +155,7 @@ def main(args: list[str] | None = None) -> None:
         if words and (command := commands.COMMANDS.get(words[0])):
             sys.stdout.write(f"{command([word for word in words[1:] if word != '--debug'])}\n")
             return
-        VLightningCLI(
-            LightningModule,
-            LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            save_config_callback=SaveRunConfig,
-            trainer_defaults=copy.deepcopy(defaults.TRAINER_DEFAULTS),
-            seed_everything_default=0,
-            parser_class=HelpfulParser,
-            parser_kwargs={"prog": "vlightning", "description": DESCRIPTION},
-            auto_configure_optimizers=False,
-            args=args,
-        )
+        open_cli(args)
 
 
 if __name__ == "__main__":

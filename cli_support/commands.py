@@ -1,4 +1,4 @@
-"""The commands `vlightning export CHECKPOINT TARGET` and `vlightning convert CHECKPOINT TARGET`."""
+"""The commands beside those of LightningCLI: `vlightning export`, `vlightning convert` and `vlightning plan`."""
 
 import argparse
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from ..common.errors import UserError
 from ..common.files import check_free
 from ..datamodules.text.saved_tokenizer import saved_tokenizer
 from ..lightning_modules.exports import export, exporters
+from ..planning.command import run_plan
 
 
 def run_export(words: list[str]) -> str:
@@ -83,4 +84,4 @@ def _parser(program: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-COMMANDS: dict[str, Callable[[list[str]], str]] = {"export": run_export, "convert": run_convert}
+COMMANDS: dict[str, Callable[[list[str]], str]] = {"export": run_export, "convert": run_convert, "plan": run_plan}

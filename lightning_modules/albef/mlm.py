@@ -73,11 +73,13 @@ def select_positions(input_ids: Tensor, masked: Tensor, chosen: Tensor, rows: in
 def _row_capacity(chosen: Tensor, probability: float) -> int:
     """Return the number of rows for the language-model head.
 
-    On a CPU this is the number of chosen words. On another device reading the count would synchronise, so it is a bound
-    that binomial draws exceed less than once in 10^9 batches; words beyond it are left unmasked.
+    On a CPU this is the number of chosen words. On other devices the host would wait for it: it is a bound.
     """
-    if chosen.device.type == "cpu":
-        return max(int(chosen.sum()), 1)
+    return max(int(chosen.sum()), 1) if chosen.device.type == "cpu" else row_bound(chosen, probability)
+
+
+def row_bound(chosen: Tensor, probability: float) -> int:
+    """Return a bound that binomial draws exceed less than once in 10^9 batches; words beyond it are left unmasked."""
     words = chosen.numel()
     mean, deviation = words * probability, math.sqrt(words * probability * (1 - probability))
     return min(words, math.ceil(mean + 6 * deviation) + 1)

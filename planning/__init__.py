@@ -1,0 +1,1 @@
+"""`vlightning plan`: memory and time of a recipe, computed before GPUs are rented."""

@@ -1,0 +1,78 @@
+"""The configuration of a `vlightning fit`, parsed without data, weights and a run folder."""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jsonargparse import Namespace
+
+from ..cli_support.links import apply_links
+
+_SCHEDULE = re.compile(r"# Schedule: ([\d,]+) steps of ([\d,]+) ")
+
+
+class Planned(NamedTuple):
+    """What a command line says about a fit.
+
+    Attributes:
+        module: the module on the meta device, without weights.
+        data: arguments of the datamodule.
+        trainer: arguments of the Trainer.
+        files: the config files.
+    """
+
+    module: Any
+    data: dict[str, Any]
+    trainer: dict[str, Any]
+    files: list[Path]
+
+
+def read(words: list[str]) -> Planned:
+    """Parse the arguments of a fit and build its module.
+
+    Raises:
+        UserError: As `vlightning fit` for a wrong argument.
+    """
+    from ..cli import VLightningCLI, open_cli  # imports the commands, and with them this file
+
+    class PlannedCLI(VLightningCLI):
+        def _parse_ckpt_path(self) -> None:
+            config = self.config[self.config.subcommand]
+            apply_links(config, self.typed, None)
+            if "weights" in config.model.init_args:
+                config.model.init_args["weights"] = None
+
+        def _set_seed(self) -> None:
+            pass
+
+        def before_instantiate_classes(self) -> None:
+            pass
+
+        def instantiate_classes(self) -> None:
+            with torch.device("meta"):
+                only = Namespace(subcommand="fit", fit=Namespace(model=self.config["fit"].model))
+                self.module = self.parser.instantiate(only)["fit"].model
+
+        def _run_subcommand(self, subcommand: str) -> None:
+            pass
+
+    cli: Any = open_cli(["fit", *words], PlannedCLI)
+    config = cli.config["fit"]
+    data = (config.get("data") or {}).get("init_args") or {}
+    return Planned(cli.module, dict(vars(data)) if data else {}, dict(vars(config.trainer)), cli.typed.config_files)
+
+
+def steps_of(planned: Planned, batch: int) -> int | None:
+    """Return the optimizer steps of a fit with a batch of all processes; None if they depend on the data.
+
+    They are those of the Trainer, or epochs of `samples_per_epoch`, or what the header of a shipped config states.
+    """
+    trainer, rows = planned.trainer, planned.data.get("samples_per_epoch")
+    if (trainer.get("max_steps") or -1) > 0:
+        return int(trainer["max_steps"])
+    if rows and (trainer.get("max_epochs") or -1) > 0:
+        return int(trainer["max_epochs"] * (rows // batch))
+    stated = [_SCHEDULE.search(path.read_text(encoding="utf-8")) for path in planned.files]
+    found = [[int(number.replace(",", "")) for number in one.groups()] for one in stated if one]
+    return found[-1][0] * found[-1][1] // batch if found else None

@@ -1,0 +1,165 @@
+"""Memory, traffic and operations of a process for any batch, from steps of three small batches.
+
+n rows in all processes together, N processes, b = n / N rows in each. Tensors of a step grow with b, and tables of
+logits with b n = N b^2, so quadratic functions of b through three points are exact once activations exceed temporary
+tensors.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning import LightningModule
+
+from .counted_step import Counted, count_step, fake_tensors, make_fake, optimizer_bytes
+from .module import batch_of
+
+ROWS = 64
+"""Least rows of the smallest batch, whose activations exceed temporary tensors, as the gradient of an embedding."""
+USABLE = 0.9
+"""Share of a GPU's memory that is planned with; the rest is for CUDA, the workspaces of kernels, and fragmentation."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a process that do not depend on the batch, unsharded.
+
+    Attributes:
+        parameters: trained parameters.
+        optimizer: state of the optimizer.
+        averages: moving averages.
+        frozen: other frozen parameters.
+        buffers: queues and other buffers.
+    """
+
+    parameters: int
+    optimizer: int
+    averages: int
+    frozen: int
+    buffers: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory, traffic and operations of a process.
+
+    Attributes:
+        processes: number of processes N.
+        sizes: bytes that do not depend on the batch.
+        step: bytes and operations of a step by number of rows b, with the batch as `batch`.
+        sent: bytes of this process's input by collective operation and number of rows.
+        most_rows: largest b that the queues allow; None without queues.
+    """
+
+    processes: int
+    sizes: Sizes
+    step: Mapping[str, Callable[[int], float]]
+    sent: Mapping[str, Callable[[int], float]]
+    most_rows: int | None
+
+    def memory(self, rows: int, sharded: bool) -> dict[str, float]:
+        """Return the bytes of a process by kind; the peaks of activations and logits are added up."""
+        sizes, share = self.sizes, self.processes if sharded else 1
+        return {
+            "parameters": sizes.parameters / share,
+            "gradients": sizes.parameters / share,
+            "optimizer": sizes.optimizer / share,
+            "moving averages": sizes.averages / share,
+            "frozen networks": sizes.frozen / share,
+            "queues, buffers": sizes.buffers,
+            "images and tokens": self.step["batch"](rows),
+            "activations": self.step["activations"](rows),
+            "logits": self.step["logits"](rows),
+        }
+
+    def traffic(self, rows: int, sharded: bool) -> dict[str, float]:
+        """Return the bytes that a process sends in a step, by kind, with ring algorithms.
+
+        The formulas are those of `docs/large_batches.md`; sharded parameters are a lower bound.
+        """
+        others = self.processes - 1
+        shares = {"all-gather": others, "reduce-scatter": others / self.processes}
+        found = {
+            f"of the step: {operation}": size(rows) * shares.get(operation, 2 * others / self.processes)
+            for operation, size in self.sent.items()
+        }
+        part = others / self.processes
+        trained, every = self.sizes.parameters, self.sizes.parameters + self.sizes.averages + self.sizes.frozen
+        if not sharded:
+            return found | {"gradients: all-reduce": 2 * trained * part}
+        return found | {"parameters: all-gather": every * part, "gradients: reduce-scatter": trained * part}
+
+    def largest_rows(self, memory: float, sharded: bool) -> int:
+        """Return the largest number of rows of a process that fits into a GPU's memory; 0 if none does."""
+
+        def fits(rows: int) -> bool:
+            return sum(self.memory(rows, sharded).values()) <= USABLE * memory
+
+        low, high = 0, 1
+        while fits(high) and high < 2**24:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low if self.most_rows is None else min(low, self.most_rows)
+
+
+def quadratic(step: int, values: Sequence[float]) -> Callable[[int], float]:
+    """Return the quadratic function that has three values at step, 2 step and 3 step."""
+    first, second, third = values
+    bend = (third - 2 * second + first) / 2
+    slope = second - first - 3 * bend
+
+    def value(rows: int) -> float:
+        x = rows / step
+        return max(bend * x * x + slope * x + first - slope - bend, 0.0)
+
+    return value
+
+
+def sizes_of(module: Any) -> Sizes:
+    """Return the sizes of a module on fake tensors."""
+    pairs = module.momentum_pairs() if hasattr(module, "momentum_pairs") else {}
+    averaged = {id(each) for pair in pairs.values() for each in module.get_submodule(pair.target).parameters()}
+    trained = sum(each.nbytes for each in module.parameters() if each.requires_grad)
+    averages = sum(each.nbytes for each in module.parameters() if id(each) in averaged)
+    return Sizes(
+        parameters=trained,
+        optimizer=optimizer_bytes(module),
+        averages=averages,
+        frozen=sum(each.nbytes for each in module.parameters()) - trained - averages,
+        buffers=sum(each.nbytes for each in module.buffers()),
+    )
+
+
+def estimate(
+    module: LightningModule, data: Mapping[str, Any], processes: int = 1, precision: str = "32-true"
+) -> Estimate:
+    """Count steps of three batches.
+
+    Args:
+        module: from `module.start`; its parameters become fake tensors.
+        data: arguments of the datamodule, for the shapes of a batch.
+        processes: number of processes.
+        precision: a key of `PRECISIONS`.
+    """
+    memory = getattr(module, "memory", None)
+    slices = [getattr(memory, name, None) or 0 for name in ("micro_batch_size", "loss_rows")]
+    queues: Any = module.queues() if hasattr(module, "queues") else {}  # type: ignore[operator]
+    most = min((queue.size for queue in queues.values()), default=0) // processes or None
+    step = math.ceil(ROWS / max(*slices, 1)) * max(*slices, 1)
+    step = step if most is None else max(min(step, most // 3), 2)
+    steps: list[Counted] = []
+    batches: list[int] = []
+    with fake_tensors(processes):
+        make_fake(module)
+        for rows in (step, 2 * step, 3 * step):
+            batch = batch_of(module, data, rows)
+            batches.append(sum(tensor.nbytes for tensor in batch.values()))
+            steps.append(count_step(module, batch, processes, precision))
+        sizes = sizes_of(module)
+    by_rows = {kind: [getattr(each, kind) for each in steps] for kind in ("activations", "logits", "flops")}
+    sent = {kind: quadratic(step, [each.sent[kind] for each in steps]) for kind in steps[0].sent}
+    functions = {kind: quadratic(step, values) for kind, values in (by_rows | {"batch": batches}).items()}
+    return Estimate(processes, sizes, functions, sent, most)

@@ -1,0 +1,56 @@
+"""Bytes and operations of a step under fake tensors equal those of the real step."""
+
+import pytest
+import torch
+from memory import held_bytes
+from torch import nn
+
+from support.random_batches import NAMES, random_rows, small
+from vlightning.planning.counted_step import count_step, fake_tensors, make_fake, optimizer_bytes
+from vlightning.planning.module import pretend_run
+
+ROWS = 48  # activations exceed the rest
+
+
+def prepared(name, folder):
+    module = small(name, folder, **({"contrast": {"queue_size": ROWS}} if name in ("albef", "cocord") else {}))
+    module.setup("fit")
+    pretend_run(module)
+    module.configure_model()
+    return module.train()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_takes_the_counted_bytes(name, tmp_path):
+    module, batch = prepared(name, tmp_path), random_rows(name, ROWS)
+
+    def step():
+        result = module.training_step(batch, 0)
+        (result["loss"] if isinstance(result, dict) else result).backward()
+
+    step()  # creates the gradients
+    held = held_bytes(step).most
+    optimizer = optimizer_bytes(module)
+    with fake_tensors():
+        make_fake(module)
+        batch = {key: torch.empty_like(value, device="cpu") for key, value in batch.items()}
+        found = count_step(module, batch, cuda=False)
+        assert optimizer_bytes(module) == optimizer
+    assert found.peak == pytest.approx(held, rel=0.1)
+    assert found.activations <= found.peak <= found.activations + found.logits
+    print(name, found, held)
+
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(10, 30, bias=False)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch["image"]).square().mean()
+
+
+def test_a_linear_layer_takes_four_operations_a_weight_and_row():
+    with fake_tensors():
+        found = count_step(Linear(), {"image": torch.empty(7, 10)})
+    assert found.flops == 2 * 2 * 7 * 10 * 30  # forward, and the gradient of the weight
