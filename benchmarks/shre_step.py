@@ -18,7 +18,7 @@ from vlightning.lightning_modules import SHReModule
 from vlightning.lightning_modules.networks.attention import set_vit_attention
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 from vlightning.lightning_modules.optim.layout import channels_last
-from vlightning.lightning_modules.shre.network import Shared
+from vlightning.lightning_modules.shre.shared import Shared
 
 
 class Steps:

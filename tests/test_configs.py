@@ -453,6 +453,41 @@ def test_shres_distillation_has_the_thesis_settings():
     assert composed["seed_everything"] == 42
 
 
+def test_s_smke_has_the_thesis_settings():
+    parts = [ROOT / f"configs/shre/{name}.yaml" for name in ("distill", "self_supervised_teacher", "memory_bank")]
+    base, taught, banked = (_composed(*parts[:count]) for count in (1, 2, 3))
+    model, data, trainer = taught["model"]["init_args"], taught["data"]["init_args"], taught["trainer"]
+    assert (model["num_classes"], model["shared"]) == (768, "s_smke")
+    expected = {"target": "embedding", "name": "timm/beitv2_base_patch16_224", "temperature": 0.07, "queue_size": 0}
+    assert says(model["teacher"], expected | {"weights": "beitv2_base_patch16_224_pt1k.pth"})
+    assert (data["global_batch_size"], model["optim"]["learning_rate"]) == (512, 2e-4)
+    assert trainer["max_steps"] == 7 * (3_264_868 // 512)
+    own = base["model"]["init_args"]
+    assert all(model[group] == own[group] for group in ("vision", "text", "kl", "contrast"))
+    differing = {name for name, value in flat(banked["model"]).items() if value != flat(taught["model"])[name]}
+    assert differing == {"init_args.teacher.queue_size"}
+    assert banked["model"]["init_args"]["teacher"]["queue_size"] == 65_536
+
+
+def test_fine_tuning_of_s_smke_for_retrieval_has_the_thesis_settings():
+    parts = [ROOT / f"configs/shre/{name}.yaml" for name in ("distill", "retrieval_finetune")]
+    composed = _composed(*parts)
+    model, data, trainer = composed["model"]["init_args"], composed["data"]["init_args"], composed["trainer"]
+    assert (model["kl"]["weight"], model["contrast"]["layers"]) == (0.0, ["h2"])
+    assert (data["global_batch_size"], model["optim"]["learning_rate"], model["optim"]["warmup_share"]) == (
+        1024,
+        3e-5,
+        0.1,
+    )
+    assert says(data["train"], {"path": "data/dataset_coco.json", "image_root": "data/coco"})
+    assert trainer["max_steps"] == 5 * (566_747 // 1024)
+    trained = _composed(parts[0], ROOT / "configs/shre/self_supervised_teacher.yaml")["model"]["init_args"]
+    assert all(model[name] == trained[name] for name in ("num_classes", "shared", "vision", "text"))
+    header = parts[1].read_text()
+    (steps, interval) = re.search(r"--trainer.max_steps (\d+) --trainer.val_check_interval (\d+)", header).groups()
+    assert (int(steps), int(interval)) == (5 * (29_000 * 5 // 1024), 29_000 * 5 // 1024)
+
+
 @pytest.mark.slow
 def test_shre_quickstart_distils_the_teacher_that_it_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -34,7 +34,7 @@ MODEL = {
     *(f"mapper.{name}" for name in ("width", "prefix_length", "clip_length", "depth", "heads")),
     *("text.max_tokens", "teacher.model", "teacher.weights", "generation.max_new_tokens"),
     *(f"heads.{name}" for name in ("embed_dim", "hidden", "predictor_hidden")),
-    *("teacher.name", "text.weights"),
+    *("teacher.name", "teacher.queue_size", "num_classes", "text.weights"),
 }
 DATA = {
     *(
@@ -175,6 +175,9 @@ LENGTHS = {
     "mobileclip/mobileclip2_s4": (114_286, 114_688, 2_000, 0),
     "mobileclip/released_script": (30_000, 8_192, 1_000, 0),
     "shre/distill": (89_273, 256, 8_927, 0),
+    "shre/self_supervised_teacher": (44_632, 512, 4_463, 0),
+    "shre/memory_bank": (44_632, 512, 4_463, 0),
+    "shre/retrieval_finetune": (2_765, 1_024, 276, 0),
     "shre/probe": (75_060, 256, 7_506, 0),
     "shre/finetune": (75_060, 256, 7_506, 0),
     "shre/probe_cifar10": (2_925, 256, 292, 0),

@@ -64,6 +64,9 @@ SWITCHES = [
     ("shre", {"kl": {"weight": 0.0}, "shared": "transformer"}),
     ("shre", {"contrast": {"weight": 0.0}, "shared": "transformer"}),
     ("shre", {"contrast": {"weight": 0.0}}),
+    ("shre", {"shared": "s_smke"}),
+    ("shre", {"kl": {"weight": 0.0}, "shared": "s_smke", "contrast": {"layers": ["h2"]}}),
+    ("shre", {"kl": {"weight": 0.0}, "shared": "s_smke", "contrast": {"layers": ["h1"]}}),
     ("shre", {"kl": {"image_share": 0.0}}),
     ("shre", {"kl": {"image_share": 1.0}}),
 ]

@@ -109,10 +109,10 @@ class MobileCLIPModule(Method):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return L_Total(B_real) + L_Total(B_syn), each of (1 - lambda) L_CLIP + lambda L_Distill (section 3)."""
         kinds = caption_kinds(batch, self.captions, self.max_tokens)
+        weight, size = self.teacher.distillation_weight, self.memory.micro_batch_size  # weight: lambda
+        embedded = self.online.add(batch, kinds, size) if self.online.loaded else batch  # before activations are held
         seen, losses = student_batch(self.augment, self, batch)  # the teachers' images are not augmented
-        student = student_sides(self.student, seen, kinds, self.memory.micro_batch_size)
-        weight = self.teacher.distillation_weight  # lambda
-        embedded = self.online.add(batch, kinds, self.memory.micro_batch_size) if self.online.loaded else batch
+        student = student_sides(self.student, seen, kinds, size)
         teachers = self.teachers.sides(embedded, kinds) if weight > 0 else {}
         ids = None if weight > 0 else all_image_ids(batch)  # the teachers' targets include pairs of the same image
         first = rank() * len(batch["image"])

@@ -81,7 +81,7 @@ class Teachers(NamedTuple):
         if missing:
             raise UserError(
                 f"Expected {', '.join(missing)} in the training batch, got only {', '.join(batch)}: train on "
-                "reinforced data, or set model.teacher.distillation_weight to 0."
+                "reinforced data, name model.teacher.models, or set model.teacher.distillation_weight to 0."
             )
         self.check_width(batch[TEACHER_IMAGE].shape[1])
         own = [batch[name] for name in names]

@@ -45,10 +45,8 @@ def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: b
     Raises:
         UserError: if the source is not a ViT of this size; the message lists the keys that do not fit.
     """
-    # The encoder has no classifier.
-    state = {
-        key: value for key, value in _read(source).items() if not key.startswith(("head.", "head_dist.", "fc_norm."))
-    }
+    heads = ("head.", "head_dist.", "fc_norm.")  # the encoder has no classifier
+    state = {key: value for key, value in read_vision_weights(source).items() if not key.startswith(heads)}
     done = f"image encoder from {source!r}"
     surplus = {key for key in state if _block_of(key) >= len(encoder.blocks)} if first_blocks else set()
     if surplus:
@@ -63,7 +61,12 @@ def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: b
     return done
 
 
-def _read(source: str) -> Mapping[str, Tensor]:
+def read_vision_weights(source: str) -> Mapping[str, Tensor]:
+    """Return the state dict of a timm model, by name or from a file, or of Data2Vec 2.0's file with timm's names.
+
+    Raises:
+        UserError: if a file contains more than tensors.
+    """
     if not Path(source).is_file():
         state: Mapping[str, Tensor] = timm.create_model(source, pretrained=True).state_dict()
         return state

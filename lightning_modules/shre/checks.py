@@ -11,10 +11,12 @@ from .settings import (
     MixSettings,
     OptimSettings,
     ProbeOptimSettings,
+    TeacherSettings,
 )
 
 
 def check_settings(
+    teacher: TeacherSettings,
     kl: KLSettings,
     contrast: ContrastSettings,
     evaluation: EvaluationSettings,
@@ -25,6 +27,7 @@ def check_settings(
     """Check settings of `SHReModule`.
 
     Args:
+        teacher: the teacher.
         kl: divergence.
         contrast: contrast.
         evaluation: retrieval.
@@ -35,6 +38,18 @@ def check_settings(
     Raises:
         UserError: If a setting is outside its range, or names a result that the shared encoder does not have.
     """
+    _check("teacher.temperature", teacher.temperature, teacher.temperature > 0, "above 0")
+    _check("teacher.queue_size", teacher.queue_size, teacher.queue_size >= 0, "of at least 0")
+    if teacher.queue_size and teacher.target != "embedding":
+        raise UserError(
+            f"Expected teacher.target embedding with a queue, got {teacher.target} with teacher.queue_size "
+            f"{teacher.queue_size}: set one of them."
+        )
+    if teacher.target == "embedding" and kl.image_share != 0.5:
+        raise UserError(
+            f"Expected kl.image_share 0.5 with embeddings, whose contrast weights both alike, got {kl.image_share}: "
+            "correct it."
+        )
     _check("kl.weight", kl.weight, kl.weight >= 0, "of at least 0")
     _check("contrast.weight", contrast.weight, contrast.weight >= 0, "of at least 0")
     if not kl.weight and not contrast.weight:

@@ -6,7 +6,7 @@ caption, and both members of a pair are contrasted.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
-from ..base.fitting import load_student
+from ...callbacks import FeatureQueue, QueueCallback, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
+from ..base.fitting import load_fitting, load_student
 from ..base.frozen import Frozen
 from ..base.method import Method
 from ..base.preprocessing import preprocessing_of_checkpoint
@@ -26,8 +26,6 @@ from ..base.trainers import callbacks_of
 from ..base.vocabulary import TextTower
 from ..evaluation.protocol import Batch
 from ..memory import in_slices
-from ..networks.classifiers import build_classifier
-from ..networks.frozen_classifier import load_frozen
 from ..networks.precision import at_least_float32, unit
 from ..networks.teacher_images import TeacherImages
 from ..optim.adamw import adamw
@@ -35,8 +33,8 @@ from ..optim.layout import channels_last
 from ..optim.schedules import WarmupShareCosine
 from .checks import check_settings
 from .evaluation import SHReEvaluation
-from .losses import contrasts, posterior_divergence, posterior_entropy
-from .network import Results, Shared, SHReNetwork, encode_pairs
+from .losses import contrasts
+from .network import Results, SHReNetwork, encode_pairs
 from .settings import (
     ContrastSettings,
     EvaluationSettings,
@@ -47,7 +45,9 @@ from .settings import (
     TextSettings,
     VisionSettings,
 )
-from .teacher import log_entropy, teacher_images
+from .shared import Shared
+from .targets import PREFIX, make_target
+from .teacher import load_teacher, teacher_images
 from .weights import load_encoders
 
 
@@ -59,14 +59,14 @@ class SHReModule(Method):
     `classify_images` on data with the teacher's labels is supervised classification, not zero-shot.
 
     Args:
-        num_classes: number of classes C of the teacher (ImageNet).
+        num_classes: number of classes C of the teacher (ImageNet), or the dimension of its embedding.
         weights: checkpoint of an earlier training whose student is the initial one; replaces the encoders' weights.
         shared: shared encoder: "mlp" (listing 2); "transformer", contrasted on h2 only, which was 2 to 3 points better;
-            or "mlp_in_order", the listing's widths read as those of consecutive layers.
+            "s_smke", the thesis' last; or "mlp_in_order", the listing's widths read as those of consecutive layers.
         teacher: the teacher and its images.
         vision: the image encoder; width and heads of all encoders.
         text: the text encoder.
-        kl: divergence from the teacher's posterior.
+        kl: divergence from the teacher's posterior, or contrast with its embeddings.
         contrast: image-text contrast.
         evaluation: retrieval.
         optim: AdamW and its schedule.
@@ -105,62 +105,54 @@ class SHReModule(Method):
         self.memory = memory = settings(MemorySettings, memory)
         self.save_settings()
         self.num_classes, self.weights = num_classes, weights
-
         self.student = SHReNetwork(num_classes, shared, vision, text)
         widths = self.student.widths
-        check_settings(kl, contrast, evaluation, optim, memory, list(widths))
+        check_settings(teacher, kl, contrast, evaluation, optim, memory, list(widths))
         contrasted = (contrast.layers or self.student.shared_encoder.contrasted) if contrast.weight else ()
         for layer in self.student.shared_encoder.layers_after({*contrasted, "h3"} if kl.weight else contrasted):
             layer.requires_grad_(False)  # DDP requires a gradient for each trainable parameter
-        # One element, not a scalar: FSDP2 shards the first dimension.
-        start = torch.tensor([-math.log(contrast.temperature)])
+        start = torch.tensor([-math.log(contrast.temperature)])  # not a scalar: FSDP2 shards the first dimension
         self.scales = nn.ParameterDict([(name, nn.Parameter(start.clone())) for name in contrasted])
         self.teacher: Frozen[Any] = Frozen()
         self._teacher_images: TeacherImages | None = None
-        self._logged_entropy = False
+        self.target = make_target(teacher, kl, num_classes, contrast.mask_same_image, memory.loss_rows)
         self.spaces = {name: widths[name] for name in (next(iter(widths)), "h3")}
         self.evaluation = SHReEvaluation(evaluation, self.spaces)
         self.start_vocabulary()
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the weighted sum of divergence and contrast (listing 2)."""
-        target = self._teacher_logits(batch["image"]) if self.kl.weight else None
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Any]:
+        """Return the weighted sum of distillation and contrast (listing 2), with the keys for a queue."""
+        target = self._teacher_output(batch["image"]) if self.kl.weight else None
         texts = batch["input_ids"], batch["attention_mask"]
         image, text = encode_pairs(self.student, batch["image"], *texts, self.memory.micro_batch_size)
-        losses = []
+        losses, keys = [], {}
         if target is not None:  # kl_div of the image and of the caption
-            losses.append(self.kl.weight * self._divergence(target, image["h3"], text["h3"]))
+            distilled = self.target(target, image["h3"], text["h3"], batch["image_id"])
+            losses.append(self.kl.weight * distilled.loss)
+            self.log_dict(distilled.logs)
+            keys = distilled.keys_of(self.target.queue)
         if self.scales:  # mean of itc_loss over the results
             losses.append(self.contrast.weight * self._contrast(image, text, batch["image_id"]))
         loss = torch.stack(losses).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)
-        return loss
+        return {"loss": loss, **keys} if keys else loss
 
-    def _divergence(self, target: Tensor, image: Tensor, text: Tensor) -> Tensor:
-        """Compute the divergences from the teacher's posterior, all logits [B, C]."""
-        share, temperature = self.kl.image_share, self.kl.temperature
-        of_image, of_text = (posterior_divergence(target, logits, temperature) for logits in (image, text))
-        entropy = posterior_entropy(target, temperature)
-        if not self._logged_entropy:
-            self._logged_entropy = True
-            log_entropy(float(entropy), self.num_classes)
-        self.log_dict({"train/kl_image": of_image.detach(), "train/kl_text": of_text.detach()})
-        self.log("train/teacher_entropy", entropy)
-        return share * of_image + (1 - share) * of_text
+    def queues(self) -> dict[str, FeatureQueue]:
+        """Return what `QueueCallback` fills after each batch: the teacher's embeddings."""
+        return {} if self.target.queue is None or not self.kl.weight else {"target": self.target.queue}
 
     def _contrast(self, image: Results, text: Results, image_id: Tensor) -> Tensor:
         """Compute the mean of CLIP's loss over the contrasted results."""
         ids = image_id if self.contrast.mask_same_image else None
         losses = contrasts(image, text, dict(self.scales.items()), ids, self.memory.loss_rows)
-        self.log_dict({f"train/contrast_{name}": loss.detach() for name, loss in losses.items()})
-        self.log_dict(
-            {f"train/logit_scale_{name}": scale.detach().exp().squeeze() for name, scale in self.scales.items()}
-        )
+        logs = {f"train/contrast_{name}": loss.detach() for name, loss in losses.items()}
+        logs |= {f"train/logit_scale_{name}": scale.detach().exp().squeeze() for name, scale in self.scales.items()}
+        self.log_dict(logs)
         return torch.stack(list(losses.values())).mean()
 
     @torch.no_grad()
-    def _teacher_logits(self, image: Tensor) -> Tensor:
-        """Compute the teacher's logits [B, C] of the data's images [B, 3, S, S]."""
+    def _teacher_output(self, image: Tensor) -> Tensor:
+        """Compute the teacher's logits or embeddings [B, C] of the data's images [B, 3, S, S]."""
         if self._teacher_images is None:
             self._teacher_images = teacher_images(self.teacher.network, self.teacher_settings, self.datamodule)
         convert = self._teacher_images
@@ -196,17 +188,15 @@ class SHReModule(Method):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that the method needs and the user did not give."""
-        return missing_callbacks(callbacks_of(self), StepSeedCallback(), RetrievalPredictionWriter())
+        needed = [QueueCallback()] if self.queues() else []
+        return missing_callbacks(callbacks_of(self), StepSeedCallback(), RetrievalPredictionWriter(), *needed)
 
     def setup(self, stage: str) -> None:
         """Load the teacher, for training only."""
         super().setup(stage)
         self._teacher_images = None  # of another datamodule
-        if stage == "fit" and self.kl.weight and not self.teacher.loaded:
-            source = self.teacher_settings
-            self.teacher.network = build_classifier(source.name, self.num_classes).requires_grad_(False)
-            load_frozen(self.teacher, source.name, source.weights, self.num_classes)
-            self.teacher.train()
+        if stage == "fit" and self.kl.weight:
+            load_teacher(self.teacher, self.teacher_settings, self.num_classes)
 
     def configure_model(self) -> None:
         """Shard the networks, or use the memory format in which the teacher runs fastest."""
@@ -232,6 +222,15 @@ class SHReModule(Method):
             rank_zero_info(load_student(self.student, self.weights, type(self).__name__))
         else:
             load_encoders(self.student, self.vision.weights, self.text.weights)
+
+    def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the state without the queue, which only training uses."""
+        return {name: tensor for name, tensor in state.items() if not name.startswith(PREFIX)}
+
+    def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
+        """Load the state of an export, or of a checkpoint with its queue."""
+        own = {name: tensor for name, tensor in self.state_dict().items() if name.startswith(PREFIX)}
+        load_fitting(self, own | dict(state), f"{type(self).__name__} from {source}")
 
     def bounds(self) -> list[tuple[nn.Parameter, float, float]]:
         """Return CLIP's bounds of each logit scale."""

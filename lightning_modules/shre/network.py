@@ -1,15 +1,11 @@
-"""SHRe's networks: image encoder, text encoder and the shared encoder of both (thesis, section Transformer SHRe).
+"""SHRe's networks: image encoder, text encoder, and with the shared encoder the whole (thesis, Transformer SHRe).
 
 Shapes: B pairs, N image tokens (class token first), L text tokens ([CLS] first), width D, C classes.
 """
 
-from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Literal
 
-import torch
 from timm.layers import build_sincos2d_pos_embed
-from timm.models.beit import Block as BeitBlock
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from transformers import BertConfig
@@ -17,15 +13,15 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 from ...common.errors import UserError
 from ...common.sizes import check_heads, check_patches
-from ..memory import in_slices, recomputed
+from ..memory import in_slices
 from ..networks.attention import set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert
 from ..networks.mlp import LeanMlp
 from .settings import TextSettings, ViTSettings
+from .shared import Shared, SharedMLP, SharedTransformer, SMKETransformer
 
 Results = dict[str, Tensor]
 """Results of the shared encoder [B, ...] by name."""
-Shared = Literal["mlp", "mlp_in_order", "transformer"]
 _EPS = 1e-6
 _BERT_POSITIONS = 512
 
@@ -91,106 +87,6 @@ class TextEncoder(BertTrunk):
         return self.encode(input_ids, attention_mask)
 
 
-class SharedMLP(nn.Module):
-    """The shared encoder of the thesis: h1 = W1 x, h2 = W2 LN(GELU(h1)), h3 = W3 LN(h2).
-
-    The results are [h2, h1, h3], whose widths (768, 3072, 1000) are in the order of listing 2 of September 2024; later
-    revisions have (3072, 768, 1000). The losses treat the first two alike, so this is the network that the thesis
-    trained, with 5,499,112 parameters.
-
-    Args:
-        width: width D of a token.
-        classes: number of classes C.
-        in_order: read the listing's widths as those of consecutive layers instead, h1 of 768 and h2 of 3072. (No such
-            network was trained.)
-    """
-
-    def __init__(self, width: int, classes: int, in_order: bool = False) -> None:
-        super().__init__()
-        first, second = (width, 4 * width) if in_order else (4 * width, width)
-        self.fc1 = nn.Linear(width, first)
-        self.norm1 = nn.LayerNorm(first, eps=_EPS)
-        self.fc2 = nn.Linear(first, second)
-        self.norm2 = nn.LayerNorm(second, eps=_EPS)
-        self.head = nn.Linear(second, classes)
-        names = ("h1", "h2") if in_order else ("h2", "h1")
-        self.widths = dict(zip((*names, "h3"), (width, 4 * width, classes), strict=True))
-        self.contrasted = tuple(self.widths)
-        self.apply(_init_linear)
-
-    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Map the first of the tokens [B, T, D] to the three results [B, ...]."""
-        h1 = self.fc1(tokens[:, 0])
-        # The input of the second layer is recomputed in the backward pass, as in `LeanMlp`.
-        h2 = recomputed(self._second, h1)
-        found = {"h1": h1, "h2": h2, "h3": self.head(self.norm2(h2))}
-        return tuple(found[name] for name in self.widths)
-
-    def layers_after(self, results: Collection[str]) -> list[nn.Module]:
-        """Return the layers that none of some results depends on."""
-        parts: dict[str, list[nn.Module]] = {
-            "h1": [self.fc1],
-            "h2": [self.norm1, self.fc2],
-            "h3": [self.norm2, self.head],
-        }
-        return _after(parts, results)
-
-    def _second(self, h1: Tensor) -> Tensor:
-        second: Tensor = self.fc2(self.norm1(nn.functional.gelu(h1)))
-        return second
-
-
-class SharedTransformer(nn.Module):
-    """The later shared encoder: one Transformer layer over all tokens, a norm and a classifier.
-
-    The results are [h2, h3]: the first token after the layer [B, D], which is contrasted, and the logits. The layer is
-    BEiT's: pre-norm, LayerScale initialised with 0.2, keys without bias. 7,859,176 parameters at the thesis' sizes.
-
-    Args:
-        width: width D of a token.
-        heads: number of attention heads.
-        classes: number of classes C.
-    """
-
-    def __init__(self, width: int, heads: int, classes: int) -> None:
-        super().__init__()
-        norm = partial(nn.LayerNorm, eps=_EPS)
-        self.layer = BeitBlock(width, heads, qkv_bias=True, init_values=0.2, norm_layer=norm)
-        self.norm = norm(width)
-        self.head = nn.Linear(width, classes)
-        self.widths = {"h2": width, "h3": classes}
-        self.contrasted: tuple[str, ...] = ("h2",)
-        self.apply(_init_linear)
-
-    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Map tokens [B, T, D], with the mask [B, T] of a text, to the two results [B, ...]."""
-        hidden = None
-        if attention_mask is not None:
-            hidden = torch.zeros_like(attention_mask, dtype=tokens.dtype)
-            hidden = hidden.masked_fill(attention_mask == 0, torch.finfo(tokens.dtype).min)[:, None, None, :]
-        first = self.layer(tokens, shared_rel_pos_bias=hidden)[:, 0]
-        return first, self.head(self.norm(first))
-
-    def layers_after(self, results: Collection[str]) -> list[nn.Module]:
-        """Return the layers that none of some results depends on."""
-        return _after({"h2": [self.layer], "h3": [self.norm, self.head]}, results)
-
-
-def _after(parts: Mapping[str, list[nn.Module]], results: Collection[str]) -> list[nn.Module]:
-    """Return the layers behind the last of some results, of consecutive layers by the result that they compute."""
-    names = list(parts)
-    last = max(map(names.index, results))
-    return [layer for name in names[last + 1 :] for layer in parts[name]]
-
-
-def _init_linear(module: nn.Module) -> None:
-    """Initialise weights from N(0, 0.02) and biases with zeros, as in the thesis."""
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-
-
 class SHReNetwork(nn.Module):
     """Image encoder, text encoder and shared encoder.
 
@@ -217,8 +113,9 @@ class SHReNetwork(nn.Module):
             bert_config(text.vocab_size, width, text.depth, heads, 4 * width, positions, text.dropout, pad_token_id=0)
         )
         self.shared_encoder: SharedMLP | SharedTransformer
-        if shared == "transformer":
-            self.shared_encoder = SharedTransformer(width, heads, classes)
+        if shared in ("transformer", "s_smke"):
+            kind = SharedTransformer if shared == "transformer" else SMKETransformer
+            self.shared_encoder = kind(width, heads, classes)
         else:
             self.shared_encoder = SharedMLP(width, classes, in_order=shared == "mlp_in_order")
         self.widths = self.shared_encoder.widths

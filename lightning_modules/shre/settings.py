@@ -4,22 +4,30 @@ Defaults come from T. Cares' master's thesis (2024) and its listings; "code" is 
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 Three = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class TeacherSettings:
-    """The supervised teacher, and the normalisation of its images.
+    """The teacher, and the normalisation of its images.
 
     Args:
-        name: name of a classifier as in `build_classifier`, "timm/..." for timm's models (listing 2: ResNet-50-A1).
+        name: name of a classifier as in `build_classifier`, "timm/..." for timm's models (listing 2: ResNet-50-A1); for
+            embeddings, a vision transformer of timm's.
         weights: a file; the folder of a run of `CoCoRDModule` that trained it; or the name of the library's weights.
         mean: mean of the images that the teacher was trained with. None: timm's, for its models; for others, the same
             as the data's.
         std: standard deviation that belongs to `mean`.
         image_mean: mean of the data's images. None: that of the datamodule's `preprocessing`.
         image_std: standard deviation that belongs to `image_mean`.
+        target: "posterior": class posterior of a supervised teacher (listing 2). "embedding": class token of a
+            self-supervised one, contrasted with those of other images (thesis: S-SMKE with contrastive distillation).
+        temperature: temperature of the contrast with embeddings; it is not learned (code: CLIP's initial value, in no
+            parameter group).
+        queue_size: embeddings of earlier batches that are negatives too (thesis: a memory bank of 65,536). 0: none. (A
+            memory bank of the student's own embeddings made the thesis' training fail.)
     """
 
     name: str = "timm/resnet50"
@@ -28,6 +36,9 @@ class TeacherSettings:
     std: Three | None = None
     image_mean: Three | None = None
     image_std: Three | None = None
+    target: Literal["posterior", "embedding"] = "posterior"
+    temperature: float = 0.07
+    queue_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,12 +108,12 @@ class TextSettings:
 
 @dataclass(frozen=True)
 class KLSettings:
-    """Divergence from the teacher's posterior.
+    """Divergence from the teacher's posterior, or contrast with its embeddings.
 
     Args:
-        weight: weight of both divergences together (listing 2: 1). 0 needs no teacher.
+        weight: weight of both divergences together, or of the contrast (listing 2: 1). 0 needs no teacher.
         image_share: share of the weight for the image; the caption has the rest (listing 2: 1/2).
-        temperature: temperature of both posteriors (thesis: 1).
+        temperature: temperature of both posteriors (thesis: 1); not of the contrast.
     """
 
     weight: float = 1.0
@@ -116,7 +127,8 @@ class ContrastSettings:
 
     Args:
         weight: weight of the mean over the contrasted results (listing 2: 1).
-        layers: results to contrast, of "h1", "h2" and "h3". None: all of "mlp"; h2 of "transformer".
+        layers: results to contrast, of "h1", "h2" and "h3". None: all of "mlp"; h2 of "transformer"; h1 and h2 of
+            "s_smke".
         temperature: initial temperature of each contrast; it is learned (CLIP).
         max_logit_scale: upper bound of the inverse temperature (CLIP).
         mask_same_image: exclude other captions of an image from its negatives (thesis: they count).

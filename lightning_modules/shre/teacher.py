@@ -1,4 +1,4 @@
-"""Images of SHRe's teacher, and the entropy of its posteriors."""
+"""SHRe's teacher: its weights, the conversion of its images, and the entropy of its posteriors."""
 
 import math
 from collections.abc import Mapping
@@ -9,9 +9,33 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from ...common.errors import UserError
-from ..networks.classifiers import LibraryClassifier
+from ..base.frozen import Frozen
+from ..networks.classifiers import LibraryClassifier, build_classifier
+from ..networks.frozen_classifier import load_frozen
 from ..networks.teacher_images import Normalisation, TeacherImages
 from .settings import TeacherSettings
+from .teacher_encoder import ClassToken, load_class_token
+
+
+def load_teacher(frozen: Frozen[Any], settings: TeacherSettings, outputs: int) -> None:
+    """Build the teacher and load its weights, unless they are loaded.
+
+    Args:
+        frozen: where the network is put.
+        settings: name and weights.
+        outputs: number of its classes, or its width if its target is an embedding.
+
+    Raises:
+        UserError: If the weights are missing or do not fit, or a restored checkpoint was trained with other weights.
+    """
+    if frozen.loaded:
+        return
+    if settings.target == "embedding":
+        load_class_token(frozen, settings.name, settings.weights, outputs)
+    else:
+        frozen.network = build_classifier(settings.name, outputs).requires_grad_(False)
+        load_frozen(frozen, settings.name, settings.weights, outputs)
+    frozen.train()
 
 
 def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> TeacherImages:
@@ -44,8 +68,9 @@ def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> 
 
 def _timm_config(network: nn.Module) -> Mapping[str, Any]:
     """Return timm's image configuration of a model's weights; empty for other models."""
-    if isinstance(network, LibraryClassifier) and type(network.network).__module__.startswith(timm.__name__):
-        config: Any = network.network.pretrained_cfg
+    known = network.network if isinstance(network, LibraryClassifier | ClassToken) else network
+    if known is not network and type(known).__module__.startswith(timm.__name__):
+        config: Any = known.pretrained_cfg
         return dict(config)
     return {}
 

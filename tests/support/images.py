@@ -29,7 +29,8 @@ def write_pets(folder, breeds, trainval, test):
     for number, breed in enumerate(breeds, 1):
         for image in range(1, trainval + test + 1):
             draw_image(number).save(folder / f"images/{breed}_{image}.jpg")
-            line = f"{breed}_{image} {number} {1 if breed[0].isupper() else 2} {number}"
+            same = [other for other in breeds[:number] if other[0].isupper() == breed[0].isupper()]
+            line = f"{breed}_{image} {number} {1 if breed[0].isupper() else 2} {len(same)}"
             lists["trainval" if image <= trainval else "test"].append(line)
     for name, lines in lists.items():
         (folder / f"annotations/{name}.txt").write_text("\n".join(lines) + "\n")

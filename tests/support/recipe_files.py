@@ -6,6 +6,7 @@ from pathlib import Path
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
+import timm
 import torch
 from open_clip import CoCa
 from safetensors.torch import save_file
@@ -180,4 +181,5 @@ def _write_networks(folder):
     ):
         state = public_network(build_classifier(network, CLASSES)).state_dict()
         torch.save({"model": state} if file == "resnet8.pth" else state, folder / file)
+    torch.save({"model": timm.create_model("test_vit", num_classes=0).state_dict()}, folder / "test_vit.pth")
     save_file(build_classifier("wrn_16_2", 100).state_dict(), folder / "student.safetensors")

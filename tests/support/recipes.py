@@ -89,6 +89,8 @@ SWAPPED = {
     "base_imagenet.pt": "data2vec.pth",
     "timm/resnet50": "resnet8",
     "a1_in1k": "resnet8.pth",
+    "timm/beitv2_base_patch16_224": "timm/test_vit",
+    "beitv2_base_patch16_224_pt1k.pth": "test_vit.pth",
     "IMAGENET1K_V1": "imagenet_{teacher}.pth",
     "coca_ViT-L-14": "coca",
     "mscoco_finetuned_laion2b_s13b_b90k": "coca",
@@ -174,7 +176,10 @@ def commands_of(config: Path) -> list[str]:
     return [line.lstrip("# ") for line in comment if re.match(r"# +vlightning (fit|validate|test|predict) ", line)]
 
 
-_WRITERS = ("_teacher", "teacher_", "base", "quickstart", "extract", "activate", "caption_embed", "distill")
+_WRITERS = (
+    *("_teacher", "teacher_", "base", "quickstart", "extract", "activate", "caption_embed", "distill"),
+    *("self_supervised", "memory_bank"),
+)
 
 
 def in_order(commands: list[str]) -> list[str]:
@@ -319,6 +324,8 @@ def _replace(config: Any, subcommand: str) -> None:
     for name, value in MODELS[kind].items():
         if arguments[name]:
             arguments[name] = value
+    if kind == "SHReModule" and arguments.num_classes == 768:  # the width of a self-supervised teacher
+        arguments.num_classes, arguments.teacher.queue_size = 64, min(arguments.teacher.queue_size, 16)
     if kind == "MobileCLIPModule" and arguments.teacher.dims is None:
         arguments.teacher.dims = DIMS  # in place of DataCompDR's
     _swap(model)

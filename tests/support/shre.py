@@ -1,5 +1,6 @@
 """A SHRe small enough for float64, its teacher's file, and batches for it."""
 
+import timm
 import torch
 
 from support.cocord import teacher_file
@@ -14,6 +15,26 @@ SIZES = {
 }
 WORDS = {"text": {"vocab_size": 320}}
 """For captions of `ShapesDataModule`."""
+EMBEDDING = 64
+SELF_SUPERVISED = {
+    "num_classes": EMBEDDING,
+    "shared": "s_smke",
+    "teacher": {
+        "target": "embedding",
+        "name": "timm/test_vit",
+        "weights": None,  # for images of 160 pixels
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    },
+    "kl": {"weight": 1.0},
+}
+
+
+def write_self_supervised(folder):
+    """The arguments of a module with a self-supervised teacher, whose file is written."""
+    torch.manual_seed(1)
+    torch.save(timm.create_model("test_vit", num_classes=3).state_dict(), folder / "test_vit.pth")
+    return merged(SELF_SUPERVISED, {"teacher": {"weights": str(folder / "test_vit.pth")}})
 
 
 def write_teacher(folder, classes=CLASSES, seed=1):

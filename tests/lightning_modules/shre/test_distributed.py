@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from support.distributed import rank_trainer, run_distributed, whole_state
-from support.shre import WORDS, random_batch, ready, tiny_shre, write_teacher
+from support.groups import merged
+from support.shre import WORDS, random_batch, ready, tiny_shre, write_self_supervised, write_teacher
 from vlightning.callbacks import OwnClassification, ZeroShotClassification, rank
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 
@@ -15,7 +16,8 @@ def losses_and_gradients(index, world, options):
     module = ready(tiny_shre(**options))
     own = slice(index * ROWS // world, (index + 1) * ROWS // world)
     batch = random_batch(ROWS) | {"image_id": torch.tensor([0, 1, 2, 0, 0, 5, 2, 7])}  # of two processes too
-    loss = module.training_step({name: column[own] for name, column in batch.items()}, 0)
+    found = module.training_step({name: column[own] for name, column in batch.items()}, 0)
+    loss = found["loss"] if isinstance(found, dict) else found
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
@@ -36,6 +38,16 @@ def test_mean_of_two_halves_equals_the_whole_batch(tmp_path, options):
     halves = run_distributed(on_rank, taught | options)
     torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss, rtol=1e-10, atol=0)
     assert len(gradients) > 40
+    for name, gradient in gradients.items():
+        mean = sum(half[1][name] for half in halves) / 2
+        torch.testing.assert_close(mean, gradient, rtol=1e-9, atol=1e-13, msg=name)
+
+
+def test_mean_of_two_halves_equals_the_whole_batch_with_a_memory_bank(tmp_path):
+    options = merged(write_self_supervised(tmp_path), {"teacher": {"queue_size": 4}})
+    loss, gradients = losses_and_gradients(0, 1, options)
+    halves = run_distributed(on_rank, options)
+    torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss, rtol=1e-10, atol=0)
     for name, gradient in gradients.items():
         mean = sum(half[1][name] for half in halves) / 2
         torch.testing.assert_close(mean, gradient, rtol=1e-9, atol=1e-13, msg=name)

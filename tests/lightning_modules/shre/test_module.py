@@ -222,7 +222,7 @@ def test_timms_teacher_receives_images_of_its_own_normalisation_and_size(tmp_pat
     pixels = batch["image"] * std + mean
     expected = F.interpolate((pixels - 0.5) / 0.5, (224, 224), mode="bilinear", antialias=True)
     torch.testing.assert_close(shown_to(module, batch["image"]), expected, rtol=1e-6, atol=1e-6)
-    found = module._teacher_logits(batch["image"])
+    found = module._teacher_output(batch["image"])
     torch.testing.assert_close(found, network.double().eval()(expected), rtol=1e-6, atol=1e-6)
 
 

@@ -8,8 +8,9 @@ from transformers import BertConfig, BertModel
 
 from support.shre import CLASSES, SIZES, random_batch, tiny_shre
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.shre.network import SharedMLP, SharedTransformer, SHReNetwork, image_encoder
+from vlightning.lightning_modules.shre.network import SHReNetwork, image_encoder
 from vlightning.lightning_modules.shre.settings import TextSettings, ViTSettings
+from vlightning.lightning_modules.shre.shared import SharedMLP, SharedTransformer
 
 
 def vit(size, patch, width, depth, heads, post_norm):
