@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .checkpoints.checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint, divide_checkpoint_file
     from .classification.own import OwnClassification
     from .classification.zero_shot import ZeroShotClassification
+    from .compile import CompileCallback
     from .distributed.collectives import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
     from .distributed.strategy import ShardedStrategy
     from .ema import EMACallback, EMAPair, ema_momentum
@@ -39,6 +40,7 @@ _NAMES = {
     "checkpoints.checkpoint_io": ("AtomicCheckpointIO", "consolidate_checkpoint", "divide_checkpoint_file"),
     "classification.own": ("OwnClassification",),
     "classification.zero_shot": ("ZeroShotClassification",),
+    "compile": ("CompileCallback",),
     "distributed.collectives": ("all_reduce_sum", "gather", "gather_texts", "gather_uneven", "rank", "world_size"),
     "distributed.strategy": ("ShardedStrategy",),
     "ema": ("EMACallback", "EMAPair", "ema_momentum"),
@@ -69,6 +71,7 @@ __all__ = [
     "AtomicCheckpointIO",
     "CaptionWriter",
     "ClassPredictionWriter",
+    "CompileCallback",
     "EMACallback",
     "EMAPair",
     "FeatureQueue",

@@ -44,6 +44,17 @@ def find_module(root: nn.Module, path: str, kind: type[nn.Module], asked_by: str
     return found
 
 
+def blocks_of(network: nn.Module) -> Iterator[nn.Module]:
+    """Iterate over the blocks in all lists of blocks of a network, inner blocks first.
+
+    A list is an `nn.ModuleList`, or an `nn.Sequential` of several blocks of one class.
+    """
+    for part in reversed(list(network.modules())):
+        alike = isinstance(part, nn.Sequential) and len(part) > 1 and len({type(block) for block in part}) == 1
+        if isinstance(part, nn.ModuleList) or alike:
+            yield from (block for block in part.children() if not isinstance(block, nn.ModuleList | nn.ModuleDict))
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Set a module to eval mode, and restore the mode of each submodule afterwards."""

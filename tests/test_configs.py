@@ -479,6 +479,7 @@ def test_fine_tuning_of_s_smke_for_retrieval_has_the_thesis_settings():
         3e-5,
         0.1,
     )
+    assert model["weights"] == "runs/shre_memory_bank/version_0/checkpoints/last.ckpt"
     assert says(data["train"], {"path": "data/dataset_coco.json", "image_root": "data/coco"})
     assert trainer["max_steps"] == 5 * (566_747 // 1024)
     trained = _composed(parts[0], ROOT / "configs/shre/self_supervised_teacher.yaml")["model"]["init_args"]

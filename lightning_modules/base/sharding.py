@@ -1,6 +1,6 @@
 """Sharding of a method's networks over processes with FSDP2, block by block."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from ...callbacks import ShardedStrategy
+from ...callbacks.modules import blocks_of
 from ..memory import recomputed
 from ..networks.batch_norm import BatchNorm, kept_statistics
 
@@ -87,9 +88,9 @@ def shard(module: LightningModule, networks: Sequence[nn.Module]) -> None:
         if strategy is not None and not getattr(network, "sums_weights", False):
             policy = strategy.mixed_precision
         trains = any(parameter.requires_grad for parameter in network.parameters())
-        for block in _blocks(network):
+        for block in blocks_of(network):
             # Not blocks that contain blocks, which would run a third time.
-            if recompute and trains and next(_blocks(block), None) is None:
+            if recompute and trains and next(blocks_of(block), None) is None:
                 _recompute(block)
             _shard_norms(block, mesh, policy)
             fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
@@ -100,14 +101,6 @@ def shard(module: LightningModule, networks: Sequence[nn.Module]) -> None:
         for method in methods:
             if hasattr(part, method):
                 register_fsdp_forward_method(part, method)
-
-
-def _blocks(network: nn.Module) -> Iterator[nn.Module]:
-    """Iterate over the blocks in all lists of blocks of a network, inner blocks first."""
-    for part in reversed(list(network.modules())):
-        alike = isinstance(part, nn.Sequential) and len(part) > 1 and len({type(block) for block in part}) == 1
-        if isinstance(part, nn.ModuleList) or alike:
-            yield from (block for block in part.children() if not isinstance(block, nn.ModuleList | nn.ModuleDict))
 
 
 def _shard_norms(block: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:

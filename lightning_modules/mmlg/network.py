@@ -102,6 +102,30 @@ class TextEnds(nn.Module):
         return features
 
 
+class SummedLayer(nn.Module):
+    """A transformer layer whose weights are arguments.
+
+    Args:
+        heads: attention heads.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, tokens: Tensor, layer: Layer, mask: Tensor | None = None) -> Tensor:
+        """Apply a layer to tokens [B, L, V]; the mask [L, L] is true where a token may attend."""
+        tokens = tokens + self._attention(_norm(tokens, layer, "norm1"), layer, mask)
+        hidden = F.gelu(F.linear(_norm(tokens, layer, "norm2"), layer["fc1.weight"], layer["fc1.bias"]))
+        return tokens + F.linear(hidden, layer["fc2.weight"], layer["fc2.bias"])
+
+    def _attention(self, tokens: Tensor, layer: Layer, mask: Tensor | None) -> Tensor:
+        qkv = F.linear(tokens, layer["qkv.weight"], layer["qkv.bias"])
+        query, key, value = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [B, heads, L, D]
+        attended = attend(query, key, value, mask).transpose(1, 2).flatten(2)
+        return F.linear(attended, layer["proj.weight"], layer["proj.bias"])
+
+
 class SummedCLIP(nn.Module):
     """A CLIP of two towers whose layers are sums of stored blocks.
 
@@ -122,6 +146,11 @@ class SummedCLIP(nn.Module):
         self.vision = VisionEnds(sizes)
         self.text = TextEnds(sizes)
         self.logit_scale = nn.Parameter(torch.full((1,), math.log(1 / 0.07)))
+        self.layer = SummedLayer(sizes.heads)
+
+    def compiled_parts(self) -> list[nn.Module]:
+        """Return the part that `CompileCallback` compiles: the computation of every layer."""
+        return [self.layer]
 
     def layers_of(self, tower: Tower) -> Sequence[Layer]:
         """Return the weights of a tower's layers, first to last; equal layers are the same object."""
@@ -177,16 +206,8 @@ class SummedCLIP(nn.Module):
 
     def _run(self, tokens: Tensor, layers: Sequence[Layer], mask: Tensor | None = None) -> Tensor:
         for layer in layers:
-            tokens = tokens + self._attention(_norm(tokens, layer, "norm1"), layer, mask)
-            hidden = F.gelu(F.linear(_norm(tokens, layer, "norm2"), layer["fc1.weight"], layer["fc1.bias"]))
-            tokens = tokens + F.linear(hidden, layer["fc2.weight"], layer["fc2.bias"])
+            tokens = self.layer(tokens, layer, mask)
         return tokens
-
-    def _attention(self, tokens: Tensor, layer: Layer, mask: Tensor | None) -> Tensor:
-        qkv = F.linear(tokens, layer["qkv.weight"], layer["qkv.bias"])
-        query, key, value = qkv.unflatten(-1, (3, self.sizes.heads, -1)).permute(2, 0, 3, 1, 4)  # [B, heads, L, D]
-        attended = attend(query, key, value, mask).transpose(1, 2).flatten(2)
-        return F.linear(attended, layer["proj.weight"], layer["proj.bias"])
 
 
 def _norm(tokens: Tensor, layer: Layer, name: str) -> Tensor:

@@ -1,0 +1,57 @@
+"""Compilation of a module's networks, block by block."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from typing_extensions import override
+
+from .modules import blocks_of
+
+
+class CompileCallback(Callback):
+    """Compile the blocks of all networks with `torch.compile` before training.
+
+    Blocks of equal structure share one compiled program, so that compilation takes as long for 12 layers as for one.
+    Each block is compiled in place: names in the state dict, moving averages, sharding and checkpoints stay as they
+    are. A sequence of text lengths compiles a block twice: for the first length, and for any length.
+
+    The networks are `module.sharded_networks()`, which every method of this package has, otherwise the module's
+    children. A network may name other parts in `compiled_parts()`; one without blocks is compiled as a whole.
+
+    Args:
+        mode: "default"; "max-autotune" measures kernels, which takes minutes. It captures no CUDA graphs, whose
+            memory the next block would overwrite.
+        backend: backend of `torch.compile`, for tests and other devices.
+        fullgraph: whether an operation that cannot be compiled raises an error instead of dividing the program.
+    """
+
+    def __init__(
+        self, mode: Literal["default", "max-autotune"] = "default", backend: str = "inductor", fullgraph: bool = False
+    ) -> None:
+        super().__init__()
+        self.mode = mode
+        self.backend = backend
+        self.fullgraph = fullgraph
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        options: dict[str, Any] = {"backend": self.backend, "fullgraph": self.fullgraph}
+        if self.mode == "max-autotune":
+            options["mode"] = "max-autotune-no-cudagraphs"
+        for part in parts_to_compile(pl_module):
+            part.compile(**options)
+
+
+def parts_to_compile(module: LightningModule) -> Iterator[nn.Module]:
+    """Iterate over the parts that `CompileCallback` compiles."""
+    networks = getattr(module, "sharded_networks", module.children)()
+    for network in networks:
+        own: Any = getattr(network, "compiled_parts", None)
+        if own is not None:
+            yield from own()
+            continue
+        # Not blocks that contain blocks, which would be compiled into one program.
+        innermost = [block for block in blocks_of(network) if next(blocks_of(block), None) is None]
+        yield from innermost or [network]
