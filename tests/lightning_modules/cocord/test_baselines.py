@@ -139,6 +139,8 @@ def test_non_finite_embeddings_are_not_written():
     before = loss.student_bank.clone()
     loss(student, rows(3, 5), INDEX, LABEL)
     loss.update()
+    assert float(loss.scales[0]) == -1  # still unknown
+    assert float(loss.scales[1]) > 0
     assert torch.equal(loss.student_bank[1], before[1])
     assert not torch.equal(loss.student_bank[3], before[3])
     assert loss.student_bank.isfinite().all()
@@ -267,6 +269,8 @@ def test_every_baseline_trains_with_its_weight_and_is_left_out_of_the_export(tmp
     other.baselines.crd.start([0, 1, 2])
     with pytest.raises(UserError, match="banks of 3 training images in the checkpoint, got 48: train with the data of"):
         other.load_state_dict(content["state_dict"])
+    with pytest.raises(UserError, match="banks of 3 training images in the checkpoint, got 48: train with the data of"):
+        loaded.baselines.crd.start([0, 1, 2])
 
 
 def test_a_run_of_crd_resumes_with_its_banks_and_draws(tmp_path):
