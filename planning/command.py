@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _devices(trainer: dict[str, Any]) -> int:
-    given = trainer.get("devices")
+    given: Any = trainer.get("devices")
     if isinstance(given, list):
         return len(given)
     return int(given) if str(given).isdigit() else 1

@@ -14,7 +14,6 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lightning import LightningModule
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import _engine_run_backward
@@ -185,12 +184,12 @@ def make_fake(module: nn.Module) -> None:
     before = [*module.parameters(), *module.buffers()]  # referred to, so that no identifier is used twice
     for part in module.modules():
         for tensors in (part._parameters, part._buffers):
-            tensors.update({name: replaced(tensor) for name, tensor in tensors.items()})  # type: ignore[arg-type]
+            tensors.update({name: replaced(tensor) for name, tensor in tensors.items()})
     del before
 
 
 def count_step(
-    module: LightningModule,
+    module: Any,
     batch: dict[str, Tensor],
     processes: int = 1,
     precision: str = "32-true",

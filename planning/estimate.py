@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning import LightningModule
-
 from .counted_step import Counted, count_step, fake_tensors, make_fake, optimizer_bytes
 from .module import batch_of
 
@@ -133,9 +131,7 @@ def sizes_of(module: Any) -> Sizes:
     )
 
 
-def estimate(
-    module: LightningModule, data: Mapping[str, Any], processes: int = 1, precision: str = "32-true"
-) -> Estimate:
+def estimate(module: Any, data: Mapping[str, Any], processes: int = 1, precision: str = "32-true") -> Estimate:
     """Count steps of three batches.
 
     Args:
@@ -146,7 +142,7 @@ def estimate(
     """
     memory = getattr(module, "memory", None)
     slices = [getattr(memory, name, None) or 0 for name in ("micro_batch_size", "loss_rows")]
-    queues: Any = module.queues() if hasattr(module, "queues") else {}  # type: ignore[operator]
+    queues = module.queues() if hasattr(module, "queues") else {}
     most = min((queue.size for queue in queues.values()), default=0) // processes or None
     step = math.ceil(ROWS / max(*slices, 1)) * max(*slices, 1)
     step = step if most is None else max(min(step, most // 3), 2)

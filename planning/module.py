@@ -1,6 +1,6 @@
 """The module of a parsed configuration without weights, and batches of its shapes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -105,7 +105,7 @@ def start(module: Any) -> list[str]:
     return left_out
 
 
-def batch_of(module: Any, data: dict[str, Any], rows: int) -> dict[str, Tensor]:
+def batch_of(module: Any, data: Mapping[str, Any], rows: int) -> dict[str, Tensor]:
     """Return a batch of a method's shapes.
 
     Args:
