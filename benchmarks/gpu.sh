@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All that only a GPU can show, as Markdown tables:
-#   benchmarks/gpu.sh [--pretend] [tests] [throughput] [memory] [training] [profiles]
+#   benchmarks/gpu.sh [--pretend] [--only=METHOD] [tests] [throughput] [memory] [training] [profiles]
 # Parts that are not named all run. Each takes at most five minutes and writes $OUT/gpu/PART.md (OUT: runs) row by row.
 # --pretend runs them on the CPU at toy sizes, which tries everything but the device. Runs from the source tree and
 # installs and downloads nothing; VLIGHTNING_IMAGES names a folder of images, otherwise shapes are drawn.
@@ -8,9 +8,9 @@ set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 out=${OUT:-$root/runs}/gpu
-pretend=() parts=()
+options=() parts=()
 for word in "$@"; do
-  if [ "$word" = --pretend ]; then pretend=(--pretend); else parts+=("$word"); fi
+  case $word in --*) options+=("$word") ;; *) parts+=("$word") ;; esac
 done
 [ ${#parts[@]} -gt 0 ] || parts=(tests throughput memory training profiles)
 link=$(mktemp -d)
@@ -21,7 +21,7 @@ mkdir -p "$out"
 failed=0
 for part in "${parts[@]}"; do
   echo "== $part"
-  timeout 300 "$python" "$root/benchmarks/gpu/$part.py" ${pretend[@]+"${pretend[@]}"} --out "$out/$part.md" 2>"$out/$part.log"
+  timeout 300 "$python" "$root/benchmarks/gpu/$part.py" ${options[@]+"${options[@]}"} --out "$out/$part.md" 2>"$out/$part.log"
   status=$?
   if [ $status -ne 0 ]; then
     failed=1

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import torch
-from cases import CASES, Case
+from cases import Case, chosen
 from runs import TOY_IMAGES, release, train
 from setting import Setting
 
@@ -17,7 +17,7 @@ def main() -> None:
     if setting.pretend:
         setting.say("A CPU has no counter of memory, and no limit that a trial may reach: the columns stay 0.\n")
     table = setting.table(("step", "images", "way", "peak GiB", "largest batch tried that fits"))
-    for name, case in CASES.items():
+    for name, case in chosen(setting.only).items():
         for way in ("whole", f"slices of {SLICE}"):
             images = TOY_IMAGES if setting.pretend else case.images
             try:

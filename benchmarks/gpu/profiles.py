@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import torch
-from cases import CASES
+from cases import chosen
 from lightning.pytorch import Callback
 from runs import release, train
 from setting import Setting
@@ -40,7 +40,7 @@ class Profiled(Callback):
 def main() -> None:
     """Write a table for each method."""
     setting = Setting.parsed(__doc__)
-    for name, case in CASES.items():
+    for name, case in chosen(setting.only).items():
         profiled = Profiled(setting, 2 if setting.pretend else 5)
         try:
             train(setting, case, [profiled], steps=3)

@@ -14,7 +14,7 @@ from setting import Setting
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
-from vlightning.callbacks import SkipNonFiniteSteps, StopOnSignal
+from vlightning.callbacks import CompileCallback, SkipNonFiniteSteps, StopOnSignal
 
 WARM_UP, COUNTED = 5, 20
 TOY_IMAGES = 8
@@ -26,18 +26,20 @@ class Clock(Callback):
     Args:
         setting: of the part.
         warm_up: steps that are not counted.
+        count_flops: whether to count the flops of the first step.
     """
 
-    def __init__(self, setting: Setting, warm_up: int) -> None:
+    def __init__(self, setting: Setting, warm_up: int, count_flops: bool) -> None:
         self.setting = setting
         self.warm_up = warm_up
+        self.count_flops = count_flops
         self.start = self.seconds = 0.0
         self.flops = self.peak = 0
         self._counter: Any = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Count the flops of the first step, and start the clock after the warm-up."""
-        if batch_idx == 0:
+        if batch_idx == 0 and self.count_flops:
             self._counter = FlopCounterMode(display=False)
             self._counter.__enter__()
         if batch_idx == self.warm_up:
@@ -48,7 +50,7 @@ class Clock(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End the count of flops."""
-        if batch_idx == 0:
+        if batch_idx == 0 and self.count_flops:
             self._counter.__exit__(None, None, None)
             self.flops = self._counter.get_total_flops()
 
@@ -83,7 +85,8 @@ def train(
     """
     warm_up, steps = (2, 2) if setting.pretend else (WARM_UP, steps)
     torch.manual_seed(0)
-    clock = Clock(setting, warm_up)
+    # A compiler does not work under the mode that counts.
+    clock = Clock(setting, warm_up, not any(isinstance(callback, CompileCallback) for callback in callbacks))
     with tempfile.TemporaryDirectory() as folder:
         module = case.build(Path(folder), setting.pretend)
         if changes is not None:

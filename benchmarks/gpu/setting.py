@@ -22,10 +22,12 @@ class Setting:
     Attributes:
         pretend: whether to run on the CPU at toy sizes.
         out: file of the table.
+        only: a part of the names of the cases to measure; None measures all.
     """
 
     pretend: bool
     out: Path
+    only: str | None
 
     @classmethod
     def parsed(cls, description: str | None) -> "Setting":
@@ -33,6 +35,7 @@ class Setting:
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("--pretend", action="store_true", help="run on the CPU at toy sizes")
         parser.add_argument("--out", type=Path, required=True, help="file of the table")
+        parser.add_argument("--only", help="a part of the names of the methods to measure")
         setting = cls(**vars(parser.parse_args()))
         if not setting.pretend and not torch.cuda.is_available():
             sys.exit("Expected a CUDA device, got none: add --pretend to run on the CPU at toy sizes.")

@@ -6,7 +6,7 @@ The rate of open_clip's own step (its model, its loss, fused AdamW) stands besid
 from typing import Any
 
 import torch
-from cases import CASES
+from cases import chosen
 from runs import COUNTED, TOY_IMAGES, WARM_UP, release, train
 from setting import Setting, Table
 
@@ -33,7 +33,7 @@ def main() -> None:
     )
     table = setting.table(columns)
     compiling = {"backend": "aot_eager"} if setting.pretend else {}
-    for name, case in CASES.items():
+    for name, case in chosen(setting.only).items():
         ways: dict[str, dict[str, Any]] = {
             "eager": {},
             "eager, batch copied from the host": {"resident": False},

@@ -15,6 +15,9 @@ RUNS = {
     "cocord/quickstart_teacher": "val/top1",
 }
 
+TOY = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
+TOY += ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=2"]
+
 
 def main() -> None:
     """Write the table."""
@@ -25,11 +28,7 @@ def main() -> None:
             command = [sys.executable, "-m", "vlightning.cli", "fit", "--config", str(ROOT / f"configs/{name}.yaml")]
             command += ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={folder}"]
             command += ["--trainer.enable_progress_bar=false"]
-            command += (
-                ["--trainer.accelerator=cpu", "--trainer.max_steps=2"]
-                if setting.pretend
-                else ["--trainer.accelerator=cuda"]
-            )
+            command += TOY if setting.pretend else ["--trainer.accelerator=cuda"]
             start = time.perf_counter()
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
             seconds = time.perf_counter() - start
