@@ -83,6 +83,7 @@ class CRD(nn.Module):
         # The authors draw with replacement for the classes with too few others: here for all classes if for one.
         self.replacement = self.negatives > others
         self.labels = known.to(self.labels.device)
+        self._check(len(self.student_bank))
         if not len(self.student_bank):
             for name in ("student_bank", "teacher_bank"):
                 self._resize(name, len(known))
@@ -107,7 +108,7 @@ class CRD(nn.Module):
             scores = [self._scores(own, self.teacher_bank, entries), self._scores(other, self.student_bank, entries)]
             means = all_reduce_sum(torch.stack([score.detach().mean() for score in scores])) / world_size()
             scales = torch.where(self.scales < 0, means * len(self.labels), self.scales)
-            self.scales.copy_(scales)
+            self.scales.copy_(torch.where(scales.isfinite(), scales, self.scales))
             self._written = gather(index), gather(own), gather(other)
             losses = [nce_loss(score / scale, len(self.labels)) for score, scale in zip(scores, scales, strict=True)]
             return torch.stack(losses).sum()
@@ -129,6 +130,14 @@ class CRD(nn.Module):
         """Return exp(cosine / temperature) with the entries [B, K + 1] of a bank."""
         return ((embedding @ bank.to(embedding.dtype).T).gather(1, entries) / self.temperature).exp()
 
+    def _check(self, images: int) -> None:
+        """Compare the size of banks that exist with the number of training images, if that is known."""
+        if images and len(self.labels) not in (0, images):
+            raise UserError(
+                f"Expected banks of {len(self.labels)} training images in the checkpoint, got {images}: train with the "
+                "data of the checkpoint."
+            )
+
     def _resize(self, name: str, images: int) -> None:
         bank = getattr(self, name)
         setattr(self, name, bank.new_empty(images, bank.shape[1]))
@@ -138,11 +147,7 @@ class CRD(nn.Module):
             saved = state_dict.get(prefix + name)
             if saved is None or len(saved) == len(getattr(self, name)):
                 continue
-            if len(self.labels):
-                raise UserError(
-                    f"Expected banks of {len(self.labels)} training images in the checkpoint, got {len(saved)}: train "
-                    "with the data of the checkpoint."
-                )
+            self._check(len(saved))
             self._resize(name, len(saved))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 

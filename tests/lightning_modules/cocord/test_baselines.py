@@ -13,6 +13,7 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.cocord.baselines import crd as crd_code
+from vlightning.lightning_modules.cocord.baselines import losses as losses_code
 from vlightning.lightning_modules.cocord.baselines.attention import attention_loss
 from vlightning.lightning_modules.cocord.baselines.crd import CRD, draw_negatives, nce_loss
 from vlightning.lightning_modules.cocord.baselines.hint import Hint
@@ -138,6 +139,8 @@ def test_non_finite_embeddings_are_not_written():
     before = loss.student_bank.clone()
     loss(student, rows(3, 5), INDEX, LABEL)
     loss.update()
+    assert float(loss.scales[0]) == -1  # still unknown
+    assert float(loss.scales[1]) > 0
     assert torch.equal(loss.student_bank[1], before[1])
     assert not torch.equal(loss.student_bank[3], before[3])
     assert loss.student_bank.isfinite().all()
@@ -239,9 +242,10 @@ def taught(folder, **kd):
     return CoCoRDModule("resnet8", 40, teacher=teacher, kd=kd, **OFF)
 
 
-def test_every_baseline_trains_with_its_weight_and_is_left_out_of_the_export(tmp_path):
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_every_baseline_trains_with_its_weight_and_is_left_out_of_the_export(tmp_path, precision):
     module = taught(tmp_path, crd_weight=0.8, crd_negatives=8, attention_weight=1000, hint_weight=100)
-    trainer = steps(module, tmp_path)
+    trainer = steps(module, tmp_path, precision=precision)
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
     total = logged["train/loss_class"] + 0.8 * logged["train/loss_crd"]
     total += 1000 * logged["train/loss_attention"] + 100 * logged["train/loss_hint"]
@@ -265,6 +269,8 @@ def test_every_baseline_trains_with_its_weight_and_is_left_out_of_the_export(tmp
     other.baselines.crd.start([0, 1, 2])
     with pytest.raises(UserError, match="banks of 3 training images in the checkpoint, got 48: train with the data of"):
         other.load_state_dict(content["state_dict"])
+    with pytest.raises(UserError, match="banks of 3 training images in the checkpoint, got 48: train with the data of"):
+        loaded.baselines.crd.start([0, 1, 2])
 
 
 def test_a_run_of_crd_resumes_with_its_banks_and_draws(tmp_path):
@@ -309,7 +315,10 @@ def test_what_does_not_fit_a_baseline_is_named(make, message):
         make()
 
 
-def test_crd_needs_the_labels_of_all_training_images(tmp_path):
+def test_crd_needs_the_labels_of_all_training_images_and_whole_banks(tmp_path, monkeypatch):
     module = taught(tmp_path, crd_weight=0.8)
     with pytest.raises(UserError, match=r"labels of its training images for kd\.crd_weight, got none: use Image"):
+        module.setup("fit")
+    monkeypatch.setattr(losses_code, "restores_after_setup", lambda module: True)
+    with pytest.raises(UserError, match=r"one process or DDP for kd\.crd_weight, .* got a strategy that shards: set"):
         module.setup("fit")
