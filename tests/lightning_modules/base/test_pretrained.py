@@ -71,8 +71,8 @@ def checkpointed(module):
     return checkpoint
 
 
-def export_sharded(name, folder):
-    trainer = rank_trainer("sharded", max_steps=1, limit_val_batches=0, use_distributed_sampler=False)
+def export_of_two(kind, name, folder):
+    trainer = rank_trainer(kind, max_steps=1, limit_val_batches=0, use_distributed_sampler=False)
     module = exported(name, folder, trainer)
     assert checkpointed(module)["module_class"] == {"albef": "ALBEFModule", "shre": "SHReModule"}[name]
     return {
@@ -81,9 +81,9 @@ def export_sharded(name, folder):
     }
 
 
-@pytest.mark.parametrize("name", ["albef", "shre"])
-def test_sharded_processes_export_the_whole_module(name, tmp_path):
-    state, _ = run_distributed(export_sharded, name, str(tmp_path))
+@pytest.mark.parametrize(("kind", "name"), [("sharded", "albef"), ("sharded", "shre"), ("ddp", "shre")])
+def test_two_processes_export_the_whole_module(kind, name, tmp_path):
+    state, _ = run_distributed(export_of_two, kind, name, str(tmp_path))
     loaded = {"albef": ALBEFModule, "shre": SHReModule}[name].from_pretrained(tmp_path / "export")
     found = loaded.pretrained_state(loaded.state_dict())
     assert found

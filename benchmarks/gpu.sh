@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# All that only a GPU can show, as Markdown tables:
+#   benchmarks/gpu.sh [--pretend] [--only=METHOD] [tests] [throughput] [memory] [training] [profiles]
+# Parts that are not named all run. Each takes at most five minutes and writes $OUT/gpu/PART.md (OUT: runs) row by row.
+# --pretend runs them on the CPU at toy sizes, which tries everything but the device. Runs from the source tree and
+# installs and downloads nothing; VLIGHTNING_IMAGES names a folder of images, otherwise shapes are drawn.
+set -u
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-python3}
+out=${OUT:-$root/runs}/gpu
+options=() parts=()
+for word in "$@"; do
+  case $word in --*) options+=("$word") ;; *) parts+=("$word") ;; esac
+done
+[ ${#parts[@]} -gt 0 ] || parts=(tests throughput memory training profiles)
+link=$(mktemp -d)
+trap 'rm -rf "$link"' EXIT
+ln -s "$root" "$link/vlightning" # the folders at the root are the package
+export PYTHONPATH="$link:$root/tests:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+mkdir -p "$out"
+failed=0
+for part in "${parts[@]}"; do
+  echo "== $part"
+  timeout 300 "$python" "$root/benchmarks/gpu/$part.py" ${options[@]+"${options[@]}"} --out "$out/$part.md" 2>"$out/$part.log"
+  status=$?
+  if [ $status -ne 0 ]; then
+    failed=1
+    echo "$part ended with status $status (124: after five minutes); the last lines of $out/$part.log:"
+    tail -n 15 "$out/$part.log"
+  fi
+done
+exit $failed

@@ -1,0 +1,159 @@
+"""The methods at the sizes of their papers, or at toy sizes, with random weights and batches in memory."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+
+
+class Case(NamedTuple):
+    """A method to measure."""
+
+    build: Callable[[Path, bool], LightningModule]
+    """From a folder for teachers' files, and whether at toy sizes."""
+    batch: Callable[[int, bool], Batch]
+    """From the number of images, and whether at toy sizes."""
+    images: int
+    """Images of a batch at full size."""
+
+
+def _pairs(images: int, size: int, length: int, words: int) -> Batch:
+    ids = (
+        torch.randint(1000, words - 1, (images, length)) if words > 1001 else torch.randint(1, words, (images, length))
+    )
+    ids[:, -1] = words - 1  # CLIP's end of text
+    return {
+        "image": torch.randn(images, 3, size, size),
+        "input_ids": ids,
+        "attention_mask": torch.ones(images, length, dtype=torch.long),
+        "image_id": torch.arange(images),
+        "sample_index": torch.arange(images),
+    }
+
+
+def _albef(folder: Path, toy: bool) -> LightningModule:
+    from vlightning.lightning_modules import ALBEFModule
+
+    if not toy:
+        return ALBEFModule(vision={"image_size": 256})  # type: ignore[arg-type]
+    small: Any = {"width": 16, "heads": 2}
+    return ALBEFModule(
+        vision=small | {"image_size": 16, "patch_size": 8, "depth": 2},
+        text=small | {"vocab_size": 2000, "ffn_width": 32, "depth": 1, "fusion_depth": 1},
+        contrast={"embed_dim": 8, "queue_size": 64},  # type: ignore[arg-type]
+    )
+
+
+def _albef_batch(images: int, toy: bool) -> Batch:
+    batch = _pairs(images, *((16, 8, 2000) if toy else (256, 25, 30522)))
+    batch["input_ids"][:, 0] = 101
+    return batch
+
+
+def _mobileclip(model: str, weight: float, folder: Path, toy: bool) -> LightningModule:
+    from vlightning.lightning_modules import MobileCLIPModule
+
+    options: Any = {"teacher": {"dims": [768, 768], "scales": [100.0, 100.0], "distillation_weight": weight}}
+    if toy:
+        options |= {"vision": {"image_size": 32}, "max_tokens": 16}
+    return MobileCLIPModule("MobileCLIP-tiny" if toy else model, **options)
+
+
+def _mobileclip_batch(size: int, images: int, toy: bool) -> Batch:
+    batch = _pairs(images, 32 if toy else size, 16 if toy else 77, 49408)
+    for name in ("image", "text", "synthetic"):
+        parts = [torch.nn.functional.normalize(torch.randn(images, 768), dim=-1) for _ in range(2)]
+        batch[f"teacher_{name}"] = torch.cat(parts, 1)
+    batch["synthetic_input_ids"] = batch["input_ids"].flip(0)
+    batch["synthetic_attention_mask"] = batch["attention_mask"]
+    return batch
+
+
+def _clip_batch(images: int, toy: bool) -> Batch:
+    return _pairs(images, 32 if toy else 224, 16 if toy else 77, 49408)
+
+
+def _mmlg(folder: Path, toy: bool) -> LightningModule:
+    import open_clip
+    from safetensors.torch import save_file
+
+    from vlightning.lightning_modules import MMLGModule
+
+    if toy:
+        from support.mmlg import tiny_extraction, write_teacher
+
+        return tiny_extraction(write_teacher(folder / "teacher.safetensors"))
+    save_file(open_clip.create_model("ViT-B-16").state_dict(), folder / "teacher.safetensors")
+    teacher: Any = {"model": "ViT-B-16", "weights": str(folder / "teacher.safetensors")}
+    return MMLGModule(teacher=teacher, vision={"image_size": 224})  # type: ignore[arg-type]
+
+
+def _mmlg_batch(images: int, toy: bool) -> Batch:
+    return _pairs(images, 16, 6, 49408) if toy else _pairs(images, 224, 77, 49408)
+
+
+def _shre(folder: Path, toy: bool) -> LightningModule:
+    import timm
+
+    from vlightning.lightning_modules import SHReModule
+
+    if toy:
+        from support.shre import tiny_shre
+
+        return tiny_shre(folder)
+    torch.save(timm.create_model("resnet50").state_dict(), folder / "teacher.pth")
+    return SHReModule(teacher={"name": "timm/resnet50", "weights": str(folder / "teacher.pth")})  # type: ignore[arg-type]
+
+
+def _shre_batch(images: int, toy: bool) -> Batch:
+    if toy:
+        from support.shre import random_batch
+
+        return random_batch(images, dtype=torch.float32)
+    return _pairs(images, 224, 64, 30522)
+
+
+def _cocord(folder: Path, toy: bool) -> LightningModule:
+    from vlightning.lightning_modules import CoCoRDModule
+
+    if toy:
+        from support.cocord import tiny_cocord
+
+        return tiny_cocord(folder)
+    import torchvision
+
+    torch.save(torchvision.models.resnet34().state_dict(), folder / "teacher.pth")
+    return CoCoRDModule(
+        "torchvision/resnet18",
+        1000,
+        teacher={"name": "torchvision/resnet34", "weights": str(folder / "teacher.pth")},  # type: ignore[arg-type]
+        contrast={"queue_size": 65536, "temperature": 0.07},  # type: ignore[arg-type]
+    )
+
+
+def _cocord_batch(images: int, toy: bool) -> Batch:
+    side, classes = (32, 5) if toy else (224, 1000)
+    views = {name: torch.randn(images, 3, side, side) for name in ("image", "image_slow", "image_teacher")}
+    return views | {"label": torch.randint(classes, (images,)), "sample_index": torch.arange(images)}
+
+
+CASES = {
+    "CLIP ViT-B/16, 224 px": Case(partial(_mobileclip, "ViT-B-16", 0.0), _clip_batch, 512),
+    "ALBEF base, 256 px": Case(_albef, _albef_batch, 64),
+    "MobileCLIP-S0, reinforced": Case(partial(_mobileclip, "MobileCLIP-S0", 1.0), partial(_mobileclip_batch, 256), 256),
+    "MobileCLIP-B, reinforced": Case(partial(_mobileclip, "MobileCLIP-B", 0.75), partial(_mobileclip_batch, 224), 256),
+    "MM-LG, extraction": Case(_mmlg, _mmlg_batch, 256),
+    "SHRe": Case(_shre, _shre_batch, 256),
+    "CoCoRD, ResNet-34 to ResNet-18": Case(_cocord, _cocord_batch, 256),
+}
+
+
+def chosen(part: str | None) -> dict[str, Case]:
+    """Return the cases whose names contain a text; all without one."""
+    return {name: case for name, case in CASES.items() if part is None or part.lower() in name.lower()}
