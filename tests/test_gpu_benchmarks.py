@@ -29,6 +29,7 @@ def test_the_parts_write_their_tables(tmp_path):
     ways = [row.split(" | ")[2] for row in rows["throughput"][1:]]
     assert ways == ["eager", "eager, batch copied from the host", "compiled"]
     assert all(float(row.split(" | ")[3]) > 0 for row in rows["throughput"][1:])
+    assert all(float(row.split(" | ")[4]) > 0 for row in rows["memory"][1:])
     assert [row.split(" | ")[2] for row in rows["memory"][1:]] == ["whole", "slices of 64"]
     assert len(rows["profiles"]) == 7
     assert "Error" not in "".join(map("".join, rows.values()))
