@@ -6,8 +6,8 @@ import torch
 from support.learngene import LENGTH, SIZES, WIDTH, auxiliary, clip, random_images, texts
 from vlightning.callbacks.learngene.layers import rule_of
 from vlightning.callbacks.learngene.sizes import LearngeneSizes
+from vlightning.callbacks.modules import blocks_of
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.base.sharding import _blocks
 from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
 from vlightning.lightning_modules.mmlg.tleg import LinearCLIP
 
@@ -177,8 +177,8 @@ def test_autograd_keeps_six_sums_of_twelve_layers(tower, half):
 
 def test_sharding_makes_one_group_of_all_parameters():
     """A layer needs blocks of two groups, which have no forward pass, so FSDP2 cannot gather them separately."""
-    assert not list(_blocks(auxiliary()))
-    assert len(list(_blocks(clip()))) == 24
+    assert not list(blocks_of(auxiliary()))
+    assert len(list(blocks_of(clip()))) == 24
 
 
 def test_texts_may_be_shorter_and_attention_is_causal():

@@ -19,4 +19,5 @@ def test_the_named_configs_write_the_runs_and_train_without_a_teacher():
         assert "teacher" not in config["model"]["init_args"]
         assert all(file.is_file() for file in files)
         named.add(files[-1])
-    assert named == set((ROOT / "configs").glob("*/*teacher*.yaml"))
+    published = ROOT / "configs/shre/self_supervised_teacher.yaml"  # has a teacher, and trains none
+    assert named == set((ROOT / "configs").glob("*/*teacher*.yaml")) - {published}
