@@ -121,8 +121,8 @@ class VOC(Dataset[Sample]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> Sample:
-        picture, annotation = self.images[index]
-        image = to_dtype(pil_to_tensor(picture.convert("RGB")), torch.float32, scale=True)
+        decoded, annotation = self.images[index]
+        image = to_dtype(pil_to_tensor(decoded.convert("RGB")), torch.float32, scale=True)
         objects = annotation["annotation"]["object"]
         edges = [[float(each["bndbox"][name]) - 1 for name in ("xmin", "ymin", "xmax", "ymax")] for each in objects]
         boxes = BoundingBoxes(edges, format="XYXY", canvas_size=tuple(image.shape[-2:]))  # type: ignore[arg-type]

@@ -69,10 +69,11 @@ class ReinforcedCollate:
 class ReinforcedSet(TrainingSet):
     """Training samples whose reader also takes the epoch."""
 
+    read: ReinforcedReader
+
     def sample(self, epoch: int, item: int) -> ReinforcedSample:
         """As in :class:`TrainingSet`."""
-        sample: ReinforcedSample = self.read(item, sample_numbers(self.seed, epoch, item), epoch)  # type: ignore[call-arg]
-        return sample
+        return self.read(item, sample_numbers(self.seed, epoch, item), epoch)
 
 
 class ReinforcedDataModule(PairDataModule):

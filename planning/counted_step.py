@@ -55,7 +55,7 @@ class CountStep(TorchDispatchMode):
 
     Args:
         present: tensors that are not counted.
-        rows: rows of the batch of this process; a table of logits has at most so many.
+        rows: rows of the batch of this process; a table of logits has no more rows.
         columns: numbers of columns of the tables of logits.
     """
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from support import random_batches
 from support.albef import RandomPairs, tiny_albef
 from support.distributed import rank_trainer, run_distributed, whole_state
-from support.tiny_modules import trainer
+from support.tiny_modules import SaveSecond, trainer
 from vlightning.callbacks import CompileCallback
 from vlightning.callbacks.compile import parts_to_compile
 
@@ -65,17 +65,6 @@ def test_texts_of_many_lengths_compile_a_block_at_most_twice(tmp_path):
         ids = torch.randint(104, 120, (4, length))
         module.encode_texts(ids, torch.ones_like(ids))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
-
-
-class SaveSecond(Callback):
-    """Saves a checkpoint after the second step, which ends an epoch."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_epoch_end(self, runs, module):
-        if runs.global_step == 2 and not self.path.exists():
-            runs.save_checkpoint(self.path)
 
 
 @pytest.mark.slow

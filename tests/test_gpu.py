@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from support import random_batches
 from support.distributed import whole_state
-from support.tiny_modules import trainer
+from support.tiny_modules import SaveSecond, trainer
 from vlightning.callbacks import CompileCallback, ShardedStrategy, SkipNonFiniteSteps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,17 +51,6 @@ def test_losses_are_those_of_a_cpu(name, tmp_path):
     torch.testing.assert_close(first, expected, rtol=tolerance, atol=1e-4)
     low = fit(name, tmp_path, precision="bf16-mixed")[0][0]
     torch.testing.assert_close(low, expected, rtol=0.1 if name == "albef" else 0.03, atol=0.03)
-
-
-class SaveSecond(Callback):
-    """Saves a checkpoint after the second step, which ends an epoch."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_epoch_end(self, runs, module):
-        if runs.global_step == 2 and not self.path.exists():
-            runs.save_checkpoint(self.path)
 
 
 @pytest.mark.parametrize("name", random_batches.NAMES)

@@ -40,14 +40,15 @@ def _pairs(images: int, size: int, length: int, words: int) -> Batch:
 def _albef(folder: Path, toy: bool) -> LightningModule:
     from vlightning.lightning_modules import ALBEFModule
 
-    if not toy:
-        return ALBEFModule(vision={"image_size": 256})  # type: ignore[arg-type]
-    small: Any = {"width": 16, "heads": 2}
-    return ALBEFModule(
-        vision=small | {"image_size": 16, "patch_size": 8, "depth": 2},
-        text=small | {"vocab_size": 2000, "ffn_width": 32, "depth": 1, "fusion_depth": 1},
-        contrast={"embed_dim": 8, "queue_size": 64},  # type: ignore[arg-type]
-    )
+    options: Any = {"vision": {"image_size": 256}}
+    if toy:
+        small = {"width": 16, "heads": 2}
+        options = {
+            "vision": small | {"image_size": 16, "patch_size": 8, "depth": 2},
+            "text": small | {"vocab_size": 2000, "ffn_width": 32, "depth": 1, "fusion_depth": 1},
+            "contrast": {"embed_dim": 8, "queue_size": 64},
+        }
+    return ALBEFModule(**options)
 
 
 def _albef_batch(images: int, toy: bool) -> Batch:
@@ -90,8 +91,9 @@ def _mmlg(folder: Path, toy: bool) -> LightningModule:
 
         return tiny_extraction(write_teacher(folder / "teacher.safetensors"))
     save_file(open_clip.create_model("ViT-B-16").state_dict(), folder / "teacher.safetensors")
-    teacher: Any = {"model": "ViT-B-16", "weights": str(folder / "teacher.safetensors")}
-    return MMLGModule(teacher=teacher, vision={"image_size": 224})  # type: ignore[arg-type]
+    teacher = {"model": "ViT-B-16", "weights": str(folder / "teacher.safetensors")}
+    options: Any = {"teacher": teacher, "vision": {"image_size": 224}}
+    return MMLGModule(**options)
 
 
 def _mmlg_batch(images: int, toy: bool) -> Batch:
@@ -108,7 +110,8 @@ def _shre(folder: Path, toy: bool) -> LightningModule:
 
         return tiny_shre(folder)
     torch.save(timm.create_model("resnet50").state_dict(), folder / "teacher.pth")
-    return SHReModule(teacher={"name": "timm/resnet50", "weights": str(folder / "teacher.pth")})  # type: ignore[arg-type]
+    teacher: Any = {"name": "timm/resnet50", "weights": str(folder / "teacher.pth")}
+    return SHReModule(teacher=teacher)
 
 
 def _shre_batch(images: int, toy: bool) -> Batch:
@@ -129,12 +132,11 @@ def _cocord(folder: Path, toy: bool) -> LightningModule:
     import torchvision
 
     torch.save(torchvision.models.resnet34().state_dict(), folder / "teacher.pth")
-    return CoCoRDModule(
-        "torchvision/resnet18",
-        1000,
-        teacher={"name": "torchvision/resnet34", "weights": str(folder / "teacher.pth")},  # type: ignore[arg-type]
-        contrast={"queue_size": 65536, "temperature": 0.07},  # type: ignore[arg-type]
-    )
+    options: Any = {
+        "teacher": {"name": "torchvision/resnet34", "weights": str(folder / "teacher.pth")},
+        "contrast": {"queue_size": 65536, "temperature": 0.07},
+    }
+    return CoCoRDModule("torchvision/resnet18", 1000, **options)
 
 
 def _cocord_batch(images: int, toy: bool) -> Batch:

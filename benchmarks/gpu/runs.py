@@ -68,7 +68,7 @@ def train(
     images: int | None = None,
     steps: int = COUNTED,
     changes: Any = None,
-    precision: str = "bf16-mixed",
+    precision: Any = "bf16-mixed",
     resident: bool = True,
 ) -> Clock:
     """Train a case for some steps with the callbacks of a real run, and return the measurements.
@@ -97,7 +97,7 @@ def train(
         trainer = Trainer(
             accelerator="cpu" if setting.pretend else "cuda",
             devices=1,
-            precision=precision,  # type: ignore[arg-type]
+            precision=precision,
             max_steps=warm_up + steps,
             max_epochs=-1,
             callbacks=[clock, SkipNonFiniteSteps(), StopOnSignal(), *callbacks],
@@ -107,8 +107,9 @@ def train(
             enable_model_summary=False,
             default_root_dir=folder,
         )
+        batches: Any = [batch] * (warm_up + steps)
         with contextlib.redirect_stdout(None):
-            trainer.fit(module, DataLoader([batch] * (warm_up + steps), batch_size=None))  # type: ignore[arg-type]
+            trainer.fit(module, DataLoader(batches, batch_size=None))
     return clock
 
 

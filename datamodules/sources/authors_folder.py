@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -96,7 +97,7 @@ def read_authors_list(files: list[str], data_set: DataSet, folder: str, stamp: l
     read = _pet if data_set == "oxford_iiit_pet" else _dish
     for file in files:
         for line in _lines(Path(file)):
-            yield record(lambda line=line: read(line, Path(folder, "images")))  # type: ignore[misc]
+            yield record(partial(read, line, Path(folder, "images")))
 
 
 def _lines(file: Path) -> list[str]:

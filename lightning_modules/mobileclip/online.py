@@ -63,8 +63,8 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
         scales = []
         for teacher, one in zip(self.given, published, strict=True):
             prepared = one.preprocessing
-            theirs = Normalisation(prepared.mean, prepared.std)
-            self._images.append(TeacherImages(prepared.image_size, images, theirs, prepared.interpolation))
+            expected = Normalisation(prepared.mean, prepared.std)
+            self._images.append(TeacherImages(prepared.image_size, images, expected, prepared.interpolation))
             scales.append(float(one.network.logit_scale.exp()) if teacher.scale is None else teacher.scale)
             one.network.logit_scale = nn.Parameter(one.network.logit_scale.detach().reshape(1))  # FSDP2 needs [1]
             one.network.logit_bias = None

@@ -1,6 +1,7 @@
 """The smallest LightningModule with a teacher, and a quiet Trainer."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +53,17 @@ class Recorder(Callback):
         if trainer.global_step > self.step:
             self.students.append(copy.deepcopy(pl_module.student.state_dict()))
         self.step = trainer.global_step
+
+
+class SaveSecond(Callback):
+    """Saves a checkpoint after the second step, which ends an epoch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step == 2 and not self.path.exists():
+            trainer.save_checkpoint(self.path)
 
 
 def loader(batches: int, batch_size: int = 2, dim: int = DIM, seed: int = 0) -> DataLoader[Tensor]:
