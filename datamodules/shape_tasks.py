@@ -80,7 +80,7 @@ class ShapesEntailmentDataModule(_ShapeTask):
 
 
 class ShapesNLVR2DataModule(_ShapeTask):
-    """Statements such as "a red ring on the left", true or false, about two images of two shapes each.
+    """Statements such as "a red ring in the left image", true or false, about two images of two shapes each.
 
     A fixture for trials, not a benchmark. Chance is 50%, also from the statement or from the images alone.
 

@@ -124,7 +124,7 @@ def read_annotations(form: Annotations, files: list[str], stamp: list[str]) -> I
     Raises:
         UserError: if a file has another form.
     """
-    none: Record = dict.fromkeys(form.images, {"bytes": None, "path": None})
+    none: Record = {name: {"bytes": None, "path": None} for name in form.images}
     none |= {TEXT: "", **{column: [] for column in form.values}}
     for file in files:
         items = _parquet_items(file) if file.endswith(".parquet") else read_items(Path(file))

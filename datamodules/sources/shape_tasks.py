@@ -121,9 +121,9 @@ class Compared(NamedTuple):
 
 
 _CLAIMS = {
-    "a {} on the left": lambda left, right: left,
-    "a {} on the right": lambda left, right: right,
-    "a {} on the left and on the right": lambda left, right: left and right,
+    "a {} in the left image": lambda left, right: left,
+    "a {} in the right image": lambda left, right: right,
+    "a {} in both images": lambda left, right: left and right,
 }
 """Statements, and whether they are true of images of which the left and the right show an object."""
 
