@@ -32,7 +32,7 @@ def test_every_public_name_is_found_lazily_and_by_type_checkers():
     package = vlightning.callbacks
     (checked,) = (node for node in ast.parse(inspect.getsource(package)).body if isinstance(node, ast.If))
     imported = {alias.name: node.module for node in checked.body for alias in node.names}
-    assert imported == package._MODULES
+    assert imported == package._LAZY.modules
     assert sorted(package.__all__) == sorted([*imported, "load_all"])
     package.load_all()
     for name, module in imported.items():
