@@ -94,7 +94,7 @@ def argument_names(cls: type) -> frozenset[str]:
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue
-        own = list(inspect.signature(base.__init__).parameters.values())[1:]
+        own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
         names |= {one.name for one in own if one.kind is not one.VAR_KEYWORD} - passed
         if all(one.kind is not one.VAR_KEYWORD for one in own):
             break
@@ -104,7 +104,10 @@ def argument_names(cls: type) -> frozenset[str]:
 
 def _passed(cls: type) -> set[str]:
     """Return the names of the arguments that a constructor itself passes to its base class."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls.__init__)))  # type: ignore[misc]
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(vars(cls)["__init__"])))
+    except (OSError, TypeError):  # typed into an interpreter, or generated
+        return set()
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     upwards = (call for call in calls if ast.unparse(call.func) == "super().__init__")
     return {keyword.arg for call in upwards for keyword in call.keywords if keyword.arg}
