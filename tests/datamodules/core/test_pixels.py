@@ -16,6 +16,7 @@ from vlightning.datamodules import (
     ReinforcedShapesDataModule,
     ShapeClassesDataModule,
     ShapesDataModule,
+    ShapesNLVR2DataModule,
 )
 from vlightning.datamodules.transforms.normalize import CLIP_MEAN, CLIP_STD, ToNormalized, normalized
 
@@ -72,7 +73,7 @@ def passed(data, stage="fit", views=("image",), **options):
     module, kept = Seen(views), Kept()
     runs = trainer(kept, max_epochs=1, limit_train_batches=2, limit_val_batches=2, limit_predict_batches=2, **options)
     getattr(runs, stage)(module, datamodule=data)
-    assert all(batch["image"].is_floating_point() for batch in kept.batches)
+    assert all(batch[name].is_floating_point() for batch in kept.batches for name in views)
     assert len(module.sent) == len(module.arrived) > 1
     return module
 
@@ -86,6 +87,10 @@ CASES = {
     "pairs": (lambda folder: ShapesDataModule(length=8, eval_length=4, batch_size=4), ("image",)),
     "pairs from a worker": (lambda folder: ShapesDataModule(length=8, batch_size=4, num_workers=1), ("image",)),
     "views": (lambda folder: ShapeClassesDataModule(length=8, eval_length=4, batch_size=4), VIEWS),
+    "two images": (
+        lambda folder: ShapesNLVR2DataModule(length=8, eval_length=4, batch_size=4),
+        ("image_left", "image_right"),
+    ),
     "reinforced": (
         lambda folder: ReinforcedShapesDataModule(
             folder=str(folder), length=8, eval_length=4, batch_size=4, image_size=16, num_workers=0
