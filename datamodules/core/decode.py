@@ -6,11 +6,19 @@ import contextlib
 import io
 import os
 import stat
+from collections.abc import Iterator
+from contextvars import ContextVar
+from importlib.util import find_spec
+from typing import Literal
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from ...common.errors import UserError
 from .faults import BadSample
+
+Decoder = Literal["pillow", "torchcodec"]
+_decoder: ContextVar[Decoder] = ContextVar("decoder", default="pillow")
 
 # Formats that Pillow decodes without external programs (EPS would run Ghostscript). Multi-picture files of cameras
 # (MPO) are opened as JPEG. Pillow may have been built without the newer formats.
@@ -31,9 +39,35 @@ SUFFIXES = {
     "JPEG2000": "jp2",
 }
 """File name suffix of each format. The first image of a multi-picture file (MPO) is used."""
+_ALIKE = {"JPEG": ("RGB", "L"), "PNG": ("RGB",), "WEBP": ("RGB",)}
+"""Modes of the formats that torchcodec decodes to the pixels of Pillow."""
+_PNG_BITS = 24  # place of the number of bits per channel
 MAX_PIXELS = 89_478_485  # Pillow's own warning threshold: a quarter of a gibibyte at 3 bytes per pixel
 MAX_ASPECT = 200  # resizing the shorter side of an image of 1 x 1,000,000 would take gigabytes
 MAX_BYTES = 2**30  # of an encoded image: MAX_PIXELS uncompressed pixels of 12 bytes each
+
+
+def check_decoder(decoder: Decoder) -> None:
+    """Check that the package of a decoder is installed.
+
+    Raises:
+        UserError: if it is not.
+    """
+    if decoder == "torchcodec" and find_spec("torchcodec") is None:
+        raise UserError(
+            "Expected the package torchcodec for data.decoder 'torchcodec', got none: run "
+            "`pip install vlightning[torchcodec]`, or leave data.decoder out."
+        )
+
+
+@contextlib.contextmanager
+def decoding_by(decoder: Decoder) -> Iterator[None]:
+    """Decode images by a decoder inside the context; the pixels are the same."""
+    token = _decoder.set(decoder)
+    try:
+        yield
+    finally:
+        _decoder.reset(token)
 
 
 def decode_image(
@@ -55,13 +89,14 @@ def decode_image(
         BadSample: if the image cannot be used; the cause is one of :func:`read_image`, or "not an image", "too large",
             "too elongated", "truncated" or "unreadable".
     """
-    image = _open(read_image(data, path, name), name)
+    encoded = read_image(data, path, name)
+    image = _open(encoded, name)
     if image.width * image.height > max_pixels:
         raise BadSample("too large", name)
     if max(image.size) > MAX_ASPECT * min(image.size):
         raise BadSample("too elongated", name)
     try:
-        image.load()
+        image = _loaded(image, encoded)
     except MemoryError:
         raise BadSample("too large", name) from None
     except Exception as error:  # Pillow's plugins raise SyntaxError, ValueError, struct.error, zlib.error and others
@@ -70,6 +105,34 @@ def decode_image(
         return _to_rgb(_upright(image) if upright else image)
     except Exception:
         raise BadSample("unreadable", name) from None
+
+
+def _loaded(image: Image.Image, encoded: bytes) -> Image.Image:
+    """Decode the pixels of an opened image."""
+    if _decoder.get() == "torchcodec" and _is_decoded_alike(image, encoded):
+        from torchcodec import decoders
+
+        with contextlib.suppress(RuntimeError):  # Pillow then tells what is wrong
+            pixels = decoders.decode_image(encoded, mode="RGB")
+            return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    image.load()
+    return image
+
+
+def _is_decoded_alike(image: Image.Image, encoded: bytes) -> bool:
+    """Return whether torchcodec decodes to the pixels of Pillow: still images of 8 bits without transparency."""
+    if image.mode not in _ALIKE.get(image.format or "", ()) or "transparency" in image.info:
+        return False
+    deep = image.format == "PNG" and encoded[_PNG_BITS] != 8  # Pillow cuts these to 8 bits, torchcodec rounds
+    return not deep and getattr(image, "n_frames", 1) == 1 and not _is_turned(image)
+
+
+def _is_turned(image: Image.Image) -> bool:
+    """Return whether an image has an EXIF orientation, which torchcodec applies, or damaged EXIF data."""
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    except Exception:
+        return True
 
 
 def read_image(data: bytes | None, path: str | None, name: str) -> bytes:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
 from .contract import asked_of
+from .decode import Decoder, check_decoder
 from .faults import Account, BadSample, Batch, Collated, Outcome
 from .hyperparameters import check_least, check_one_batch_size, check_seed_and_share, record_hyperparameters
 from .loaders import BatchLoader, PredictionLoader, inner_loader, replicas_of
@@ -54,6 +55,8 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         seed: seed of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without
             one. When a run is resumed, the seed of the checkpoint is used.
         max_bad_share: largest share of unusable samples among the samples read so far with which the run continues.
+        decoder: decoder of JPEG, PNG and WebP files without transparency. "torchcodec" needs the extra of this name;
+            its pixels are those of "pillow", which decodes all other images.
     """
 
     asks: ClassVar[tuple[type, ...]] = ()
@@ -70,6 +73,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         pin_memory: bool | None = None,
         seed: int | None = None,
         max_bad_share: float = 0.05,
+        decoder: Decoder = "pillow",
     ) -> None:
         super().__init__()
         record_hyperparameters(self, inspect.currentframe())
@@ -79,6 +83,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         )
         check_one_batch_size(type(self), batch_size, global_batch_size)
         check_seed_and_share(seed or 0, max_bad_share)
+        check_decoder(decoder)
         self.batch_size = global_batch_size or batch_size  # of one process; `setup` divides it
         self.global_batch_size = global_batch_size
         self._eval_batch_size = eval_batch_size
@@ -86,6 +91,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         self.persistent_workers = persistent_workers
         self.pin_memory = pin_memory
         self.max_bad_share = max_bad_share
+        self.decoder = decoder
         self._seed = seed
         self._rows: dict[Split, Any] = {}
         self._accounts: dict[Split, Account] = {}
@@ -303,6 +309,8 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
 
     def _inner(self, dataset: Any, collate: Any, workers: int | None = None, **options: Any) -> DataLoader[Any]:
         workers = self.num_workers if workers is None else workers
+        if hasattr(dataset, "decoder"):
+            dataset.decoder = self.decoder
         pins = self.pin_memory
         if pins is None:
             pins = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, default_collate
 
+from .decode import Decoder, decoding_by
 from .faults import BadSample, Fault, Outcome
 from .sampling import Key, preserve_rng_states, sample_numbers, substitute
 
@@ -55,8 +56,10 @@ class SeededSet(Dataset[Outcome]):
     defines `__len__` and `__getitem__`.
     """
 
+    decoder: Decoder = "pillow"
+
     def __getitems__(self, keys: Sequence[Any]) -> list[Outcome]:
-        with preserve_rng_states():
+        with preserve_rng_states(), decoding_by(self.decoder):
             return [self[key] for key in keys]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ...common.errors import UserError
+from ..core.decode import Decoder, decoding_by
 from ..core.faults import BadSample, Fault, Outcome
 from ..core.pair_samples import Sample, evaluation_outcome, training_sample
 from ..core.samples import ATTEMPTS, Transform
@@ -52,6 +53,8 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         replicas: number of processes, and the index of this one.
         position: epoch, and number of batches that were already done in it.
     """
+
+    decoder: Decoder = "pillow"
 
     def __init__(
         self,
@@ -86,7 +89,9 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         done = len(range(stream, min(self.done, self.batches), workers))
         items = self._shuffled(rank * workers + stream, count * workers, done * self.batch_size)
         for _ in mine[done:]:
-            yield [self._outcome(*next(items)) for _ in range(self.batch_size)]
+            with decoding_by(self.decoder):
+                batch = [self._outcome(*next(items)) for _ in range(self.batch_size)]
+            yield batch
 
     def _shuffled(self, number: int, streams: int, skipped: int) -> Iterator[tuple[int, list[StreamedRow]]]:
         """Yield pairs of a place in a block and the block, without end, and without the first ``skipped`` pairs.
@@ -205,6 +210,8 @@ class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
         need_captions: whether an image without captions counts as unusable.
     """
 
+    decoder: Decoder = "pillow"
+
     def __init__(
         self,
         stream: Stream,
@@ -266,7 +273,8 @@ class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
     def _outcomes(self, images: list[list[StreamedRow]]) -> list[Outcome]:
         count, rank = self.replicas
         mine = np.array_split(np.arange(len(images)), count)[rank].tolist()
-        return [self._outcome(images[place]) for place in mine]
+        with decoding_by(self.decoder):
+            return [self._outcome(images[place]) for place in mine]
 
     def _outcome(self, rows: list[StreamedRow]) -> Outcome:
         if rows[0].row.fault is not None:  # a row with a fault has no id, so it is a group of its own

@@ -1,13 +1,17 @@
 import io
 import struct
 import zlib
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from support.images import draw_image, encoded
-from vlightning.datamodules.core.decode import decode_image
+from vlightning.common.errors import UserError
+from vlightning.datamodules import ShapesDataModule
+from vlightning.datamodules.core import decode as decoding
+from vlightning.datamodules.core.decode import decode_image, decoding_by
 from vlightning.datamodules.core.faults import Account, BadDataError, BadSample, Fault
 
 
@@ -164,3 +168,113 @@ def test_account_judges_a_short_split_at_its_end():
     account.update(20, [Fault("truncated", "a")] * 2)
     with pytest.raises(BadDataError, match="2 of 20"):
         account.end_of_pass()
+
+
+with_torchcodec = pytest.mark.skipif(find_spec("torchcodec") is None, reason="needs the extra torchcodec")
+
+
+@pytest.fixture
+def decoded_by_torchcodec(monkeypatch):
+    """Return the formats of the files that torchcodec decoded."""
+    from torchcodec import decoders
+
+    found, original = [], decoders.decode_image
+
+    def counted(source, **options):
+        pixels = original(source, **options)
+        found.append(Image.open(io.BytesIO(source)).format)
+        return pixels
+
+    monkeypatch.setattr(decoders, "decode_image", counted)
+    return found
+
+
+def photo(width=97, height=117):
+    coarse = np.random.default_rng(0).integers(0, 256, (12, 9, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def oriented(number, kind="JPEG"):
+    orientation = Image.Exif()
+    orientation[0x0112] = number
+    return encoded(photo(50, 50), kind, exif=orientation)
+
+
+ALIKE = {
+    "JPEG": lambda: encoded(photo(), "JPEG", quality=80),
+    "JPEG without subsampling": lambda: encoded(photo(), "JPEG", quality=95, subsampling=0),
+    "progressive JPEG": lambda: encoded(photo(), "JPEG", progressive=True),
+    "gray JPEG": lambda: encoded(photo().convert("L"), "JPEG"),
+    "JPEG with EXIF": lambda: oriented(1),
+    "PNG": lambda: encoded(photo(), "PNG"),
+    "WebP": lambda: encoded(photo(), "WEBP"),
+}
+OTHER = {
+    "rotated JPEG": lambda: oriented(6),
+    "turned JPEG": lambda: oriented(3),
+    "turned PNG": lambda: oriented(3, "PNG"),
+    "turned WebP": lambda: oriented(3, "WEBP"),
+    "CMYK": lambda: encoded(photo().convert("CMYK"), "JPEG"),
+    "transparent PNG": lambda: encoded(Image.new("RGBA", (5, 5), (9, 99, 199, 128)), "PNG"),
+    "transparent WebP": lambda: encoded(Image.new("RGBA", (5, 5), (9, 99, 199, 128)), "WEBP"),
+    "GIF": lambda: encoded(photo(), "GIF"),
+    "animation": lambda: encoded(photo(), "WEBP", save_all=True, append_images=[photo().rotate(90)]),
+    "BMP": lambda: encoded(photo(), "BMP"),
+}
+
+
+@with_torchcodec
+@pytest.mark.parametrize("upright", [True, False])
+@pytest.mark.parametrize("case", [*ALIKE, *OTHER])
+def test_torchcodec_decodes_to_the_pixels_of_pillow(decoded_by_torchcodec, case, upright):
+    data = (ALIKE | OTHER)[case]()
+    expected = decode(data, upright=upright)
+    with decoding_by("torchcodec"):
+        found = decode(data, upright=upright)
+    assert bool(decoded_by_torchcodec) == (case in ALIKE)
+    assert (found.mode, found.size) == (expected.mode, expected.size)
+    assert far(found, expected) == 0
+    assert not decoded_by_torchcodec or decode(data, upright=upright).size == expected.size
+    assert len(decoded_by_torchcodec) == (case in ALIKE)  # not outside of the context
+
+
+@with_torchcodec
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: data[:60] + b"?" * 400])
+def test_faults_have_the_same_cause_with_torchcodec(kind, damage):
+    data = damage(encoded(photo(), kind))
+    try:
+        expected = decode(data)
+    except BadSample as bad:
+        expected = bad.fault
+    with decoding_by("torchcodec"):
+        if isinstance(expected, Fault):
+            assert cause(data) == expected.cause
+        else:
+            assert far(decode(data), expected) == 0
+
+
+@with_torchcodec
+def test_a_datamodule_reads_by_its_decoder(decoded_by_torchcodec):
+    class FromFiles(ShapesDataModule):
+        def open_split(self, split):
+            rows = super().open_split(split)
+            draw = rows.image
+            rows.image = lambda row: decode(encoded(draw(row), "PNG"))
+            return rows
+
+    batches = {}
+    for decoder in ("pillow", "torchcodec"):
+        data = FromFiles(length=4, eval_length=2, batch_size=4, decoder=decoder)
+        data.setup("fit")
+        (batches[decoder],) = data.train_dataloader()
+        next(iter(data.val_dataloader()))
+        assert len(decoded_by_torchcodec) == (6 if decoder == "torchcodec" else 0)
+    assert batches["pillow"]["image"].equal(batches["torchcodec"]["image"])
+
+
+def test_a_decoder_that_is_not_installed_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(decoding, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install vlightning\[torchcodec\]"):
+        ShapesDataModule(decoder="torchcodec")
+    ShapesDataModule()
