@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .distributed.strategy import ShardedStrategy
     from .ema import EMACallback, EMAPair, ema_momentum
     from .figures.learngene import LearngeneFigures
+    from .figures.predictions import PredictionFigures
     from .figures.retrieval import RetrievalFigures
     from .figures.word_maps import WordMapFigures
     from .final_export import FinalExport
@@ -46,6 +47,7 @@ _NAMES = {
     "distributed.strategy": ("ShardedStrategy",),
     "ema": ("EMACallback", "EMAPair", "ema_momentum"),
     "figures.learngene": ("LearngeneFigures",),
+    "figures.predictions": ("PredictionFigures",),
     "figures.retrieval": ("RetrievalFigures",),
     "figures.word_maps": ("WordMapFigures",),
     "final_export": ("FinalExport",),
@@ -84,6 +86,7 @@ __all__ = [
     "LeftOut",
     "OnlineProbe",
     "OptimizerStepCallback",
+    "PredictionFigures",
     "OwnClassification",
     "QueueCallback",
     "Reinforced",

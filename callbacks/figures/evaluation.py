@@ -1,4 +1,4 @@
-"""A base for figures of a retrieval evaluation in TensorBoard."""
+"""A base for figures of an evaluation in TensorBoard."""
 
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -90,7 +90,7 @@ class ShapeEntailmentTable:
     image_name = name
 
     def texts(self) -> Iterator[str]:
-        """Yield texts with each word in each position; they suffice to train a tokenizer."""
+        """Yield the texts that the tokenizer of :class:`~.shapes.ShapesTable` is trained on, for its checkpoints."""
         return self._shapes.texts()
 
 
@@ -144,11 +144,11 @@ class ShapePairTable:
     """
 
     def __init__(self, split: Split, length: int, eval_length: int, image_size: int, seed: int) -> None:
-        self._length = length if split == "train" else eval_length
+        self._shapes = ShapesTable(split, length, eval_length, image_size, seed)  # checks, and has the texts
         self._side, self._draws = image_size, (_STREAM[split], seed)
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._shapes)
 
     def compared(self, row: int) -> Compared:
         """Return the content of a row."""
@@ -187,10 +187,8 @@ class ShapePairTable:
     image_name = name
 
     def texts(self) -> Iterator[str]:
-        """Yield texts with each word; they suffice to train a tokenizer."""
-        for form in _CLAIMS:
-            for thing in THINGS:
-                yield form.format(f"{thing.color} {thing.shape}")
+        """Yield the texts that the tokenizer of :class:`~.shapes.ShapesTable` is trained on, for its checkpoints."""
+        return self._shapes.texts()
 
 
 def _scene(thing: Thing, shown: bool, draws: np.random.Generator) -> Scene:

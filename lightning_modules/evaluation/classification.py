@@ -131,8 +131,7 @@ class ClassificationEvaluation(nn.Module):
         self.accuracy.update(split, logits, label, batch["sample_index"])
         module.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
         if self.keeps_result:
-            kept = batch["sample_index"], label, logits.detach().softmax(-1)
-            self._classified.append(Classified._make(column.cpu() for column in kept))
+            self._classified.append(Classified(batch["sample_index"], label, logits.detach().softmax(-1)))
 
     def predict(self, module: LightningModule, batch: Batch) -> Batch:
         """Return probabilities [B, C], with the positions [B] of the images in their data set."""
@@ -144,7 +143,7 @@ class ClassificationEvaluation(nn.Module):
             self.accuracy.log(module, PREFIXES[stage])
         if self._classified:  # in all processes or in none: each has a batch in each step
             columns = zip(*self._classified, strict=True)
-            self.result = Classified._make(gather_uneven(torch.cat(column)) for column in columns)
+            self.result = Classified._make(gather_uneven(torch.cat(column).cpu()) for column in columns)
             self._classified = []
 
     def _logits(self, module: LightningModule, batch: Batch) -> Tensor:

@@ -63,6 +63,7 @@ class EntailmentModule(Method):
         self.memory = memory = settings(MemorySettings, memory)
         self.weights = weights
         self.save_settings()
+        initial_weights.check_sources(vision, text)
 
         head = class_head(text.width, num_classes)
         self.student = TaskNetwork(vision, text, head, activation_checkpointing=memory.activation_checkpointing)
