@@ -28,6 +28,17 @@ CLASSES, DIMS = 1000, [6, 6]
 ROWS = 4  # of a process's batch
 
 WIDTHS = {"width": 16, "heads": 2}
+TASK = {
+    "vision.patch_size": 8,
+    "vision.width": 16,
+    "vision.depth": 1,
+    "vision.heads": 2,
+    "text.width": 16,
+    "text.heads": 2,
+    "text.ffn_width": 64,
+    "text.depth": 1,
+    "text.fusion_depth": 1,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "ALBEFModule": {
         "vision.patch_size": 8,
@@ -43,6 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "contrast.queue_size": 16,
         "rerank.k": 10,
     },
+    **dict.fromkeys(("EntailmentModule", "NLVR2Module", "TextAssignmentModule"), TASK),
     "CoCoRDModule": {
         "contrast.queue_size": 16,
         "heads.embed_dim": 16,
@@ -187,6 +199,8 @@ def in_order(commands: list[str]) -> list[str]:
 
     def place(command: str) -> int:
         last = Path([word for word in shlex.split(command) if word.startswith("configs/")][-1]).stem
+        if last.endswith("_quickstart"):  # starts from the checkpoint of the quickstart
+            return len(_WRITERS)
         return next((number for number, writer in enumerate(_WRITERS) if writer in last), len(_WRITERS))
 
     return sorted(dict.fromkeys(commands), key=place)
@@ -321,7 +335,8 @@ def _replace(config: Any, subcommand: str) -> None:
         trainer.precision, trainer.plugins = None, [MixedPrecision("16-mixed", "cpu", scaler)]
     model, data = config.model, config.data
     kind, arguments = model.class_path.rpartition(".")[2], model.init_args
-    for name, value in MODELS[kind].items():
+    sizes = MODELS[kind] | ({"embed_dim": 8} if kind == "TextAssignmentModule" else {})
+    for name, value in sizes.items():
         if arguments[name]:
             arguments[name] = value
     if kind == "SHReModule" and arguments.num_classes == 768:  # the width of a self-supervised teacher
