@@ -28,7 +28,7 @@ from .core.sampled import SampledDataModule
 from .core.samples import Reader
 from .core.sampling import evaluation_batches
 from .core.stages import Split, splits_of
-from .text.clip import CLIP, CLIPTextEncoder, CLIPTokenizer, clip_tokenizer
+from .text.clip import CLIP, CLIPTextEncoder
 from .text.predict_texts import PredictTexts
 from .text.saved_tokenizer import tokenizer_in_checkpoint
 from .text.tokenizers import (
@@ -40,9 +40,12 @@ from .text.tokenizers import (
     tokenizer_from_json,
     train_wordpiece,
 )
+from .transforms.normalize import in_pixels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from .text.clip_tokenizer import CLIPTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,9 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         append_sep: whether sequences end with [SEP], as in BERT; the ALBEF authors omit it.
         clean_captions: whether to apply ALBEF's caption cleaning.
         max_words: number of words that the cleaning keeps (ALBEF: 30).
+        pad_to_multiple_of: texts of a batch are padded to a length that this divides, at most to ``max_tokens``; 8
+            makes few lengths and ``max_tokens`` one, for which a compiled network is compiled once. By default to the
+            longest text of the batch. The draws of masked words depend on the length.
         predict_texts: texts for prediction, beside images or alone: a list, or a text file with one text per line.
         train_transform: RGB image to float [3, H, W], for training; None for the datamodule's default.
         eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's default.
@@ -78,6 +84,7 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         append_sep: bool = True,
         clean_captions: bool = False,
         max_words: int = 30,
+        pad_to_multiple_of: int = 1,
         predict_texts: str | list[str] | None = None,
         train_transform: nn.Module | None = None,
         eval_transform: nn.Module | None = None,
@@ -86,12 +93,13 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         super().__init__(**options)
         self._train_transform = train_transform
         self._eval_transform = eval_transform
-        check_least(max_tokens=(max_tokens, 3), max_words=(max_words, 1))
+        check_least(max_tokens=(max_tokens, 3), max_words=(max_words, 1), pad_to_multiple_of=(pad_to_multiple_of, 1))
         self.vocab_size = vocab_size
         self.max_tokens = max_tokens
         self.append_sep = append_sep
         self.clean_captions = clean_captions
         self.max_words = max_words
+        self.pad_to_multiple_of = pad_to_multiple_of
         self._texts = PredictTexts(predict_texts, clean_captions, max_words)
         self._tokenizer_name = tokenizer
         self._tokenizer: PreTrainedTokenizerFast | CLIPTokenizer | None = None
@@ -102,7 +110,7 @@ class PairDataModule(ImageTransforms, SampledDataModule):
 
     def training_reader(self, rows: PairRows) -> Reader:
         """Return a reader of an augmented image with one of its captions."""
-        return PairReader(rows, self.train_transform, self.encoder())
+        return PairReader(rows, self.worker_transform(training=True), self.encoder())
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
         """Return the usable captions of evaluated images as texts, in the order of the evaluation.
@@ -130,11 +138,13 @@ class PairDataModule(ImageTransforms, SampledDataModule):
 
     def evaluation_set(self, rows: PairRows, items: list[list[int]], split: Split) -> EvaluationSet:
         """Return a dataset of images with all of their captions."""
-        return EvaluationSet(rows, items, self.eval_transform, self.encoder(), self.run_seed, split != "predict")
+        return EvaluationSet(
+            rows, items, self.worker_transform(training=False), self.encoder(), self.run_seed, split != "predict"
+        )
 
     def evaluation_collate(self) -> EvaluationCollate:
         """Stack the images and encode all of their captions."""
-        return EvaluationCollate(self.encoder(), self.eval_transform)
+        return EvaluationCollate(self.encoder(), in_pixels(self.eval_transform))
 
     # Lightning's hooks
 
@@ -189,8 +199,10 @@ class PairDataModule(ImageTransforms, SampledDataModule):
     def tokenizer(self) -> PreTrainedTokenizerFast | CLIPTokenizer:
         """The tokenizer; it is trained on the training captions at the first use if none was given or restored."""
         if self._tokenizer is None:
-            tokenizer: PreTrainedTokenizerFast | CLIPTokenizer
+            tokenizer: Any
             if self._tokenizer_name == CLIP:
+                from .text.clip_tokenizer import clip_tokenizer
+
                 tokenizer = clip_tokenizer(self.max_tokens)
             elif self._tokenizer_name is not None:
                 tokenizer = open_tokenizer(self._tokenizer_name)
@@ -205,7 +217,7 @@ class PairDataModule(ImageTransforms, SampledDataModule):
                     f"{self._tokenizer_name or 'of the checkpoint'!r}, got {len(tokenizer)}: increase vocab_size, of "
                     "model and data."
                 )
-            if not isinstance(tokenizer, CLIPTokenizer):
+            if self._tokenizer_name != CLIP:
                 set_ending(tokenizer, self.append_sep)
             self._tokenizer = tokenizer
         return self._tokenizer
@@ -238,10 +250,10 @@ class PairDataModule(ImageTransforms, SampledDataModule):
 
     def encoder(self) -> Encoder:
         """Return the encoder of captions."""
-        tokenizer = self.tokenizer
-        if isinstance(tokenizer, CLIPTokenizer):
+        tokenizer: Any = self.tokenizer
+        if self._tokenizer_name == CLIP:
             return CLIPTextEncoder(self.max_tokens, self.clean_captions, self.max_words)
-        return TextEncoder(tokenizer, self.max_tokens, self.clean_captions, self.max_words)
+        return TextEncoder(tokenizer, self.max_tokens, self.clean_captions, self.max_words, self.pad_to_multiple_of)
 
     # Loaders
 
