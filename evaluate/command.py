@@ -17,13 +17,14 @@ def run_evaluate(words: list[str]) -> str:
     Raises:
         UserError: If an argument is wrong, or a set or a model cannot be used.
     """
-    typed = _parser().parse_args(words)
+    typed = parser_of_evaluate().parse_args(words)
     from .work import work  # the other commands need none of its imports
 
     return work(typed)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser_of_evaluate() -> argparse.ArgumentParser:
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         "vlightning evaluate",
         description="Evaluate an image-text model zero-shot on DataComp's 38 sets, or classify your own images. A "

@@ -137,16 +137,15 @@ def _gathered(
         numbers[row, : len(values)] = values
     found = gather_uneven(torch.tensor(index, dtype=torch.long))
     order = found.argsort()
-    gathered = [
-        gather_uneven(part)[order]
-        for part in (
-            torch.cat(features) if features else torch.zeros(0, width),
-            torch.stack(labels) if labels else torch.zeros(0, dtype=torch.long),
-            numbers,
-        )
-    ]
     causes = gather_texts([cause for cause, count in bad.items() for _ in range(count)])
-    return Encoded(found[order], *gathered, bad=dict(Counter(causes)), named=gather_texts(named))
+    return Encoded(
+        found[order],
+        gather_uneven(torch.cat(features) if features else torch.zeros(0, width))[order],
+        gather_uneven(torch.stack(labels) if labels else torch.zeros(0, dtype=torch.long))[order],
+        gather_uneven(numbers)[order],
+        dict(Counter(causes)),
+        gather_texts(named),
+    )
 
 
 def encode_texts(model: ImageTextModel, texts: Sequence[str]) -> Tensor:

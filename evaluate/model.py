@@ -24,7 +24,8 @@ from ..lightning_modules.base.frozen import Frozen
 from ..lightning_modules.base.preprocessing import is_checkpoint, recorded_preprocessing
 from ..lightning_modules.base.pretrained import is_folder, read_folder
 from ..lightning_modules.networks.clip_preprocessing import Preprocessing
-from ..lightning_modules.networks.published_clip import PublishedCLIP, load_published
+from ..lightning_modules.networks.file_readers import PublishedCLIP
+from ..lightning_modules.networks.published_clip import load_published
 
 _LOCAL = "local-dir:"
 

@@ -41,7 +41,8 @@ def classify_folder(
     samples = NamedImages({str(path.relative_to(folder)): path for path in paths}, model.transform)
     found = encode_images(model, samples, loading)
     if not len(found.index):
-        raise UserError(f"Expected images in {str(folder)!r}, got none that can be used: give a folder of images.")
+        why = ", ".join(f"{cause}: {count}" for cause, count in found.bad.items()) or "no image files"
+        raise UserError(f"Expected images in {str(folder)!r}, got none that can be used ({why}): give another folder.")
     scores = zero_shot_scores(found.features, encode_classes(model, names, templates))
     top = (_TEMPERATURE * scores).softmax(1).topk(min(best, len(names)))
     columns: dict[str, Any] = {

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from ..callbacks.distributed.collectives import gather, rank
 from ..common.errors import UserError
 from ..common.files import replacing
+from ..common.messages import say
 from . import tables
 from .classification import attribute_metrics, classification_metrics, score_metrics
 from .encoding import Encoded, Loading, encode_classes, encode_images
@@ -25,8 +26,6 @@ from .model import ImageTextModel
 from .results import Result, read_results, write_results
 from .row_sets import find_table
 from .tasks import Protocol, Task
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,11 @@ def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, o
         out: File of the results.
 
     Returns:
-        The results, those of before included, in the order of the sets.
+        The results, those of before included, in the order of the sets. A set that is missing or damaged has no
+        metrics, and a reason.
 
     Raises:
-        UserError: If the file has results of another model, or a set is damaged.
+        UserError: If the file has results of another model.
     """
     before = read_results(out) if out.exists() else []
     if other := next((result for result in before if result.sha256 != model.sha256), None):
@@ -81,10 +81,14 @@ def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, o
         wanted = [protocol for protocol in settings.protocols if (task.key, protocol) not in done]
         if not wanted:
             continue
-        for result in _results(model, task, settings, wanted):
+        try:
+            found = _results(model, task, settings, wanted)
+        except UserError as error:  # the others are evaluated nevertheless
+            found = [Result(task.key, name, {}, model.name, model.sha256, missing=str(error)) for name in wanted]
+        for result in found:
             done[task.key, result.protocol] = result
             said = f"{100 * result.main:.2f}" if result.main is not None else result.missing
-            log.info("%d of %d: %s, %s: %s", number, len(tasks), task.key, result.protocol, said)
+            say(f"{number} of {len(tasks)}: {task.key}, {result.protocol}: {said}")
         if rank() == 0:
             write_results(out, done.values())
     return list(done.values())
@@ -128,13 +132,13 @@ def _image_set(model: ImageTextModel, task: Task, settings: Settings, protocols:
             f"Expected images in {str(folder)!r}, got none that can be used ({found.bad}): get the set again."
         )
     metrics: dict[str, dict[str, float]] = {}
-    missing = {}
+    missing: dict[str, str] = {}
     if task.kind == "attributes":
         if "zero_shot" in protocols:
-            metrics["zero_shot"] = attribute_metrics(found, prompts, lambda *given: _classes(model, *given, settings))
+            metrics["zero_shot"] = attribute_metrics(found, prompts, partial(_classes, model, settings))
         return found, metrics, {name: "several labels an image" for name in protocols if name != "zero_shot"}
     if "zero_shot" in protocols:
-        embeddings = _classes(model, prompts.names, prompts.templates, settings)
+        embeddings = _classes(model, settings, prompts.names, prompts.templates)
         metrics["zero_shot"] = classification_metrics(task, found, embeddings)
     if trained := [protocol for protocol in protocols if protocol != "zero_shot"]:
         if not (folder / "train").is_dir():
@@ -168,7 +172,7 @@ def _table(model: ImageTextModel, task: Task, settings: Settings, protocols: lis
     return found, {"zero_shot": metrics}, missing
 
 
-def _classes(model: ImageTextModel, names: list[str], templates: list[str], settings: Settings) -> Tensor:
+def _classes(model: ImageTextModel, settings: Settings, names: list[str], templates: list[str]) -> Tensor:
     """Return the embeddings of classes, from the cache if they were encoded before."""
     key = json.dumps([names, templates])
     return _cached(model, settings, key, lambda: {"classes": encode_classes(model, names, templates)})["classes"]

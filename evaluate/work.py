@@ -1,7 +1,7 @@
 """The work of `vlightning evaluate`, after its arguments are parsed."""
 
 import argparse
-import logging
+import warnings
 from pathlib import Path
 
 from lightning.fabric import Fabric
@@ -39,7 +39,7 @@ def work(typed: argparse.Namespace) -> str:
         raise UserError("Expected --model, got none: give a checkpoint, an export or a model's name.")
     if (typed.root is None) == (typed.images is None):
         raise UserError("Expected --root with sets, or --images with images and --classes: give one of the two.")
-    logging.getLogger("vlightning").setLevel(logging.INFO)
+    warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process needs none
     fabric = Fabric(
         accelerator=typed.accelerator,
         devices=typed.devices,

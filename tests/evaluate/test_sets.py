@@ -1,6 +1,7 @@
 """Every set of DataComp's 38 in the public layout, from its files to the aggregates, against slow references."""
 
 import json
+import re
 
 import pyarrow.parquet
 import pytest
@@ -237,16 +238,20 @@ def test_bad_samples_are_counted_named_and_left_out(tmp_path, caplog):
         (lambda f: (f / "test/1.tar").write_bytes(b"x" * 2000), "a readable tar file"),
     ],
 )
-def test_a_damaged_set_is_one_sentence(tmp_path, damage, message):
+def test_a_damaged_set_is_one_sentence_beside_the_others(tmp_path, damage, message):
     damage(write_image_set(tmp_path, TASKS["cifar10"], LABELS, SHOWN))
-    with pytest.raises(UserError, match=message):
-        evaluate(colour_model(), [TASKS["cifar10"]], settings(tmp_path), tmp_path / "r.jsonl")
+    write_task(tmp_path, TASKS["stl10"])
+    tasks = chosen_tasks(None, ["cifar10", "stl10"])
+    damaged, other = evaluate(colour_model(), tasks, settings(tmp_path), tmp_path / "r.jsonl")
+    assert re.search(message, damaged.missing)
+    assert damaged.metrics == {}
+    assert other.main == 0.75
 
 
 def test_missing_groups_are_one_sentence(tmp_path):
     write_image_set(tmp_path, TASKS["wilds/fmow"], LABELS, SHOWN)
-    with pytest.raises(UserError, match=r"a \.npy file with the group of each sample of wilds/fmow"):
-        evaluate(colour_model(), [TASKS["wilds/fmow"]], settings(tmp_path), tmp_path / "r.jsonl")
+    (result,) = evaluate(colour_model(), [TASKS["wilds/fmow"]], settings(tmp_path), tmp_path / "r.jsonl")
+    assert "a .npy file with the group of each sample of wilds/fmow" in result.missing
 
 
 def test_cues_begin_with_an_article():
