@@ -5,7 +5,7 @@ They have the members of :class:`~.task_table.TaskTable` that readers use. A row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -96,7 +96,8 @@ class ShapeEntailmentTable:
 
 def changed(thing: Thing, draws: np.random.Generator) -> Thing:
     """Return an object with another size, color or shape."""
-    part, values = [("size", SIZES), ("color", COLORS), ("shape", SHAPES)][draws.integers(3)]
+    parts: list[tuple[str, Iterable[str]]] = [("size", SIZES), ("color", COLORS), ("shape", SHAPES)]
+    part, values = parts[draws.integers(3)]
     others = [value for value in values if value != getattr(thing, part)]
     return thing._replace(**{part: others[draws.integers(len(others))]})
 

@@ -17,7 +17,7 @@ from vlightning.datamodules import (
     ShapesEntailmentDataModule,
     ShapesNLVR2DataModule,
 )
-from vlightning.datamodules.text.tokenizers import train_wordpiece
+from vlightning.datamodules.text.tokenizers import tokenizer_from_json, train_wordpiece
 
 TEXTS = ["A man, sleeping.", "a Dog", "two (2) cats", "a man"]
 
@@ -33,7 +33,7 @@ class Noise(nn.Module):
 def folder(tmp_path):
     for number in range(4):
         draw_image(number).save(tmp_path / f"{number}.jpg")
-    (tmp_path / "words.json").write_text(train_wordpiece(TEXTS * 3, 300))
+    tokenizer_from_json(train_wordpiece(TEXTS * 3, 300)).save_pretrained(tmp_path / "words")
     return tmp_path
 
 
@@ -61,9 +61,9 @@ def test_snli_ves_files_are_read_as_they_are(folder):
     batches = list(data.val_dataloader())
     assert torch.cat([batch["label"] for batch in batches]).tolist() == [1, 2, 0, 2]
     assert {tuple(batch["image"].shape) for batch in batches} == {(2, 3, 32, 32)}
-    tokenizer, ids = data.tokenizer, batches[0]["input_ids"][0]
-    assert tokenizer.convert_ids_to_tokens(ids[0]) == "[CLS]"
-    assert tokenizer.sep_token_id not in ids.tolist()
+    tokenizer, ids = data.tokenizer, batches[0]["input_ids"][0].tolist()
+    assert ids[0] == tokenizer.cls_token_id
+    assert tokenizer.sep_token_id not in ids
     assert tokenizer.decode(ids[1:]) == "a man sleeping"  # cleaned
     assert [len(batch["label"]) for batch in data.train_dataloader()] == [2, 2]
     assert data.text("validation", 1) == "a Dog"
@@ -131,7 +131,7 @@ def test_bad_rows_are_replaced_in_training_and_skipped_in_evaluation(folder, cap
 
 def test_prediction_needs_no_labels(folder):
     data = _data(
-        EntailmentDataModule, folder, [{"image": "0", "sentence": "a man"}] * 3, tokenizer=f"{folder}/words.json"
+        EntailmentDataModule, folder, [{"image": "0", "sentence": "a man"}] * 3, tokenizer=f"{folder}/words"
     )
     batches = _rows(data, "predict")
     assert sum(len(batch["image"]) for batch in batches) == 3

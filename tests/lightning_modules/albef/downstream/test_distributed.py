@@ -56,7 +56,7 @@ def test_two_processes_train_as_one(name):
         for found, measured in rank:
             assert measured.keys() == metrics.keys()
             assert measured["val/accuracy"] == pytest.approx(metrics["val/accuracy"])
-            assert measured["val/loss"] == pytest.approx(metrics["val/loss"], rel=1e-6)
+            assert measured["val/loss"] == pytest.approx(metrics["val/loss"], rel=1e-5)
             for key, tensor in state.items():
                 torch.testing.assert_close(found[key], tensor, rtol=1e-6, atol=1e-5, msg=lambda m, n=key: f"{n}: {m}")
 
