@@ -1,6 +1,8 @@
 """Datamodules. They import `common`, and no other package of the project."""
 
 from .embedded_captions import EmbeddedCaptionsDataModule
+from .grounding import GroundingDataModule
+from .grounding_shapes import GroundingShapesDataModule
 from .image_classification import ImageClassificationDataModule
 from .image_text import ImageTextDataModule
 from .labels import LabelDataModule
@@ -30,6 +32,8 @@ __all__ = [
     "CIFARTrainTransform",
     "CLIPEvalTransform",
     "EmbeddedCaptionsDataModule",
+    "GroundingDataModule",
+    "GroundingShapesDataModule",
     "ImageClassificationDataModule",
     "ImageNetEvalTransform",
     "ImageNetTrainTransform",
