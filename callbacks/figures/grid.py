@@ -93,9 +93,9 @@ def _draw_panel(panel: Panel, axes: Axes) -> None:
     image = panel.image.convert("RGB")
     for number, (box, color) in enumerate(panel.boxes):
         left, top, wide, high = box.tolist()
-        # In pixels' centers, as `imshow`; a dark edge separates the line from any image.
+        # From the corner of a pixel, whose center `imshow` counts; a dark edge separates the line from any image.
         frame = Rectangle((left - 0.5, top - 0.5), wide, high, fill=False, zorder=3 + number)
-        frame.set(edgecolor=color, linewidth=3.0 if number == 0 else 1.6)
+        frame.set(edgecolor=color, linewidth=5.0 if number == 0 else 1.5)
         frame.set_path_effects([Stroke(linewidth=frame.get_linewidth() + 1, foreground="black"), Normal()])
         axes.add_patch(frame)
     if panel.heat is None:
