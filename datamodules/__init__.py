@@ -1,17 +1,20 @@
 """Datamodules. They import `common`, and no other package of the project."""
 
 from .embedded_captions import EmbeddedCaptionsDataModule
+from .entailment import EntailmentDataModule
 from .grounding import GroundingDataModule
 from .grounding_shapes import GroundingShapesDataModule
 from .image_classification import ImageClassificationDataModule
 from .image_text import ImageTextDataModule
 from .labels import LabelDataModule
+from .nlvr import NLVR2DataModule
 from .pairs import PairDataModule
 from .reinforced import ReinforcedDataModule
 from .reinforced_image_text import ReinforcedImageTextDataModule
 from .reinforced_shapes import ReinforcedShapesDataModule
 from .reinforcement import ReinforcementDataModule
 from .shape_classes import ShapeClassesDataModule
+from .shape_tasks import ShapesEntailmentDataModule, ShapesNLVR2DataModule
 from .shapes import ShapesDataModule
 from .sources.resolve import Source
 from .transforms.albef import ALBEFEvalTransform, ALBEFRandAugment, ALBEFTrainTransform
@@ -32,6 +35,7 @@ __all__ = [
     "CIFARTrainTransform",
     "CLIPEvalTransform",
     "EmbeddedCaptionsDataModule",
+    "EntailmentDataModule",
     "GroundingDataModule",
     "GroundingShapesDataModule",
     "ImageClassificationDataModule",
@@ -39,6 +43,7 @@ __all__ = [
     "ImageNetTrainTransform",
     "ImageTextDataModule",
     "LabelDataModule",
+    "NLVR2DataModule",
     "PairDataModule",
     "ProbeTrainTransform",
     "ReinforcedDataModule",
@@ -47,5 +52,7 @@ __all__ = [
     "ReinforcementDataModule",
     "ShapeClassesDataModule",
     "ShapesDataModule",
+    "ShapesEntailmentDataModule",
+    "ShapesNLVR2DataModule",
     "Source",
 ]

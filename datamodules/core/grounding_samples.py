@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from PIL import Image
 
+from ..transforms.normalize import in_pixels
 from .faults import BadSample, Collated, Outcome
 from .pair_samples import EvaluationCollate, EvaluationSet, PairRows, evaluation_outcome
 from .samples import Transform, usable_samples
@@ -154,6 +155,7 @@ class GroundingBatches:
     """Evaluation of a datamodule on texts with boxes; a base class beside a :class:`~..pairs.PairDataModule`."""
 
     eval_transform: Any
+    worker_transform: Callable[..., Any]
     encoder: Callable[[], Encoder]
     run_seed: int
     _opened: Callable[[Split], Any]
@@ -164,11 +166,12 @@ class GroundingBatches:
 
     def evaluation_set(self, rows: Any, items: Any, split: Split) -> Any:
         """Return a dataset of images with one text and its boxes."""
-        return GroundingEvaluationSet(rows, self.eval_transform, self.encoder(), self.run_seed, split != "predict")
+        transform = self.worker_transform(training=False)
+        return GroundingEvaluationSet(rows, transform, self.encoder(), self.run_seed, split != "predict")
 
     def evaluation_collate(self) -> Any:
         """Stack the images, and encode the texts."""
-        return GroundingCollate(self.encoder(), self.eval_transform)
+        return GroundingCollate(self.encoder(), in_pixels(self.eval_transform))
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
         """Return the text of each ``sample_index``, in a list."""

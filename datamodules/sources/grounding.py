@@ -14,7 +14,7 @@ from ...common.errors import UserError
 from ..core.faults import ROW_ERRORS, BadSample
 from ..core.grounding_samples import INVALID, NO_BOXES, Box, Target
 from .caption_rows import CaptionRows
-from .lists import items_in
+from .lists import read_items
 from .resolve import Source, as_source, resolve
 from .table import PairTable
 from .text_files import ENCODING, parse_json
@@ -172,7 +172,7 @@ def read_columns(source: str | Source) -> Iterator[dict[str, Any]]:
             rows = pq.ParquetFile(file).metadata.num_rows
             yield from pq.read_table(file, columns=names).to_pylist() if names else ({} for _ in range(rows))
             continue
-        for read in items_in(Path(file)):
+        for read in read_items(Path(file)):
             try:
                 item = read()
                 yield {name: item[name] for name in COLUMNS if name in item}

@@ -7,7 +7,7 @@ Shapes: B pairs, N image tokens (CLS first), L text tokens (CLS first), D text w
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -53,15 +53,20 @@ def draw_negatives(contrast: Contrast, batch: Batch, settings: ContrastSettings)
         settings: `negatives`; `positives`, of which "image_id" rules out pairs of the same image or of the same words,
             "diagonal" the pair itself alone.
     """
-    image_id, input_ids = batch["image_id"], batch["input_ids"]
-    forbidden = torch.eye(len(image_id), dtype=torch.bool, device=image_id.device)
-    if settings.positives == "image_id":
-        same_text = (input_ids[:, None] == input_ids).all(-1)
-        forbidden = forbidden | same_text | (image_id[:, None] == image_id)
+    forbidden = forbidden_pairs(batch["image_id"], batch["input_ids"], settings.positives)
     to_images, to_texts = contrast.text_logits, contrast.image_logits
     if settings.negatives == "random":
         to_images, to_texts = torch.zeros_like(to_images), torch.zeros_like(to_texts)
     return HardNegatives(image=draw_hard_negatives(to_images, forbidden), text=draw_hard_negatives(to_texts, forbidden))
+
+
+def forbidden_pairs(image_id: Tensor, input_ids: Tensor, positives: Literal["image_id", "diagonal"]) -> Tensor:
+    """Return which pairs of rows are no negatives, boolean [B, B]; `positives` as in `ContrastSettings`."""
+    forbidden = torch.eye(len(image_id), dtype=torch.bool, device=image_id.device)
+    if positives == "image_id":
+        same_text = (input_ids[:, None] == input_ids).all(-1)
+        forbidden = forbidden | same_text | (image_id[:, None] == image_id)
+    return forbidden
 
 
 def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:
