@@ -67,6 +67,9 @@ def grounding_maps(
         "itm", the mean of `gradcam.token_maps` over the tokens of the text, and "itc", both [B, g, g] in float32 at
         least.
     """
+    if not len(image):  # a dummy row, as in `BertTrunk.encode`, because sharded networks communicate
+        row = (part.new_ones(1, *part.shape[1:]) for part in (image, input_ids, attention_mask))
+        return {name: found[:0] for name, found in grounding_maps(module, *row).items()}
     network, settings = module.student, module.grounding
     vit = network.visual_encoder
     attention = cross_attention(network.text_encoder, settings.itm_layer, of_words=False)
@@ -90,7 +93,7 @@ def grounding_maps(
     own: Any = vit.blocks[block].attn
     with torch.enable_grad(), recording({"qkv": own.qkv}, own.proj) as seen:
         image_features = network.project_image(network.finish_image(inputs[0], block))
-        similarity = (image_features * text_features).sum() / module.temperature.detach().squeeze(0)
+        similarity = (image_features * text_features).sum() / module.contrastive_temperature()
         (gradient,) = torch.autograd.grad(similarity, seen["context"])
     query, key, value = seen["qkv"].chunk(3, -1)
     itc = relevance(query[:, :1], key, value, gradient[:, :1], own.num_heads)[:, 0]
@@ -205,8 +208,7 @@ class GroundingEvaluation:
     def _choose(self, module: Any, batch: Batch) -> dict[MapName, tuple[list[int], list[float]]]:
         """Return the index of the chosen box and its score, NaN for none, of each text, by map."""
         found: dict[MapName, tuple[list[int], list[float]]] = {name: ([], []) for name in MAPS}
-        if not len(batch["sample_index"]):
-            return found
+        # Also for a process without texts, since processes that share a model's weights communicate.
         maps = module.grounding_maps(batch["image"], batch["input_ids"], batch["attention_mask"])
         for name in MAPS:
             for heat, size, boxes in zip(maps[name].cpu(), batch["size"].tolist(), batch["boxes"], strict=True):

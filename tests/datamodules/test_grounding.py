@@ -4,6 +4,7 @@ import json
 import pickle
 
 import datasets
+import numpy as np
 import pytest
 import torch
 
@@ -104,7 +105,7 @@ def test_an_unknown_reference_is_a_bad_row(refcoco, tmp_path, caplog):
 
 def test_missing_annotations_are_named(refcoco, tmp_path):
     (tmp_path / "data/refcoco+/instances.json").unlink()
-    with pytest.raises(UserError, match="Expected RefCOCO's file .*instances.json', got none: correct data.refer"):
+    with pytest.raises(UserError, match=r"Expected RefCOCO's file .*instances.json', got none: correct data.refer"):
         GroundingDataModule(**refcoco).setup("test")
 
 
@@ -172,7 +173,7 @@ def test_bad_rows_are_skipped_and_counted_by_cause(tmp_path, caplog):
     assert [int(index) for index in found["sample_index"]] == [0, len(BAD) + 1]
     for cause in BAD:
         assert f"({cause.strip()})" in caplog.text, cause
-    assert "as x, y, width, height in 40 x 32 pixels" in caplog.text
+    assert "in 40 x 32 pixels; boxes are x, y, width, height" in caplog.text
 
 
 def test_a_box_may_leave_the_image_by_a_rounded_pixel(tmp_path):
@@ -190,6 +191,17 @@ def test_prediction_needs_candidates_and_no_right_box(tmp_path):
     assert [boxes.tolist() for boxes in found["boxes"]] == [BOXES, BOXES]
 
 
+def test_an_empty_batch_has_every_entry(tmp_path):
+    data = _table(tmp_path, [_row(0)])
+    data.setup("test")
+    data.evaluation_set(data._opened("test"), [], "test")
+    batch, *_ = data.evaluation_collate()([])
+    full = next(iter(data.test_dataloader()))
+    assert batch.keys() == full.keys()
+    assert batch["input_ids"].shape[0] == 0 < batch["input_ids"].shape[1]
+    assert {len(value) for value in batch.values()} == {0}
+
+
 # Drawn shapes
 
 
@@ -199,7 +211,7 @@ def test_drawn_boxes_enclose_the_named_object_and_others_are_empty():
     rows = data._opened("test")
     assert len(rows) == 12
     for row in range(len(rows)):
-        image = torch.tensor(list(rows.image(row).getdata())).reshape(64, 64, 3).float()
+        image = torch.from_numpy(np.array(rows.image(row))).float()
         grey = image[0, 0]
         target = rows.target(row)
         assert target.right == target.boxes[row % 2]

@@ -18,8 +18,8 @@ from support.captioning import write_language_model
 from support.clip import SIZE
 from support.images import draw_image, encoded, write_food101, write_pets
 from support.mmlg import write_teacher as write_clip
-from support.refcoco import write_refcoco
 from support.recipes import CLASSES, MODELS
+from support.refcoco import write_refcoco
 from support.reinforcement import write_pairs
 from vlightning.datamodules.text.tokenizers import tokenizer_from_json, train_wordpiece
 from vlightning.lightning_modules import ALBEFModule, SHReModule

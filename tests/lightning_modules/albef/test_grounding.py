@@ -6,12 +6,12 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from test_gradcam import _inputs, _module, _reference
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from support.albef import tiny_albef
 from support.distributed import run_distributed
+from support.gradcam import exact_inputs, reference_maps, spread_albef
 from vlightning.callbacks import GroundingFigures, GroundingWriter
 from vlightning.common.errors import UserError
 from vlightning.datamodules import GroundingShapesDataModule
@@ -46,10 +46,10 @@ def _vit_reference(module, image, input_ids, attention_mask, chosen):
 
 @pytest.mark.parametrize(("itm_layer", "itc_block"), [(1, 0), (2, 1), (3, 1)])
 def test_maps_equal_slow_references(itm_layer, itc_block):
-    module = _module(grounding={"itm_layer": itm_layer, "itc_block": itc_block})
-    image, input_ids, attention_mask = _inputs()
+    module = spread_albef(grounding={"itm_layer": itm_layer, "itc_block": itc_block})
+    image, input_ids, attention_mask = exact_inputs()
     maps = module.grounding_maps(image, input_ids, attention_mask)
-    tokens = _reference(module, image, input_ids, attention_mask, itm_layer)
+    tokens = reference_maps(module, image, input_ids, attention_mask, itm_layer)
     expected = tokens.sum(1) / attention_mask.sum(1)[:, None, None]
     assert (expected > 1e-6).any()
     torch.testing.assert_close(maps["itm"], expected, rtol=1e-9, atol=1e-14)
@@ -59,31 +59,38 @@ def test_maps_equal_slow_references(itm_layer, itc_block):
 
 
 def test_layer_and_block_8_of_12_are_the_default():
-    module = _module(fusion_layers=6, vision={"depth": 6})
-    named = _module(fusion_layers=6, vision={"depth": 6}, grounding={"itm_layer": 3, "itc_block": 4})
-    for name, found in module.grounding_maps(*_inputs()).items():
-        assert torch.equal(found, named.grounding_maps(*_inputs())[name])
+    module = spread_albef(fusion_layers=6, vision={"depth": 6})
+    named = spread_albef(fusion_layers=6, vision={"depth": 6}, grounding={"itm_layer": 3, "itc_block": 4})
+    for name, found in module.grounding_maps(*exact_inputs()).items():
+        assert torch.equal(found, named.grounding_maps(*exact_inputs())[name])
 
 
 def test_one_fusion_layer_has_a_map_of_cls_alone():
-    module = _module(fusion_layers=1)
-    expected = _reference(module, *_inputs(), layer=1).sum(1) / _inputs()[2].sum(1)[:, None, None]
-    torch.testing.assert_close(module.grounding_maps(*_inputs())["itm"], expected, rtol=1e-9, atol=1e-14)
+    module = spread_albef(fusion_layers=1)
+    expected = reference_maps(module, *exact_inputs(), layer=1).sum(1) / exact_inputs()[2].sum(1)[:, None, None]
+    torch.testing.assert_close(module.grounding_maps(*exact_inputs())["itm"], expected, rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize(("settings", "words"), [({"itm_layer": 0}, "from 1 to 3"), ({"itc_block": 2}, "from 0 to 1")])
 def test_a_layer_that_does_not_exist_is_refused(settings, words):
     with pytest.raises(UserError, match=words):
-        _module(grounding=settings).grounding_maps(*_inputs())
+        spread_albef(grounding=settings).grounding_maps(*exact_inputs())
+
+
+def test_an_empty_batch_has_empty_maps():
+    """A process without texts calls the networks as the others do, which may share its weights."""
+    image, input_ids, attention_mask = exact_inputs()
+    maps = spread_albef().grounding_maps(image[:0], input_ids[:0], attention_mask[:0])
+    assert {name: found.shape for name, found in maps.items()} == dict.fromkeys(maps, (0, 2, 2))
 
 
 def test_maps_need_no_gradient_mode_and_change_nothing():
-    module = _module()
-    expected = module.grounding_maps(*_inputs())
+    module = spread_albef()
+    expected = module.grounding_maps(*exact_inputs())
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
     with torch.inference_mode():
-        found = module.grounding_maps(*_inputs())
+        found = module.grounding_maps(*exact_inputs())
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-12, atol=0)
         assert not found[name].requires_grad
@@ -92,15 +99,15 @@ def test_maps_need_no_gradient_mode_and_change_nothing():
 
 
 def _sharded():
-    module = _module()
+    module = spread_albef()
     module._device_mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
     module.configure_model()
     with torch.no_grad():
-        return [module.grounding_maps(*_inputs()) for _ in range(2)]
+        return [module.grounding_maps(*exact_inputs()) for _ in range(2)]
 
 
 def test_a_sharded_model_gives_the_same_maps():
-    expected = _module().grounding_maps(*_inputs())
+    expected = spread_albef().grounding_maps(*exact_inputs())
     for looks in run_distributed(_sharded):
         for found in looks:
             for name in expected:
