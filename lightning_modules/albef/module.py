@@ -231,7 +231,7 @@ class ALBEFModule(Method):
 
     def contrastive_temperature(self) -> float:
         """Return the learned temperature; every process calls it, because the temperature may be sharded."""
-        return float(full_tensor(self.temperature))
+        return float(full_tensor(self.temperature.detach()))
 
     def word_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return Grad-CAM maps [B, L, g, g] of every token for images [B, 3, S, S] and texts [B, L]; in eval mode."""
