@@ -130,9 +130,7 @@ def test_bad_rows_are_replaced_in_training_and_skipped_in_evaluation(folder, cap
 
 
 def test_prediction_needs_no_labels(folder):
-    data = _data(
-        EntailmentDataModule, folder, [{"image": "0", "sentence": "a man"}] * 3, tokenizer=f"{folder}/words"
-    )
+    data = _data(EntailmentDataModule, folder, [{"image": "0", "sentence": "a man"}] * 3, tokenizer=f"{folder}/words")
     batches = _rows(data, "predict")
     assert sum(len(batch["image"]) for batch in batches) == 3
     assert "label" not in batches[0]
