@@ -6,6 +6,7 @@ Shapes: B images, R texts, N image tokens (CLS first), L text tokens (CLS first)
 embedding dimension, H heads.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -54,13 +55,16 @@ class CrossAttention(nn.Module):
     def _split(self, states: Tensor) -> Tensor:
         return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, L, D] -> [B, H, L, D/H]
 
-    def forward(self, states: Tensor, image_tokens: Tensor, image_index: Tensor | None = None) -> Tensor:
+    def forward(
+        self, states: Tensor, image_tokens: Tensor, image_index: Tensor | None = None, visible: Tensor | None = None
+    ) -> Tensor:
         """Compute cross-attention of every text to its image; keys and values are projected once for each image.
 
         Args:
             states: [R, L, D]. The first R - G rows are K batches of B texts, of which row b attends to image b.
             image_tokens: [B, N, V].
             image_index: [G], the image that each of the last G rows attends to. None means G = 0.
+            visible: boolean [B, N], false for padding among what is attended to; None for none.
 
         Returns:
             [R, L, D].
@@ -72,20 +76,25 @@ class CrossAttention(nn.Module):
         query = self.self["query"](states)
         key, value = self._split(self.self["key"](image_tokens)), self._split(self.self["value"](image_tokens))
         dropout = self.dropout if self.training else 0.0
+        mask = None if visible is None else visible[:, None, None]
 
-        # Queries do not interact in cross-attention, so the K texts of an image attend as one long text, without
-        # copies of the keys and values.
-        together = query[:aligned].unflatten(0, (-1, images)).transpose(0, 1).flatten(1, 2)  # [B, K*L, D]
-        context = attend(self._split(together), key, value, dropout=dropout).transpose(1, 2).flatten(2)
-        context = context.unflatten(1, (-1, length)).transpose(0, 1).flatten(0, 1)  # [K*B, L, D]
+        contexts = []
+        if aligned or image_index is None:
+            # Queries do not interact in cross-attention, so the K texts of an image attend as one long text, without
+            # copies of the keys and values.
+            together = query[:aligned].unflatten(0, (-1, images)).transpose(0, 1).flatten(1, 2)  # [B, K*L, D]
+            context = attend(self._split(together), key, value, mask, dropout).transpose(1, 2).flatten(2)
+            contexts.append(context.unflatten(1, (-1, length)).transpose(0, 1).flatten(0, 1))  # [K*B, L, D]
         if image_index is not None:
 
             def apart(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-                return attend(query, key[image_index], value[image_index], dropout=dropout)
+                own = None if mask is None else mask[image_index]
+                return attend(query, key[image_index], value[image_index], own, dropout)
 
             # Recomputed, so that the copies of keys and values are not held until the backward pass.
             gathered_context = recomputed(apart, self._split(query[aligned:]), key, value)
-            context = torch.cat([context, gathered_context.transpose(1, 2).flatten(2)])
+            contexts.append(gathered_context.transpose(1, 2).flatten(2))
+        context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
         return self.output(context, states)
 
 
@@ -104,10 +113,17 @@ class FusionLayer(nn.Module):
         self.intermediate = BertIntermediate(config)
         self.output = BertOutput(config)
 
-    def forward(self, states: Tensor, mask: Tensor, image_tokens: Tensor, image_index: Tensor | None) -> Tensor:
-        """Run the layer; arguments as in `CrossAttention.forward`, with the boolean text mask [R, 1, 1, L]."""
+    def forward(
+        self,
+        states: Tensor,
+        mask: Tensor,
+        image_tokens: Tensor,
+        image_index: Tensor | None,
+        visible: Tensor | None = None,
+    ) -> Tensor:
+        """Run the layer; arguments as in `CrossAttention.forward`, with the boolean text mask [R, 1, 1 or L, L]."""
         states, _ = self.attention(states, mask)
-        states = self.crossattention(states, image_tokens, image_index)
+        states = self.crossattention(states, image_tokens, image_index, visible)
         # As in `LeanMlp`, the input of the second product is recomputed and not kept.
         transformed = recomputed(self._second_product, self.intermediate.dense(states))
         return self.output.LayerNorm(self.output.dropout(transformed) + states)
@@ -124,13 +140,21 @@ class FusionBert(nn.Module):
         fusion_layer: index of the first layer with cross-attention.
         image_width: width V of the image tokens.
         language_head: whether there is a head for masked language modelling.
+        fusion: builds a layer with cross-attention from the sizes and the image width.
     """
 
-    def __init__(self, config: BertConfig, fusion_layer: int, image_width: int, language_head: bool = True) -> None:
+    def __init__(
+        self,
+        config: BertConfig,
+        fusion_layer: int,
+        image_width: int,
+        language_head: bool = True,
+        fusion: Callable[[BertConfig, int], nn.Module] = FusionLayer,
+    ) -> None:
         super().__init__()
         self.fusion_layer = fusion_layer
         layers = [
-            BertLayer(config) if index < fusion_layer else FusionLayer(config, image_width)
+            BertLayer(config) if index < fusion_layer else fusion(config, image_width)
             for index in range(config.num_hidden_layers)
         ]
         self.bert = BertTrunk(config, layers)
@@ -166,6 +190,44 @@ class FusionBert(nn.Module):
         return states
 
 
+def image_encoder(vision: VisionSettings, activation_checkpointing: bool = False) -> VisionTransformer:
+    """Build the image encoder, which returns all tokens.
+
+    Args:
+        vision: its sizes.
+        activation_checkpointing: whether every block recomputes its activations in the backward pass.
+    """
+    # `global_pool=""` keeps all tokens; eps 1e-6 is that of DeiT and of the authors' ViT.
+    encoder = VisionTransformer(
+        img_size=vision.image_size,
+        patch_size=vision.patch_size,
+        embed_dim=vision.width,
+        depth=vision.depth,
+        num_heads=vision.heads,
+        mlp_ratio=vision.mlp_ratio,
+        num_classes=0,
+        global_pool="",
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),
+        mlp_layer=LeanMlp,
+    )
+    encoder.set_grad_checkpointing(activation_checkpointing)
+    return encoder
+
+
+def bert_sizes(text: TextSettings, layers: int | None = None) -> BertConfig:
+    """Return the configuration of a BERT of these settings, of text and fusion layers unless a number is given."""
+    return bert_config(
+        text.vocab_size,
+        text.width,
+        text.depth + text.fusion_depth if layers is None else layers,
+        text.heads,
+        text.ffn_width,
+        text.max_positions,
+        text.dropout,
+        text.pad_token_id,
+    )
+
+
 class ALBEFNetwork(nn.Module):
     """Image encoder, text and fusion encoder, and both projections, for the student or the teacher.
 
@@ -186,31 +248,8 @@ class ALBEFNetwork(nn.Module):
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        # `global_pool=""` keeps all tokens; eps 1e-6 is that of DeiT and of the authors' ViT.
-        self.visual_encoder = VisionTransformer(
-            img_size=vision.image_size,
-            patch_size=vision.patch_size,
-            embed_dim=vision.width,
-            depth=vision.depth,
-            num_heads=vision.heads,
-            mlp_ratio=vision.mlp_ratio,
-            num_classes=0,
-            global_pool="",
-            norm_layer=partial(nn.LayerNorm, eps=1e-6),
-            mlp_layer=LeanMlp,
-        )
-        self.visual_encoder.set_grad_checkpointing(activation_checkpointing)
-        bert = bert_config(
-            text.vocab_size,
-            text.width,
-            text.depth + text.fusion_depth,
-            text.heads,
-            text.ffn_width,
-            text.max_positions,
-            text.dropout,
-            text.pad_token_id,
-        )
-        self.text_encoder = FusionBert(bert, text.depth, vision.width, language_head)
+        self.visual_encoder = image_encoder(vision, activation_checkpointing)
+        self.text_encoder = FusionBert(bert_sizes(text), text.depth, vision.width, language_head)
         self.text_encoder.bert.activation_checkpointing = activation_checkpointing
         self.vision_proj = nn.Linear(vision.width, embed_dim)
         self.text_proj = nn.Linear(text.width, embed_dim)
