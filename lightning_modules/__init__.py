@@ -1,6 +1,6 @@
 """The methods, one folder each."""
 
-from .albef import ALBEFModule
+from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule
 from .cocord import CoCoRDModule, LinearProbeModule
 from .mmlg import CaptioningModule, ImageEmbeddingModule, MMLGModule, VisionClassifierModule
 from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
@@ -11,13 +11,16 @@ __all__ = [
     "CaptioningModule",
     "CoCaCaptioner",
     "CoCoRDModule",
+    "EntailmentModule",
     "ImageEmbeddingModule",
     "ImageProbeModule",
     "LinearProbeModule",
     "MMLGModule",
     "MobileCLIPModule",
+    "NLVR2Module",
     "ReinforcementModule",
     "SHReModule",
+    "TextAssignmentModule",
     "TransformersCaptioner",
     "VisionClassifierModule",
 ]
