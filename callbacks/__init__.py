@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .queue import FeatureQueue, QueueCallback
     from .step_seed import StepSeedCallback
     from .stopping import StopOnSignal
+    from .writers.answers import AnswerWriter
     from .writers.captions import CaptionWriter
     from .writers.class_predictions import ClassPredictionWriter
     from .writers.image_embeddings import ImageEmbeddingWriter
@@ -57,6 +58,7 @@ _NAMES = {
     "queue": ("FeatureQueue", "QueueCallback"),
     "step_seed": ("StepSeedCallback",),
     "stopping": ("StopOnSignal",),
+    "writers.answers": ("AnswerWriter",),
     "writers.captions": ("CaptionWriter",),
     "writers.class_predictions": ("ClassPredictionWriter",),
     "writers.image_embeddings": ("ImageEmbeddingWriter",),
@@ -68,6 +70,7 @@ _NAMES = {
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "AnswerWriter",
     "AtomicCheckpointIO",
     "CaptionWriter",
     "ClassPredictionWriter",

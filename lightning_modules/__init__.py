@@ -1,6 +1,6 @@
 """The methods, one folder each."""
 
-from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule
+from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule
 from .cocord import CoCoRDModule, LinearProbeModule
 from .mmlg import CaptioningModule, ImageEmbeddingModule, MMLGModule, VisionClassifierModule
 from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
@@ -22,5 +22,6 @@ __all__ = [
     "SHReModule",
     "TextAssignmentModule",
     "TransformersCaptioner",
+    "VQAModule",
     "VisionClassifierModule",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -191,7 +191,8 @@ class QuestionEvaluationCollate:
         """Stack the images, and encode their questions."""
         samples, seen, faults = usable_samples(outcomes)
         asked = [(place, *question) for place, sample in enumerate(samples) for question in sample.questions]
-        place, question, answers, number, row = (list(column) for column in zip(*asked, strict=True)) if asked else _NONE()
+        columns = [list(column) for column in zip(*asked, strict=True)] if asked else [[], [], [], [], []]
+        place, question, answers, number, row = columns
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]) if samples else empty_images(self.transform),
             **self.encoder(question),
@@ -203,5 +204,3 @@ class QuestionEvaluationCollate:
         }
         return Collated(batch, seen, faults)
 
-
-_NONE: Callable[[], tuple[list[Any], ...]] = lambda: tuple([] for _ in range(5))  # noqa: E731

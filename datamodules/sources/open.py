@@ -118,7 +118,7 @@ class Opening:
             }
         )
         image, caption, image_id = columns
-        arguments: dict[str, Any] = {"files": files, "stamp": [_stamp(file) for file in files]}
+        arguments: dict[str, Any] = {"files": files, "stamp": [stamp_of(file) for file in files]}
         reader: Any
         if kind in ("oxford_iiit_pet", "food101"):
             reader = read_authors_list
@@ -270,6 +270,7 @@ def _holds_labels(feature: Any) -> bool:
     return dtype in ("string", "large_string") or dtype.startswith(("int", "uint"))
 
 
-def _stamp(file: str) -> str:
+def stamp_of(file: str) -> str:
+    """Return a text that changes with the content of a file."""
     state = os.stat(file)
     return hashlib.sha1(f"{file}\0{state.st_mtime_ns}\0{state.st_size}".encode()).hexdigest()

@@ -92,7 +92,7 @@ def test_loss_and_gradients_are_the_authors(golden, answers):
             average.lerp_(weight, 1 - config["momentum"])
         soft = token_logits(teacher, ask(teacher, tensors), answers)
     logits = token_logits(network, ask(network, tensors), answers)
-    loss = answer_loss(logits, soft, answers, tensors["in.alpha"].item(), torch.tensor(4.0))
+    loss = answer_loss(logits, soft, answers, tensors["in.alpha"].item(), 4)
     torch.testing.assert_close(loss, tensors["out.loss"], rtol=1e-5, atol=0)
     loss.backward()
     own = {name: parameter.grad for name, parameter in network.named_parameters()}
