@@ -1,9 +1,11 @@
 """Datamodules. They import `common`, and no other package of the project."""
 
 from .embedded_captions import EmbeddedCaptionsDataModule
+from .entailment import EntailmentDataModule
 from .image_classification import ImageClassificationDataModule
 from .image_text import ImageTextDataModule
 from .labels import LabelDataModule
+from .nlvr import NLVR2DataModule
 from .pairs import PairDataModule
 from .questions import QuestionDataModule
 from .reinforced import ReinforcedDataModule
@@ -11,7 +13,8 @@ from .reinforced_image_text import ReinforcedImageTextDataModule
 from .reinforced_shapes import ReinforcedShapesDataModule
 from .reinforcement import ReinforcementDataModule
 from .shape_classes import ShapeClassesDataModule
-from .shape_questions import ShapeQuestionsDataModule
+from .shape_tasks import ShapesEntailmentDataModule, ShapesNLVR2DataModule
+from .shape_questions import ShapesVQADataModule
 from .shapes import ShapesDataModule
 from .sources.resolve import Source
 from .transforms.albef import ALBEFEvalTransform, ALBEFRandAugment, ALBEFTrainTransform
@@ -33,11 +36,13 @@ __all__ = [
     "CIFARTrainTransform",
     "CLIPEvalTransform",
     "EmbeddedCaptionsDataModule",
+    "EntailmentDataModule",
     "ImageClassificationDataModule",
     "ImageNetEvalTransform",
     "ImageNetTrainTransform",
     "ImageTextDataModule",
     "LabelDataModule",
+    "NLVR2DataModule",
     "PairDataModule",
     "ProbeTrainTransform",
     "QuestionDataModule",
@@ -46,8 +51,10 @@ __all__ = [
     "ReinforcedShapesDataModule",
     "ReinforcementDataModule",
     "ShapeClassesDataModule",
-    "ShapeQuestionsDataModule",
     "ShapesDataModule",
+    "ShapesEntailmentDataModule",
+    "ShapesNLVR2DataModule",
+    "ShapesVQADataModule",
     "Source",
     "VQADataModule",
 ]

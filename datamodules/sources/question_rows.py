@@ -13,7 +13,7 @@ from ...common.errors import UserError
 from ..core.faults import BadSample
 from ..text.captions import is_text, text_id
 from .layout import is_inside
-from .lists import items_in
+from .lists import read_items
 from .record import FAULT, Record, captions_in, identity_in, record
 
 SHARES = 1_000_000
@@ -42,7 +42,7 @@ def read_questions(
         UserError: if a file has another form.
     """
     for file in files:
-        for read in _parquet_rows(file) if file.endswith(".parquet") else items_in(Path(file)):
+        for read in _parquet_rows(file) if file.endswith(".parquet") else read_items(Path(file)):
             made = record(lambda read=read: _question(read(), columns, roots, weights, root))  # type: ignore[misc]
             if made[FAULT] is not None:
                 made |= {"question": None, "question_id": None, "weight": None, "group": None, "share": None}

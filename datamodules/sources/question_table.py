@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...common.errors import UserError
-from ...common.names import nearest
 from ..core.faults import BadSample, Fault
 from ..core.mixing import Mix
 from ..core.question_samples import EMPTY_QUESTION, NO_ANSWER
 from ..text.questions import usable_answers
 from .layout import Layout
 from .lists import first_keys
-from .open import stamp_of
+from .open import file_stamp, no_column
 from .question_rows import SHARES, read_questions
 from .record import FAULT
 from .resolve import Source, as_source, resolve
@@ -87,7 +86,7 @@ class QuestionOpening:
             "roots": {name: _absolute(path) for name, path in self.image_roots.items()},
             "weights": dict(self.weights),
             "root": (_absolute(named or folder), named is None),
-            "stamp": [stamp_of(file) for file in files],
+            "stamp": [file_stamp(file) for file in files],
         }
         try:
             dataset = Dataset.from_generator(
@@ -111,11 +110,7 @@ def _absolute(folder: str) -> str:
 def _check_columns(columns: tuple[str, str, str | None], keys: list[str], path: str) -> None:
     for column, option in zip(columns, ("image_column", "question_column", "answer_column"), strict=True):
         if column is not None and column not in keys and option != "answer_column":
-            near = nearest(column, keys, 1)
-            raise UserError(
-                f"Expected the column {column!r} in {path!r}, got the columns {', '.join(keys)}: set data.{option} to "
-                f"{near[0] if near else 'the right one'!r}."
-            )
+            raise UserError(no_column(column, keys, path, option))
 
 
 class QuestionTable(ImageTable):

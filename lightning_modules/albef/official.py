@@ -1,8 +1,8 @@
 """The checkpoint layout of ALBEF's authors: conversion between their names and those of this package.
 
-There are two families of files (those of the tasks are in `downstream/official.py`). Pre-training has `text_encoder.bert.*` and the language-model head
-`text_encoder.cls.*`; retrieval has neither the level `bert.` nor the head, but the image ids of the queues,
-`idx_queue`. The teacher's names carry `_m`.
+There are two families of files; `downstream/official.py` has those of the other tasks. Pre-training has
+`text_encoder.bert.*` and the language-model head `text_encoder.cls.*`; retrieval has neither the level `bert.` nor the
+head, but the image ids of the queues, `idx_queue`. The teacher's names carry `_m`.
 """
 
 from collections.abc import Mapping

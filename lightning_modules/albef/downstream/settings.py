@@ -1,4 +1,4 @@
-"""Settings of the downstream tasks: those of pre-training with the defaults of section 5 and of the authors' configs."""
+"""Settings of the downstream tasks: those of pre-training with the defaults of the authors' configs."""
 
 from dataclasses import dataclass
 from typing import Literal

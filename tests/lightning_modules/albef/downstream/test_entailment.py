@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support import golden_tasks
 
+from support import golden_tasks
 from vlightning.lightning_modules import EntailmentModule
 from vlightning.lightning_modules.albef.downstream.entailment import TASK
 from vlightning.lightning_modules.albef.downstream.official import to_official
