@@ -13,7 +13,7 @@ from .shapes import COLORS, SHAPES, ShapesTable, Thing
 
 _STREAM: dict[Split, int] = {"train": 0, "validation": 1, "test": 2, "predict": 2}
 _PLAN = 20  # beside the draws of `ShapesTable`
-COUNTS = ("0", "1", "2")
+COUNTS = ("none", "one", "two")
 ANSWERS = (*COLORS, *SHAPES, "yes", "no", *COUNTS)
 
 
@@ -28,7 +28,7 @@ class ShapeQuestionTable:
     """Questions of four kinds about images of two shapes, as many of each kind.
 
     "what color is the ring?" and "what shape is red?" have one answer in the image; "how many circles are there?" counts
-    shapes, with as many answers 0, 1 and 2 as the images allow; of "is there a red ring?", half are true, and in half
+    shapes, none, one or two; of "is there a red ring?", half are true, and in half
     of the others the color or the shape is in the image.
 
     Args:
