@@ -119,5 +119,3 @@ class QuestionDataModule(PairDataModule, ListsAnswers):
     def given_answers(self, split: Split, sample_index: int) -> list[str]:
         """Return the usable answers that people gave to the question of a ``sample_index``, perhaps none."""
         return usable_answers(self._opened(split).answers(sample_index))
-
-

@@ -14,8 +14,7 @@ _DIGIT_COMMA = re.compile(r"\d,\d")
 _PERIOD = re.compile(r"\.(?!\d)")
 _ARTICLES = frozenset({"a", "an", "the"})
 _NUMBERS = {
-    word: str(number)
-    for number, word in enumerate("zero one two three four five six seven eight nine ten".split())
+    word: str(number) for number, word in enumerate("zero one two three four five six seven eight nine ten".split())
 } | {"none": "0"}
 # The contractions that the challenge completes; each is recognized when it lacks one of its apostrophes. Those of "I"
 # are not among them, because its table has them in upper case.

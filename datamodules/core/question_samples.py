@@ -203,4 +203,3 @@ class QuestionEvaluationCollate:
             "answers": answers,
         }
         return Collated(batch, seen, faults)
-

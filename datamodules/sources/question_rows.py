@@ -50,7 +50,11 @@ def read_questions(
 
 
 def _question(
-    item: Any, columns: tuple[str, str, str | None], roots: dict[str, str], weights: dict[str, float], root: tuple[str, bool]
+    item: Any,
+    columns: tuple[str, str, str | None],
+    roots: dict[str, str],
+    weights: dict[str, float],
+    root: tuple[str, bool],
 ) -> Record:
     if not isinstance(item, dict):
         raise BadSample("no object", "")

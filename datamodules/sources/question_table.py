@@ -207,4 +207,3 @@ class QuestionTable(ImageTable):
 
         wanted = "images with questions" + (" and answers" if split == "train" else "")
         self.check_rows(split, wanted, "check data.image_root, data.image_roots and the column names", unusable)
-

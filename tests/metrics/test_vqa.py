@@ -8,7 +8,12 @@ from vlightning.metrics.vqa import answer_accuracy, answer_type, normalized_answ
 
 RULES = {
     "lower case": [("Yes", "yes"), ("New York", "new york")],
-    "articles": [("a dog", "dog"), ("an apple on the table", "apple on table"), ("The The", ""), ("theater", "theater")],
+    "articles": [
+        ("a dog", "dog"),
+        ("an apple on the table", "apple on table"),
+        ("The The", ""),
+        ("theater", "theater"),
+    ],
     "number words": [("zero", "0"), ("none", "0"), ("two dogs", "2 dogs"), ("Ten", "10"), ("eleven", "eleven")],
     "contractions": [
         *(("dont", "don't"), ("cant swim", "can't swim"), ("couldnt've", "couldn't've"), ("couldn'tve", "couldn't've")),
@@ -52,7 +57,13 @@ def test_accuracy_is_the_mean_over_subsets_of_the_others(agree):
 
 
 def test_known_values():
-    assert [round(answer_accuracy("cat", ["cat"] * n + ["dog"] * (10 - n)), 4) for n in range(5)] == [0, 0.3, 0.6, 0.9, 1]
+    assert [round(answer_accuracy("cat", ["cat"] * n + ["dog"] * (10 - n)), 4) for n in range(5)] == [
+        0,
+        0.3,
+        0.6,
+        0.9,
+        1,
+    ]
 
 
 def test_both_sides_are_normalized():

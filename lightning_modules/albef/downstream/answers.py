@@ -106,10 +106,7 @@ def rank_answers(
     everything = torch.ones_like(start)
     states = network.decode(start, causal(everything), questions.states, questions.mask)
     first = torch.cat(
-        [
-            network.predict_words(part).log_softmax(-1)[:, input_ids[:, 1]]
-            for part in states[:, 0].split(block)
-        ]
+        [network.predict_words(part).log_softmax(-1)[:, input_ids[:, 1]] for part in states[:, 0].split(block)]
     )  # [Q, C]
     # Ties go to the earlier answer.
     chosen = first.sort(dim=1, descending=True, stable=True)[1][:, : min(candidates, len(input_ids))]

@@ -82,7 +82,10 @@ class VQANetwork(nn.Module):
         bert, shown = self.text_decoder.bert, question_mask != 0
         if not len(input_ids):  # as in `BertTrunk.encode`
             one = torch.zeros(1, 1, dtype=torch.long, device=input_ids.device)
-            seen, states = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=one.device), question_states.new_zeros(1, 1, 1)
+            seen, states = (
+                torch.ones(1, 1, 1, 1, dtype=torch.bool, device=one.device),
+                question_states.new_zeros(1, 1, 1),
+            )
             states = states.expand(1, 1, question_states.shape[-1])
             run = self.decode(one, seen, states, torch.ones_like(one))
             return run.expand(1, input_ids.shape[1], -1)[:0]

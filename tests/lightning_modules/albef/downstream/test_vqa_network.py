@@ -101,7 +101,9 @@ def test_loss_and_gradients_are_the_authors(golden, answers):
     assert compared >= own.keys()
     for name, gradient in named.items():
         if own_name(name) in own:
-            torch.testing.assert_close(own[own_name(name)], gradient, rtol=1e-4, atol=1e-6 + 1e-5 * gradient.abs().max())
+            torch.testing.assert_close(
+                own[own_name(name)], gradient, rtol=1e-4, atol=1e-6 + 1e-5 * gradient.abs().max()
+            )
 
 
 def plain_scores(network, questions, input_ids, mask, twice):
