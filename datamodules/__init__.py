@@ -13,8 +13,8 @@ from .reinforced_image_text import ReinforcedImageTextDataModule
 from .reinforced_shapes import ReinforcedShapesDataModule
 from .reinforcement import ReinforcementDataModule
 from .shape_classes import ShapeClassesDataModule
-from .shape_tasks import ShapesEntailmentDataModule, ShapesNLVR2DataModule
 from .shape_questions import ShapesVQADataModule
+from .shape_tasks import ShapesEntailmentDataModule, ShapesNLVR2DataModule
 from .shapes import ShapesDataModule
 from .sources.resolve import Source
 from .transforms.albef import ALBEFEvalTransform, ALBEFRandAugment, ALBEFTrainTransform

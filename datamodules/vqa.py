@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -34,8 +33,8 @@ class VQADataModule(QuestionDataModule):
         validation: rows for validation. By default images held out of training, see ``held_out``.
         test: rows for testing; without answers there is no accuracy.
         predict: rows for prediction; answers are not read.
-        answer_list: file with the answers to rank, a JSON list of texts (the authors' ``answer_list.json``: 3,128); None
-            to write answers.
+        answer_list: file with the answers to rank, a JSON list of texts (the authors' ``answer_list.json``: 3,128);
+            None to write answers.
         image_root: folder that relative image paths start from, and that no path may leave; by default the folder of
             the file that names them.
         image_roots: the folder by the value of a row's ``dataset`` (the authors: ``vqa`` for COCO, ``vg`` for Visual
@@ -45,8 +44,8 @@ class VQADataModule(QuestionDataModule):
         image_column: column of the images.
         question_column: column of the questions.
         answer_column: column of the answers; by default ``answers`` if a row has it, else ``answer``.
-        dataset_weights: weight of each answer by the value of a row's ``dataset``, in place of its share of the answers;
-            by default 0.5 for ``vg`` (authors).
+        dataset_weights: weight of each answer by the value of a row's ``dataset``, in place of its share of the
+            answers; by default 0.5 for ``vg`` (authors).
         image_size: side of the square images, pixels; by default what the module expects, or else 384 (ALBEF).
         horizontal_flip: whether to flip half of the training images, as ALBEF does; set it to false if questions
             distinguish left and right. Has no effect with ``train_transform``.

@@ -1,4 +1,4 @@
-"""Accuracy of visual question answering, as the VQA challenge defines it (Antol et al., arXiv 1505.00468; visualqa.org)."""
+"""Accuracy of visual question answering as the VQA challenge has it (Antol et al., arXiv 1505.00468; visualqa.org)."""
 
 import re
 from collections import Counter
@@ -13,23 +13,26 @@ _PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'  # the challenge keeps apostrophes and c
 _DIGIT_COMMA = re.compile(r"\d,\d")
 _PERIOD = re.compile(r"\.(?!\d)")
 _ARTICLES = frozenset({"a", "an", "the"})
-_NUMBERS = {
-    word: str(number) for number, word in enumerate("zero one two three four five six seven eight nine ten".split())
-} | {"none": "0"}
+_NUMBERS = {"none": "0"} | {
+    word: str(number)
+    for number, word in enumerate(
+        ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    )
+}
 # The contractions that the challenge completes; each is recognized when it lacks one of its apostrophes. Those of "I"
 # are not among them, because its table has them in upper case.
-_CONTRACTIONS = (
-    "ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've "
-    "he's how'd how'll how's isn't it'd it'd've it'll ma'am mightn't mightn't've might've mustn't must've needn't "
-    "not've o'clock oughtn't 'ow's'at shan't she'd've should've shouldn't shouldn't've somebody'd've somebody'll "
-    "somebody's someone'd someone'd've someone'll someone's something'd something'd've something'll that's there'd "
-    "there'd've there're there's they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll "
-    "what're what's what've when's where'd where's where've who'd who'd've who'll who's who've why'll why're why's "
-    "won't would've wouldn't wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've"
-).split()
+_CONTRACTIONS = """
+ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd he'd've he's
+how'd how'll how's isn't it'd it'd've it'll ma'am mightn't mightn't've might've mustn't must've needn't not've o'clock
+oughtn't 'ow's'at shan't she'd've should've shouldn't shouldn't've somebody'd've somebody'll somebody's someone'd
+someone'd've someone'll someone's something'd something'd've something'll that's there'd there'd've there're there's
+they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've when's
+where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't wouldn't've
+y'all y'all'll y'all'd've you'd you'd've you'll you're you've
+"""
 _COMPLETED = {
     word[:place] + word[place + 1 :]: word
-    for word in _CONTRACTIONS
+    for word in _CONTRACTIONS.split()
     for place, letter in enumerate(word)
     if letter == "'"
 } | {"somebody'd": "somebodyd"}  # as in the challenge's table

@@ -179,9 +179,9 @@ class QuestionEvaluationSet(SeededSet):
 class QuestionEvaluationCollate:
     """Build evaluation batches: I images, and the Q questions of all of them.
 
-    ``image`` [I, 3, H, W]; ``input_ids`` and ``attention_mask`` [Q, L]; ``image_index`` [Q], the image of each question;
-    ``sample_index`` [Q], its row; and lists: ``question`` and ``question_id``, texts, and ``answers``, those that people
-    gave, perhaps none.
+    ``image`` [I, 3, H, W]; ``input_ids`` and ``attention_mask`` [Q, L]; ``image_index`` [Q], the image of each
+    question; ``sample_index`` [Q], its row; and lists: ``question`` and ``question_id``, texts, and ``answers``, those
+    that people gave, perhaps none.
     """
 
     encoder: Encoder

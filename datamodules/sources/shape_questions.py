@@ -25,11 +25,11 @@ class Asked(NamedTuple):
 
 
 class ShapeQuestionTable:
-    """Questions of four kinds about images of two shapes, as many of each kind.
+    """Questions about images of two shapes, of four kinds.
 
-    "what color is the ring?" and "what shape is red?" have one answer in the image; "how many circles are there?" counts
-    shapes, none, one or two; of "is there a red ring?", half are true, and in half
-    of the others the color or the shape is in the image.
+    "what color is the ring?" and "what shape is red?" have one answer in the image, or a count is asked instead; "how
+    many circles are there?" has none, one or two; of "is there a red ring?", half and some more are true, the others
+    differ from an object in color or in shape.
 
     Args:
         split: the split.

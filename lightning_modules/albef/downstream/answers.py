@@ -1,7 +1,7 @@
 """Answers of visual question answering: the loss, the ranking of a list, and generation (section 5 of the paper).
 
-Shapes: Q questions, Lq question tokens, A answers, L answer tokens ([CLS], words, [SEP]), C listed answers, k candidates,
-D width, W words of the vocabulary.
+Shapes: Q questions, Lq question tokens, A answers, L answer tokens ([CLS], words, [SEP]), C listed answers, k
+candidates, D width, W words of the vocabulary.
 """
 
 from typing import NamedTuple

@@ -101,7 +101,7 @@ def with_decoder(state: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
         return dict(state)
     decoder: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        root, part, inner = (name.split(".", 2) + ["", ""])[:3]
+        root, part, inner = [*name.split(".", 2), "", ""][:3]
         found = _LAYER.search(name)
         if part == "text_encoder" and (found is None or int(found[2]) >= depth):
             if found is not None:

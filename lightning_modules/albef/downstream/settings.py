@@ -64,8 +64,8 @@ class AnswerSettings:
     """How a question is answered (section 5, and the authors' code).
 
     Args:
-        how: "rank" ranks the data's list of answers, "generate" writes an answer by beam search; without a list, answers
-            are always written.
+        how: "rank" ranks the data's list of answers, "generate" writes an answer by beam search; without a list,
+            answers are always written.
         candidates: answers of the list that remain after the first token is scored.
         first_token_twice: whether the log-probability of the first token counts twice, as in the authors' code.
         block: tokens of answers that are scored at a time. At the paper's sizes a block of 4096 takes 1.0 GB for the

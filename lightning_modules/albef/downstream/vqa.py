@@ -26,8 +26,8 @@ from ..settings import MemorySettings, TextSettings
 from ..teacher import copy_student, ramped_alpha, teacher_text
 from . import answer_maps as maps
 from . import weights as initial_weights
-from .answers import Answers, Questions, answer_loss, token_logits
 from .answering import answered
+from .answers import Answers, Questions, answer_loss, token_logits
 from .official import with_decoder
 from .settings import AnswerSettings, TaskMomentumSettings, TaskVisionSettings, VQAOptimSettings
 from .vqa_network import VQANetwork
