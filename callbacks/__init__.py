@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .distributed.collectives import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
     from .distributed.strategy import ShardedStrategy
     from .ema import EMACallback, EMAPair, ema_momentum
+    from .figures.answers import AnswerFigures
     from .figures.learngene import LearngeneFigures
     from .figures.retrieval import RetrievalFigures
     from .figures.word_maps import WordMapFigures
@@ -46,6 +47,7 @@ _NAMES = {
     "distributed.collectives": ("all_reduce_sum", "gather", "gather_texts", "gather_uneven", "rank", "world_size"),
     "distributed.strategy": ("ShardedStrategy",),
     "ema": ("EMACallback", "EMAPair", "ema_momentum"),
+    "figures.answers": ("AnswerFigures",),
     "figures.learngene": ("LearngeneFigures",),
     "figures.retrieval": ("RetrievalFigures",),
     "figures.word_maps": ("WordMapFigures",),
@@ -71,6 +73,7 @@ _NAMES = {
 _LAZY = LazyNames(__name__, _NAMES)
 
 __all__ = [
+    "AnswerFigures",
     "AnswerWriter",
     "AtomicCheckpointIO",
     "CaptionWriter",

@@ -99,8 +99,12 @@ class QuestionDataModule(PairDataModule, ListsAnswers):
     def encoded_answers(self) -> dict[str, torch.Tensor]:
         """The answers as ``answer_ids`` and ``answer_mask``, long [C, L]."""
         if self._encoded is None:
-            self._encoded = encode_answers(self.tokenizer, self.answers)  # type: ignore[arg-type]
+            self._encoded = self.encode_answers(self.answers)
         return self._encoded
+
+    def encode_answers(self, answers: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Return answers as ``answer_ids`` and ``answer_mask``, long [A, L]."""
+        return encode_answers(self.tokenizer, answers)  # type: ignore[arg-type]
 
     def decode_answers(self, ids: torch.Tensor) -> list[str]:
         """Return the texts of token ids [Q, L], special tokens left out."""

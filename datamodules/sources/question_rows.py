@@ -85,7 +85,8 @@ def _question(
         "question_id": identity_in(number),
         "weight": weights.get(dataset) if isinstance(dataset, str) else None,
         "group": group,
-        "share": (group if group is not None else text_id(asked)) % SHARES,
+        # By the path as written, so that an image is held out on every machine.
+        "share": text_id(asked if path is None else f"{dataset}\0{given}") % SHARES,
     }
 
 
