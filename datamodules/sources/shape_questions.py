@@ -28,7 +28,7 @@ class ShapeQuestionTable:
     """Questions about images of two shapes, of four kinds.
 
     "what color is the ring?" and "what shape is red?" have one answer in the image, or a count is asked instead; "how
-    many circles are there?" has none, one or two; of "is there a red ring?", half and some more are true, the others
+    many circles?" has none, one or two; of "is there a red ring?", half and some more are true, the others
     differ from an object in color or in shape.
 
     Args:
@@ -64,7 +64,8 @@ class ShapeQuestionTable:
         if kind <= 2:
             absent = [shape for shape in SHAPES if shape not in (thing.shape, other.shape)]
             shape = thing.shape if draws.integers(2) else absent[draws.integers(len(absent))]
-            return Asked(f"how many {shape}s are there?", str(sum(each.shape == shape for each in things)))
+            plural = f"{shape}es" if shape == "cross" else f"{shape}s"
+            return Asked(f"how many {plural}?", COUNTS[sum(each.shape == shape for each in things)])
         if draws.integers(2):
             return Asked(f"is there a {thing.color} {thing.shape}?", "yes")
         color, shape = thing.color, thing.shape
