@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .distributed.strategy import ShardedStrategy
     from .ema import EMACallback, EMAPair, ema_momentum
     from .figures.answers import AnswerFigures
+    from .figures.grounding import GroundingFigures
     from .figures.learngene import LearngeneFigures
     from .figures.retrieval import RetrievalFigures
     from .figures.word_maps import WordMapFigures
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .writers.answers import AnswerWriter
     from .writers.captions import CaptionWriter
     from .writers.class_predictions import ClassPredictionWriter
+    from .writers.grounding import GroundingWriter
     from .writers.image_embeddings import ImageEmbeddingWriter
     from .writers.reinforced import LeftOut, Reinforced
     from .writers.reinforcement import ReinforcementWriter
@@ -48,6 +50,7 @@ _NAMES = {
     "distributed.strategy": ("ShardedStrategy",),
     "ema": ("EMACallback", "EMAPair", "ema_momentum"),
     "figures.answers": ("AnswerFigures",),
+    "figures.grounding": ("GroundingFigures",),
     "figures.learngene": ("LearngeneFigures",),
     "figures.retrieval": ("RetrievalFigures",),
     "figures.word_maps": ("WordMapFigures",),
@@ -64,6 +67,7 @@ _NAMES = {
     "writers.answers": ("AnswerWriter",),
     "writers.captions": ("CaptionWriter",),
     "writers.class_predictions": ("ClassPredictionWriter",),
+    "writers.grounding": ("GroundingWriter",),
     "writers.image_embeddings": ("ImageEmbeddingWriter",),
     "writers.reinforced": ("LeftOut", "Reinforced"),
     "writers.reinforcement": ("ReinforcementWriter",),
@@ -83,6 +87,8 @@ __all__ = [
     "EMAPair",
     "FeatureQueue",
     "FinalExport",
+    "GroundingFigures",
+    "GroundingWriter",
     "ImageEmbeddingWriter",
     "LearngeneExpansionCallback",
     "LearngeneFigures",

@@ -19,6 +19,7 @@ from ..networks.batch_norm import BatchNorm, kept_statistics
 NORMS = (*get_args(BatchNorm), nn.LayerNorm, nn.GroupNorm)
 NETWORK_METHODS = (
     "encode_image",
+    "finish_image",
     "encode_text",
     "encode_pairs",
     "fuse",
@@ -44,6 +45,7 @@ MODULE_METHODS = (
     "word_maps",
     "answer_questions",
     "answer_maps",
+    "grounding_maps",
 )
 """Methods of the LightningModule, beside `forward`, before which FSDP2 gathers the parameters."""
 
