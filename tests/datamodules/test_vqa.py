@@ -11,7 +11,7 @@ from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesVQADataModule, VQADataModule
 from vlightning.datamodules.text.questions import clean_question
-from vlightning.datamodules.text.tokenizers import train_wordpiece
+from vlightning.datamodules.text.tokenizers import tokenizer_from_json, train_wordpiece
 
 WORDS = "what is it a dog cat red two on the left side of table maybe"
 TEN = ["dog"] * 6 + ["a dog"] * 3 + ["cat"]
@@ -23,14 +23,15 @@ def folder(tmp_path):
         (tmp_path / root).mkdir()
         for number in range(4):
             draw_image(number + (10 if root == "vg" else 0)).save(tmp_path / root / f"{number}.png")
-    (tmp_path / "tokenizer.json").write_text(train_wordpiece([WORDS] * 3, 200))
+    vocabulary = tokenizer_from_json(train_wordpiece([WORDS] * 3, 200)).get_vocab()
+    (tmp_path / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)))
     return tmp_path
 
 
 def data(folder, **options):
     options = {"image_roots": {"vqa": str(folder / "coco"), "vg": str(folder / "vg")}} | options
     return VQADataModule(
-        tokenizer=str(folder / "tokenizer.json"),
+        tokenizer=str(folder / "vocab.txt"),
         vocab_size=200,
         image_size=16,
         num_workers=0,
