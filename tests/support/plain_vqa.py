@@ -1,7 +1,8 @@
 """ALBEF's VQA written the plain way: the slow reference that `VQAModule` and its speed are compared with.
 
 Every question has its own copy of its image; the states of a question are repeated for each of its answers, and for
-each candidate of a list; the head runs on every position of every answer, [CLS] included; attention is two matrix products.
+each candidate of a list; the head runs on every position of every answer, [CLS] included; attention is two matrix
+products.
 """
 
 import torch
