@@ -10,6 +10,7 @@ from ..common.lazy import LazyNames
 
 if TYPE_CHECKING:
     from .checkpoints.checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint, divide_checkpoint_file
+    from .classification.neighbours import NearestNeighbourClassification
     from .classification.own import OwnClassification
     from .classification.zero_shot import ZeroShotClassification
     from .compile import CompileCallback
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "checkpoints.checkpoint_io": ("AtomicCheckpointIO", "consolidate_checkpoint", "divide_checkpoint_file"),
+    "classification.neighbours": ("NearestNeighbourClassification",),
     "classification.own": ("OwnClassification",),
     "classification.zero_shot": ("ZeroShotClassification",),
     "compile": ("CompileCallback",),
@@ -94,6 +96,7 @@ __all__ = [
     "LearngeneFigures",
     "LearngeneWriter",
     "LeftOut",
+    "NearestNeighbourClassification",
     "OnlineProbe",
     "OptimizerStepCallback",
     "OwnClassification",
