@@ -23,6 +23,8 @@ class PredictionFigures(EvaluationFigures):
     """
 
     name = "predictions"
+    evaluates = "classification"
+    result_needs = "probabilities"
 
     def __init__(self, samples: int = 8, every_n_epochs: int = 1) -> None:
         super().__init__(every_n_epochs, samples=samples)

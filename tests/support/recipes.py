@@ -55,6 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "rerank.k": 10,
     },
     **dict.fromkeys(("EntailmentModule", "NLVR2Module", "TextAssignmentModule"), TASK),
+    "VQAModule": TASK | {"answers.candidates": 3},
     "CoCoRDModule": {
         "contrast.queue_size": 16,
         "heads.embed_dim": 16,
@@ -115,6 +116,7 @@ DATA: dict[str, Any] = {
     "eval_batch_size": ROWS,
     "num_workers": 0,
     "cache_dir": "cache",
+    "held_out": 0.5,  # of twenty images
 }
 LARGE = {  # where the recipe says more
     "samples_per_epoch": 4 * ROWS,
