@@ -19,9 +19,11 @@ from ..networks.batch_norm import BatchNorm, kept_statistics
 NORMS = (*get_args(BatchNorm), nn.LayerNorm, nn.GroupNorm)
 NETWORK_METHODS = (
     "encode_image",
+    "finish_image",
     "encode_text",
     "encode_pairs",
     "fuse",
+    "decode",
     "predict_words",
     "project_image",
     "project_text",
@@ -41,6 +43,9 @@ MODULE_METHODS = (
     "text_states",
     "match_scores",
     "word_maps",
+    "answer_questions",
+    "answer_maps",
+    "grounding_maps",
 )
 """Methods of the LightningModule, beside `forward`, before which FSDP2 gathers the parameters."""
 

@@ -19,6 +19,7 @@ from support.clip import SIZE
 from support.images import draw_image, encoded, write_food101, write_pets
 from support.mmlg import write_teacher as write_clip
 from support.recipes import CLASSES, MODELS
+from support.refcoco import write_refcoco
 from support.reinforcement import write_pairs
 from vlightning.datamodules.text.tokenizers import tokenizer_from_json, train_wordpiece
 from vlightning.lightning_modules import ALBEFModule, SHReModule
@@ -59,6 +60,9 @@ def write_files(folder: Path) -> None:
     """Write all files that no other recipe writes into a folder."""
     (folder / "data").mkdir(parents=True)
     _write_pairs(folder)
+    _write_statements(folder)
+
+    _write_questions(folder)
     _write_tars(folder)
     _write_classes(folder)
     _write_reinforced(folder)
@@ -73,7 +77,7 @@ def _images(folder, count):
 
 def _write_pairs(folder):
     _images(folder / "data/images", TRAINED + 2 * EVALUATED)
-    for name in ("coco", "vg", "cc3m_train", "cc3m_val", "sbu", "coco_val"):
+    for name in ("coco", "vg", "cc3m_train", "cc3m_val", "sbu", "cc12m", "coco_val"):
         rows = [{"image": f"{number}.jpg", "caption": caption(number)} for number in range(4, 4 + EVALUATED)]
         (folder / f"data/{name}.json").write_text(json.dumps(rows))
     lines = [json.dumps({"image": f"images/{number}.jpg", "caption": caption(number)}) for number in range(TRAINED)]
@@ -97,9 +101,58 @@ def _write_pairs(folder):
         (folder / f"data/dataset_{data}.json").write_text(json.dumps({"images": images}))
         for split, rows in lists.items():
             (folder / f"data/{data}_{split}.json").write_text(json.dumps(rows))
+    write_refcoco(folder / "data", folder / "data/coco", caption)
     (folder / "flickr30k").mkdir()
     (folder / "flickr30k/images").symlink_to(folder / "data/flickr30k")
     (folder / "flickr30k/dataset_flickr30k.json").symlink_to(folder / "data/dataset_flickr30k.json")
+
+
+def _write_statements(folder):
+    """The authors' lists for visual entailment and for NLVR2."""
+    (folder / "data/nlvr2").symlink_to(folder / "data/images")
+    for split, count in (("train", TRAINED), ("dev", EVALUATED), ("test", EVALUATED)):
+        rows = [
+            {"image": str(number), "sentence": caption(number), "label": ("entailment", "neutral")[number % 2]}
+            for number in range(count)
+        ]
+        (folder / f"data/ve_{split}.json").write_text(json.dumps(rows))
+        rows = [
+            {
+                "images": [f"{number}.jpg", f"{number + 1}.jpg"],
+                "sentence": caption(number),
+                "label": str(number % 2 > 0),
+            }
+            for number in range(count)
+        ]
+        (folder / f"data/nlvr_{split}.json").write_text(json.dumps(rows))
+
+
+def _write_questions(folder):
+    """The authors' lists for VQA, whose images are in the folders of COCO and of Visual Genome."""
+    (folder / "data/visual_genome").symlink_to(folder / "data/images")
+    words = [f"w{number}" for number in range(6)]
+    lists = {
+        "vqa_train": ("vqa", lambda number: words[number % 3 : number % 3 + 2] * 5),
+        "vqa_val": ("vqa", lambda number: words[:1] * 10),
+        "vg_qa": ("vg", lambda number: words[number % 6]),
+    }
+    for name, (data, answer) in lists.items():
+        rows = [
+            {
+                "dataset": data,
+                "image": f"{number}.jpg",
+                "question": f"what is {caption(number)}?",
+                "answer": answer(number),
+            }
+            for number in range(TRAINED)
+        ]
+        (folder / f"data/{name}.json").write_text(json.dumps(rows))
+    asked = [
+        {"dataset": "vqa", "image": f"{number}.jpg", "question": "what is it?", "question_id": number}
+        for number in range(EVALUATED)
+    ]
+    (folder / "data/vqa_test.json").write_text(json.dumps(asked))
+    (folder / "data/answer_list.json").write_text(json.dumps(words))
 
 
 def _write_tars(folder):
