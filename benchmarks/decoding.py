@@ -2,7 +2,7 @@
 
     pip install -e ".[torchcodec]"
     python benchmarks/decoding.py                     # generated images of 500 x 375 pixels
-    python benchmarks/decoding.py --images FOLDER     # the JPEG, PNG and WebP files of a folder
+    python benchmarks/decoding.py --images FOLDER     # the JPEG and WebP files of a folder
 
 "decode" is what a datamodule does with an encoded image, checks included, to a PIL image; "sample" adds ALBEF's
 training transform at 224 px. The decoders are interleaved, and the medians of their processor time are printed.
@@ -26,7 +26,7 @@ from vlightning.datamodules import ALBEFTrainTransform
 from vlightning.datamodules.core.decode import Decoder, decode_image, decoding_by
 from vlightning.datamodules.transforms.normalize import in_pixels
 
-FORMATS = {"JPEG": {"quality": 90}, "PNG": {}, "WEBP": {"quality": 90}}
+FORMATS = {"JPEG": {"quality": 90}, "WEBP": {"quality": 90}}
 
 
 def drawn(count: int) -> list[Image.Image]:
@@ -54,7 +54,7 @@ def files_by_format(options: argparse.Namespace) -> dict[str, list[bytes]]:
     if options.images is None:
         images = drawn(options.count)
         return {kind: [encoded(image, kind) for image in images] for kind in FORMATS}
-    suffixes = {"JPEG": (".jpg", ".jpeg"), "PNG": (".png",), "WEBP": (".webp",)}
+    suffixes = {"JPEG": (".jpg", ".jpeg"), "WEBP": (".webp",)}
     paths = sorted(options.images.rglob("*"))
     found = {
         kind: [path.read_bytes() for path in paths if path.suffix.lower() in ends] for kind, ends in suffixes.items()

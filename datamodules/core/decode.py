@@ -39,9 +39,8 @@ SUFFIXES = {
     "JPEG2000": "jp2",
 }
 """File name suffix of each format. The first image of a multi-picture file (MPO) is used."""
-_ALIKE = {"JPEG": ("RGB", "L"), "PNG": ("RGB",), "WEBP": ("RGB",)}
-"""Modes of the formats that torchcodec decodes to the pixels of Pillow."""
-_PNG_BITS = 24  # place of the number of bits per channel
+_ALIKE = {"JPEG": ("RGB", "L"), "WEBP": ("RGB",)}
+"""Modes of the formats that torchcodec decodes; Pillow would decode a PNG file to find its orientation."""
 MAX_PIXELS = 89_478_485  # Pillow's own warning threshold: a quarter of a gibibyte at 3 bytes per pixel
 MAX_ASPECT = 200  # resizing the shorter side of an image of 1 x 1,000,000 would take gigabytes
 MAX_BYTES = 2**30  # of an encoded image: MAX_PIXELS uncompressed pixels of 12 bytes each
@@ -109,7 +108,7 @@ def decode_image(
 
 def _loaded(image: Image.Image, encoded: bytes) -> Image.Image:
     """Decode the pixels of an opened image."""
-    if _decoder.get() == "torchcodec" and _is_decoded_alike(image, encoded):
+    if _decoder.get() == "torchcodec" and _is_decoded_alike(image):
         from torchcodec import decoders
 
         with contextlib.suppress(RuntimeError):  # Pillow then tells what is wrong
@@ -119,12 +118,10 @@ def _loaded(image: Image.Image, encoded: bytes) -> Image.Image:
     return image
 
 
-def _is_decoded_alike(image: Image.Image, encoded: bytes) -> bool:
+def _is_decoded_alike(image: Image.Image) -> bool:
     """Return whether torchcodec decodes to the pixels of Pillow: still images of 8 bits without transparency."""
-    if image.mode not in _ALIKE.get(image.format or "", ()) or "transparency" in image.info:
-        return False
-    deep = image.format == "PNG" and encoded[_PNG_BITS] != 8  # Pillow cuts these to 8 bits, torchcodec rounds
-    return not deep and getattr(image, "n_frames", 1) == 1 and not _is_turned(image)
+    known = image.mode in _ALIKE.get(image.format or "", ()) and "transparency" not in image.info
+    return known and getattr(image, "n_frames", 1) == 1 and not _is_turned(image)
 
 
 def _is_turned(image: Image.Image) -> bool:

@@ -55,7 +55,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         seed: seed of sample order, augmentation and caption choice; by default Lightning's global seed, or 0 without
             one. When a run is resumed, the seed of the checkpoint is used.
         max_bad_share: largest share of unusable samples among the samples read so far with which the run continues.
-        decoder: decoder of JPEG, PNG and WebP files without transparency. "torchcodec" needs the extra of this name;
+        decoder: decoder of JPEG and WebP files without transparency. "torchcodec" needs the extra of this name;
             its pixels are those of "pillow", which decodes all other images.
     """
 
