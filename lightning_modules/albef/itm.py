@@ -1,7 +1,7 @@
 """Image-text matching (ITM) with hard negatives: equation 4 of the paper.
 
-Negatives are drawn from torch's global generator, which `StepSeedCallback` seeds by (seed, step, rank), without waiting
-for the device.
+Negatives are drawn by (seed, step, position in the global batch), without waiting for the device. Candidates are the
+pairs of one process, or fixed parts of the global batch (`contrast.negative_rows`).
 
 Shapes: B pairs, N image tokens (CLS first), L text tokens (CLS first), D text width.
 """
@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...callbacks import rank
+from ...callbacks.draws import draw_uniform
+from ...common.errors import UserError
 from ..evaluation.protocol import Batch
 from ..memory import in_slices
 from ..networks.precision import at_least_float32
@@ -43,16 +46,30 @@ class Fused(NamedTuple):
     masked: Tensor | None  # [B, L, D] of the masked texts, if there are any
 
 
-def draw_negatives(contrast: Contrast, batch: Batch, positives: Literal["image_id", "diagonal"]) -> HardNegatives:
+def draw_negatives(
+    contrast: Contrast, batch: Batch, positives: Literal["image_id", "diagonal"], within: int | None = None
+) -> HardNegatives:
     """Draw hard negatives within the batch of this process.
 
     Args:
         contrast: similarities of the batch.
         batch: `image_id` [B] and `input_ids` [B, L].
         positives: "image_id" rules out pairs of the same image or of the same words, "diagonal" the pair itself alone.
+        within: rows of the batch among which negatives are drawn; None for all.
+
+    Raises:
+        UserError: If `within` does not divide the batch.
     """
     image_id, input_ids = batch["image_id"], batch["input_ids"]
     forbidden = torch.eye(len(image_id), dtype=torch.bool, device=image_id.device)
+    if within is not None:
+        if len(image_id) % within:
+            raise UserError(
+                f"Expected a batch of each process that contrast.negative_rows {within} divides, got {len(image_id)}: "
+                "set another number."
+            )
+        part = torch.arange(len(image_id), device=image_id.device) // within
+        forbidden = forbidden | (part[:, None] != part)
     if positives == "image_id":
         same_text = (input_ids[:, None] == input_ids).all(-1)
         forbidden = forbidden | same_text | (image_id[:, None] == image_id)
@@ -69,7 +86,7 @@ def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:
     probabilities can be zero when a low temperature makes the others underflow.
 
     Args:
-        similarity: [B, B] logits; row = query, column = candidate.
+        similarity: [B, B] logits; row = query, column = candidate. Rows of all processes are numbered as gathered.
         forbidden: boolean [B, B], true where the candidate matches the query. It must be true on the diagonal.
     """
     exists = ~forbidden.all(-1)
@@ -79,8 +96,9 @@ def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:
     logits = logits.masked_fill(own & ~exists[:, None], 0.0)
     # Sample uniformly where logits are non-finite: the loss reports it, while an error here would kill a GPU process.
     chances = logits.softmax(-1).nan_to_num(nan=1.0)
-    # `torch.multinomial(chances, 1)` with the same draws, but without its checks, for which the host waits for a GPU.
-    race = chances / torch.empty_like(chances).exponential_()
+    # The first of events with these rates: exponentially distributed times, the same on any number of processes.
+    pairs = rank() * len(chances) + torch.arange(len(chances), device=chances.device)
+    race = chances / -draw_uniform(len(chances), pairs, chances.device).log()
     return Negatives(race.argmax(-1), exists)
 
 

@@ -120,7 +120,7 @@ class ALBEFModule(Method):
         losses = {"itc": contrast.loss}
 
         # Image-text matching (eq. 4) with hard negatives.
-        negatives = draw_negatives(contrast, batch, self.contrast.positives)
+        negatives = draw_negatives(contrast, batch, self.contrast.positives, self.contrast.negative_rows)
         fused = fuse_pairs(self.student, student, mask, negatives, slice_rows)
         losses["itm"] = image_text_matching(self.itm_head, fused.cls, negatives)
 
@@ -201,6 +201,10 @@ class ALBEFModule(Method):
     def bounds(self) -> Iterable[Bound]:
         """Return the bounds of the temperature."""
         return [(self.temperature, self.contrast.temperature_min, self.contrast.temperature_max)]
+
+    def by_process(self) -> list[str]:
+        """Return what depends on the batch of each process, according to the settings."""
+        return self.contrast.by_process()
 
     # Evaluation and use
 

@@ -124,6 +124,13 @@ class Method(CheckedLoading, LightningModule):
         """Return the parameters that are clamped after each optimizer step."""
         return ()
 
+    def by_process(self) -> list[str]:
+        """Return in clauses what depends on the batch of a process, beside dropout and BatchNorm; by default nothing.
+
+        A run that goes on with another number of processes names it.
+        """
+        return []
+
     def no_weight_decay(self) -> Sequence[str]:
         """Return names of matrices without weight decay; vectors and biases never have any."""
         return ()
