@@ -151,7 +151,8 @@ def main(args: list[str] | None = None) -> None:
         return
     silence_noise()
     with readable_errors(debug="--debug" in words):
-        callbacks.load_all()  # so that YAML can name callbacks without a module path
+        callbacks.load_all()  # so that YAML can name callbacks and modules without a module path
+        lightning_modules.load_all()
         if words and (command := commands.COMMANDS.get(words[0])):
             sys.stdout.write(f"{command([word for word in words[1:] if word != '--debug'])}\n")
             return

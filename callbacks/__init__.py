@@ -4,8 +4,9 @@ A module is imported when one of its names is first used, so that `EMACallback` 
 callbacks.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from ..common.lazy import LazyNames
 
 if TYPE_CHECKING:
     from .checkpoints.checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint, divide_checkpoint_file
@@ -65,7 +66,7 @@ _NAMES = {
     "writers.retrieval": ("RetrievalPredictionWriter",),
     "writers.text_class_predictions": ("TextClassPredictionWriter",),
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_LAZY = LazyNames(__name__, _NAMES)
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -112,16 +113,11 @@ __all__ = [
 
 def load_all() -> None:
     """Import every public name, so that a command line finds the classes by their short names."""
-    for name in _MODULES:
-        __getattr__(name)
+    _LAZY.load_all()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+    return _LAZY.get(name)
 
 
 def __dir__() -> list[str]:

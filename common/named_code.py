@@ -68,9 +68,15 @@ class TypedNames:
 
 
 def imported(path: str) -> type | None:
-    """Return the class of a dotted path, if its module is imported and contains it; imports and calls nothing."""
+    """Return the class of a dotted path, if its module is imported and contains it.
+
+    Nothing is imported or called but the public names of this package.
+    """
     module, _, name = path.rpartition(".")
-    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    if module not in sys.modules:
+        return None
+    own = module.partition(".")[0] == _PACKAGE  # whose packages import their public names at the first use
+    found = getattr(sys.modules[module], name, None) if own else vars(sys.modules[module]).get(name)
     return found if isinstance(found, type) else None
 
 

@@ -28,7 +28,7 @@ from .core.sampled import SampledDataModule
 from .core.samples import Reader
 from .core.sampling import evaluation_batches
 from .core.stages import Split, splits_of
-from .text.clip import CLIP, CLIPTextEncoder, CLIPTokenizer, clip_tokenizer
+from .text.clip import CLIP, CLIPTextEncoder
 from .text.predict_texts import PredictTexts
 from .text.saved_tokenizer import tokenizer_in_checkpoint
 from .text.tokenizers import (
@@ -43,6 +43,8 @@ from .text.tokenizers import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from .text.clip_tokenizer import CLIPTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -189,8 +191,10 @@ class PairDataModule(ImageTransforms, SampledDataModule):
     def tokenizer(self) -> PreTrainedTokenizerFast | CLIPTokenizer:
         """The tokenizer; it is trained on the training captions at the first use if none was given or restored."""
         if self._tokenizer is None:
-            tokenizer: PreTrainedTokenizerFast | CLIPTokenizer
+            tokenizer: Any
             if self._tokenizer_name == CLIP:
+                from .text.clip_tokenizer import clip_tokenizer
+
                 tokenizer = clip_tokenizer(self.max_tokens)
             elif self._tokenizer_name is not None:
                 tokenizer = open_tokenizer(self._tokenizer_name)
@@ -205,7 +209,7 @@ class PairDataModule(ImageTransforms, SampledDataModule):
                     f"{self._tokenizer_name or 'of the checkpoint'!r}, got {len(tokenizer)}: increase vocab_size, of "
                     "model and data."
                 )
-            if not isinstance(tokenizer, CLIPTokenizer):
+            if self._tokenizer_name != CLIP:
                 set_ending(tokenizer, self.append_sep)
             self._tokenizer = tokenizer
         return self._tokenizer
@@ -238,8 +242,8 @@ class PairDataModule(ImageTransforms, SampledDataModule):
 
     def encoder(self) -> Encoder:
         """Return the encoder of captions."""
-        tokenizer = self.tokenizer
-        if isinstance(tokenizer, CLIPTokenizer):
+        tokenizer: Any = self.tokenizer
+        if self._tokenizer_name == CLIP:
             return CLIPTextEncoder(self.max_tokens, self.clean_captions, self.max_words)
         return TextEncoder(tokenizer, self.max_tokens, self.clean_captions, self.max_words)
 

@@ -1,23 +1,87 @@
-"""The methods, one folder each."""
+"""The methods, one folder each.
 
-from .albef import ALBEFModule
-from .cocord import CoCoRDModule, LinearProbeModule
-from .mmlg import CaptioningModule, ImageEmbeddingModule, MMLGModule, VisionClassifierModule
-from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
-from .shre import ImageProbeModule, SHReModule
+A method is imported when one of its names is first used, so that ALBEF does not import the libraries of MobileCLIP.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..common.lazy import LazyNames
+from .networks.file_readers import Loaded, register_file_reader
+
+if TYPE_CHECKING:
+    from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule
+    from .cocord import CoCoRDModule, LinearProbeModule
+    from .mmlg import CaptioningModule, ImageEmbeddingModule, MMLGModule, VisionClassifierModule
+    from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
+    from .shre import ImageProbeModule, SHReModule
+
+_NAMES = {
+    "albef": (
+        "ALBEFModule",
+        "EntailmentModule",
+        "NLVR2Module",
+        "TextAssignmentModule",
+    ),
+    "cocord": (
+        "CoCoRDModule",
+        "LinearProbeModule",
+    ),
+    "mmlg": (
+        "CaptioningModule",
+        "ImageEmbeddingModule",
+        "MMLGModule",
+        "VisionClassifierModule",
+    ),
+    "mobileclip": (
+        "CoCaCaptioner",
+        "MobileCLIPModule",
+        "ReinforcementModule",
+        "TransformersCaptioner",
+    ),
+    "shre": (
+        "ImageProbeModule",
+        "SHReModule",
+    ),
+}
+_LAZY = LazyNames(__name__, _NAMES)
 
 __all__ = [
     "ALBEFModule",
     "CaptioningModule",
     "CoCaCaptioner",
     "CoCoRDModule",
+    "EntailmentModule",
     "ImageEmbeddingModule",
     "ImageProbeModule",
     "LinearProbeModule",
     "MMLGModule",
     "MobileCLIPModule",
+    "NLVR2Module",
     "ReinforcementModule",
     "SHReModule",
+    "TextAssignmentModule",
     "TransformersCaptioner",
     "VisionClassifierModule",
+    "load_all",
 ]
+
+
+def load_all() -> None:
+    """Import every public name, so that a command line finds the classes by their short names."""
+    _LAZY.load_all()
+
+
+def __getattr__(name: str) -> Any:
+    return _LAZY.get(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+@register_file_reader
+def _read_mobileclip(model: str, path: Path) -> Loaded | None:
+    from .mobileclip.trained import read_published
+
+    return read_published(model, path)

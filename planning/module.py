@@ -19,7 +19,7 @@ from ..lightning_modules.mmlg import teacher as mmlg_code
 from ..lightning_modules.mobileclip.models import build_model
 from ..lightning_modules.mobileclip.shapes import resolved
 from ..lightning_modules.networks.clip_preprocessing import Preprocessing
-from ..lightning_modules.networks.published_clip import PublishedCLIP
+from ..lightning_modules.networks.file_readers import PublishedCLIP
 from ..lightning_modules.shre import teacher as shre_code
 from ..lightning_modules.shre.teacher_encoder import build_class_token
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
 import dataclasses
 import functools
 import inspect
 import os
+import textwrap
 import warnings
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
-from jsonargparse import ArgumentParser, Namespace
 
 from ...common.errors import UserError
 from .private_api import replace_hyperparameters
@@ -86,15 +88,36 @@ def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | No
 
 @functools.cache
 def argument_names(cls: type) -> frozenset[str]:
-    """Return the names of a class's constructor arguments, including those passed through ``**kwargs``."""
-    return frozenset(ArgumentParser(exit_on_error=False).add_class_arguments(cls, fail_untyped=False))
+    """Return the names of a class's constructor arguments, including those passed through ``**options``."""
+    names: set[str] = set()
+    passed: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+        names |= {one.name for one in own if one.kind is not one.VAR_KEYWORD} - passed
+        if all(one.kind is not one.VAR_KEYWORD for one in own):
+            break
+        passed |= _passed(base)
+    return frozenset(names)
+
+
+def _passed(cls: type) -> set[str]:
+    """Return the names of the arguments that a constructor itself passes to its base class."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(vars(cls)["__init__"])))
+    except (OSError, TypeError):  # typed into an interpreter, or generated
+        return set()
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    upwards = (call for call in calls if ast.unparse(call.func) == "super().__init__")
+    return {keyword.arg for call in upwards for keyword in call.keywords if keyword.arg}
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
-    if isinstance(value, Namespace):
-        value = value.as_dict()
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, os.PathLike):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import glob
 import math
 import os
@@ -9,8 +10,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-from jsonargparse import Namespace
 
 from ...common.errors import UserError
 from ...common.names import nearest
@@ -76,8 +75,8 @@ def as_source(source: Any) -> Source:
     """
     if isinstance(source, Source):
         return source
-    if isinstance(source, Namespace):
-        source = source.as_dict()
+    if isinstance(source, argparse.Namespace):
+        source = vars(source)
     if isinstance(source, dict):
         return Source(**source.get("init_args", source))
     return Source(os.fspath(source))

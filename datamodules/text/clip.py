@@ -1,12 +1,10 @@
-"""CLIP's tokenizer."""
+"""Encoding of captions by CLIP's tokenizer."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
-from open_clip import SimpleTokenizer
 
 from .captions import clean_caption, usable_caption
 
@@ -14,31 +12,6 @@ CLIP = "clip"
 """Name of CLIP's tokenizer in options; its vocabulary is part of open_clip."""
 CLIP_TOKENS = 77
 CLIP_VOCABULARY = 49408
-
-
-class CLIPTokenizer(SimpleTokenizer):
-    """open_clip's tokenizer with the attribute names of the ``transformers`` library for its special tokens.
-
-    Args:
-        max_tokens: the context length.
-    """
-
-    mask_token_id = None
-    pad_token_id = 0  # also the id of "!"
-
-    def __init__(self, max_tokens: int = CLIP_TOKENS) -> None:
-        super().__init__(context_length=max_tokens)
-        self.cls_token_id = self.sot_token_id
-        self.sep_token_id = self.eot_token_id
-
-    def __len__(self) -> int:
-        return int(self.vocab_size)
-
-
-@functools.cache
-def clip_tokenizer(max_tokens: int = CLIP_TOKENS) -> CLIPTokenizer:
-    """Return the tokenizer with a context length; it is cached, since reading the vocabulary takes 0.2 s."""
-    return CLIPTokenizer(max_tokens)
 
 
 class CLIPTextEncoder:
@@ -54,6 +27,8 @@ class CLIPTextEncoder:
     """
 
     def __init__(self, max_tokens: int = CLIP_TOKENS, clean: bool = False, max_words: int = 30) -> None:
+        from .clip_tokenizer import clip_tokenizer
+
         self.tokenizer = clip_tokenizer(max_tokens)
         self.max_tokens = max_tokens
         self.clean = clean

@@ -60,23 +60,28 @@ def draw_negatives(
     Raises:
         UserError: If `within` does not divide the batch.
     """
-    image_id, input_ids = batch["image_id"], batch["input_ids"]
-    forbidden = torch.eye(len(image_id), dtype=torch.bool, device=image_id.device)
+    forbidden = forbidden_pairs(batch["image_id"], batch["input_ids"], positives)
     if within is not None:
-        if len(image_id) % within:
+        if len(forbidden) % within:
             raise UserError(
-                f"Expected a batch of each process that contrast.negative_rows {within} divides, got {len(image_id)}: "
+                f"Expected a batch of each process that contrast.negative_rows {within} divides, got {len(forbidden)}: "
                 "set another number."
             )
-        part = torch.arange(len(image_id), device=image_id.device) // within
+        part = torch.arange(len(forbidden), device=forbidden.device) // within
         forbidden = forbidden | (part[:, None] != part)
-    if positives == "image_id":
-        same_text = (input_ids[:, None] == input_ids).all(-1)
-        forbidden = forbidden | same_text | (image_id[:, None] == image_id)
     return HardNegatives(
         image=draw_hard_negatives(contrast.text_logits, forbidden),
         text=draw_hard_negatives(contrast.image_logits, forbidden),
     )
+
+
+def forbidden_pairs(image_id: Tensor, input_ids: Tensor, positives: Literal["image_id", "diagonal"]) -> Tensor:
+    """Return which pairs of rows are no negatives, boolean [B, B]; arguments as in `draw_negatives`."""
+    forbidden = torch.eye(len(image_id), dtype=torch.bool, device=image_id.device)
+    if positives == "image_id":
+        same_text = (input_ids[:, None] == input_ids).all(-1)
+        forbidden = forbidden | same_text | (image_id[:, None] == image_id)
+    return forbidden
 
 
 def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -33,6 +32,7 @@ from ..evaluation.reranking import RerankSettings
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule
 from . import gradcam
 from . import weights as initial_weights

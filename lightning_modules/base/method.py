@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import torch
 from lightning import LightningModule
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -22,7 +21,7 @@ from ...common.errors import UserError
 from ...common.private_api import load_plain
 from ..evaluation.protocol import Batch, Evaluation
 from ..optim.clipping import clip_unscaled
-from ..optim.configure import start_schedule, with_schedule, with_scheduler
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable, start_schedule, with_schedule, with_scheduler
 from ..optim.parameter_groups import scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
 from .checkpoints import CLASS_KEY, class_name, explain_misfit, explain_other_class, saved_settings

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
@@ -31,6 +30,7 @@ from ..networks.classifier_files import load_classifier_file
 from ..networks.classifiers import build_classifier, freeze_classifier
 from ..networks.frozen_classifier import load_frozen
 from ..networks.precision import at_least_float32, unit
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Milestones
 from ..optim.sgd import sgd
 from .baselines import FeatureLosses

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,6 +19,7 @@ from ..networks.cifar import Classifier
 from ..networks.cifar.classifier import init_linear
 from ..networks.classifiers import build_classifier
 from ..networks.frozen_classifier import load_frozen
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Milestones
 from ..optim.sgd import sgd
 from .settings import ProbeOptimSettings

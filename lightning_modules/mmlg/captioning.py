@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,6 +24,7 @@ from ..base.settings import settings
 from ..evaluation.captions import CaptionEvaluation
 from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupLinear
 from .caption_mapper import CaptionMapper
 from .language_model import load_language_model

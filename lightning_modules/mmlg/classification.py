@@ -4,7 +4,6 @@ from typing import Any
 
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from open_clip.transformer import VisionTransformer
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from ..evaluation.classification import Batch, ClassificationEvaluation, check_c
 from ..networks.attention import set_clip_attention
 from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine
 from .settings import ClassifierOptimSettings, ClassifierVisionSettings
 from .towers import load_vision_tower

@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -37,6 +36,7 @@ from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.precision import unit
 from ..optim.adamw import adamw
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine
 from .losses import extraction_loss, soft_cross_entropy
 from .network import LearngeneCLIP

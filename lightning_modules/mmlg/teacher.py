@@ -10,8 +10,9 @@ from ...callbacks.distributed.collectives import gather
 from ...common.errors import UserError
 from ..contrast import Side
 from ..memory import in_slices
+from ..networks.file_readers import PublishedCLIP
 from ..networks.precision import unit
-from ..networks.published_clip import PublishedCLIP, load_published
+from ..networks.published_clip import load_published
 from .settings import TeacherSettings, TextSettings, VisionSettings
 
 

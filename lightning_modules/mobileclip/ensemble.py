@@ -11,8 +11,9 @@ from open_clip.transformer import QuickGELU
 from torch import Tensor, nn
 
 from ..base.frozen import Frozen
+from ..networks.file_readers import PublishedCLIP
 from ..networks.precision import unit
-from ..networks.published_clip import PublishedCLIP, load_published
+from ..networks.published_clip import load_published
 
 View = tuple[int, str]
 """Image size and interpolation of augmented images."""

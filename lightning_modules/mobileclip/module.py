@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from timm.layers import to_2tuple
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from ..contrast import all_image_ids, contrast_terms
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.precision import unit
 from ..optim.adamw import adamw
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.layout import channels_last
 from ..optim.schedules import Schedule, WarmupCosine
 from .losses import reinforced_loss

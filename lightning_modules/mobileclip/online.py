@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ...common.errors import UserError
 from ..base.frozen import Frozen
 from ..memory import in_slices
+from ..networks.file_readers import PublishedCLIP
 from ..networks.precision import unit
-from ..networks.published_clip import PublishedCLIP, load_published
+from ..networks.published_clip import load_published
 from ..networks.teacher_images import Normalisation, TeacherImages
 from .ensemble import Teacher
 from .pairs import CAPTIONS, TEACHER_TEXTS

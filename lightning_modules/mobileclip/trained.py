@@ -11,7 +11,7 @@ from torch import Tensor
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ..networks.clip_preprocessing import Preprocessing
-from ..networks.published_clip import Loaded
+from ..networks.file_readers import Loaded
 from .models import build_model, preset_of
 from .preprocessing import preprocessing_of_training
 from .shapes import resolved

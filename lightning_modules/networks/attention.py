@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from open_clip.transformer import ResidualAttentionBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -81,6 +80,8 @@ class SelfAttention(nn.MultiheadAttention):
 
 def set_clip_attention(network: nn.Module) -> None:
     """Make the self-attention of open_clip's towers use `attend`; state dicts do not change."""
+    from open_clip.transformer import ResidualAttentionBlock
+
     for block in network.modules():
         # Attention pooling, with one query, is not changed.
         if isinstance(block, ResidualAttentionBlock) and not hasattr(block, "ln_1_kv") and block.attn.batch_first:

@@ -2,65 +2,21 @@
 
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any
 
 import open_clip
 from open_clip.pretrained import get_pretrained_cfg
-from torch import Tensor, nn
+from torch import nn
 
 from ...callbacks.checkpoints.sharded_checkpoint import METADATA
 from ...common.errors import UserError
 from ..base.frozen import Frozen
 from .attention import set_clip_attention
 from .clip_preprocessing import Preprocessing
+from .file_readers import FILE_READERS, Loaded, PublishedCLIP
 from .open_clip_folder import CONFIG_NAME
-
-Tokenizer = Callable[[list[str]], Tensor]
-
-
-class PublishedCLIP(NamedTuple):
-    """A trained model: frozen, in eval mode, in float32.
-
-    Attributes:
-        network: the model.
-        preprocessing: its image preprocessing.
-        tokenizer: texts to token ids, long [T, L].
-        model: its name.
-        weights: the source of its weights.
-        sha256: fingerprint of the weights.
-    """
-
-    network: Any  # CLIP, CustomTextCLIP or CoCa, which have no common type
-    preprocessing: Preprocessing
-    tokenizer: Tokenizer
-    model: str
-    weights: str
-    sha256: str
-
-
-class Loaded(NamedTuple):
-    """A network with its preprocessing and its tokenizer."""
-
-    network: nn.Module
-    preprocessing: Preprocessing
-    tokenizer: Tokenizer
-
-
-FileReader = Callable[[str, Path], Loaded | None]
-_FILE_READERS: list[FileReader] = []
-
-
-def register_file_reader(reader: FileReader) -> None:
-    """Let a method read weight files that open_clip cannot read.
-
-    Args:
-        reader: takes the model's name and an existing path; returns None for a model that it leaves to open_clip.
-    """
-    if reader not in _FILE_READERS:
-        _FILE_READERS.append(reader)
 
 
 def load_published(model: str | None, weights: str) -> PublishedCLIP:
@@ -129,7 +85,7 @@ def _refuse_remote_code(path: Path) -> None:
 def _from_file(model: str, path: Path) -> Loaded:
     if not path.exists():
         raise UserError(f"Expected the weights of {model}, found no file {str(path)!r}: correct the path.")
-    for read in _FILE_READERS:
+    for read in FILE_READERS:
         if (loaded := read(model, path)) is not None:
             return loaded
     try:

@@ -1,15 +1,18 @@
 """An optimizer with its schedule, as `configure_optimizers` returns them."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from lightning import LightningModule
-from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from .schedules import Schedule, steps_of_run
 
+OptimizerCallable = Callable[[Iterable[Any]], Optimizer]
+LRSchedulerCallable = Callable[[Optimizer], LRScheduler | ReduceLROnPlateau]
+"""The types of `lightning.pytorch.cli`, whose import requires jsonargparse."""
 _LONG_RUN = 2**62  # steps
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,6 +28,7 @@ from ..memory import in_slices
 from ..networks.precision import at_least_float32, unit
 from ..networks.teacher_images import TeacherImages
 from ..optim.adamw import adamw
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.layout import channels_last
 from ..optim.schedules import WarmupShareCosine
 from .checks import check_settings

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_info
 from timm.models import group_parameters
 from timm.models.vision_transformer import VisionTransformer
@@ -24,6 +23,7 @@ from ..networks.attention import set_vit_attention
 from ..networks.linear_probe import LinearProbe
 from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.parameter_groups import layer_decay_groups
 from ..optim.schedules import WarmupShareCosine
 from .checks import check_shares

@@ -1,11 +1,14 @@
-"""Modules that the import of a callback loads."""
+"""Modules that the import of a callback or of a method loads."""
 
 import ast
 import inspect
 import subprocess
 import sys
 
+import pytest
+
 import vlightning.callbacks
+import vlightning.lightning_modules
 
 CODE = """
 import sys
@@ -28,13 +31,13 @@ def test_a_callback_does_not_import_libraries_of_other_callbacks():
     assert loaded_by(light + ", AtomicCheckpointIO, ShardedStrategy, OwnClassification, ZeroShotClassification") == []
 
 
-def test_every_public_name_is_found_lazily_and_by_type_checkers():
-    package = vlightning.callbacks
+@pytest.mark.parametrize("package", [vlightning.callbacks, vlightning.lightning_modules])
+def test_every_public_name_is_found_lazily_and_by_type_checkers(package):
     (checked,) = (node for node in ast.parse(inspect.getsource(package)).body if isinstance(node, ast.If))
     imported = {alias.name: node.module for node in checked.body for alias in node.names}
-    assert imported == package._MODULES
+    assert imported == package._LAZY.modules
     assert sorted(package.__all__) == sorted([*imported, "load_all"])
     package.load_all()
     for name, module in imported.items():
-        assert getattr(package, name) is vars(sys.modules[f"{package.__name__}.{module}"])[name]
+        assert getattr(package, name) is getattr(sys.modules[f"{package.__name__}.{module}"], name)
     assert set(package.__all__) <= set(dir(package))

@@ -19,7 +19,7 @@ from vlightning.lightning_modules import MMLGModule
 from vlightning.lightning_modules.mmlg.settings import TeacherSettings, TextSettings, VisionSettings
 from vlightning.lightning_modules.mmlg.teacher import check_teacher
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
-from vlightning.lightning_modules.networks.published_clip import PublishedCLIP
+from vlightning.lightning_modules.networks.file_readers import PublishedCLIP
 
 ROWS = 6
 
