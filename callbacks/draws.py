@@ -72,6 +72,11 @@ def chosen_half(rows: int, device: torch.device) -> Tensor:
     return places.narrow(0, rank() * rows, rows) < max(1, len(places) // 2)
 
 
+def global_positions(rows: int, device: torch.device) -> Tensor:
+    """Return the positions of this process's rows in the global batch, long [rows]."""
+    return rank() * rows + torch.arange(rows, device=device)
+
+
 def _bits(key: int, first: int, rows: int, columns: int | Tensor, device: torch.device) -> Tensor:
     low, high = key & _WORD, key >> 32
     row = torch.arange(first, first + rows, device=device)

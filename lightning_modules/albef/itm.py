@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...callbacks import rank
-from ...callbacks.draws import draw_uniform
+from ...callbacks.draws import draw_uniform, global_positions
 from ...common.errors import UserError
 from ..evaluation.protocol import Batch
 from ..memory import in_slices
@@ -102,8 +101,8 @@ def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:
     # Sample uniformly where logits are non-finite: the loss reports it, while an error here would kill a GPU process.
     chances = logits.softmax(-1).nan_to_num(nan=1.0)
     # The first of events with these rates: exponentially distributed times, the same on any number of processes.
-    pairs = rank() * len(chances) + torch.arange(len(chances), device=chances.device)
-    race = chances / -draw_uniform(len(chances), pairs, chances.device).log()
+    size, device = len(chances), chances.device
+    race = chances / -draw_uniform(size, global_positions(size, device), device).log()
     return Negatives(race.argmax(-1), exists)
 
 

@@ -50,7 +50,6 @@ def test_negatives_within_parts_of_a_batch_are_those_of_smaller_batches(monkeypa
     parts = []
     for number in range(4):
         monkeypatch.setattr(draws, "rank", lambda number=number: number)
-        monkeypatch.setattr(itm, "rank", lambda number=number: number)
         own = slice(3 * number, 3 * number + 3)
         seen = SimpleNamespace(image_logits=similarity[0][own, own], text_logits=similarity[1][own, own])
         draws.begin_step(7)
