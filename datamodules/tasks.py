@@ -18,6 +18,7 @@ from .sources.annotations import Annotations
 from .sources.splits import Sources, by_split
 from .sources.task_table import TaskTable
 from .transforms.clip import pair_eval_transform, pair_train_transform
+from .transforms.normalize import in_pixels
 
 
 class TaskDataModule(PairDataModule):
@@ -53,7 +54,7 @@ class TaskDataModule(PairDataModule):
 
     def training_reader(self, rows: TaskRows) -> TaskReader:  # type: ignore[override]
         """Return a reader of augmented images with a text and a target."""
-        return TaskReader(rows, self.train_transform, self.encoder())
+        return TaskReader(rows, self.worker_transform(training=True), self.encoder())
 
     def training_collate(self) -> TaskCollate:
         """Stack the images and encode the texts."""
@@ -65,11 +66,12 @@ class TaskDataModule(PairDataModule):
 
     def evaluation_set(self, rows: TaskRows, items: Sequence[int], split: Split) -> TaskEvaluationSet:  # type: ignore[override]
         """Return a dataset of images with a text and, but for prediction, a target."""
-        return TaskEvaluationSet(len(rows), TaskReader(rows, self.eval_transform, self.encoder()), self.run_seed)
+        reader = TaskReader(rows, self.worker_transform(training=False), self.encoder())
+        return TaskEvaluationSet(len(rows), reader, self.run_seed)
 
     def evaluation_collate(self) -> TaskCollate:  # type: ignore[override]
         """Stack the images and encode the texts."""
-        return TaskCollate(self.image_names, self.encoder(), self.eval_transform)
+        return TaskCollate(self.image_names, self.encoder(), in_pixels(self.eval_transform))
 
     # For callbacks
 

@@ -38,6 +38,7 @@ class Prepare(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.samples.append(batch["sample_index"].tolist())
+        batch.update({name: column.double() for name, column in batch.items() if column.is_floating_point()})
 
     def on_train_batch_end(self, trainer, *_):
         if self.path is not None and trainer.global_step == STOP:
@@ -63,9 +64,6 @@ def build(method, prepared):
         shard()
 
     module.configure_model = configure_model
-    module.on_after_batch_transfer = lambda batch, _: {
-        name: column.double() if column.is_floating_point() else column for name, column in batch.items()
-    }
     return module, data
 
 
