@@ -17,20 +17,21 @@ ROWS, STEPS, BAD = 4, 4, 2
 
 
 class Evaluated(torch.utils.data.IterableDataset):
-    """Batches of an evaluation; the last process has fewer rows, or none, as with a shard of bad rows."""
+    """A batch of an evaluation; in the first pass the last process has fewer rows, then none, as with bad rows only."""
 
-    def __init__(self, name, empty):
-        self.name, self.rows = name, [ROWS, 0 if empty else ROWS - 1][dist.get_rank()]
+    def __init__(self, name):
+        self.name, self.rows = name, [ROWS, ROWS - 1][dist.get_rank()]
 
     def __iter__(self):
         if not self.rows:
             return
         rows = random_rows(self.name, self.rows)
         if self.name != "cocord":
-            ids = dist.get_rank() * ROWS + torch.arange(self.rows)
+            ids = dist.get_rank() * ROWS + torch.arange(len(rows["image"]))
             mask = torch.ones_like(rows["input_ids"])
             rows |= {key: ids for key in ("image_id", "sample_index", "text_image_id", "text_id")}
             rows = {"attention_mask": mask} | rows
+        self.rows = 0 if dist.get_rank() else ROWS
         yield rows
 
     def __len__(self):
@@ -55,8 +56,8 @@ def record(name, kind="ddp", plant=None):
         if plant is not None:
             step = module.training_step
             module.training_step = lambda batch, number: plant() or step(batch, number)
-        loaders = [DataLoader(Evaluated(name, empty), batch_size=None) for empty in (False, True)]
-        trainer.fit(module, DataLoader(list(batches(name)), batch_size=None), loaders[0] if plant else loaders)
+        train = DataLoader(list(batches(name)), batch_size=None)
+        trainer.fit(module, train, DataLoader(Evaluated(name), batch_size=None))
     assert skip.skipped_steps == 1
     return own.recorded.calls
 
