@@ -22,6 +22,7 @@ from .counts import mean_count
 from .encoding import Encoded
 from .itc import Contrast
 from .network import ALBEFNetwork
+from .settings import ContrastSettings
 
 
 class Negatives(NamedTuple):
@@ -45,22 +46,20 @@ class Fused(NamedTuple):
     masked: Tensor | None  # [B, L, D] of the masked texts, if there are any
 
 
-def draw_negatives(
-    contrast: Contrast, batch: Batch, positives: Literal["image_id", "diagonal"], within: int | None = None
-) -> HardNegatives:
-    """Draw hard negatives within the batch of this process.
+def draw_negatives(contrast: Contrast, batch: Batch, settings: ContrastSettings) -> HardNegatives:
+    """Draw negatives within the batch of this process, hard ones or evenly.
 
     Args:
         contrast: similarities of the batch.
         batch: `image_id` [B] and `input_ids` [B, L].
-        positives: "image_id" rules out pairs of the same image or of the same words, "diagonal" the pair itself alone.
-        within: rows of the batch among which negatives are drawn; None for all.
+        settings: `negatives`; `negative_rows`; `positives`, of which "image_id" rules out pairs of the same image or of
+            the same words, "diagonal" the pair itself alone.
 
     Raises:
-        UserError: If `within` does not divide the batch.
+        UserError: If `negative_rows` does not divide the batch.
     """
-    forbidden = forbidden_pairs(batch["image_id"], batch["input_ids"], positives)
-    if within is not None:
+    forbidden = forbidden_pairs(batch["image_id"], batch["input_ids"], settings.positives)
+    if (within := settings.negative_rows) is not None:
         if len(forbidden) % within:
             raise UserError(
                 f"Expected a batch of each process that contrast.negative_rows {within} divides, got {len(forbidden)}: "
@@ -68,14 +67,14 @@ def draw_negatives(
             )
         part = torch.arange(len(forbidden), device=forbidden.device) // within
         forbidden = forbidden | (part[:, None] != part)
-    return HardNegatives(
-        image=draw_hard_negatives(contrast.text_logits, forbidden),
-        text=draw_hard_negatives(contrast.image_logits, forbidden),
-    )
+    to_images, to_texts = contrast.text_logits, contrast.image_logits
+    if settings.negatives == "random":
+        to_images, to_texts = torch.zeros_like(to_images), torch.zeros_like(to_texts)
+    return HardNegatives(image=draw_hard_negatives(to_images, forbidden), text=draw_hard_negatives(to_texts, forbidden))
 
 
 def forbidden_pairs(image_id: Tensor, input_ids: Tensor, positives: Literal["image_id", "diagonal"]) -> Tensor:
-    """Return which pairs of rows are no negatives, boolean [B, B]; arguments as in `draw_negatives`."""
+    """Return which pairs of rows are no negatives, boolean [B, B]; `positives` as in `ContrastSettings`."""
     forbidden = torch.eye(len(image_id), dtype=torch.bool, device=image_id.device)
     if positives == "image_id":
         same_text = (input_ids[:, None] == input_ids).all(-1)

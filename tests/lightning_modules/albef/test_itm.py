@@ -6,6 +6,7 @@ import torch
 from vlightning.callbacks import draws
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.albef import itm
+from vlightning.lightning_modules.albef.settings import ContrastSettings
 
 
 def test_negatives_never_come_from_the_same_row_or_image():
@@ -46,21 +47,23 @@ def test_negatives_within_parts_of_a_batch_are_those_of_smaller_batches(monkeypa
     similarity = torch.randn(2, 12, 12)
     contrast = SimpleNamespace(image_logits=similarity[0], text_logits=similarity[1])
     draws.begin_step(7)
-    whole = itm.draw_negatives(contrast, batch, "image_id", within=3)
+    whole = itm.draw_negatives(contrast, batch, ContrastSettings(negative_rows=3))
     parts = []
     for number in range(4):
         monkeypatch.setattr(draws, "rank", lambda number=number: number)
         own = slice(3 * number, 3 * number + 3)
         seen = SimpleNamespace(image_logits=similarity[0][own, own], text_logits=similarity[1][own, own])
         draws.begin_step(7)
-        parts.append(itm.draw_negatives(seen, {name: column[own] for name, column in batch.items()}, "image_id"))
+        parts.append(
+            itm.draw_negatives(seen, {name: column[own] for name, column in batch.items()}, ContrastSettings())
+        )
     draws.begin_step(None)
     for kind in ("image", "text"):
         rows = [getattr(part, kind).row + 3 * number for number, part in enumerate(parts)]
         assert torch.equal(getattr(whole, kind).row, torch.cat(rows))
     assert not torch.equal(whole.image.row, whole.text.row)
     with pytest.raises(UserError, match=r"contrast\.negative_rows 5 divides, got 12"):
-        itm.draw_negatives(contrast, batch, "image_id", within=5)
+        itm.draw_negatives(contrast, batch, ContrastSettings(negative_rows=5))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
