@@ -60,7 +60,7 @@ def write_files(folder):
     lines = []
     for number in range(24):
         draw_image(number).save(folder / f"{number}.png")
-        lines.append(json.dumps({"file_name": f"{number}.png", "text": [f"image {number}", f"a tint of {number % 5}"]}))
+        lines.append(json.dumps({"file_name": f"{number}.png", "caption": [f"image {number}", f"tint {number % 5}"]}))
     (folder / "metadata.jsonl").write_text("\n".join(lines))
     return folder
 
@@ -82,7 +82,7 @@ def test_the_command_line_goes_on_in_one_process_where_two_were_stopped(tmp_path
     )
     for done in run_ranks([VLIGHTNING, "fit", *words, *CPU], cwd=tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
-    folder = tmp_path / "runs/vlightning/version_0/checkpoints"
+    (folder,) = tmp_path.glob("runs/**/checkpoints")
     assert {path.name for path in folder.iterdir()} == {f"step={step}.ckpt" for step in (1, 2, 3)}
     resumed = run_script(
         [VLIGHTNING, "fit", "--ckpt_path", folder / "step=2.ckpt", "--last_checkpoint.filename=resumed", *CPU],
@@ -91,7 +91,7 @@ def test_the_command_line_goes_on_in_one_process_where_two_were_stopped(tmp_path
     said = resumed.stdout + resumed.stderr
     assert resumed.returncode == 0, said
     assert "2 processes before, 1 now: the run goes on with the same batches and draws." in said
-    (last,) = tmp_path.glob("runs/vlightning/*/checkpoints/resumed.ckpt")
+    (last,) = tmp_path.glob("runs/**/checkpoints/resumed.ckpt")
     found, expected = (torch.load(path, weights_only=True)["state_dict"] for path in (last, folder / "step=3.ckpt"))
     before = torch.load(folder / "step=2.ckpt", weights_only=True)["state_dict"]
     assert_same({"state": found, "moments": {}}, {"state": expected, "moments": {}})
