@@ -25,6 +25,7 @@ class Collectives(TorchDispatchMode):
         super().__init__()
         self.calls = []
         self._own = {}
+        self.on = False
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace in ("c10d", "_c10d_functional"):
@@ -41,11 +42,13 @@ class Collectives(TorchDispatchMode):
         for name in OBJECTS:
             self._own[name] = getattr(dist, name)
             setattr(dist, name, self._recorded(name))
+        self.on = True
         return super().__enter__()
 
     def __exit__(self, *exception):
         for name, function in self._own.items():
             setattr(dist, name, function)
+        self.on = False
         return super().__exit__(*exception)
 
     def _recorded(self, name):
@@ -88,7 +91,8 @@ class RecordCollectives(Callback):
         self.recorded.__exit__(None, None, None)
 
     def on_exception(self, trainer, pl_module, exception):
-        self.recorded.__exit__(None, None, None)
+        if self.recorded.on:
+            self.recorded.__exit__(None, None, None)
 
 
 def object_collectives_in_steps(calls):

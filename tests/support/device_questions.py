@@ -7,12 +7,10 @@ from pathlib import Path
 
 import timm
 import torch
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from support import random_batches
 from support.clip import DIMS, SCALES, reinforced_batch
-from support.collectives import RecordCollectives
 from support.pretend_cuda import Questions, pretended_cuda, questions
 from support.shre import CLASSES, random_batch, tiny_shre
 from vlightning.callbacks import SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
@@ -220,37 +218,9 @@ def stop_on_signal_of_two(folder):
     return dict(counted.found) | {"answers": _Event.waited}
 
 
-def collectives_of_two(folder):
-    """Count what the first of two processes sends in a fit on a GPU, by operation and device of its tensors."""
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    torch.distributed.get_backend = lambda *_: "nccl"
-    found = {}
-    for name in (*random_batches.NAMES, "planted"):
-        method, own = "shre" if name == "planted" else name, folder / name
-        own.mkdir()
-        module, recorded = random_batches.small(method, own), RecordCollectives()
-        if name == "planted":
-            step = module.training_step
-
-            def training_step(batch, batch_idx, step=step):
-                torch.distributed.all_reduce(torch.ones(2))
-                return step(batch, batch_idx)
-
-            module.training_step = training_step
-        rows = random_batches.random_rows(method, ROWS)
-        questions(module, rows, recorded, SkipNonFiniteSteps(), StepSeedCallback(), folder=own)
-        sent = [(call, device) for call, tensors, _ in recorded.recorded.calls for _, device, _ in tensors]
-        found[name] = {f"{call} {device}": sent.count((call, device)) for call, device in sorted(set(sent))}
-    torch.distributed.destroy_process_group()
-    return found
-
-
 if __name__ == "__main__":
     found = {}
-    for case in (
-        *(steps, evaluations, mobileclip, shre, pixels, planted, mixed_devices),
-        *(collectives_of_two, stop_on_signal_of_two),
-    ):
+    for case in (steps, evaluations, mobileclip, shre, pixels, planted, mixed_devices, stop_on_signal_of_two):
         place = Path(sys.argv[1]) / case.__name__
         place.mkdir()
         found[case.__name__] = case(place)
