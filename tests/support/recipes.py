@@ -43,6 +43,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "contrast.queue_size": 16,
         "rerank.k": 10,
     },
+    "VQAModule": {
+        "vision.patch_size": 8,
+        "vision.width": 16,
+        "vision.depth": 1,
+        "vision.heads": 2,
+        "text.width": 16,
+        "text.heads": 2,
+        "text.ffn_width": 64,
+        "text.depth": 1,
+        "text.fusion_depth": 1,
+        "answers.candidates": 3,
+    },
     "CoCoRDModule": {
         "contrast.queue_size": 16,
         "heads.embed_dim": 16,
@@ -103,6 +115,7 @@ DATA: dict[str, Any] = {
     "eval_batch_size": ROWS,
     "num_workers": 0,
     "cache_dir": "cache",
+    "held_out": 0.5,  # of twenty images
 }
 LARGE = {  # where the recipe says more
     "samples_per_epoch": 4 * ROWS,

@@ -131,9 +131,17 @@ def load_task(
 
 
 def shared_names(names: Mapping[str, Any]) -> dict[str, str]:
-    """Return the redundant name of each tensor that the halves of a doubled layer share, mapped to the other name."""
-    parts = tuple(f".second.crossattention.self.{name}." for name in ("key", "value"))
-    return {name: name.replace(".second.", ".first.") for name in names if any(part in name for part in parts)}
+    """Return the redundant name of each shared tensor, mapped to the other name.
+
+    The halves of a doubled layer share projections, and a decoder's head shares the words and its bias.
+    """
+    redundant = {
+        ".second.crossattention.self.key.": ".first.crossattention.self.key.",
+        ".second.crossattention.self.value.": ".first.crossattention.self.value.",
+        ".text_decoder.cls.predictions.decoder.weight": ".text_decoder.bert.embeddings.word_embeddings.weight",
+        ".text_decoder.cls.predictions.decoder.bias": ".text_decoder.cls.predictions.bias",
+    }
+    return {name: name.replace(part, other) for name in names for part, other in redundant.items() if part in name}
 
 
 def without_shared(state: dict[str, Tensor]) -> dict[str, Tensor]:
