@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from vlightning.lightning_modules.albef import network as albef_network
+from vlightning.lightning_modules.albef.downstream.answer_maps import answer_maps
 from vlightning.lightning_modules.albef.downstream.answers import (
     Answers,
     Questions,
@@ -197,3 +199,28 @@ def test_generation_is_a_plain_beam_search(golden, questions, beams, longest):
         value, expected = plain_beams(network, states, mask, beams, longest)
         assert ids[row].tolist() == expected + [102] * (longest - len(expected))
         assert score[row].item() == pytest.approx(value, abs=1e-5)
+
+
+def test_maps_are_attention_times_its_positive_gradient(golden, monkeypatch):
+    tensors, network = golden[0], network_of(*golden)
+    ids, mask, image = tensors["in.input_ids"], tensors["in.attention_mask"], tensors["in.image"]
+    answer_ids = tensors["in.candidate_ids"][:4]
+    found = answer_maps(network, image, ids, mask, answer_ids, 0)
+    seen = []
+
+    def explicit(query, key, value, visible=None, dropout=0.0):
+        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        weights = (scores if visible is None else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
+        weights.retain_grad()
+        seen.append(weights)
+        return weights @ value
+
+    monkeypatch.setattr(albef_network, "attend", explicit)
+    present = (answer_ids != 0).long()
+    answers = Answers(answer_ids, present, torch.arange(4), torch.ones(4), target_places(present))
+    logits = token_logits(network, ask(network, tensors), answers)
+    answer_loss(logits, None, answers, 0.0, 1).neg().backward()
+    middle = seen[2]  # layer 8 of 6 to 11
+    maps = (middle * middle.grad.clamp(min=0)).mean(1)[:, :, 1:]
+    expected = (maps * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+    torch.testing.assert_close(found.flatten(1), expected, rtol=1e-4, atol=1e-7)
