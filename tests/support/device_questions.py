@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from support import random_batches
 from support.clip import DIMS, SCALES, reinforced_batch
+from support.methods import OTHERS
 from support.pretend_cuda import Questions, pretended_cuda, questions
 from support.shre import CLASSES, random_batch, tiny_shre
 from vlightning.callbacks import SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
@@ -135,6 +136,14 @@ def pixels(folder):
     return found
 
 
+def albef_vqa(folder):
+    """Answers of several lengths, in two slices of images and questions."""
+    module, data = OTHERS["albef_vqa"].build(None, 0, {"memory": {"micro_batch_size": 2}}, batch_size=4, num_workers=0)
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    return questions(module, batch, SkipNonFiniteSteps(), StopOnSignal(), folder=folder)
+
+
 def _planted_faults(module, batch):
     """Faults that make the host wait, each in its own function."""
     rows = batch["image"].flatten(1)
@@ -220,7 +229,7 @@ def stop_on_signal_of_two(folder):
 
 if __name__ == "__main__":
     found = {}
-    for case in (steps, evaluations, mobileclip, shre, pixels, planted, mixed_devices, stop_on_signal_of_two):
+    for case in (steps, evaluations, mobileclip, shre, albef_vqa, pixels, planted, mixed_devices, stop_on_signal_of_two):
         place = Path(sys.argv[1]) / case.__name__
         place.mkdir()
         found[case.__name__] = case(place)
