@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .figures.answers import AnswerFigures
     from .figures.grounding import GroundingFigures
     from .figures.learngene import LearngeneFigures
+    from .figures.predictions import PredictionFigures
     from .figures.retrieval import RetrievalFigures
     from .figures.word_maps import WordMapFigures
     from .final_export import FinalExport
@@ -54,6 +55,7 @@ _NAMES = {
     "figures.answers": ("AnswerFigures",),
     "figures.grounding": ("GroundingFigures",),
     "figures.learngene": ("LearngeneFigures",),
+    "figures.predictions": ("PredictionFigures",),
     "figures.retrieval": ("RetrievalFigures",),
     "figures.word_maps": ("WordMapFigures",),
     "final_export": ("FinalExport",),
@@ -100,6 +102,7 @@ __all__ = [
     "OnlineProbe",
     "OptimizerStepCallback",
     "OwnClassification",
+    "PredictionFigures",
     "QueueCallback",
     "Reinforced",
     "ReinforcementWriter",

@@ -71,7 +71,14 @@ def test_a_batch_of_an_evaluation_only_copies_what_is_collected(asked, name, sta
     assert asked["evaluations"][f"{name} {stage}"] == expected | (TOKENS if name == "albef" else {})
 
 
-@pytest.mark.parametrize("case", ["mobileclip", "shre"])
+def test_fine_tuning_of_albef_for_tasks_asks_nothing_else(asked):
+    assert asked["tasks"] == {
+        **{f"{name} fit": {FINITE: 1} for name in ("entailment", "nlvr", "assignment")},
+        **{f"{name} validate": {} for name in ("entailment", "nlvr")},
+    }
+
+
+@pytest.mark.parametrize("case", ["mobileclip", "shre", "albef_vqa"])
 def test_slices_with_batch_norm_and_a_teacher_with_other_images_ask_nothing_else(asked, case):
     assert asked[case] == {FINITE: 1}
 

@@ -130,6 +130,8 @@ def test_every_command_takes_two_steps_and_validates(method, files, monkeypatch)
         if " fit " not in command:
             continue
         assert (result.steps, result.trainer["global_step"]) == (2, 2), command
+        if "TextAssignmentModule" in "".join(configs):  # a stage without validation
+            continue
         assert result.trainer["validations"] > 0, command
         seen = {name: value for name, value in result.metrics.items() if name.startswith(("val/", "train/"))}
         assert any(name.startswith("val/") for name in seen), command
@@ -156,6 +158,10 @@ LENGTHS = {
     "albef/official": (298_800, 512, 2_000, 0.1),  # their staircase
     "albef/retrieval_flickr30k": (5_660, 256, 0, 0.1),
     "albef/retrieval_coco": (11_065, 256, 0, 0.1),
+    "albef/entailment": (10_340, 256, 100, 0.05),
+    "albef/official_tasks": (10_340, 256, 100, 0.05),
+    "albef/assignment": (9_960, 512, 100, 0.5),
+    "albef/nlvr": (6_740, 128, 100, 0.05),
     "albef/vqa": (43_280, 256, 400, 0.05),
     "albef/official_retrieval": (5_660, 256, 0, 0.1),
     "cocord": (187_440, 64, 0, 1e-3),  # CRD's benchmark: 240 epochs

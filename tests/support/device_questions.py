@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader
 
 from support import random_batches
 from support.clip import DIMS, SCALES, reinforced_batch
+from support.methods import OTHERS
 from support.pretend_cuda import Questions, pretended_cuda, questions
 from support.shre import CLASSES, random_batch, tiny_shre
+from support.tasks import random_task_batch, tiny_task
 from vlightning.callbacks import SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
 from vlightning.callbacks.distributed import collectives as distributed
 from vlightning.datamodules import ALBEFTrainTransform
@@ -67,6 +69,27 @@ def evaluations(folder):
                 folder=own,
                 precision=PRECISIONS[(number + place) % 3],
                 stage=stage,
+            )
+    return found
+
+
+def tasks(folder):
+    """ALBEF's fine-tuning for tasks, in slices, and its validation."""
+    found = {}
+    for name in ("entailment", "nlvr", "assignment"):
+        for stage in ("fit", "validate")[: 1 if name == "assignment" else 2]:
+            own = folder / f"{name}-{stage}"
+            own.mkdir()
+            module = tiny_task(name, memory={"micro_batch_size": SLICE})
+            options = {"stage": stage} if stage != "fit" else {}
+            found[f"{name} {stage}"] = questions(
+                module,
+                random_task_batch(name, ROWS),
+                SkipNonFiniteSteps(),
+                StopOnSignal(),
+                StepSeedCallback(),
+                folder=own,
+                **options,
             )
     return found
 
@@ -133,6 +156,14 @@ def pixels(folder):
         module = random_batches.small("mobileclip", folder / kind.__name__)
         found[kind.__name__] = questions(module, data, SkipNonFiniteSteps(), folder=folder / kind.__name__)
     return found
+
+
+def albef_vqa(folder):
+    """Answers of several lengths, in two slices of images and questions."""
+    module, data = OTHERS["albef_vqa"].build(None, 0, {"memory": {"micro_batch_size": 2}}, batch_size=4, num_workers=0)
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    return questions(module, batch, SkipNonFiniteSteps(), StopOnSignal(), folder=folder)
 
 
 def _planted_faults(module, batch):
@@ -220,7 +251,8 @@ def stop_on_signal_of_two(folder):
 
 if __name__ == "__main__":
     found = {}
-    for case in (steps, evaluations, mobileclip, shre, pixels, planted, mixed_devices, stop_on_signal_of_two):
+    cases = (steps, evaluations, tasks, mobileclip, shre, albef_vqa, pixels, planted, mixed_devices)
+    for case in (*cases, stop_on_signal_of_two):
         place = Path(sys.argv[1]) / case.__name__
         place.mkdir()
         found[case.__name__] = case(place)

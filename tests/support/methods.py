@@ -20,6 +20,7 @@ from support.groups import merged
 from support.mmlg import tiny_extraction
 from support.mmlg import write_teacher as write_clip
 from support.shre import CLASSES, tiny_shre
+from support.tasks import task_and_data
 from vlightning.datamodules import (
     ReinforcedShapesDataModule,
     ShapeClassesDataModule,
@@ -42,6 +43,14 @@ def albef_fine_tuning(outside, seed, **data):
     return albef(
         outside, seed, {"mlm": False, "memory": {"micro_batch_size": 3}, "rerank": {"when": "always", "k": 10}}, **data
     )
+
+
+def entailment(outside, seed, **data):
+    return task_and_data("entailment", seed, **data)
+
+
+def nlvr(outside, seed, **data):
+    return task_and_data("nlvr", seed, **data)
 
 
 def albef_vqa(outside, seed, changes=None, **data):
@@ -151,6 +160,8 @@ METHODS = {
 }
 OTHERS = {
     "albef_fine_tuning": Method(lambda folder: None, albef_fine_tuning, ("teacher.", "image_queue.features")),
+    "entailment": Method(lambda folder: None, entailment, ("teacher.cls_head", "student.visual_encoder")),
+    "nlvr": Method(lambda folder: None, nlvr, ("teacher.cls_head", "student.text_encoder")),
     "albef_vqa": Method(lambda folder: None, albef_vqa, ("teacher.", "student.text_decoder.cls.predictions.bias")),
     "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
     "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),

@@ -60,6 +60,8 @@ def write_files(folder: Path) -> None:
     """Write all files that no other recipe writes into a folder."""
     (folder / "data").mkdir(parents=True)
     _write_pairs(folder)
+    _write_statements(folder)
+
     _write_questions(folder)
     _write_tars(folder)
     _write_classes(folder)
@@ -103,6 +105,26 @@ def _write_pairs(folder):
     (folder / "flickr30k").mkdir()
     (folder / "flickr30k/images").symlink_to(folder / "data/flickr30k")
     (folder / "flickr30k/dataset_flickr30k.json").symlink_to(folder / "data/dataset_flickr30k.json")
+
+
+def _write_statements(folder):
+    """The authors' lists for visual entailment and for NLVR2."""
+    (folder / "data/nlvr2").symlink_to(folder / "data/images")
+    for split, count in (("train", TRAINED), ("dev", EVALUATED), ("test", EVALUATED)):
+        rows = [
+            {"image": str(number), "sentence": caption(number), "label": ("entailment", "neutral")[number % 2]}
+            for number in range(count)
+        ]
+        (folder / f"data/ve_{split}.json").write_text(json.dumps(rows))
+        rows = [
+            {
+                "images": [f"{number}.jpg", f"{number + 1}.jpg"],
+                "sentence": caption(number),
+                "label": str(number % 2 > 0),
+            }
+            for number in range(count)
+        ]
+        (folder / f"data/nlvr_{split}.json").write_text(json.dumps(rows))
 
 
 def _write_questions(folder):

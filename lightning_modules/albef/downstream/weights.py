@@ -11,6 +11,7 @@ from torch import Tensor
 from ....common.errors import UserError
 from ...base.fitting import load_fitting
 from ..official import QUEUES
+from ..settings import TextSettings, VisionSettings
 from ..weights import read_trained, resize_position_tables
 from .official import task_name
 
@@ -40,6 +41,19 @@ class TaskWeights:
 
 COMPLETE = TaskWeights(new=(), unused=())
 """Weights of the task itself, of which nothing may be missing."""
+
+
+def check_sources(vision: VisionSettings, text: TextSettings) -> None:
+    """Check that no weights of a part are named, which a task would not load.
+
+    Raises:
+        UserError: if `vision.weights` or `text.weights` is given.
+    """
+    if (vision.weights, text.weights) != (None, None):
+        raise UserError(
+            f"Expected a trained ALBEF to start a task from, got vision.weights {vision.weights!r} and text.weights "
+            f"{text.weights!r}: set model.weights, and the latter to null."
+        )
 
 
 def start(module: Any, source: str | None, task: TaskWeights) -> None:
