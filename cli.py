@@ -1,11 +1,11 @@
-"""Command line: `vlightning fit|validate|test|predict|export|convert|plan`, or `python cli.py ...`."""
+"""Command line: `vlightning fit|validate|test|predict|evaluate|export|convert|plan`, or `python cli.py ...`."""
 
 import contextlib
 import copy
 import sys
 from functools import partialmethod
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -17,6 +17,7 @@ from vlightning.callbacks.checkpoints.last import LastCheckpoint
 from vlightning.callbacks.checkpoints.resume import merge, report_overrides
 from vlightning.callbacks.checkpoints.run_config import SaveRunConfig
 from vlightning.callbacks.checkpoints.saved_run import read_saved_run
+from vlightning.callbacks.compile import COMPILE_HELP, CompileMode, compiling
 from vlightning.callbacks.distributed.lost_processes import lost_processes_reported
 from vlightning.callbacks.distributed.strategy import check_strategy
 from vlightning.callbacks.optimizer_options import TypedOptimizerOptions
@@ -30,8 +31,8 @@ from vlightning.common.messages import silence_noise, table
 
 DESCRIPTION = (
     "Train and evaluate vision-language models, as in `vlightning fit --config configs/albef/quickstart.yaml`. "
-    "Also: vlightning export and vlightning convert, for checkpoints; vlightning plan, for memory and time before a "
-    "run (each has a --help); --version; --debug keeps the traceback of an error."
+    "Also: vlightning evaluate, for published benchmarks; export and convert, for checkpoints; plan, for memory and "
+    "time before a run (each has a --help); --version; --debug keeps the traceback of an error."
 )
 
 
@@ -53,7 +54,8 @@ class VLightningCLI(LightningCLI):
         return super().init_parser(**{"allow_abbrev": False, "exit_on_error": False, **kwargs})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the two default checkpoints as sections."""
+        """Add the argument `compile`, and the two default checkpoints as sections."""
+        parser.add_argument("--compile", type=CompileMode | Literal[False], default=False, help=COMPILE_HELP)
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
 
@@ -100,6 +102,7 @@ class VLightningCLI(LightningCLI):
         self.save_config_kwargs = {"reproducible": self.reproducible, "name": self.name, "on_begin": begin}
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        callbacks = [*callbacks, *compiling(self.config[self.config.subcommand].compile, config["callbacks"])]
         if self.overrides_hyperparameters:
             callbacks = [*callbacks, TypedOptimizerOptions()]
         return super()._instantiate_trainer(*defaults.with_defaults(config, callbacks))

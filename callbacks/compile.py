@@ -1,13 +1,17 @@
 """Compilation of a module's networks, block by block."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from typing_extensions import override
 
+from ..common.errors import UserError
 from .modules import blocks_of
+
+CompileMode = Literal["default", "max-autotune"]
+COMPILE_HELP = "Compile the blocks of the networks before training: default, or max-autotune, which measures kernels."
 
 
 class CompileCallback(Callback):
@@ -15,7 +19,10 @@ class CompileCallback(Callback):
 
     Blocks of equal structure share one compiled program, so that compilation takes as long for 12 layers as for one.
     Each block is compiled in place: names in the state dict, moving averages, sharding and checkpoints stay as they
-    are. A sequence of text lengths compiles a block twice: for the first length, and for any length.
+    are. A sequence of text lengths compiles a block twice: for the first length, and for any length; with
+    `data.pad_to_multiple_of` equal to `data.max_tokens` there is one length.
+
+    The argument `compile` of the command line adds it (`--compile default`).
 
     The networks are `module.sharded_networks()`, which every method of this package has, otherwise the module's
     children. A network may name other parts in `compiled_parts()`; one without blocks is compiled as a whole.
@@ -27,9 +34,7 @@ class CompileCallback(Callback):
         fullgraph: whether an operation that cannot be compiled raises an error instead of dividing the program.
     """
 
-    def __init__(
-        self, mode: Literal["default", "max-autotune"] = "default", backend: str = "inductor", fullgraph: bool = False
-    ) -> None:
+    def __init__(self, mode: CompileMode = "default", backend: str = "inductor", fullgraph: bool = False) -> None:
         super().__init__()
         self.mode = mode
         self.backend = backend
@@ -42,6 +47,27 @@ class CompileCallback(Callback):
             options["mode"] = "max-autotune-no-cudagraphs"
         for part in parts_to_compile(pl_module):
             part.compile(**options)
+
+
+def compiling(mode: CompileMode | Literal[False], callbacks: Sequence[Callback] | Callback | None) -> list[Callback]:
+    """Return the callback for the argument `compile` of the command line; none for False.
+
+    Args:
+        mode: the argument.
+        callbacks: callbacks of the user.
+
+    Raises:
+        UserError: if these already compile.
+    """
+    if not mode:
+        return []
+    own = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    if any(isinstance(callback, CompileCallback) for callback in own):
+        raise UserError(
+            f"Expected compile or a CompileCallback, got compile: {mode} and a CompileCallback in trainer.callbacks: "
+            "leave one of them out."
+        )
+    return [CompileCallback(mode)]
 
 
 def parts_to_compile(module: LightningModule) -> Iterator[nn.Module]:

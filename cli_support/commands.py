@@ -1,13 +1,13 @@
-"""The commands beside those of LightningCLI: `vlightning export`, `vlightning convert` and `vlightning plan`."""
+"""The commands beside those of LightningCLI: `vlightning export`, `convert`, `plan` and `evaluate`."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from ..callbacks import consolidate_checkpoint, divide_checkpoint_file
 from ..common.errors import UserError
 from ..common.files import check_free
 from ..datamodules.text.saved_tokenizer import saved_tokenizer
+from ..evaluate.command import run_evaluate
 from ..lightning_modules.exports import export, exporters
 from ..planning.command import run_plan
 
@@ -84,4 +84,4 @@ def _parser(program: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-COMMANDS: dict[str, Callable[[list[str]], str]] = {"export": run_export, "convert": run_convert, "plan": run_plan}
+COMMANDS = {"export": run_export, "convert": run_convert, "plan": run_plan, "evaluate": run_evaluate}

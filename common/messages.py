@@ -41,6 +41,7 @@ def say(line: str) -> None:
     """Print one line about the run, once for all processes."""
     if getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("LOCAL_RANK", "0") == "0":
         sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 def table(values: Mapping[str, float]) -> str:

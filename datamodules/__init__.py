@@ -1,15 +1,18 @@
 """Datamodules. They import `common`, and no other package of the project."""
 
 from .embedded_captions import EmbeddedCaptionsDataModule
+from .entailment import EntailmentDataModule
 from .image_classification import ImageClassificationDataModule
 from .image_text import ImageTextDataModule
 from .labels import LabelDataModule
+from .nlvr import NLVR2DataModule
 from .pairs import PairDataModule
 from .reinforced import ReinforcedDataModule
 from .reinforced_image_text import ReinforcedImageTextDataModule
 from .reinforced_shapes import ReinforcedShapesDataModule
 from .reinforcement import ReinforcementDataModule
 from .shape_classes import ShapeClassesDataModule
+from .shape_tasks import ShapesEntailmentDataModule, ShapesNLVR2DataModule
 from .shapes import ShapesDataModule
 from .sources.resolve import Source
 from .transforms.albef import ALBEFEvalTransform, ALBEFRandAugment, ALBEFTrainTransform
@@ -30,11 +33,13 @@ __all__ = [
     "CIFARTrainTransform",
     "CLIPEvalTransform",
     "EmbeddedCaptionsDataModule",
+    "EntailmentDataModule",
     "ImageClassificationDataModule",
     "ImageNetEvalTransform",
     "ImageNetTrainTransform",
     "ImageTextDataModule",
     "LabelDataModule",
+    "NLVR2DataModule",
     "PairDataModule",
     "ProbeTrainTransform",
     "ReinforcedDataModule",
@@ -43,5 +48,7 @@ __all__ = [
     "ReinforcementDataModule",
     "ShapeClassesDataModule",
     "ShapesDataModule",
+    "ShapesEntailmentDataModule",
+    "ShapesNLVR2DataModule",
     "Source",
 ]

@@ -175,7 +175,7 @@ class ImageTextDataModule(PairDataModule):
             return super()._training_loader(rows, length, position)
         streamed = StreamedTrainingSet(
             rows,
-            self.train_transform,
+            self.worker_transform(training=True),
             self.encoder(),
             self.run_seed,
             self.batch_size,
@@ -194,7 +194,7 @@ class ImageTextDataModule(PairDataModule):
         def make() -> DataLoader[Any]:
             dataset = StreamedEvaluationSet(
                 rows,
-                self.eval_transform,
+                self.worker_transform(training=False),
                 self.encoder(),
                 self.run_seed,
                 self.eval_batch_size,

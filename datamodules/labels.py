@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from torch import nn
@@ -22,6 +23,7 @@ from .transforms.classification import (
     ImageNetTrainTransform,
 )
 from .transforms.clip import pair_eval_transform
+from .transforms.normalize import in_pixels
 
 Preset = Literal["cifar", "imagenet"]
 
@@ -122,6 +124,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         """
         loader: BatchLoader = self._evaluation_loader(split)
         loader.account = Account(split, self.max_bad_share, "skipped")  # so that the counts of training do not change
+        loader.finish = partial(self.normalized_batch, training=False)  # no trainer transfers these
         return loader
 
     def training_labels(self) -> list[int]:
@@ -140,7 +143,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
 
     def training_reader(self, rows: LabelledRows) -> LabelReader:
         """Return a reader of augmented views with a label."""
-        return LabelReader(rows, self.train_transform, len(self.views))
+        return LabelReader(rows, self.worker_transform(training=True), len(self.views))
 
     def training_collate(self) -> LabelCollate:
         """Stack the views."""
@@ -148,8 +151,8 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
 
     def evaluation_set(self, rows: LabelledRows, items: Sequence[int], split: Split) -> LabelledEvaluationSet:
         """Return a dataset of images with labels."""
-        return LabelledEvaluationSet(rows, self.eval_transform, self.run_seed)
+        return LabelledEvaluationSet(rows, self.worker_transform(training=False), self.run_seed)
 
     def evaluation_collate(self) -> LabelCollate:
         """Stack the images."""
-        return LabelCollate(["image"], self.eval_transform)
+        return LabelCollate(["image"], in_pixels(self.eval_transform))

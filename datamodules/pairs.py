@@ -40,6 +40,7 @@ from .text.tokenizers import (
     tokenizer_from_json,
     train_wordpiece,
 )
+from .transforms.normalize import in_pixels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -63,6 +64,9 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         append_sep: whether sequences end with [SEP], as in BERT; the ALBEF authors omit it.
         clean_captions: whether to apply ALBEF's caption cleaning.
         max_words: number of words that the cleaning keeps (ALBEF: 30).
+        pad_to_multiple_of: texts of a batch are padded to a length that this divides, at most to ``max_tokens``; 8
+            makes few lengths and ``max_tokens`` one, for which a compiled network is compiled once. By default to the
+            longest text of the batch. The draws of masked words depend on the length.
         predict_texts: texts for prediction, beside images or alone: a list, or a text file with one text per line.
         train_transform: RGB image to float [3, H, W], for training; None for the datamodule's default.
         eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's default.
@@ -80,6 +84,7 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         append_sep: bool = True,
         clean_captions: bool = False,
         max_words: int = 30,
+        pad_to_multiple_of: int = 1,
         predict_texts: str | list[str] | None = None,
         train_transform: nn.Module | None = None,
         eval_transform: nn.Module | None = None,
@@ -88,12 +93,13 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         super().__init__(**options)
         self._train_transform = train_transform
         self._eval_transform = eval_transform
-        check_least(max_tokens=(max_tokens, 3), max_words=(max_words, 1))
+        check_least(max_tokens=(max_tokens, 3), max_words=(max_words, 1), pad_to_multiple_of=(pad_to_multiple_of, 1))
         self.vocab_size = vocab_size
         self.max_tokens = max_tokens
         self.append_sep = append_sep
         self.clean_captions = clean_captions
         self.max_words = max_words
+        self.pad_to_multiple_of = pad_to_multiple_of
         self._texts = PredictTexts(predict_texts, clean_captions, max_words)
         self._tokenizer_name = tokenizer
         self._tokenizer: PreTrainedTokenizerFast | CLIPTokenizer | None = None
@@ -104,7 +110,7 @@ class PairDataModule(ImageTransforms, SampledDataModule):
 
     def training_reader(self, rows: PairRows) -> Reader:
         """Return a reader of an augmented image with one of its captions."""
-        return PairReader(rows, self.train_transform, self.encoder())
+        return PairReader(rows, self.worker_transform(training=True), self.encoder())
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
         """Return the usable captions of evaluated images as texts, in the order of the evaluation.
@@ -132,11 +138,13 @@ class PairDataModule(ImageTransforms, SampledDataModule):
 
     def evaluation_set(self, rows: PairRows, items: list[list[int]], split: Split) -> EvaluationSet:
         """Return a dataset of images with all of their captions."""
-        return EvaluationSet(rows, items, self.eval_transform, self.encoder(), self.run_seed, split != "predict")
+        return EvaluationSet(
+            rows, items, self.worker_transform(training=False), self.encoder(), self.run_seed, split != "predict"
+        )
 
     def evaluation_collate(self) -> EvaluationCollate:
         """Stack the images and encode all of their captions."""
-        return EvaluationCollate(self.encoder(), self.eval_transform)
+        return EvaluationCollate(self.encoder(), in_pixels(self.eval_transform))
 
     # Lightning's hooks
 
@@ -245,7 +253,7 @@ class PairDataModule(ImageTransforms, SampledDataModule):
         tokenizer: Any = self.tokenizer
         if self._tokenizer_name == CLIP:
             return CLIPTextEncoder(self.max_tokens, self.clean_captions, self.max_words)
-        return TextEncoder(tokenizer, self.max_tokens, self.clean_captions, self.max_words)
+        return TextEncoder(tokenizer, self.max_tokens, self.clean_captions, self.max_words, self.pad_to_multiple_of)
 
     # Loaders
 

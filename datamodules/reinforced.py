@@ -167,9 +167,7 @@ class ReinforcedDataModule(PairDataModule):
 
     def training_reader(self, rows: Any) -> ReinforcedReader:
         """Return a reader of one recorded augmentation with its captions and embeddings."""
-        transform = self.train_transform
-        assert isinstance(transform, ReplayTransform)
-        return ReinforcedReader(rows, transform, self.draws)
+        return ReinforcedReader(rows, self.worker_transform(training=True), self.draws)
 
     def training_set(self, rows: Any) -> ReinforcedSet:
         """Return the dataset of training samples."""

@@ -10,14 +10,19 @@ from ..common.lazy import LazyNames
 from .networks.file_readers import Loaded, register_file_reader
 
 if TYPE_CHECKING:
-    from .albef import ALBEFModule
+    from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule
     from .cocord import CoCoRDModule, LinearProbeModule
     from .mmlg import CaptioningModule, ImageEmbeddingModule, MMLGModule, VisionClassifierModule
     from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
     from .shre import ImageProbeModule, SHReModule
 
 _NAMES = {
-    "albef": ("ALBEFModule",),
+    "albef": (
+        "ALBEFModule",
+        "EntailmentModule",
+        "NLVR2Module",
+        "TextAssignmentModule",
+    ),
     "cocord": (
         "CoCoRDModule",
         "LinearProbeModule",
@@ -46,13 +51,16 @@ __all__ = [
     "CaptioningModule",
     "CoCaCaptioner",
     "CoCoRDModule",
+    "EntailmentModule",
     "ImageEmbeddingModule",
     "ImageProbeModule",
     "LinearProbeModule",
     "MMLGModule",
     "MobileCLIPModule",
+    "NLVR2Module",
     "ReinforcementModule",
     "SHReModule",
+    "TextAssignmentModule",
     "TransformersCaptioner",
     "VisionClassifierModule",
     "load_all",

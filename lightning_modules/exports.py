@@ -19,11 +19,15 @@ from ..common.errors import UserError
 from ..common.files import check_free
 from .base.checkpoints import class_of, saved_settings
 
+TASKS_OF_ALBEF = ("EntailmentModule", "NLVR2Module", "TextAssignmentModule")
+"""Methods that `lightning_modules/albef/downstream/export.py` exports."""
+
 
 def exporters() -> dict[str, ModuleType]:
     """Return the `export` module of each method that has one, by the class of its checkpoints."""
     root = lightning_modules.__name__
     folders = {name: f"{root}.{name.removesuffix('Module').lower()}" for name in lightning_modules.__all__}
+    folders |= {name: f"{root}.albef.downstream" for name in TASKS_OF_ALBEF}
     return {
         name: import_module(f"{folder}.export")
         for name, folder in folders.items()

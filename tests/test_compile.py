@@ -3,13 +3,18 @@
 `aot_eager` traces forward and backward passes as the default backend does, and runs them without a compiler.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 from lightning.pytorch import Callback
+from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from support import random_batches
 from support.albef import RandomPairs, tiny_albef
+from support.command_line import run, tiny_config
 from support.distributed import rank_trainer, run_distributed, whole_state
 from support.tiny_modules import SaveSecond, trainer
 from vlightning.callbacks import CompileCallback
@@ -68,6 +73,22 @@ def test_texts_of_many_lengths_compile_a_block_at_most_twice(tmp_path):
 
 
 @pytest.mark.slow
+def test_texts_padded_to_one_length_compile_a_block_once_and_have_the_same_features(tmp_path):
+    module = random_batches.small("albef", tmp_path, text={"dropout": 0.0}).eval()
+    (layer, *_) = [part for part in parts_to_compile(module) if part in list(module.student.text_encoder.modules())]
+    batches = [torch.randint(104, 120, (4, length)) for length in range(5, 11)]
+    plain = [module.encode_texts(ids, torch.ones_like(ids)) for ids in batches]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    layer.compile(backend="aot_eager", fullgraph=True)
+    for ids, expected in zip(batches, plain, strict=True):
+        padding = (0, 10 - ids.shape[1])
+        found = module.encode_texts(functional.pad(ids, padding), functional.pad(torch.ones_like(ids), padding))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
 def test_a_compiled_run_resumes_exactly_also_in_slices(tmp_path):
     def fit(resumed=None):
         module = random_batches.small("mobileclip", tmp_path, memory={"micro_batch_size": 4})
@@ -105,3 +126,59 @@ def test_compiled_blocks_train_to_the_same_weights_when_they_are_sharded():
 def test_a_network_without_blocks_is_compiled_as_a_whole():
     module = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2)})
     assert list(parts_to_compile(module)) == [module["a"]]
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Return the options of each compiled part of runs of the command line, which compile nothing."""
+    found = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda part, **options: found.append(options))
+    monkeypatch.chdir(tmp_path)
+    tiny_config(tmp_path)
+    return found
+
+
+def saved_argument(version):
+    return yaml.safe_load(Path(f"runs/tiny/version_{version}/config.yaml").read_text())["compile"]
+
+
+def test_one_argument_compiles_a_run_and_those_that_resume_it(compiled):
+    ran = run("fit", "--config=tiny.yaml", "--compile", "default")
+    assert ran.status == 0, ran.err
+    assert compiled
+    assert compiled == [{"backend": "inductor", "fullgraph": False}] * len(compiled)
+    assert saved_argument(0) == "default"
+    parts = len(compiled)
+    resumed = ("fit", "--config=tiny.yaml", "--ckpt_path=runs/tiny/version_0/checkpoints/last.ckpt")
+    ran = run(*resumed, "--trainer.max_epochs=2")
+    assert "compile default" in ran.out
+    assert len(compiled) == 2 * parts
+    assert saved_argument(1) == "default"
+    run(*resumed, "--trainer.max_epochs=2", "--compile=false")
+    assert len(compiled) == 2 * parts
+    assert saved_argument(2) is False
+    assert run("validate", "--config=tiny.yaml", "--compile=default").status == 0
+
+
+def test_the_argument_is_also_a_key_of_a_config(compiled, tmp_path):
+    tiny_config(tmp_path, "more.yaml", "compile: max-autotune")
+    assert run("fit", "--config=tiny.yaml", "--config=more.yaml").status == 0
+    assert compiled
+    assert {options["mode"] for options in compiled} == {"max-autotune-no-cudagraphs"}
+
+
+def test_nothing_is_compiled_without_the_argument(compiled):
+    assert run("fit", "--config=tiny.yaml").status == 0
+    assert not compiled
+    assert saved_argument(0) is False
+
+
+def test_another_value_and_a_callback_beside_the_argument_are_one_sentence(compiled):
+    ran = run("fit", "--config=tiny.yaml", "--compile=fastest")
+    assert ran.status == 2
+    assert "compile" in ran.sentence
+    assert "max-autotune" in ran.sentence
+    ran = run("fit", "--config=tiny.yaml", "--compile=default", "--trainer.callbacks+=CompileCallback")
+    assert ran.status
+    assert "leave one of them out" in ran.sentence
+    assert not compiled

@@ -76,6 +76,14 @@ def test_slices_with_batch_norm_and_a_teacher_with_other_images_ask_nothing_else
     assert asked[case] == {FINITE: 1}
 
 
+def test_images_that_arrive_as_bytes_are_converted_without_a_question(asked):
+    assert asked["pixels"]["Pixels"] == {FINITE: 1}
+    assert asked["pixels"]["ConstantsInEachStep"] == {
+        FINITE: 1,
+        "copy: datamodules/transforms/normalize.py _on": 1,
+    }
+
+
 def test_planted_faults_are_found_where_they_are(asked):
     functions = {
         "index from the host": "index_from_the_host",

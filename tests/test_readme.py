@@ -16,6 +16,7 @@ from support.command_line import run
 from support.images import draw_image
 from support.reinforcement import write_pairs
 from vlightning.datamodules import ReinforcedShapesDataModule
+from vlightning.evaluate.command import parser_of_evaluate
 from vlightning.lightning_modules import MobileCLIPModule
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,6 +66,9 @@ def test_every_command_that_is_shown_parses(command: str, tmp_path: Path, monkey
     words = command.split()[1:]
     if words[0] == "export":  # options are parsed before the checkpoint is looked for
         assert "runs/" in (sentence := run(*words).sentence), sentence
+        return
+    if words[0] == "evaluate":  # tests/evaluate/test_command.py runs them
+        assert parser_of_evaluate().parse_args(words[1:])
         return
     if "--ckpt_path" in words:
         at = words.index("--ckpt_path")

@@ -52,8 +52,12 @@ def merge(saved: SavedRun, typed: Typed) -> dict[str, Any]:
     }
     if settings:
         tree["trainer"] = settings
-    if kept := [f"{name} {value}" for name, value in settings.items() if not typed.is_given(f"trainer.{name}")]:
-        say(f"From the checkpoint's run: trainer.{', trainer.'.join(kept)}.")
+    kept = [f"trainer.{name} {value}" for name, value in settings.items() if not typed.is_given(f"trainer.{name}")]
+    if saved.compile and typed.subcommand == "fit":
+        tree["compile"] = saved.compile
+        kept += [] if typed.is_given("compile") else [f"compile {saved.compile}"]
+    if kept:
+        say(f"From the checkpoint's run: {', '.join(kept)}.")
     if tree:
         typed.sources.insert(0, Source(str(saved.path), tree, "checkpoint"))
     return tree

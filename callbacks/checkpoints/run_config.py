@@ -40,7 +40,7 @@ class SaveRunConfig(SaveConfigCallback):
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(parser, reproducible, overwrite=True)
-        self.run = {"trainer": shaping_settings(config.trainer), "name": name}
+        self.run = {"trainer": shaping_settings(config.trainer), "compile": config.compile, "name": name}
         self.on_begin = on_begin
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

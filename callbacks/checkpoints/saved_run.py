@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -13,6 +13,7 @@ from lightning.pytorch import LightningDataModule
 from ...common.class_arguments import subclasses
 from ...common.errors import UserError
 from ...common.named_code import INSTANTIATORS
+from ..compile import CompileMode
 from .run_config import RUN_KEY, SHAPING
 from .sharded_checkpoint import METADATA
 
@@ -27,6 +28,7 @@ class SavedRun:
         seed: The run's seed, if the checkpoint holds one.
         trainer: The run's settings of the Trainer that shape the result.
         name: The run's name; None if the checkpoint holds none.
+        compile: The run's argument `compile`; False if it compiled nothing.
     """
 
     path: Path
@@ -34,6 +36,7 @@ class SavedRun:
     seed: int | None = None
     trainer: dict[str, Any] = field(default_factory=dict)
     name: str | None = None
+    compile: CompileMode | Literal[False] = False
 
     @property
     def folder(self) -> Path:
@@ -91,6 +94,7 @@ def read_saved_run(path: Path) -> SavedRun:
     name = run.get("name")
     inside = isinstance(name, str) and name and not Path(name).is_absolute() and ".." not in Path(name).parts
     saved = SavedRun(path, seed=_seed(content), trainer=_settings(run.get("trainer")), name=name if inside else None)
+    saved.compile = run["compile"] if run.get("compile") in get_args(CompileMode) else False
     for section, key in (("model", "hyper_parameters"), ("data", "datamodule_hyper_parameters")):
         values = dict(content.get(key) or {})
         if (instantiator := values.pop("_instantiator", None)) not in (None, *INSTANTIATORS):

@@ -34,6 +34,9 @@ class BatchLoader:
         skip_empty: whether to skip batches without a usable sample; False if all processes need the same number of
             batches.
         started: returns the number of batches before the first batch of the pass; called after that batch is loaded.
+
+    Attributes:
+        finish: applied to each batch.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class BatchLoader:
         self._skip_empty = skip_empty
         self._started = started
         self._inner: DataLoader[Any] | None = None
+        self.finish: Callable[[Batch], Batch] = lambda batch: batch
 
     def __len__(self) -> int:
         if self._length is None:
@@ -75,7 +79,7 @@ class BatchLoader:
                 self.account.end_of_pass()  # before the last batch is yielded, since Lightning does not iterate past it
             if self._skip_empty and len(collated.batch["sample_index"]) == 0:
                 continue
-            yield collated.batch
+            yield self.finish(collated.batch)
         if self._length is None:
             self.account.end_of_pass()
 

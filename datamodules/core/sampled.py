@@ -6,6 +6,7 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
 from .contract import asked_of
-from .faults import Account, BadSample, Collated, Outcome
+from .faults import Account, BadSample, Batch, Collated, Outcome
 from .hyperparameters import check_least, check_one_batch_size, check_seed_and_share, record_hyperparameters
 from .loaders import BatchLoader, PredictionLoader, inner_loader, replicas_of
 from .mixing import Mix
@@ -307,6 +308,11 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
             pins = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return inner_loader(dataset, collate, workers, pin_memory=pins, **options)
 
+    def read_batch(self, batch: Batch, training: bool) -> Batch:
+        """Return a batch as its loader yields it."""
+        return batch
+
     def _remember(self, loader: BatchLoader) -> BatchLoader:
+        loader.finish = partial(self.read_batch, training=loader.account.split == "train")
         self._loaders.add(loader)
         return loader

@@ -35,7 +35,7 @@ def read_list(files: list[str], image: str, caption: str, image_id: str | None, 
         UserError: if a file has another form.
     """
     for file in files:
-        for read in _items(Path(file)):
+        for read in read_items(Path(file)):
             yield record(lambda read=read: _listed(read(), image, caption, image_id))  # type: ignore[misc]
 
 
@@ -56,7 +56,7 @@ def _listed(item: Any, image: str, caption: str, image_id: str | None) -> Record
 
 def first_keys(file: str) -> list[str]:
     """Return the keys of the first object in a file, so that column names are checked before the file is read."""
-    for read in _items(Path(file)):
+    for read in read_items(Path(file)):
         try:
             item = read()
         except (BadSample, *ROW_ERRORS):
@@ -66,7 +66,7 @@ def first_keys(file: str) -> list[str]:
     return []
 
 
-def _items(path: Path) -> Iterator[Callable[[], Any]]:
+def read_items(path: Path) -> Iterator[Callable[[], Any]]:
     """Yield a function for each item of a file, which returns the item or raises the fault of the item."""
     with require_utf8(path):
         yield from _decoded_items(path)

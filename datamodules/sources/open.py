@@ -118,7 +118,7 @@ class Opening:
             }
         )
         image, caption, image_id = columns
-        arguments: dict[str, Any] = {"files": files, "stamp": [_stamp(file) for file in files]}
+        arguments: dict[str, Any] = {"files": files, "stamp": [file_stamp(file) for file in files]}
         reader: Any
         if kind in ("oxford_iiit_pet", "food101"):
             reader = read_authors_list
@@ -153,7 +153,7 @@ class Opening:
             options = ("image_column", self._caption_option, "image_id_column")
             for column, option in zip((image, caption, image_id), options, strict=True):
                 if keys and column is not None and column not in keys and (column != caption or self.need_captions):
-                    raise UserError(_no_column(column, keys, spec.path, option))
+                    raise UserError(no_column(column, keys, spec.path, option))
             arguments |= {"image": image, "caption": caption, "image_id": image_id}
         if streaming and kind == "webdataset":
             return TarSource(files, caption, image_id, index_cache(self.cache_dir))
@@ -215,11 +215,11 @@ class Opening:
         names = list(features)
         image, caption, image_id = columns
         if image not in names:
-            raise UserError(_no_column(image, names, spec.path, "image_column"))
+            raise UserError(no_column(image, names, spec.path, "image_column"))
         if caption not in names and self.need_captions:
-            raise UserError(_no_column(caption, names, spec.path, self._caption_option))
+            raise UserError(no_column(caption, names, spec.path, self._caption_option))
         if image_id is not None and image_id not in names:
-            raise UserError(_no_column(image_id, names, spec.path, "image_id_column"))
+            raise UserError(no_column(image_id, names, spec.path, "image_id_column"))
         if isinstance(features[image], datasets.Image):
             dataset = dataset.cast_column(image, datasets.Image(decode=False))
         elif not _holds_images(features[image]):
@@ -243,7 +243,8 @@ class Opening:
         return dataset.select_columns(kept), layout
 
 
-def _no_column(column: str, names: Sequence[str], origin: str, option: str) -> str:
+def no_column(column: str, names: Sequence[str], origin: str, option: str) -> str:
+    """Return the message on a source without a column."""
     near = nearest(column, names, 1)
     suggestion = repr(near[0]) if near else "the right one"
     return (
@@ -270,6 +271,7 @@ def _holds_labels(feature: Any) -> bool:
     return dtype in ("string", "large_string") or dtype.startswith(("int", "uint"))
 
 
-def _stamp(file: str) -> str:
+def file_stamp(file: str) -> str:
+    """Return a text that changes with a file, so that the cache of its rows does not outlive it."""
     state = os.stat(file)
     return hashlib.sha1(f"{file}\0{state.st_mtime_ns}\0{state.st_size}".encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -11,7 +12,6 @@ from PIL import Image
 
 from ..core.faults import EMPTY_CAPTION, BadSample, Fault, reading
 from ..text.captions import is_text, usable_caption
-from ..transforms.clip import ReplayTransform
 from ..transforms.replay import Augmentation, Box, augmentation_entries, parse_augmentation
 from .members import caption_of, json_of
 from .reinforced_draws import ReinforcedDraws
@@ -71,12 +71,12 @@ class ReinforcedReader:
 
     Args:
         rows: rows of the split.
-        transform: replays an augmentation and normalizes the image.
+        transform: replays an augmentation.
         draws: chooses the augmentation and the captions.
     """
 
     rows: ReinforcedRows
-    transform: ReplayTransform
+    transform: Callable[[Image.Image, Augmentation], torch.Tensor]
     draws: ReinforcedDraws = field(default_factory=ReinforcedDraws)
 
     def __call__(self, row: int, numbers: tuple[int, int], epoch: int = 0) -> ReinforcedSample:

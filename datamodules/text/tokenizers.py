@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.nn.functional import pad
 
 from ...common.errors import UserError
 from ..sources.hub import hub_or_cache, reason_not_found
@@ -192,9 +193,18 @@ class TextEncoder:
         max_tokens: longest sequence, special tokens included; longer sequences are truncated.
         clean: whether to apply :func:`clean_caption` first.
         max_words: number of words that the cleaning keeps.
+        pad_to_multiple_of: batches are padded to a length that this divides, or to ``max_tokens``; by default to their
+            longest sequence.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, max_tokens: int, clean: bool, max_words: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        max_tokens: int,
+        clean: bool,
+        max_words: int,
+        pad_to_multiple_of: int = 1,
+    ) -> None:
         if tokenizer.pad_token_id is None:
             if tokenizer.eos_token is None:
                 raise UserError(
@@ -205,12 +215,13 @@ class TextEncoder:
         self.max_tokens = max_tokens
         self.clean = clean
         self.max_words = max_words
+        self.pad_to_multiple_of = pad_to_multiple_of
 
     def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
         """Encode captions.
 
         Returns:
-            ``input_ids`` and ``attention_mask``, long [len(captions), longest].
+            ``input_ids`` and ``attention_mask``, long [len(captions), longest]; padding follows the sequences.
         """
         if not captions:
             empty = torch.zeros(0, 1, dtype=torch.long)
@@ -225,7 +236,10 @@ class TextEncoder:
             return_attention_mask=True,
             return_tensors="pt",
         )
-        return {key: encoded[key] for key in ("input_ids", "attention_mask")}
+        length = encoded["input_ids"].shape[1]
+        wanted = min(-(-length // self.pad_to_multiple_of) * self.pad_to_multiple_of, self.max_tokens)
+        values = {"input_ids": self.tokenizer.pad_token_id, "attention_mask": 0}
+        return {key: pad(encoded[key], (0, wanted - length), value=value) for key, value in values.items()}
 
     def usable(self, caption: object) -> bool:
         """Return whether a caption is not empty after the cleaning, if cleaning is on."""

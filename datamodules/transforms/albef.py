@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from PIL import Image
@@ -17,7 +17,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from ...common.errors import UserError
-from .normalize import CLIP_MEAN, CLIP_STD, ToNormalized, preprocessing
+from .normalize import CLIP_MEAN, CLIP_STD, NormalizedTransform, ToNormalized, preprocessing
 
 Operation = Literal[
     "Identity",
@@ -150,7 +150,7 @@ class ALBEFRandAugment(nn.Module):
         )
 
 
-class ALBEFTrainTransform(nn.Module):
+class ALBEFTrainTransform(NormalizedTransform):
     """Apply ALBEF's training transform: random crop, flip, RandAugment, normalization.
 
     Args:
@@ -217,17 +217,17 @@ class ALBEFTrainTransform(nn.Module):
         )
         self.finish = ToNormalized(mean, std)
 
-    def forward(self, image: Image.Image) -> torch.Tensor:
-        """Convert an RGB image of any size to float [3, size, size]."""
+    def edit(self, image: Image.Image, *given: Any) -> Image.Image:
+        """Crop, flip and augment an RGB image of any size."""
         image = self.crop(image)
         if self.flip is not None:
             image = self.flip(image)
         if self.augment is not None:
             image = self.augment(image)
-        return self.finish(image)
+        return image
 
 
-class ALBEFEvalTransform(nn.Module):
+class ALBEFEvalTransform(NormalizedTransform):
     """Apply ALBEF's test transform: resize to a square, ignoring the aspect ratio, and normalize.
 
     Args:
@@ -247,6 +247,7 @@ class ALBEFEvalTransform(nn.Module):
         self.finish = ToNormalized(mean, std)
         self.preprocessing = preprocessing(size, mean, std, "bicubic", "squash")
 
-    def forward(self, image: Image.Image) -> torch.Tensor:
-        """Convert an RGB image of any size to float [3, size, size]."""
-        return self.finish(self.resize(image))
+    def edit(self, image: Image.Image, *given: Any) -> Image.Image:
+        """Resize an RGB image of any size."""
+        edited: Image.Image = self.resize(image)
+        return edited

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from PIL import Image
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
 from .clip import CLIPEvalTransform
-from .normalize import IMAGENET_MEAN, IMAGENET_STD, ToNormalized, preprocessing
+from .normalize import IMAGENET_MEAN, IMAGENET_STD, NormalizedTransform, ToNormalized, preprocessing
 
 # Mean and standard deviation of CIFAR-100's training images, as in the CRD benchmark (arXiv 1910.10699).
 CIFAR100_MEAN = (0.5071, 0.4867, 0.4408)
 CIFAR100_STD = (0.2675, 0.2565, 0.2761)
 
 
-class _NormalizedCompose(v2.Compose):
+class _NormalizedCompose(NormalizedTransform):
     """Compose transforms of PIL images, and normalize the result."""
 
     def __init__(
         self, transforms: list[nn.Module], mean: tuple[float, float, float], std: tuple[float, float, float]
     ) -> None:
-        finish = ToNormalized(mean, std)
-        super().__init__([*transforms, finish])
-        self.finish = finish
+        super().__init__()
+        self.steps = v2.Compose(transforms)
+        self.finish = ToNormalized(mean, std)
+
+    def edit(self, image: Image.Image, *given: Any) -> Image.Image:
+        """Apply the transforms to an RGB image of any size."""
+        edited: Image.Image = self.steps(image)
+        return edited
 
 
 class CIFARTrainTransform(_NormalizedCompose):

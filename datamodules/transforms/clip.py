@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from PIL import Image
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
 from .albef import ALBEFEvalTransform, ALBEFTrainTransform
-from .normalize import ChannelValues, ToNormalized, preprocessing
+from .normalize import ChannelValues, NormalizedTransform, ToNormalized, preprocessing
 from .replay import Augmentation, Interpolation, replay
 
 
-class CLIPEvalTransform(nn.Module):
+class CLIPEvalTransform(NormalizedTransform):
     """Resize the shorter side, crop the center, normalize.
 
     Args:
@@ -46,12 +45,13 @@ class CLIPEvalTransform(nn.Module):
         self.finish = ToNormalized(mean, std)
         self.preprocessing = preprocessing(size, mean, std, interpolation, resize_mode, resize)
 
-    def forward(self, image: Image.Image) -> torch.Tensor:
-        """Convert an RGB image of any size to float [3, size, size]."""
-        return self.finish(self.crop(self.resize(image)))
+    def edit(self, image: Image.Image, *given: Any) -> Image.Image:
+        """Resize and crop an RGB image of any size."""
+        edited: Image.Image = self.crop(self.resize(image))
+        return edited
 
 
-class ReplayTransform(nn.Module):
+class ReplayTransform(NormalizedTransform):
     """Replay a recorded augmentation at the student's resolution and normalize.
 
     Args:
@@ -73,9 +73,10 @@ class ReplayTransform(nn.Module):
         self.interpolation: Interpolation = interpolation
         self.finish = ToNormalized(mean, std)
 
-    def forward(self, image: Image.Image, augmentation: Augmentation) -> torch.Tensor:
-        """Augment an RGB image, and convert it to float [3, size, size]."""
-        return self.finish(replay(image, augmentation, self.size, self.interpolation))
+    def edit(self, image: Image.Image, *given: Augmentation) -> Image.Image:
+        """Replay the given augmentation of an RGB image."""
+        (augmentation,) = given
+        return replay(image, augmentation, self.size, self.interpolation)
 
 
 def pair_eval_transform(size: int, expected: Mapping[str, Any]) -> nn.Module:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeGuard
 
 import torch
 from PIL import Image
@@ -19,7 +20,7 @@ ChannelValues = tuple[float, float, float]
 
 
 class ToNormalized(nn.Module):
-    """Convert an 8-bit image to float [3, H, W]: scale to 0-1, subtract the mean, divide by the standard deviation.
+    """Convert 8-bit images to float [3, H, W]: scale to 0-1, subtract the mean, divide by the standard deviation.
 
     Args:
         mean: mean of each channel, on the 0-1 scale.
@@ -31,12 +32,94 @@ class ToNormalized(nn.Module):
         self.mean = list(mean)
         self.std = list(std)
         self.changes = any(self.mean) or any(value != 1 for value in self.std)
+        self._constants: dict[torch.device, tuple[torch.Tensor, ...]] = {}
 
-    def forward(self, image: Image.Image) -> torch.Tensor:
-        """Convert and normalize."""
-        # Not `to_dtype(scale=True)`, whose product with 1 / 255 differs from the quotient in the last bit.
-        pixels = F.pil_to_tensor(image).to(torch.float32).div_(255)
-        return F.normalize(pixels, self.mean, self.std, inplace=True) if self.changes else pixels
+    def forward(self, image: Image.Image | torch.Tensor) -> torch.Tensor:
+        """Convert and normalize an image, or uint8 [..., 3, H, W] on any device."""
+        pixels = F.pil_to_tensor(image) if isinstance(image, Image.Image) else image
+        scale, mean, std = self._on(pixels.device)
+        # Not `to_dtype(scale=True)`, whose product with 1 / 255 differs from the quotient in the last bit. A GPU also
+        # multiplies if the divisor is a number instead of a tensor.
+        pixels = pixels.to(torch.float32).div_(scale)
+        return pixels.sub_(mean).div_(std) if self.changes else pixels
+
+    def _on(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Return the constants on a device; they are copied there once, since the host waits for the copy."""
+        if device not in self._constants:
+            rows = torch.tensor([[255.0] * 3, self.mean, self.std], device=device)
+            self._constants[device] = rows.view(3, 3, 1, 1).unbind()
+        return self._constants[device]
+
+
+class NormalizedTransform(nn.Module):
+    """Base of the transforms that edit an 8-bit image, then normalize it.
+
+    Loader workers apply :meth:`edit` only, and send bytes; the images are normalized on the device (:func:`in_pixels`).
+    A subclass that overrides `forward` sends floats.
+
+    Attributes:
+        finish: the normalization.
+    """
+
+    finish: ToNormalized
+
+    def edit(self, image: Image.Image, *given: Any) -> Image.Image:
+        """Return the 8-bit image before the normalization.
+
+        Args:
+            image: RGB image of any size.
+            *given: recorded augmentations, if the transform replays these.
+        """
+        raise NotImplementedError
+
+    def forward(self, image: Image.Image, *given: Any) -> torch.Tensor:
+        """Convert an RGB image of any size to float [3, H, W]; arguments as in :meth:`edit`."""
+        converted: torch.Tensor = self.finish(self.edit(image, *given))
+        return converted
+
+
+class ToPixels(nn.Module):
+    """The part of a transform before its normalization, from an RGB image to uint8 [3, H, W].
+
+    Args:
+        transform: the transform.
+    """
+
+    def __init__(self, transform: NormalizedTransform) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def forward(self, image: Image.Image, *given: Any) -> torch.Tensor:
+        """Edit an image; arguments as in :meth:`NormalizedTransform.edit`."""
+        pixels: torch.Tensor = F.pil_to_tensor(self.transform.edit(image, *given))
+        return pixels
+
+
+def normalization_of(transform: nn.Module) -> ToNormalized | None:
+    """Return a copy of the normalization at the end of a transform; None if it has none, or may do more after it."""
+    # A copy, whose constants on a device are not sent to loader workers.
+    return copy.deepcopy(transform.finish) if _ends_normalized(transform) else None
+
+
+def in_pixels(transform: nn.Module) -> nn.Module:
+    """Return a transform without its normalization; the transform itself if :func:`normalization_of` is None."""
+    return ToPixels(transform) if _ends_normalized(transform) else transform
+
+
+def _ends_normalized(transform: nn.Module) -> TypeGuard[NormalizedTransform]:
+    return isinstance(transform, NormalizedTransform) and type(transform).forward is NormalizedTransform.forward
+
+
+def normalized(batch: Any, finish: ToNormalized | None) -> Any:
+    """Return a batch (a dict) whose uint8 images [..., 3, H, W] are normalized, on the device where they are."""
+    if finish is None or not isinstance(batch, Mapping):
+        return batch
+    pixels = {
+        name: value
+        for name, value in batch.items()
+        if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.ndim >= 4
+    }
+    return {**batch, **{name: finish(value) for name, value in pixels.items()}} if pixels else batch
 
 
 def preprocessing(

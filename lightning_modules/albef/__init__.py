@@ -1,5 +1,6 @@
 """ALBEF."""
 
+from .downstream import EntailmentModule, NLVR2Module, TextAssignmentModule
 from .module import ALBEFModule
 
-__all__ = ["ALBEFModule"]
+__all__ = ["ALBEFModule", "EntailmentModule", "NLVR2Module", "TextAssignmentModule"]

@@ -51,15 +51,20 @@ def draw_negatives(contrast: Contrast, batch: Batch, positives: Literal["image_i
         batch: `image_id` [B] and `input_ids` [B, L].
         positives: "image_id" rules out pairs of the same image or of the same words, "diagonal" the pair itself alone.
     """
-    image_id, input_ids = batch["image_id"], batch["input_ids"]
-    forbidden = torch.eye(len(image_id), dtype=torch.bool, device=image_id.device)
-    if positives == "image_id":
-        same_text = (input_ids[:, None] == input_ids).all(-1)
-        forbidden = forbidden | same_text | (image_id[:, None] == image_id)
+    forbidden = forbidden_pairs(batch["image_id"], batch["input_ids"], positives)
     return HardNegatives(
         image=draw_hard_negatives(contrast.text_logits, forbidden),
         text=draw_hard_negatives(contrast.image_logits, forbidden),
     )
+
+
+def forbidden_pairs(image_id: Tensor, input_ids: Tensor, positives: Literal["image_id", "diagonal"]) -> Tensor:
+    """Return which pairs of rows are no negatives, boolean [B, B]; arguments as in `draw_negatives`."""
+    forbidden = torch.eye(len(image_id), dtype=torch.bool, device=image_id.device)
+    if positives == "image_id":
+        same_text = (input_ids[:, None] == input_ids).all(-1)
+        forbidden = forbidden | same_text | (image_id[:, None] == image_id)
+    return forbidden
 
 
 def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:

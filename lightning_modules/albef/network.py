@@ -6,6 +6,7 @@ Shapes: B images, R texts, N image tokens (CLS first), L text tokens (CLS first)
 embedding dimension, H heads.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -124,13 +125,21 @@ class FusionBert(nn.Module):
         fusion_layer: index of the first layer with cross-attention.
         image_width: width V of the image tokens.
         language_head: whether there is a head for masked language modelling.
+        fusion: builds a layer with cross-attention from the sizes and the image width.
     """
 
-    def __init__(self, config: BertConfig, fusion_layer: int, image_width: int, language_head: bool = True) -> None:
+    def __init__(
+        self,
+        config: BertConfig,
+        fusion_layer: int,
+        image_width: int,
+        language_head: bool = True,
+        fusion: Callable[[BertConfig, int], nn.Module] = FusionLayer,
+    ) -> None:
         super().__init__()
         self.fusion_layer = fusion_layer
         layers = [
-            BertLayer(config) if index < fusion_layer else FusionLayer(config, image_width)
+            BertLayer(config) if index < fusion_layer else fusion(config, image_width)
             for index in range(config.num_hidden_layers)
         ]
         self.bert = BertTrunk(config, layers)
@@ -166,6 +175,44 @@ class FusionBert(nn.Module):
         return states
 
 
+def image_encoder(vision: VisionSettings, activation_checkpointing: bool = False) -> VisionTransformer:
+    """Build the image encoder, which returns all tokens.
+
+    Args:
+        vision: its sizes.
+        activation_checkpointing: whether every block recomputes its activations in the backward pass.
+    """
+    # `global_pool=""` keeps all tokens; eps 1e-6 is that of DeiT and of the authors' ViT.
+    encoder = VisionTransformer(
+        img_size=vision.image_size,
+        patch_size=vision.patch_size,
+        embed_dim=vision.width,
+        depth=vision.depth,
+        num_heads=vision.heads,
+        mlp_ratio=vision.mlp_ratio,
+        num_classes=0,
+        global_pool="",
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),
+        mlp_layer=LeanMlp,
+    )
+    encoder.set_grad_checkpointing(activation_checkpointing)
+    return encoder
+
+
+def bert_sizes(text: TextSettings, layers: int | None = None) -> BertConfig:
+    """Return the configuration of a BERT of these settings, of text and fusion layers unless a number is given."""
+    return bert_config(
+        text.vocab_size,
+        text.width,
+        text.depth + text.fusion_depth if layers is None else layers,
+        text.heads,
+        text.ffn_width,
+        text.max_positions,
+        text.dropout,
+        text.pad_token_id,
+    )
+
+
 class ALBEFNetwork(nn.Module):
     """Image encoder, text and fusion encoder, and both projections, for the student or the teacher.
 
@@ -186,31 +233,8 @@ class ALBEFNetwork(nn.Module):
         activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        # `global_pool=""` keeps all tokens; eps 1e-6 is that of DeiT and of the authors' ViT.
-        self.visual_encoder = VisionTransformer(
-            img_size=vision.image_size,
-            patch_size=vision.patch_size,
-            embed_dim=vision.width,
-            depth=vision.depth,
-            num_heads=vision.heads,
-            mlp_ratio=vision.mlp_ratio,
-            num_classes=0,
-            global_pool="",
-            norm_layer=partial(nn.LayerNorm, eps=1e-6),
-            mlp_layer=LeanMlp,
-        )
-        self.visual_encoder.set_grad_checkpointing(activation_checkpointing)
-        bert = bert_config(
-            text.vocab_size,
-            text.width,
-            text.depth + text.fusion_depth,
-            text.heads,
-            text.ffn_width,
-            text.max_positions,
-            text.dropout,
-            text.pad_token_id,
-        )
-        self.text_encoder = FusionBert(bert, text.depth, vision.width, language_head)
+        self.visual_encoder = image_encoder(vision, activation_checkpointing)
+        self.text_encoder = FusionBert(bert_sizes(text), text.depth, vision.width, language_head)
         self.text_encoder.bert.activation_checkpointing = activation_checkpointing
         self.vision_proj = nn.Linear(vision.width, embed_dim)
         self.text_proj = nn.Linear(text.width, embed_dim)

@@ -1,8 +1,8 @@
 """The checkpoint layout of ALBEF's authors: conversion between their names and those of this package.
 
-There are two families of files. Pre-training has `text_encoder.bert.*` and the language-model head
-`text_encoder.cls.*`; retrieval has neither the level `bert.` nor the head, but the image ids of the queues,
-`idx_queue`. The teacher's names carry `_m`.
+There are two families of files; `downstream/official.py` has those of the other tasks. Pre-training has
+`text_encoder.bert.*` and the language-model head `text_encoder.cls.*`; retrieval has neither the level `bert.` nor the
+head, but the image ids of the queues, `idx_queue`. The teacher's names carry `_m`.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .module import ALBEFModule
 
 QUEUES = ("image_queue", "text_queue")
-_PARTS = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
+_PARTS = ("visual_encoder", "text_encoder", "text_decoder", "vision_proj", "text_proj", "cls_head", "ta_head")
 _POSITION_IDS = "bert.embeddings.position_ids"
 _OFFICIAL_NO_ID = -100
 
@@ -106,7 +106,10 @@ def official_name(own: str, flat: bool) -> str:
     root, _, inner = own.partition(".")
     if root in ("student", "teacher"):
         part, _, name = inner.partition(".")
-        return f"{part}{'_m' if root == 'teacher' else ''}.{name.removeprefix('bert.') if flat else name}"
+        name = (
+            name.removeprefix("bert.") if flat and part == "text_encoder" else name
+        )  # the decoder of VQA has the level
+        return f"{part}{'_m' if root == 'teacher' else ''}.{name}"
     if root in QUEUES:
         return "queue_ptr" if inner == "pointer" else root
     return "temp" if own == "temperature" else own

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 from transformers import BertForMaskedLM
 
@@ -93,9 +94,26 @@ def load_trained(module: "ALBEFModule", source: str) -> str:
     Raises:
         UserError: if the source does not exist, is of another kind, or does not fit. Nothing is loaded then.
     """
+    state, name, name_in_source = read_trained(source)
+    return load_state(module, state, name, queues=False, name_in_source=name_in_source)
+
+
+def read_trained(source: str) -> tuple[dict[str, Tensor], str, Callable[[str], str]]:
+    """Read a trained model of ALBEF's family.
+
+    Args:
+        source: checkpoint of the authors or of this package, or the folder of an export.
+
+    Returns:
+        The state under the names of this package, a description of the source, and a function from these names to the
+        source's, both for messages.
+
+    Raises:
+        UserError: if the source does not exist, or is of another kind.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
-        return load_state(module, read_folder(path)[1], f"the export {source!r}", queues=False)
+        return read_folder(path)[1], f"the export {source!r}", str
     if not path.exists():
         raise UserError(
             "Expected a checkpoint of the authors or of this package, or the folder of an export, got no file or "
@@ -103,9 +121,10 @@ def load_trained(module: "ALBEFModule", source: str) -> str:
         )
     content = _read_file(path)
     if "state_dict" in content:
-        return load_state(module, _tensors(content["state_dict"], source), f"the checkpoint {source!r}", queues=False)
+        return _tensors(content["state_dict"], source), f"the checkpoint {source!r}", str
     official = _tensors(content.get("model", content), source)
-    return load_official(module, official, queues=False, source=f"the authors' checkpoint {source!r}")
+    name_in_source = partial(official_name, flat=is_flat(official))
+    return from_official(official), f"the authors' checkpoint {source!r}", name_in_source
 
 
 def load_official(
@@ -168,7 +187,7 @@ def load_state(
                 f"{source}, got different values: give another checkpoint."
             )
 
-    resized = _resize_positions(module, state)
+    resized = resize_position_tables(module.student.visual_encoder, state)
     if resized:
         notes.append(resized)
 
@@ -204,9 +223,9 @@ def _layer_of(key: str) -> int:
     return int(parts[parts.index("layer") + 1]) if "layer" in parts else -1
 
 
-def _resize_positions(module: "ALBEFModule", state: dict[str, Tensor]) -> str:
-    """Resize the position tables of student and teacher in place; return a note for the log, or an empty string."""
-    grid = module.student.visual_encoder.patch_embed.grid_size
+def resize_position_tables(encoder: VisionTransformer, state: dict[str, Tensor]) -> str:
+    """Resize position tables to the encoder's grid, in place; return a note for the log, or an empty string."""
+    grid = encoder.patch_embed.grid_size
     done = ""
     for name in ("student.visual_encoder.pos_embed", "teacher.visual_encoder.pos_embed"):
         table = state.get(name)

@@ -1,6 +1,7 @@
-"""Evaluation and predictions of image classifiers."""
+"""Evaluation and predictions of classifiers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from .protocol import PREFIXES, Stage
 
 Batch = dict[str, Tensor]
 
-SPLITS, TOP = ("val", "test"), (1, 5)
+SPLITS, TOP = ("val", "test"), {"top1": 1, "top5": 5}
 
 
 class Accuracy(nn.Module):
@@ -27,13 +28,17 @@ class Accuracy(nn.Module):
 
     With fewer than five classes, top-5 uses all classes. An image whose class has a non-finite logit counts as wrong.
 
+    Args:
+        top: number of best classes among which the right one counts, by the name under which the accuracy is logged.
+
     Shapes: B images, C classes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, top: Mapping[str, int] = TOP) -> None:
         super().__init__()
+        self.top = dict(top)
         # Zeros and ones need no check for NaN, for which the host would wait for a GPU.
-        means = {f"{split}_top{k}": MeanMetric(nan_strategy="disable") for split in SPLITS for k in TOP}
+        means = {f"{split}_{name}": MeanMetric(nan_strategy="disable") for split in SPLITS for name in top}
         self.metrics = nn.ModuleDict(means)
         self._non_finite: dict[str, list[Tensor]] = {
             split: [] for split in SPLITS
@@ -41,20 +46,20 @@ class Accuracy(nn.Module):
 
     def update(self, split: str, logits: Tensor, label: Tensor, sample_index: Tensor) -> None:
         """Count a batch: logits [B, C], label [B], positions in the data set [B]."""
-        right = hits(logits, label, max(TOP))
-        for k, metric in self._of(split):
-            metric.update(right[:, :k].any(1).float())
+        right = hits(logits, label, max(self.top.values()))
+        for name, metric in self._of(split):
+            metric.update(right[:, : self.top[name]].any(1).float())
         self._non_finite[split].append(torch.stack([sample_index, (~logits.isfinite().all(1)).long()], 1))
 
     def log(self, module: LightningModule, split: str) -> None:
-        """Log `<split>/top1` and `<split>/top5` from a module's hook, and reset the counts.
+        """Log `<split>/top1` and the others from a module's hook, and reset the counts.
 
         The number of images with non-finite logits, if there are any, is logged as `<split>/non_finite`, and a
         warning names them.
         """
         found: dict[str, Tensor | float] = {}
-        for k, metric in self._of(split):
-            found[f"top{k}"] = 100 * metric.compute()
+        for name, metric in self._of(split):
+            found[name] = 100 * metric.compute()
             metric.reset()
         none = torch.zeros(0, 2, dtype=torch.long, device=module.device)  # for a process without images
         rows = gather_uneven(torch.cat([none, *self._non_finite[split]]))
@@ -66,7 +71,9 @@ class Accuracy(nn.Module):
                 f"{some_of(rows[rows[:, 1] > 0, 0])}): these classes rank last; check these samples, or, if all "
                 "images are affected, use an earlier checkpoint."
             )
-        log_global(module, {f"{split}/{name}": value for name, value in found.items()}, f"{split}/top1")
+        log_global(
+            module, {f"{split}/{name}": value for name, value in found.items()}, f"{split}/{next(iter(self.top))}"
+        )
 
     def reset(self) -> None:
         """Reset the counts."""
@@ -75,43 +82,74 @@ class Accuracy(nn.Module):
                 metric.reset()
         self._non_finite = {split: [] for split in SPLITS}
 
-    def _of(self, split: str) -> Iterator[tuple[int, MeanMetric]]:
-        for k in TOP:
-            metric = self.metrics[f"{split}_top{k}"]
+    def _of(self, split: str) -> Iterator[tuple[str, MeanMetric]]:
+        for name in self.top:
+            metric = self.metrics[f"{split}_{name}"]
             assert isinstance(metric, MeanMetric)
-            yield k, metric
+            yield name, metric
+
+
+class Classified(NamedTuple):
+    """The classified samples of all processes, those of rank 0 first."""
+
+    sample_index: Tensor  # long [N]
+    label: Tensor  # long [N]
+    probabilities: Tensor  # float32 [N, C]
 
 
 class ClassificationEvaluation(nn.Module):
     """Loss and accuracy of a classifier, and its predictions.
 
-    The module's `forward` turns images [B, 3, H, W] into logits [B, C]. A batch holds `image`, `sample_index` and, but
-    for predictions, `label`.
+    The module's `forward` turns the inputs, such as images [B, 3, H, W], into logits [B, C]. A batch holds the inputs,
+    `sample_index` and, but for predictions, `label`.
+
+    Args:
+        inputs: names of the batch's entries that `forward` takes.
+        top: as in `Accuracy`.
+        keeps_result: whether the attribute `result` keeps the probabilities of an evaluation, for figures.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, inputs: Sequence[str] = ("image",), top: Mapping[str, int] = TOP, keeps_result: bool = False
+    ) -> None:
         super().__init__()
-        self.accuracy = Accuracy()
+        self.inputs = tuple(inputs)
+        self.accuracy = Accuracy(top)
+        self.keeps_result = keeps_result
+        self.result: Classified | None = None
+        self._classified: list[Classified] = []
 
     def start(self) -> None:
         """Reset the counts."""
         self.accuracy.reset()
+        self.result, self._classified = None, []
 
     def step(self, module: LightningModule, batch: Batch, stage: Stage) -> None:
         """Classify a batch, log the loss, and count correct images."""
         split, label = PREFIXES[stage], batch["label"]
-        logits = module(batch["image"]).float()
+        logits = self._logits(module, batch)
         self.accuracy.update(split, logits, label, batch["sample_index"])
         module.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
+        if self.keeps_result:
+            kept = batch["sample_index"], label, logits.detach().softmax(-1)
+            self._classified.append(Classified._make(column.cpu() for column in kept))
 
     def predict(self, module: LightningModule, batch: Batch) -> Batch:
         """Return probabilities [B, C], with the positions [B] of the images in their data set."""
-        return {"sample_index": batch["sample_index"], "probabilities": module(batch["image"]).float().softmax(-1)}
+        return {"sample_index": batch["sample_index"], "probabilities": self._logits(module, batch).softmax(-1)}
 
     def finish(self, module: LightningModule, stage: Stage) -> None:
         """Log accuracy in percent."""
         if stage != "predict":
             self.accuracy.log(module, PREFIXES[stage])
+        if self._classified:  # in all processes or in none: each has a batch in each step
+            columns = zip(*self._classified, strict=True)
+            self.result = Classified._make(gather_uneven(torch.cat(column)) for column in columns)
+            self._classified = []
+
+    def _logits(self, module: LightningModule, batch: Batch) -> Tensor:
+        logits: Tensor = module(*(batch[name] for name in self.inputs)).float()
+        return logits
 
 
 def check_classes(module: LightningModule, num_classes: int) -> None:

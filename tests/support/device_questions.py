@@ -7,6 +7,7 @@ from pathlib import Path
 
 import timm
 import torch
+from torch.utils.data import DataLoader
 
 from support import random_batches
 from support.clip import DIMS, SCALES, reinforced_batch
@@ -14,6 +15,8 @@ from support.pretend_cuda import Questions, pretended_cuda, questions
 from support.shre import CLASSES, random_batch, tiny_shre
 from vlightning.callbacks import SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
 from vlightning.callbacks.distributed import collectives as distributed
+from vlightning.datamodules import ALBEFTrainTransform
+from vlightning.datamodules.core.images import ImageTransforms
 from vlightning.lightning_modules import MobileCLIPModule
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
@@ -97,6 +100,39 @@ def shre(folder):
         memory={"micro_batch_size": 2},
     )
     return questions(module, random_batch(4, dtype=torch.float32), SkipNonFiniteSteps(), StopOnSignal(), folder=folder)
+
+
+class Pixels(ImageTransforms):
+    """Batches with uint8 images, which are normalized on the device."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.batch = batch
+        self._train_transform = ALBEFTrainTransform(batch["image"].shape[-1])
+
+    def train_dataloader(self):
+        self.worker_transform(training=True)
+        return DataLoader([self.batch] * 2, batch_size=None)
+
+
+class ConstantsInEachStep(Pixels):
+    """The fault of constants that are copied to the device in each step."""
+
+    def normalized_batch(self, batch, training):
+        self._train_finish._constants.clear()
+        return super().normalized_batch(batch, training)
+
+
+def pixels(folder):
+    """Conversion of bytes to normalized images after their transfer, and with a planted fault."""
+    found = {}
+    for kind in (Pixels, ConstantsInEachStep):
+        (folder / kind.__name__).mkdir()
+        batch = random_batches.random_rows("mobileclip", ROWS)
+        data = kind(batch | {"image": batch["image"].mul(40).clamp(0, 255).to(torch.uint8)})
+        module = random_batches.small("mobileclip", folder / kind.__name__)
+        found[kind.__name__] = questions(module, data, SkipNonFiniteSteps(), folder=folder / kind.__name__)
+    return found
 
 
 def _planted_faults(module, batch):
@@ -184,7 +220,7 @@ def stop_on_signal_of_two(folder):
 
 if __name__ == "__main__":
     found = {}
-    for case in (steps, evaluations, mobileclip, shre, planted, mixed_devices, stop_on_signal_of_two):
+    for case in (steps, evaluations, mobileclip, shre, pixels, planted, mixed_devices, stop_on_signal_of_two):
         place = Path(sys.argv[1]) / case.__name__
         place.mkdir()
         found[case.__name__] = case(place)

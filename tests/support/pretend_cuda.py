@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.cuda.amp.common
-from lightning import Callback
+from lightning import Callback, LightningDataModule
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.loops import evaluation_loop
 from lightning.pytorch.plugins import MixedPrecision
@@ -116,7 +116,7 @@ class Enough(Exception):
 
 
 class _On(Callback):
-    """Starts counting after the first step, in which things are made once.
+    """Starts counting after the first step, in which things are made once; the transfer of the next batch counts.
 
     Args:
         questions: what counts.
@@ -127,8 +127,8 @@ class _On(Callback):
         self.questions = questions
         self.accumulate = accumulate
 
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.questions.on = batch_idx >= self.accumulate
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.questions.on = batch_idx + 1 >= self.accumulate
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.questions.on = False
@@ -183,7 +183,7 @@ def questions(
 
     Args:
         module: on the CPU.
-        batch: of every step.
+        batch: of every step, or a datamodule of these.
         *callbacks: of the Trainer.
         folder: for the run.
         precision: Lightning's name of it.
@@ -216,7 +216,8 @@ def questions(
             inference_mode=False,  # under which operations arrive undivided, such as `to` for `_to_copy`
             default_root_dir=folder,
         )
-        loader = DataLoader([batch] * 2 * accumulate, batch_size=None)
+        own = isinstance(batch, LightningDataModule)
+        loader = batch if own else DataLoader([batch] * 2 * accumulate, batch_size=None)
         if stage == "fit":
             runs.fit(module, loader)
             assert runs.global_step == 2

@@ -147,6 +147,22 @@ def test_long_captions_are_cut_to_max_tokens_with_cls_and_sep(bert, append_sep, 
     assert batch["input_ids"][0, -1] == end
 
 
+@pytest.mark.parametrize(("multiple", "lengths"), [(1, [*range(1, 11)]), (4, [4, 8, 10]), (10, [10]), (64, [10])])
+def test_texts_are_padded_to_a_multiple_at_most_to_max_tokens(bert, multiple, lengths):
+    encode = TextEncoder(bert, max_tokens=10, clean=False, max_words=30, pad_to_multiple_of=multiple)
+    plain = TextEncoder(bert, max_tokens=10, clean=False, max_words=30)
+    found = set()
+    for words in range(1, 20):
+        batch, shorter = encode(["a", "a " * words]), plain(["a", "a " * words])
+        length = shorter["input_ids"].shape[1]
+        found.add(batch["input_ids"].shape[1])
+        assert batch["input_ids"].shape == batch["attention_mask"].shape
+        assert all(torch.equal(batch[key][:, :length], shorter[key]) for key in shorter)
+        assert (batch["input_ids"][:, length:] == bert.pad_token_id).all()
+        assert not batch["attention_mask"][:, length:].any()
+    assert sorted(found) == lengths
+
+
 def test_cleaning_happens_before_encoding(bert):
     batch = TextEncoder(bert, max_tokens=25, clean=True, max_words=2)(["A-red circle"])
     assert batch["input_ids"].tolist() == [[5, 6]]

@@ -1,0 +1,99 @@
+"""Datamodules of generated colored shapes with texts to judge, for a first run without a download."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from .core.stages import Split
+from .sources.shape_tasks import ShapeEntailmentTable, ShapePairTable
+from .tasks import TaskDataModule
+from .transforms.clip import pair_eval_transform, pair_train_transform
+
+
+class _ShapeTask(TaskDataModule):
+    """Common part of both.
+
+    Args:
+        length: number of training rows in an epoch.
+        eval_length: number of rows in the validation split, and in the test split.
+        data_seed: seed of the content. Separate from ``seed``, so that runs with different seeds have the same test
+            split.
+        image_size: side of the images, pixels.
+        min_crop: smallest share of the image's area in a training crop; low values crop objects.
+        batch_size: training rows per process and batch.
+        num_workers: loader workers per process.
+        vocab_size: largest number of tokenizer entries.
+        append_sep: whether sequences end with [SEP], as in the ALBEF quickstart.
+        **options: see :class:`~.tasks.TaskDataModule`. Prediction reads the images of the test split.
+    """
+
+    def __init__(
+        self,
+        length: int = 20_000,
+        eval_length: int = 512,
+        data_seed: int = 0,
+        image_size: int = 64,
+        min_crop: float = 0.9,
+        batch_size: int = 128,
+        num_workers: int = 0,
+        vocab_size: int = 320,
+        append_sep: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            batch_size=batch_size, num_workers=num_workers, vocab_size=vocab_size, append_sep=append_sep, **options
+        )
+        self.content = (length, eval_length, image_size, data_seed)
+        self.image_size = image_size
+        self.min_crop = min_crop
+
+    def default_train_transform(self) -> nn.Module:
+        """Return a crop, with the normalization that trained weights expect."""
+        crop = {"scale": (self.min_crop, 1.0), "ratio": (1.0, 1.0), "horizontal_flip": 0.0, "rand_augment": False}
+        return pair_train_transform(self.image_size, self.expected_preprocessing(), **crop)
+
+    def default_eval_transform(self) -> nn.Module:
+        """Return the transform that trained weights expect, else ALBEF's."""
+        return pair_eval_transform(self.image_size, self.expected_preprocessing())
+
+
+class ShapesEntailmentDataModule(_ShapeTask):
+    """Captions that an image of two shapes, of which a panel may hide one, entails, contradicts, or leaves open.
+
+    A fixture for trials, not a benchmark. Chance is 33.3%; whoever sees only whether there is a panel gets 66.7%, and
+    the caption alone tells nothing.
+
+    Args:
+        **options: see :class:`_ShapeTask`.
+    """
+
+    class_names = ("contradiction", "neutral", "entailment")
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+    def open_split(self, split: Split) -> ShapeEntailmentTable:
+        """Open the images of a split; ``predict`` is the test split."""
+        return ShapeEntailmentTable(split, *self.content)
+
+
+class ShapesNLVR2DataModule(_ShapeTask):
+    """Statements such as "a red ring in the left image", true or false, about two images of two shapes each.
+
+    A fixture for trials, not a benchmark. Chance is 50%, also from the statement or from the images alone.
+
+    Args:
+        **options: see :class:`_ShapeTask`.
+    """
+
+    image_names = ("image_left", "image_right")
+    class_names = ("False", "True")
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+    def open_split(self, split: Split) -> ShapePairTable:
+        """Open the images of a split; ``predict`` is the test split."""
+        return ShapePairTable(split, *self.content)

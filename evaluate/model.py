@@ -1,0 +1,198 @@
+"""Any image-text model for evaluation: a checkpoint or an export of a method, or a published model."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from transformers import PreTrainedTokenizerFast
+
+from .. import lightning_modules
+from ..callbacks import AtomicCheckpointIO
+from ..common.errors import UserError
+from ..datamodules.pairs import PairDataModule
+from ..datamodules.text.clip import CLIP, CLIP_TOKENS, CLIP_VOCABULARY, CLIPTextEncoder
+from ..datamodules.text.saved_tokenizer import saved_tokenizer
+from ..datamodules.text.tokenizers import TextEncoder, set_ending, tokenizer_from_json
+from ..lightning_modules.base.checkpoints import class_of, saved_settings
+from ..lightning_modules.base.frozen import Frozen
+from ..lightning_modules.base.preprocessing import is_checkpoint, recorded_preprocessing
+from ..lightning_modules.base.pretrained import is_folder, read_folder
+from ..lightning_modules.networks.clip_preprocessing import Preprocessing
+from ..lightning_modules.networks.file_readers import PublishedCLIP
+from ..lightning_modules.networks.published_clip import load_published
+
+_LOCAL = "local-dir:"
+
+
+@dataclass
+class ImageTextModel:
+    """A model in eval mode and float32, with its preprocessing and its tokenizer.
+
+    Attributes:
+        name: What the results are listed under.
+        network: Holds the weights.
+        images: Images [B, 3, S, S] to features [B, E].
+        texts: Texts to features [T, E].
+        transform: RGB image to float [3, S, S].
+        sha256: Fingerprint of the weights.
+        note: What must be said beside every number; None for nothing.
+    """
+
+    name: str
+    network: nn.Module
+    images: Callable[[Tensor], Tensor]
+    texts: Callable[[Sequence[str]], Tensor]
+    transform: Callable[[Image.Image], Tensor]
+    sha256: str
+    note: str | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.network.parameters()).device
+
+    @torch.no_grad()
+    def encode_images(self, images: Tensor) -> Tensor:
+        """Return unit-length features [B, E] of images [B, 3, S, S]."""
+        return normalize(self.images(images.to(self.device, non_blocking=True)).float(), dim=-1)
+
+    @torch.no_grad()
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Return unit-length features [T, E] of texts."""
+        return normalize(self.texts(texts).float(), dim=-1)
+
+
+def load_model(model: str, weights: str | None = None) -> ImageTextModel:
+    """Load a model for evaluation, on the CPU.
+
+    Args:
+        model: A checkpoint of a training, a file or a folder; the folder of an export; `local-dir:` and a folder of
+            open_clip's; or a model's name, with `weights`.
+        weights: A tag of open_clip's or a file, for a model's name.
+
+    Raises:
+        UserError: If there is no such model, or it does not embed images and texts.
+    """
+    if weights is not None:
+        return _published(load_published(model, weights))
+    if model.startswith(_LOCAL):
+        return _published(load_published(None, model.removeprefix(_LOCAL)))
+    path = Path(model).expanduser()
+    if is_checkpoint(path):
+        return _of_checkpoint(path)
+    if is_folder(path):
+        return _of_export(path)
+    if path.exists():
+        raise UserError(
+            f"Expected a .ckpt file, the folder of a sharded checkpoint or of an export after --model, got {model!r}: "
+            "give the model's name there, and this file after --weights."
+        )
+    raise UserError(
+        f"Expected an existing checkpoint or export after --model, got {model!r}: correct the path, or give the tag or "
+        "the file of this model's weights after --weights."
+    )
+
+
+def _published(found: PublishedCLIP) -> ImageTextModel:
+    network, tokenizer = found.network, found.tokenizer
+
+    def texts(given: Sequence[str]) -> Tensor:
+        features: Tensor = network.encode_text(tokenizer(list(given)).to(next(network.parameters()).device))
+        return features
+
+    name = f"{found.model} ({found.weights})"
+    return ImageTextModel(name, network, network.encode_image, texts, found.preprocessing.transform(), found.sha256)
+
+
+def _of_checkpoint(path: Path) -> ImageTextModel:
+    content = AtomicCheckpointIO().load_checkpoint(path)
+    cls = _class_of(class_of(saved_settings(content)), str(path))
+    module = cls.load_from_checkpoint(path, map_location="cpu")
+    data = content.get("datamodule_hyper_parameters") or {}
+    text, note = saved_tokenizer(content)
+    tokenizer = None if text is None else tokenizer_from_json(text)
+    if tokenizer is None and data.get("tokenizer") != CLIP and not _clip_texts(module):
+        raise UserError(
+            f"Expected a checkpoint with its tokenizer in {str(path)!r}, got one {note}: export it with one."
+        )
+    return _of_module(module, str(path), recorded_preprocessing(content), tokenizer, data)
+
+
+def _of_export(folder: Path) -> ImageTextModel:
+    config, _ = read_folder(folder)
+    module = _class_of(config["class"], str(folder)).from_pretrained(folder)
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    if not has_tokenizer and not _clip_texts(module):
+        raise UserError(
+            f"Expected an export with its tokenizer in {str(folder)!r}, got none: export the checkpoint again."
+        )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder)) if has_tokenizer else None
+    return _of_module(module, str(folder), config.get("preprocessing"), tokenizer, config.get("data") or {})
+
+
+def _class_of(name: str | None, source: str) -> Any:
+    """Return the class of a checkpoint or an export that embeds images and texts."""
+    able = [
+        known
+        for known in lightning_modules.__all__
+        if {"encode_images", "encode_texts"} <= set(dir(getattr(lightning_modules, known)))
+    ]
+    if name not in able:
+        raise UserError(
+            f"Expected a model of images and texts ({', '.join(able)}), got {name or 'an unknown class'} in "
+            f"{source!r}: give another."
+        )
+    return getattr(lightning_modules, name)
+
+
+def _of_module(
+    module: Any, source: str, recorded: Mapping[str, Any] | None, tokenizer: Any, data: Mapping[str, Any]
+) -> ImageTextModel:
+    """Return a model of a method, with the preprocessing and the tokenizer of its training."""
+    if recorded is None or ("mean" not in recorded and "transform" not in recorded):
+        raise UserError(
+            f"Expected the preprocessing of the images in {source!r}, got none: give a checkpoint that was trained or "
+            "validated with a datamodule of this package."
+        )
+    module.eval().requires_grad_(False).float()
+    encoder = _encoder(module, tokenizer, data)
+
+    def images(image: Tensor) -> Tensor:
+        features: Tensor = module.encode_images(image)[0]
+        return features
+
+    def texts(given: Sequence[str]) -> Tensor:
+        device = next(module.parameters()).device
+        features: Tensor = module.encode_texts(**{key: ids.to(device) for key, ids in encoder(given).items()})
+        return features
+
+    transform = Preprocessing.of(recorded, repr(source)).transform()
+    fingerprint = Frozen(module).fingerprint()
+    return ImageTextModel(source, module, images, texts, transform, fingerprint, _NOTES.get(type(module).__name__))
+
+
+_NOTES = {"SHReModule": "SHRe's teacher was trained with labels"}
+
+
+def _encoder(module: Any, tokenizer: Any, data: Mapping[str, Any]) -> Callable[[Sequence[str]], dict[str, Tensor]]:
+    """Return the encoder of texts as the datamodule of the training would build it."""
+    defaults = {name: option.default for name, option in inspect.signature(PairDataModule).parameters.items()}
+    options = {name: data.get(name, defaults[name]) for name in ("clean_captions", "max_words", "append_sep")}
+    longest = data.get("max_tokens") or module.data_sizes().max_tokens or getattr(module, "max_tokens", None)
+    clean, words = options["clean_captions"], options["max_words"]
+    if tokenizer is None:
+        return CLIPTextEncoder(longest or CLIP_TOKENS, clean, words)
+    set_ending(tokenizer, options["append_sep"])
+    return TextEncoder(tokenizer, longest or defaults["max_tokens"], clean, words)
+
+
+def _clip_texts(module: Any) -> bool:
+    """Return whether a module's texts have CLIP's vocabulary, whose tokenizer is part of open_clip."""
+    vocabulary = module.data_sizes().vocab_size or getattr(getattr(module, "student", None), "vocab_size", None)
+    return vocabulary in (None, CLIP_VOCABULARY)

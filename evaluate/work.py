@@ -1,0 +1,121 @@
+"""The work of `vlightning evaluate`, after its arguments are parsed."""
+
+import argparse
+import warnings
+from pathlib import Path
+
+from lightning.fabric import Fabric
+
+from ..callbacks.distributed.collectives import rank
+from ..common.errors import UserError
+from .encoding import Loading
+from .hub import download
+from .image_sets import read_lines, with_braces
+from .model import ImageTextModel, load_model
+from .own_images import classify_folder, write_sheet, write_table
+from .report import compare, markdown, write_report
+from .results import read_results
+from .run import Settings, evaluate
+from .tasks import chosen_tasks
+
+_TEMPLATES = ("a photo of a {}.", "a photo of the {}.", "an image of a {}.")
+
+
+def work(typed: argparse.Namespace) -> str:
+    """Evaluate a model on sets, classify a folder, or compare two results.
+
+    Args:
+        typed: The parsed arguments.
+
+    Returns:
+        What is printed; empty in processes beside the first.
+
+    Raises:
+        UserError: If an argument is wrong, or a set or a model cannot be used.
+    """
+    if typed.compare:
+        return _compare(typed)
+    if typed.model is None:
+        raise UserError("Expected --model, got none: give a checkpoint, an export or a model's name.")
+    if (typed.root is None) == (typed.images is None):
+        raise UserError("Expected --root with sets, or --images with images and --classes: give one of the two.")
+    warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process needs none
+    fabric = Fabric(
+        accelerator=typed.accelerator,
+        devices=typed.devices,
+        num_nodes=typed.num_nodes,
+        strategy="ddp" if typed.devices * typed.num_nodes > 1 else "auto",
+    )
+    fabric.launch()
+    model = load_model(typed.model, typed.weights)
+    model.network.to(fabric.device)
+    loading = Loading(typed.batch_size, typed.num_workers)
+    said = _own_images(model, typed, loading) if typed.images else _sets(fabric, model, typed, loading)
+    fabric.barrier()
+    return said if rank() == 0 else ""
+
+
+def _sets(fabric: Fabric, model: ImageTextModel, typed: argparse.Namespace, loading: Loading) -> str:
+    tasks = chosen_tasks(typed.suite, [key for key in (typed.tasks or "").split(",") if key])
+    root, out = Path(typed.root).expanduser(), Path(typed.out or "results.jsonl").expanduser()
+    if not root.is_dir() and not typed.download:
+        raise UserError(
+            f"Expected the folder of the sets after --root, got {typed.root!r}: correct it, or add --download."
+        )
+    if typed.download and rank() == 0:
+        download(tasks, root)
+    fabric.barrier()
+    settings = Settings(
+        root,
+        loading,
+        tuple(dict.fromkeys(typed.protocol)),
+        typed.shots,
+        typed.seed,
+        typed.c,
+        typed.k,
+        typed.temperature,
+        Path(typed.cache).expanduser() if typed.cache else out.with_suffix(".cache"),
+    )
+    results = evaluate(model, tasks, settings, out)
+    order = {task.key: place for place, task in enumerate(tasks)}
+    results = sorted((r for r in results if r.key in order), key=lambda r: (order[r.key], r.protocol != "zero_shot"))
+    if rank() != 0:
+        return ""
+    files = write_report(results, out)
+    return f"{markdown(results)}\nWrote {out}, {', '.join(map(str, files))}."
+
+
+def _own_images(model: ImageTextModel, typed: argparse.Namespace, loading: Loading) -> str:
+    if not typed.classes:
+        raise UserError("Expected --classes with --images, got none: give names, or a text file with one a line.")
+    folder = Path(typed.images).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"Expected a folder of images after --images, got {typed.images!r}: correct it.")
+    names = _texts(typed.classes)
+    templates = with_braces(_texts(typed.templates or list(_TEMPLATES)), "--templates")
+    table, found = classify_folder(model, folder, names, templates, loading, typed.best)
+    if rank() != 0:
+        return ""
+    out = Path(typed.out or "classes.parquet").expanduser()
+    write_table(table, out)
+    written = [str(out)]
+    if typed.html:
+        write_sheet(table, folder, Path(typed.html).expanduser())
+        written.append(typed.html)
+    left_out = f" {sum(found.bad.values())} could not be read." if found.bad else ""
+    return f"Classified {len(table):,} images by {model.name}.{left_out} Wrote {' and '.join(written)}."
+
+
+def _texts(given: list[str]) -> list[str]:
+    """Return texts as given, or the lines of the one text file that is given."""
+    if len(given) == 1 and given[0].endswith(".txt"):
+        return read_lines(Path(given[0]).expanduser())
+    return given
+
+
+def _compare(typed: argparse.Namespace) -> str:
+    files = [Path(file).expanduser() for file in typed.compare]
+    out = Path(typed.out).expanduser() if typed.out else None
+    names = (files[0].stem, files[1].stem) if files[0].stem != files[1].stem else (str(files[0]), str(files[1]))
+    said = compare(read_results(files[0]), read_results(files[1]), names, out)
+    return f"{said}\n\nWrote {out}." if out else said

@@ -1,0 +1,7 @@
+"""Fine-tuning of ALBEF for the tasks of section 5 of the paper: visual entailment, NLVR2."""
+
+from .assignment import TextAssignmentModule
+from .entailment import EntailmentModule
+from .nlvr import NLVR2Module
+
+__all__ = ["EntailmentModule", "NLVR2Module", "TextAssignmentModule"]

@@ -1,0 +1,171 @@
+"""Text assignment: which of two images a text describes, or none; pre-training for NLVR2 (section 5 of the paper).
+
+Negatives are drawn from torch's global generator, which `StepSeedCallback` seeds by (seed, step, rank), without waiting
+for the device.
+
+Shapes: B pairs of an image and a text, E embedding dimension.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ....callbacks import StepSeedCallback, missing_callbacks
+from ...base.method import Method
+from ...base.preprocessing import preprocessing_of_checkpoint
+from ...base.settings import settings
+from ...base.trainers import trainer_of
+from ...evaluation.protocol import Batch
+from ...memory import in_slices
+from ...optim.adamw import adamw
+from ...optim.schedules import Schedule
+from ..counts import mean_count
+from ..itm import forbidden_pairs
+from ..network import FusionBert
+from ..schedule import paper_schedule
+from ..settings import MemorySettings, TextSettings, VisionSettings
+from . import weights as initial_weights
+from .network import AssignmentNetwork
+from .official import double_fusion
+from .settings import AssignmentOptimSettings
+
+TEMPERATURE = 0.07
+"""Divisor of the similarities that negatives are drawn by; the authors', whatever the learned temperature is."""
+
+
+class Assignment(NamedTuple):
+    """Two images for each text."""
+
+    left: Tensor  # long [B], row of the first image
+    right: Tensor  # long [B], row of the second image
+    label: Tensor  # long [B]: 0, the text describes the first image; 1, the second; 2, none
+    exists: Tensor  # boolean [B], whether the row has a negative
+
+
+def draw_assignment(features: Tensor, forbidden: Tensor) -> Assignment:
+    """Draw the images of each text: with probability 2/3 its own and a negative, in either order, else two negatives.
+
+    Negatives are drawn with probability softmax(similarity / 0.07), the second without the first. A text with one
+    admissible negative always gets its own image too; one without is left out of the loss.
+
+    Args:
+        features: unit-length features [B, E] of the images.
+        forbidden: boolean [B, B], true where the image is no negative; it must be true on the diagonal.
+    """
+    similarity = (features @ features.T / TEMPERATURE).masked_fill(forbidden, -torch.inf)
+    # The order of a race with these rates is that of draws without replacement; in logarithms no rate underflows.
+    race = similarity - torch.empty_like(similarity).exponential_().log()
+    negatives = race.nan_to_num(nan=0.0).topk(min(2, len(race)), dim=1).indices
+    first, second = negatives[:, 0], negatives[:, -1]
+    candidates = (~forbidden).sum(1)
+    own = torch.arange(len(race), device=race.device)
+    with_own = (torch.rand(len(race), device=race.device) > 1 / 3) | (candidates < 2)
+    in_front = torch.rand(len(race), device=race.device) > 0.5
+    label = torch.where(with_own, torch.where(in_front, 0, 1), 2)
+    left = torch.where(label == 0, own, first)
+    right = torch.where(label == 0, first, torch.where(label == 1, own, second))
+    return Assignment(left, right, label, candidates > 0)
+
+
+class TextAssignmentModule(Method):
+    """Three-way classification of a text with two images; its checkpoint starts `NLVR2Module`.
+
+    Defaults are the authors'. There is no distillation, and no evaluation.
+
+    Args:
+        vision: the image encoder. text: the text and fusion encoder. optim: AdamW and its learning rate. memory:
+        activation memory. weights: initial weights: a checkpoint of the authors (pre-training or this stage), of
+            `ALBEFModule` or of this class, or the folder of an export.
+        embed_dim: embedding dimension of the contrastive space, in which negatives are similar.
+        positives: "image_id" never draws another caption's image or an equal caption as a negative; "diagonal" rules
+            out the pair itself alone, as the authors do.
+        optimizer: replaces AdamW. lr_scheduler: replaces the authors' schedule.
+    """
+
+    temperature: Tensor
+
+    def __init__(
+        self,
+        vision: VisionSettings = VisionSettings(),
+        text: TextSettings = TextSettings(),
+        optim: AssignmentOptimSettings = AssignmentOptimSettings(),
+        memory: MemorySettings = MemorySettings(),
+        weights: str | None = None,
+        embed_dim: int = 256,
+        positives: Literal["image_id", "diagonal"] = "image_id",
+        optimizer: OptimizerCallable | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__(optimizer, lr_scheduler)
+        self.vision = vision = settings(VisionSettings, vision)
+        self.text = text = settings(TextSettings, text)
+        self.optim = settings(AssignmentOptimSettings, optim)
+        self.memory = memory = settings(MemorySettings, memory)
+        self.weights, self.positives = weights, positives
+        self.save_settings()
+
+        self.student = AssignmentNetwork(vision, text, embed_dim, memory.activation_checkpointing)
+        self.teacher = None
+        self.register_buffer("temperature", torch.tensor([TEMPERATURE]))  # of the pre-training, for its layout
+        self.start_vocabulary()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the cross-entropy of the three classes, averaged over the texts of all processes."""
+        student, slice_rows = self.student, self.memory.micro_batch_size
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        (tokens,) = in_slices(lambda image: (student.encode_image(image),), slice_rows, batch["image"])
+        with torch.no_grad():
+            features = student.project_image(tokens)
+            drawn = draw_assignment(features, forbidden_pairs(batch["image_id"], ids, self.positives))
+        (logits,) = in_slices(
+            lambda *rows: (student.fuse(*rows),), slice_rows, ids, mask, tokens[drawn.left], tokens[drawn.right]
+        )
+        losses = F.cross_entropy(logits, drawn.label, reduction="none") * drawn.exists
+        loss = losses.sum() / mean_count(drawn.exists.sum(), logits.dtype)
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        return loss
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Supply the seeds, unless the user gives them."""
+        return missing_callbacks(self.trainer.callbacks, StepSeedCallback())  # type: ignore[attr-defined]
+
+    def load_initial_weights(self) -> None:
+        """Load `weights`."""
+        double = partial(double_fusion, depth=self.text.depth, fusion_depth=self.text.fusion_depth)
+        task = initial_weights.TaskWeights(new=("ta_head.",), unused=("text_encoder.cls.",), convert=double)
+        initial_weights.start(self, self.weights, task)
+
+    def initial_preprocessing(self) -> dict[str, Any] | None:
+        """Return how `weights` expect images to be prepared, if they record it."""
+        return None if self.weights is None else preprocessing_of_checkpoint(self.weights)
+
+    def text_towers(self) -> Iterable[FusionBert]:
+        """Return the BERT."""
+        return [self.student.text_encoder]
+
+    def sharded_networks(self) -> Sequence[AssignmentNetwork]:
+        """Return the networks."""
+        return [self.student]
+
+    def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Return AdamW."""
+        return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas)
+
+    def paper_schedule(self) -> Schedule:
+        """Return warm-up and cosine, or the authors' staircase."""
+        return paper_schedule(self.optim, trainer_of(self))
+
+    def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the state without redundant names, which safetensors refuses."""
+        return initial_weights.without_shared(state)
+
+    def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
+        """Load the state of an export or of a checkpoint."""
+        initial_weights.load_task(self, state, source, initial_weights.COMPLETE)

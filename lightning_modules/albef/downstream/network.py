@@ -1,0 +1,122 @@
+"""Networks of the tasks that classify a text with its image or images (section 5 of the paper).
+
+Submodules have the authors' names, except for the doubled layers of `PairFusionLayer`.
+
+Shapes: B samples, N image tokens (CLS first), L text tokens (CLS first), D text width, V image width, C classes.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig
+
+from ...networks.attention import set_vit_attention
+from ...networks.precision import at_least_float32, unit
+from ..network import FusionBert, FusionLayer, bert_sizes, image_encoder
+from ..settings import TextSettings, VisionSettings
+
+
+class PairFusionLayer(nn.Module):
+    """Two fusion layers, of which the first attends to the first image of a pair, and the second to the second.
+
+    Only the key and value projections of cross-attention are shared.
+
+    Args:
+        config: BERT sizes and dropout.
+        image_width: width V of the image tokens.
+    """
+
+    def __init__(self, config: BertConfig, image_width: int) -> None:
+        super().__init__()
+        self.first = FusionLayer(config, image_width)
+        self.second = FusionLayer(config, image_width)
+        for name in ("key", "value"):
+            self.second.crossattention.self[name] = self.first.crossattention.self[name]
+
+    def forward(self, states: Tensor, mask: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """Run both layers on states [B, L, D] with the boolean mask [B, 1, 1, L] and images [B, N, V]."""
+        states = self.first(states, mask, first, None)
+        out: Tensor = self.second(states, mask, second, None)
+        return out
+
+
+class TaskNetwork(nn.Module):
+    """Image encoder, text and fusion encoder, and a head on the fused [CLS].
+
+    Args:
+        vision: sizes of the image encoder.
+        text: sizes of the text and fusion encoder.
+        head: maps the fused [CLS], [B, D], to logits [B, C].
+        images: number of images of a sample, 1 or 2; with 2 each fusion layer is doubled.
+        activation_checkpointing: whether every block recomputes its activations in the backward pass.
+    """
+
+    def __init__(
+        self,
+        vision: VisionSettings,
+        text: TextSettings,
+        head: nn.Module,
+        images: int = 1,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.visual_encoder = image_encoder(vision, activation_checkpointing)
+        fusion = FusionLayer if images == 1 else PairFusionLayer
+        self.text_encoder = FusionBert(bert_sizes(text), text.depth, vision.width, language_head=False, fusion=fusion)
+        self.text_encoder.bert.activation_checkpointing = activation_checkpointing
+        self.cls_head = head
+
+    def encode_image(self, image: Tensor) -> Tensor:
+        """Encode images [B, 3, S, S] as tokens [B, N, V], CLS first."""
+        set_vit_attention(self.visual_encoder, image)
+        return self.visual_encoder(image)
+
+    def fuse(self, input_ids: Tensor, attention_mask: Tensor, *image_tokens: Tensor) -> Tensor:
+        """Encode texts [B, L] and fuse them with the tokens [B, N, V] of each image: logits [B, C].
+
+        They are in float32 at least.
+        """
+        states = self.text_encoder.encode(input_ids, attention_mask)
+        second = image_tokens[1] if len(image_tokens) > 1 else None
+        fused = self.text_encoder.fuse(states, attention_mask, image_tokens[0], second)
+        return at_least_float32(self.cls_head(fused[:, 0]))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, *images: Tensor) -> Tensor:
+        """Return logits [B, C] of texts [B, L] with their images, each [B, 3, S, S]; all go through the ViT at once."""
+        if not len(input_ids):  # a process whose images are unusable; the layers cannot reshape an empty batch
+            one = [torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in (input_ids, *images)]
+            return self(one[0], torch.ones_like(one[0]), *one[1:])[:0]
+        tokens = self.encode_image(torch.cat(images)).chunk(len(images))
+        return self.fuse(input_ids, attention_mask, *tokens)
+
+
+def class_head(width: int, classes: int) -> nn.Sequential:
+    """Return the authors' head: [B, D] to logits [B, C]."""
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes))
+
+
+class AssignmentNetwork(TaskNetwork):
+    """The networks of text assignment: those for pairs of images, and the frozen projections of the pre-training.
+
+    Args:
+        vision: sizes of the image encoder.
+        text: sizes of the text and fusion encoder.
+        embed_dim: embedding dimension of the contrastive space.
+        activation_checkpointing: whether every block recomputes its activations in the backward pass.
+    """
+
+    def __init__(
+        self, vision: VisionSettings, text: TextSettings, embed_dim: int, activation_checkpointing: bool = False
+    ) -> None:
+        super().__init__(vision, text, nn.Identity(), 2, activation_checkpointing)
+        self.ta_head = nn.Linear(text.width, 3)
+        # The text projection is not used, but the authors' checkpoints have it.
+        self.vision_proj = nn.Linear(vision.width, embed_dim).requires_grad_(False)
+        self.text_proj = nn.Linear(text.width, embed_dim).requires_grad_(False)
+
+    def fuse(self, input_ids: Tensor, attention_mask: Tensor, *image_tokens: Tensor) -> Tensor:
+        """Fuse texts [B, L] with the tokens [B, N, V] of two images: logits [B, 3] in float32 at least."""
+        return at_least_float32(self.ta_head(super().fuse(input_ids, attention_mask, *image_tokens)))
+
+    def project_image(self, image_tokens: Tensor) -> Tensor:
+        """Project image tokens [B, N, V] to unit-length contrastive features [B, E], in float32 at least."""
+        return unit(self.vision_proj(image_tokens[:, 0]))

@@ -1,0 +1,154 @@
+"""Initial weights of the downstream tasks, from a trained ALBEF or from a model of the task, of either layout."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from ....common.errors import UserError
+from ...base.fitting import load_fitting
+from ..official import QUEUES
+from ..weights import read_trained, resize_position_tables
+from .official import task_name
+
+ROOTS = ("student", "teacher")
+
+
+def unchanged(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return a state as it is."""
+    return state
+
+
+@dataclass(frozen=True)
+class TaskWeights:
+    """How a task starts from the weights of another model.
+
+    Args:
+        new: prefixes of the parts of a network, such as "cls_head.", that may be missing and start at random then.
+        unused: prefixes of the parts of a trained ALBEF that the task does not have.
+        convert: makes the task's networks from those of a trained ALBEF, under the names of this package, and returns
+            a state of the task as it is.
+    """
+
+    new: tuple[str, ...]
+    unused: tuple[str, ...] = ("vision_proj.", "text_proj.", "text_encoder.cls.")
+    convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = unchanged
+
+
+COMPLETE = TaskWeights(new=(), unused=())
+"""Weights of the task itself, of which nothing may be missing."""
+
+
+def start(module: Any, source: str | None, task: TaskWeights) -> None:
+    """Load initial weights into student and teacher of a task's module, and log what was loaded and what was not.
+
+    Args:
+        module: has the attributes `student`, `teacher` (None without distillation), `momentum` and `text`.
+        source: checkpoint of the authors or of this package, or the folder of an export; None for a random start.
+        task: what the task takes from it.
+
+    Raises:
+        UserError: if the source does not exist, is of another kind, or does not fit. Nothing is loaded then.
+    """
+    name = type(module).__name__
+    if source is None:
+        rank_zero_info(f"{name} starts at random: set model.weights to a trained ALBEF.")
+        return
+    state, found, name_in_source = read_trained(source)
+    if name_in_source is not str:
+
+        def name_in_source(own: str) -> str:
+            return task_name(own, module.text.depth)
+
+    rank_zero_info(f"{name} starts with {load_task(module, state, found, task, name_in_source)}.")
+
+
+def load_task(
+    module: Any,
+    state: Mapping[str, Tensor],
+    source: str,
+    task: TaskWeights,
+    name_in_source: Callable[[str], str] = str,
+) -> str:
+    """Load a state dict with the names of this package, strictly except for the parts that `task` names.
+
+    Without a teacher in the source, the teacher becomes a copy of the student (or see `TaskMomentumSettings.start`).
+    Position tables are resized to the module's grid.
+
+    Args:
+        module: as in `start`.
+        state: state dict of a trained ALBEF or of the task.
+        source: description of the source, for messages.
+        task: what the task takes from it.
+        name_in_source: maps a name of this package to the source's, for messages.
+
+    Returns:
+        Description of what was loaded and what was not, for a log line.
+
+    Raises:
+        UserError: if the rest does not fit; the message lists the keys. Nothing is loaded then.
+    """
+    own, notes = module.state_dict(), list[str]()
+    unused = tuple(f"{root}.{part}" for root in ROOTS for part in task.unused)
+    kept = {
+        name: tensor
+        for name, tensor in task.convert(state).items()
+        if name in own or not name.startswith(("temperature", "itm_head.", *QUEUES, *unused))
+    }
+    if module.teacher is None:
+        kept = {name: tensor for name, tensor in kept.items() if not name.startswith("teacher.")}
+    random = {name: tensor for name, tensor in own.items() if name.startswith("teacher.")}
+    taught = any(name.startswith("teacher.") for name in kept)
+
+    parts = [part for part in task.new if not any(name.startswith(f"student.{part}") for name in kept)]
+    if parts:
+        notes.append(f"{', '.join(part.rstrip('.') for part in parts)} at random")
+        kept |= {name: own[name] for name in own if name.startswith(tuple(f"student.{part}" for part in parts))}
+    if module.teacher is not None:
+        copied = tuple(task.new) if taught else ("",)
+        missing = [part for part in copied if not any(name.startswith(f"teacher.{part}") for name in kept)]
+        kept |= {
+            f"teacher.{name[8:]}": tensor
+            for name, tensor in kept.items()
+            if name.startswith(tuple(f"student.{part}" for part in missing))
+        }
+        if not taught:
+            notes.append("the teacher as the student's copy")
+    _check_shared(kept, own, source, name_in_source)
+    resized = resize_position_tables(module.student.visual_encoder, kept)
+    if resized:
+        notes.append(resized)
+    if module.teacher is not None and not taught and module.momentum.start == "random":
+        # The authors copy the random student before they load the weights, and average before the first pass.
+        weight = 1 - module.momentum.momentum
+        kept |= {name: torch.lerp(tensor, kept[f"student.{name[8:]}"], weight) for name, tensor in random.items()}
+        notes[notes.index("the teacher as the student's copy")] = "the teacher at random"
+    load_fitting(module, kept, f"{type(module).__name__} from {source}", name_in_source)
+    return ", ".join([source, *notes])
+
+
+def shared_names(names: Mapping[str, Any]) -> dict[str, str]:
+    """Return the redundant name of each tensor that the halves of a doubled layer share, mapped to the other name."""
+    parts = tuple(f".second.crossattention.self.{name}." for name in ("key", "value"))
+    return {name: name.replace(".second.", ".first.") for name in names if any(part in name for part in parts)}
+
+
+def without_shared(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state without redundant names, which safetensors refuses."""
+    shared = shared_names(state)
+    return {name: tensor for name, tensor in state.items() if name not in shared}
+
+
+def _check_shared(
+    state: dict[str, Tensor], own: Mapping[str, Any], source: str, name_in_source: Callable[[str], str]
+) -> None:
+    """Fill in redundant names, and check that they have equal tensors."""
+    for alias, name in shared_names(own).items():
+        if name in state and not torch.equal(state.setdefault(alias, state[name]), state[name]):
+            raise UserError(
+                f"Expected equal values of {name_in_source(name)} and {name_in_source(alias)}, one tensor in the "
+                f"model, in {source}, got different values: give another checkpoint."
+            )

@@ -1,0 +1,337 @@
+"""Every set of DataComp's 38 in the public layout, from its files to the aggregates, against slow references."""
+
+import json
+import re
+
+import pyarrow.parquet
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score, recall_score
+
+from support.evaluation_sets import (
+    COLOURS,
+    colour_model,
+    write_image_set,
+    write_negatives,
+    write_retrieval,
+    write_tar,
+    write_winogavil,
+)
+from vlightning.common.errors import UserError
+from vlightning.evaluate.encoding import Loading, encode_classes, encode_images
+from vlightning.evaluate.frozen_features import few_shot, linear_probe, nearest_neighbours
+from vlightning.evaluate.image_sets import ImageSet
+from vlightning.evaluate.own_images import classify_folder, write_sheet
+from vlightning.evaluate.report import compare, markdown, write_report
+from vlightning.evaluate.results import aggregates, read_results
+from vlightning.evaluate.run import Settings, evaluate
+from vlightning.evaluate.tables import cue_prompt
+from vlightning.evaluate.tasks import AGGREGATES, DATACOMP, SUITES, TASKS, chosen_tasks
+
+NAMES = list(COLOURS)
+LABELS = [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0]
+SHOWN = [0, 1, 2, 3, 4, 5, 0, 1, 3, 3, 0, 1]  # the model takes an image for the colour that it shows
+GROUPS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 5, 5]
+OBJECTS = [f"{colour}-{seed}" for seed in range(2) for colour in COLOURS]
+CUES = [
+    {"cue": "Red", "candidates": OBJECTS[:5], "associations": ["red-0"]},
+    {"cue": "blue", "candidates": OBJECTS, "associations": ["blue-0", "blue-1"]},
+    {"cue": "Apple", "candidates": OBJECTS[:10], "associations": ["white-0", "red-0"]},
+]
+
+
+def write_task(root, task):
+    if task.kind == "classification":
+        with_metadata = task.group is not None or task.key.startswith("wilds")
+        metadata = [[group, 7, 1] for group in GROUPS] if with_metadata else None
+        write_image_set(root, task, LABELS, SHOWN, metadata)
+    elif task.kind == "retrieval":
+        write_retrieval(root, task, NAMES[:5])
+    elif task.kind == "winogavil":
+        write_winogavil(root, task, CUES)
+    elif task.kind == "negatives":
+        write_negatives(root, task, [("red", "a red car", "a blue car"), ("blue", "a red car", "a blue car")])
+    else:
+        names = ["race:red", "race:green", "race:blue", "gender:red", "gender:blue", "toxic:black"]
+        metadata = [[place % 3, place % 2] for place in range(len(SHOWN))]
+        write_image_set(
+            root, task, [None] * len(SHOWN), SHOWN, metadata, names, ["race:a {c}", "gender:the {c}", "toxic: {c}"]
+        )
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sets")
+    for task in SUITES["all"]:
+        write_task(folder, task)
+    return folder
+
+
+def settings(root, batch_size=5, **options):
+    return Settings(root, Loading(batch_size, 0), **options)
+
+
+@pytest.fixture(scope="module")
+def results(root, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "results.jsonl"
+    return {result.key: result for result in evaluate(colour_model(), SUITES["all"], settings(root), out)}
+
+
+def test_there_are_38_sets_in_the_average_and_13_in_vtab():
+    assert {name: len(keys) for name, keys in AGGREGATES.items()} == {
+        "ImageNet": 1,
+        "shifts": 6,
+        "VTAB": 13,
+        "retrieval": 3,
+        "average": 38,
+    }
+    assert set().union(*AGGREGATES.values()) == {task.key for task in DATACOMP}
+    assert TASKS["vtab/pets"].folder == "wds_vtab-pets_test"
+    assert TASKS["fairness/geode"].hub_name == "djghosh/wds_geode_test"
+
+
+def expected_main(task):
+    """The main metric by plain loops over the samples."""
+    right = [label == shown for label, shown in zip(LABELS, SHOWN, strict=True)]
+    means = {group: sum(r for r, g in zip(right, GROUPS, strict=True) if g == group) for group in set(GROUPS)}
+    means = {group: total / GROUPS.count(group) for group, total in means.items()}
+    if task.main == "mean_per_class_recall":
+        return recall_score(LABELS, SHOWN, average="macro")
+    if task.main == "F1-macro_all":
+        return f1_score(LABELS, SHOWN, average="macro", labels=sorted(set(LABELS)))
+    if task.main == "acc_worst_region":
+        return min(mean for group, mean in means.items() if group != 5)
+    if task.main == "acc_wg":
+        return min(means.values())
+    if task.main == "acc_top5_wg":
+        # The scores are dot products of colours: the farthest of six colours is not among the first five.
+        return None
+    if task.main == "jaccard_score_10-12":
+        return ((2 + 2) / (2 + 2) + 1 / 3) / 2  # both blues; of white and red, white beside yellow
+    return {"retrieval": 1.0, "negatives": 0.5}.get(task.kind, sum(right) / len(right))
+
+
+@pytest.mark.parametrize(
+    "task", [task for task in SUITES["all"] if task.kind != "attributes"], ids=lambda task: task.key
+)
+def test_the_main_metric_is_that_of_a_slow_count(results, task):
+    result = results[task.key]
+    if task.main == "acc_top5_wg":
+        assert result.main == min(value for name, value in result.metrics.items() if "_group_" in name)
+        return
+    if task.kind != "winogavil":
+        assert result.main == pytest.approx(expected_main(task), abs=1e-6)
+        return
+    assert result.main == pytest.approx(expected_main(task))
+    assert result.metrics["jaccard_score_5"] == 1.0
+    assert result.metrics["avg_jaccard_score"] == pytest.approx((1 + 1 + 1 / 3) / 3)
+
+
+def test_top_five_of_the_worst_group_is_counted_from_the_scores(root, results):
+    task, model = TASKS["fairness/dollar_street"], colour_model()
+    found = encode_images(model, ImageSet(root / task.folder, "test", model.transform, 6), Loading(4, 0))
+    scores = found.features @ encode_classes(model, NAMES, ["a photo of a {} square.", "a {} thing"]).T
+    within = [label in row.topk(5).indices.tolist() for label, row in zip(LABELS, scores, strict=True)]
+    means = [
+        sum(w for w, g in zip(within, GROUPS, strict=True) if g == group) / GROUPS.count(group) for group in {*GROUPS}
+    ]
+    assert results[task.key].main == pytest.approx(min(means))
+
+
+def test_attributes_have_accuracies_worst_groups_and_a_toxic_share(results):
+    metrics = results["fairness/fairface"].metrics
+    race, gender = [place % 3 for place in range(12)], [place % 2 for place in range(12)]
+    model = colour_model()
+    images = torch.stack([torch.tensor(COLOURS[NAMES[shown]], dtype=torch.float32) / 127.5 - 1 for shown in SHOWN])
+
+    def chosen(*names):
+        return (images @ model.encode_texts(names).T).argmax(1).tolist()
+
+    certain = [place for place, shown in enumerate(SHOWN) if shown < 3]  # the other colours are near to two classes
+    races, genders = chosen("red", "green", "blue"), chosen("red", "blue")
+    slow = sum(races[place] == race[place] for place in certain)
+    assert slow / 12 <= metrics["acc_race"] <= (slow + 12 - len(certain)) / 12
+    right = sum(genders[place] == gender[place] for place in certain if SHOWN[place] != 1)
+    assert right / 12 <= metrics["acc_gender"]
+    assert 0 <= metrics["acc_gender_worst_race"] <= metrics["acc_gender"] <= 1
+    assert metrics["acc_avg"] == pytest.approx((metrics["acc_race"] + metrics["acc_gender"]) / 2)
+    assert metrics["toxic"] == pytest.approx(1 / 12)  # the black image
+
+
+def test_aggregates_are_means_of_main_metrics_and_incomplete_ones_say_so(root, results, tmp_path):
+    values = {key: result.main for key, result in results.items()}
+    for aggregate in aggregates(results.values()):
+        keys = AGGREGATES[aggregate.name]
+        assert aggregate.complete
+        assert aggregate.mean == pytest.approx(sum(values[key] for key in keys) / len(keys))
+    tasks = chosen_tasks(None, ["vtab/pets", "vtab/svhn", "imagenet1k"])
+    elsewhere = tmp_path / "part"
+    write_task(elsewhere, tasks[0])
+    part = evaluate(colour_model(), tasks, settings(elsewhere), tmp_path / "part.jsonl")
+    assert [result.missing is None for result in part] == [True, False, False]
+    table = markdown(part)
+    assert "| VTAB | 91.67 (of these sets only) | 1 of 13 |" in table.replace(
+        f"{100 * values[tasks[0].key]:.2f}", "91.67"
+    )
+    assert "| ImageNet | missing | 0 of 1 |" in table
+    assert "Missing: vtab/svhn (no set in" in table
+
+
+def test_results_do_not_depend_on_the_batch_size_or_a_stop(root, results, tmp_path):
+    """The second half of the sets is evaluated by another call, which repeats none of the first."""
+    out = tmp_path / "results.jsonl"
+    tasks = SUITES["datacomp"][-8:]
+    evaluate(colour_model(), tasks[:4], settings(root, 3), out)
+    again = evaluate(colour_model(), tasks, settings(tmp_path), out)  # where there are no sets
+    assert [result.missing is None for result in again] == [True] * 4 + [False] * 4
+    evaluate(colour_model(), tasks, settings(root, 1), out)
+    for result in read_results(out):
+        assert result.metrics == pytest.approx(dict(results[result.key].metrics)), result.key
+    with pytest.raises(UserError, match=r"Expected results of other .*, got those of colours: give another file"):
+        evaluate(colour_model("other"), tasks, settings(root), out)
+
+
+def test_the_lines_are_datacomps(root, results, tmp_path):
+    out = tmp_path / "results.jsonl"
+    evaluate(colour_model(), [TASKS["imagenet1k"]], settings(root), out)
+    (line,) = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (line["key"], line["dataset"]) == ("imagenet1k", "ImageNet 1k")
+    assert line["metrics"]["main_metric"] == line["metrics"]["acc1"] == results["imagenet1k"].main
+    theirs = tmp_path / "theirs.jsonl"
+    theirs.write_text(
+        json.dumps({"key": "imagenet1k", "dataset": "ImageNet 1k", "metrics": {"main_metric": 0.5}}) + "\n"
+    )
+    said = compare(read_results(theirs), read_results(out), ("theirs", "ours"), tmp_path / "difference.png")
+    assert "| ImageNet 1k | zero_shot | 50.00 | 75.00 | +25.00 |" in said
+    assert "| ImageNet | 50.00 | 75.00 | +25.00 | 1 of 1 |" in said
+    assert (tmp_path / "difference.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_and_a_chart_are_written(results, tmp_path):
+    files = write_report(list(results.values()), tmp_path / "results.jsonl")
+    assert [file.name for file in files] == ["results.md", "results.csv", "results.png"]
+    assert "vtab/pets,zero_shot,mean_per_class_recall," in files[1].read_text()
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_bad_samples_are_counted_named_and_left_out(tmp_path, caplog):
+    task = TASKS["cifar10"]
+    folder = write_image_set(tmp_path, task, LABELS, SHOWN)
+    good = {"png": (folder / "test/0.tar").read_bytes()[512:600], "cls": b"1"}
+    write_tar(folder / "test/2.tar", [good, {"cls": b"1"}, {"png": b"x", "cls": b"9"}, {"png": b"x", "cls": b"one"}])
+    (folder / "test/nshards.txt").write_text("3\n")
+    (result,) = evaluate(colour_model(), [task], settings(tmp_path), tmp_path / "r.jsonl")
+    assert result.samples == 12
+    assert sum(result.bad.values()) == 4
+    assert set(result.bad) >= {"no image", "label outside the classes", "unreadable (ValueError)"}
+    assert any("2.tar, s0000001 (no image)" in name for name in result.named)
+    assert result.main == pytest.approx(9 / 12)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "test/nshards.txt").write_text("5\n"), "Expected 5 tar files in .*, got 2: get the set again"),
+        (lambda f: (f / "classnames.txt").write_text("red\n\nblue\n"), "one text a line in .*classnames.txt"),
+        (lambda f: (f / "zeroshot_classification_templates.txt").write_text("no place\n"), "one {} or {c} in each"),
+        (lambda f: (f / "test/1.tar").write_bytes(b"x" * 2000), "a readable tar file"),
+    ],
+)
+def test_a_damaged_set_is_one_sentence_beside_the_others(tmp_path, damage, message):
+    damage(write_image_set(tmp_path, TASKS["cifar10"], LABELS, SHOWN))
+    write_task(tmp_path, TASKS["stl10"])
+    tasks = chosen_tasks(None, ["cifar10", "stl10"])
+    damaged, other = evaluate(colour_model(), tasks, settings(tmp_path), tmp_path / "r.jsonl")
+    assert re.search(message, damaged.missing)
+    assert damaged.metrics == {}
+    assert other.main == 0.75
+
+
+def test_missing_groups_are_one_sentence(tmp_path):
+    write_image_set(tmp_path, TASKS["wilds/fmow"], LABELS, SHOWN)
+    (result,) = evaluate(colour_model(), [TASKS["wilds/fmow"]], settings(tmp_path), tmp_path / "r.jsonl")
+    assert "a .npy file with the group of each sample of wilds/fmow" in result.missing
+
+
+def test_cues_begin_with_an_article():
+    assert [cue_prompt(cue) for cue in ("Apple", "Car", "UMBRELLA")] == ["An apple", "A car", "An umbrella"]
+
+
+# Frozen features
+
+
+def test_the_linear_probe_is_scikit_learns():
+    generator = torch.Generator().manual_seed(0)
+    label = torch.randint(0, 4, (90,), generator=generator)
+    features = torch.randn(90, 6, generator=generator, dtype=torch.float64) + 0.7 * torch.eye(6)[label]
+    for c in (0.3, 10.0):
+        theirs = LogisticRegression(C=c, tol=1e-10, max_iter=10_000).fit(features.numpy(), label.numpy())
+        weight, bias = linear_probe(features, label, 4, c)
+        torch.testing.assert_close(weight, torch.from_numpy(theirs.coef_), atol=2e-4, rtol=0)
+        # Their bias is free up to a constant.
+        intercept = torch.from_numpy(theirs.intercept_)
+        torch.testing.assert_close(bias - bias.mean(), intercept - intercept.mean(), atol=2e-4, rtol=0)
+
+
+def test_neighbours_vote_with_the_weight_of_their_cosine():
+    features = torch.nn.functional.normalize(torch.randn(7, 5, generator=torch.Generator().manual_seed(0)), dim=1)
+    train, label = features[2:], torch.tensor([0, 1, 1, 2, 0])
+    votes = nearest_neighbours(features[:2], train, label, 3, k=3, temperature=0.1)
+    for row, feature in zip(votes, features[:2], strict=True):
+        cosines = [(float(feature @ other), int(number)) for other, number in zip(train, label, strict=True)]
+        slow = torch.zeros(3)
+        for cosine, number in sorted(cosines, reverse=True)[:3]:
+            slow[number] += torch.tensor(cosine / 0.1).exp()
+        torch.testing.assert_close(row / row.sum(), slow / slow.sum())
+
+
+def test_shots_are_a_number_of_samples_of_each_class_by_seed():
+    label = torch.tensor([0] * 10 + [1] * 3 + [2])
+    chosen = few_shot(label, 3, seed=0)
+    assert label[chosen].tolist() == [0, 0, 0, 1, 1, 1, 2]
+    assert chosen.tolist() == few_shot(label, 3, seed=0).tolist() != few_shot(label, 3, seed=1).tolist()
+    assert few_shot(label, None, seed=0).tolist() == list(range(14))
+
+
+def test_probes_read_the_training_split_and_keep_its_features(tmp_path, monkeypatch):
+    task = TASKS["cifar10"]
+    folder = write_image_set(tmp_path, task, LABELS, LABELS)
+    out, options = tmp_path / "r.jsonl", {"cache": tmp_path / "cache", "k": 1}
+    protocols = ("zero_shot", "linear_probe", "knn")
+    missing = evaluate(colour_model(), [task], settings(tmp_path, protocols=protocols, **options), out)
+    assert [result.missing is None for result in missing] == [True, False, False]
+    write_image_set(tmp_path, task, LABELS * 2, LABELS * 2, split="train")
+    found = evaluate(colour_model(), [task], settings(tmp_path, protocols=protocols, **options), out)
+    assert {result.protocol: result.main for result in found} == {"zero_shot": 1.0, "linear_probe": 1.0, "knn": 1.0}
+    for file in (folder / "train").glob("*.tar"):
+        size = file.stat().st_size
+        file.write_bytes(b"x" * size)
+    again = evaluate(colour_model(), [task], settings(tmp_path, protocols=("knn",), **options), tmp_path / "2.jsonl")
+    assert again[0].main == 1.0
+
+
+# One's own images
+
+
+def test_own_images_get_their_best_classes_and_a_page(tmp_path):
+    from support.evaluation_sets import picture
+
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for number, colour in enumerate(NAMES):
+        (folder / "more" / f"{colour} & co.png").write_bytes(picture(colour, number))
+    (folder / "broken.jpg").write_bytes(b"x")
+    table, found = classify_folder(colour_model(), folder, NAMES, ["a {} thing"], Loading(2, 0), best=2)
+    assert found.bad == {"not an image": 1}
+    rows = {row["image"]: row for row in table.to_pylist()}
+    assert {name: row["classes"][0] for name, row in rows.items()} == {f"more/{c} & co.png": c for c in NAMES}
+    assert all(1 >= row["scores"][0] >= row["scores"][1] >= 0 for row in rows.values())
+    write_sheet(table, folder, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<img ") == 6
+    assert "more/red &amp; co.png" in page
+    assert "data:image/jpeg;base64," in page
+    file = tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(table, file)
+    assert pyarrow.parquet.read_table(file).column_names == ["image", "classes", "scores"]

@@ -1,0 +1,141 @@
+"""Small sets in DataComp's layout, and a model without towers whose features follow from the pixels."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import torch
+from PIL import Image
+
+from vlightning.evaluate.model import ImageTextModel
+from vlightning.evaluate.tasks import Task
+
+COLOURS = {
+    "red": (255, 0, 0),
+    "green": (0, 255, 0),
+    "blue": (0, 0, 255),
+    "white": (255, 255, 255),
+    "black": (0, 0, 0),
+    "yellow": (255, 255, 0),
+}
+TEMPLATES = ["a photo of a {c} square.", "a {c} thing"]
+
+
+def picture(colour, seed=0, kind="PNG"):
+    """An encoded image of 8 x 8 pixels of a colour, with noise."""
+    noise = np.random.default_rng(seed).integers(-20, 21, (8, 8, 3))
+    pixels = (np.array(COLOURS[colour]) + noise).clip(0, 255).astype(np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, kind)
+    return content.getvalue()
+
+
+def write_tar(file, samples):
+    """Write members of samples by kind, such as {"png": bytes, "cls": bytes}."""
+    with tarfile.open(file, "w") as tar:
+        for number, members in enumerate(samples):
+            for kind, content in members.items():
+                info = tarfile.TarInfo(f"s{number:07}.{kind}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+
+
+def array(values):
+    content = io.BytesIO()
+    np.save(content, np.array(values))
+    return content.getvalue()
+
+
+def write_image_set(root, task: Task, labels, shown=None, metadata=None, names=None, templates=None, split="test"):
+    """Write a set.
+
+    Args:
+        root: The folder of the sets.
+        task: The task.
+        labels: The label of each image; None for none.
+        shown: The colour of each image, by number; by default that of its label.
+        metadata: The numbers beside each image.
+        names: Class names.
+        templates: Prompts.
+        split: Written split.
+    """
+    folder = Path(root) / task.folder
+    (folder / split).mkdir(parents=True, exist_ok=True)
+    names = names or list(COLOURS)
+    (folder / "classnames.txt").write_text("\n".join(names) + "\n")
+    (folder / "zeroshot_classification_templates.txt").write_text("\n".join(templates or TEMPLATES) + "\n")
+    shown = labels if shown is None else shown
+    samples = []
+    for number, (label, colour) in enumerate(zip(labels, shown, strict=True)):
+        kind = ("png", "webp", "jpg")[number % 3]
+        encoded = picture(list(COLOURS)[colour], number, {"jpg": "JPEG"}.get(kind, kind.upper()))
+        members = {kind: encoded} | ({} if label is None else {"cls": str(label).encode()})
+        samples.append(members | ({} if metadata is None else {"npy": array(metadata[number])}))
+    shards = [samples[: len(samples) // 2], samples[len(samples) // 2 :]]
+    (folder / split / "nshards.txt").write_text(f"{len(shards)}\n")
+    for shard, part in enumerate(shards):
+        write_tar(folder / split / f"{shard}.tar", part)
+    return folder
+
+
+def write_retrieval(root, task: Task, colours):
+    """Write a table of images with two captions each."""
+    folder = Path(root) / task.folder
+    folder.mkdir(parents=True)
+    rows = [
+        {"image": {"bytes": picture(colour, seed), "path": None}, "caption": [f"a {colour} square", f"it is {colour}"]}
+        for seed, colour in enumerate(colours)
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "test-00000-of-00001.parquet")
+
+
+def write_winogavil(root, task: Task, rows):
+    """Write rows of cue, candidates and associations, all of them colours with a number after them."""
+    folder = Path(root) / task.folder
+    (folder / "images").mkdir(parents=True)
+    for name in {name for row in rows for name in row["candidates"]}:
+        colour, _, seed = name.partition("-")
+        (folder / "images" / f"{name}.jpg").write_bytes(picture(colour, int(seed), "JPEG"))
+    (folder / f"{folder.name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_negatives(root, task: Task, rows):
+    """Write rows of image (colour), caption and negative."""
+    folder = Path(root) / task.folder
+    folder.mkdir(parents=True)
+    lines = []
+    for number, (colour, caption, negative) in enumerate(rows):
+        (folder / f"{number}.png").write_bytes(picture(colour, number))
+        lines.append(json.dumps({"image": f"{number}.png", "caption": caption, "negative": negative}))
+    (folder / f"{folder.name}.jsonl").write_text("\n".join(lines))
+
+
+def colour_model(name="colours", wrong=()):
+    """A model whose features are the mean colour, of the image and of the colours named in a text.
+
+    Args:
+        name: Name of the model.
+        wrong: Colours that it takes for green in texts.
+    """
+    network = torch.nn.Linear(1, 1)
+
+    def images(image):
+        return image.mean((2, 3)) * 2 - 1 + 1e-3
+
+    def texts(given):
+        found = []
+        for text in given:
+            colours = [colour for colour in COLOURS if colour in text.lower()] or ["white"]
+            values = [COLOURS["green" if colour in wrong else colour] for colour in colours]
+            found.append(torch.tensor(values, dtype=torch.float32).mean(0) / 127.5 - 1 + 1e-3)
+        return torch.stack(found)
+
+    def transform(image):
+        pixels = torch.from_numpy(np.array(image.resize((8, 8)))).permute(2, 0, 1)
+        return pixels.float() / 255
+
+    return ImageTextModel(name, network, images, texts, transform, f"sha-{name}-{'-'.join(wrong)}")
