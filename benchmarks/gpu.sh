@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All that only a GPU can show, as Markdown tables:
-#   benchmarks/gpu.sh [--pretend] [--only=METHOD] [tests] [throughput] [memory] [training] [profiles]
+#   benchmarks/gpu.sh [--pretend] [--only=METHOD,...] [tests] [throughput] [memory] [training] [profiles]
 # Parts that are not named all run. Each ends after 260 seconds, all after 22 minutes, and writes $OUT/gpu/PART.md (OUT:
 # runs) row by row; its first line names missing packages, and what there was no time for has a row that says so.
 # --pretend runs them on the CPU at toy sizes, which tries everything but the device. Runs from the source tree and

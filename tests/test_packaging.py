@@ -23,7 +23,16 @@ import vlightning.lightning_modules
 from support.wheel import ROOT, built_wheel, run_mypy
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-CODE_FOLDERS = ("callbacks", "cli_support", "common", "datamodules", "evaluate", "lightning_modules", "metrics", "planning")
+CODE_FOLDERS = (
+    "callbacks",
+    "cli_support",
+    "common",
+    "datamodules",
+    "evaluate",
+    "lightning_modules",
+    "metrics",
+    "planning",
+)
 
 
 def package_files() -> list[Path]:

@@ -27,7 +27,7 @@ class Setting:
     Attributes:
         pretend: whether to run on the CPU at toy sizes.
         out: file of the table.
-        only: a part of the names of the cases to measure; None measures all.
+        only: parts of the names of the cases to measure, with commas between them; None measures all.
     """
 
     pretend: bool
@@ -42,7 +42,7 @@ class Setting:
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("--pretend", action="store_true", help="run on the CPU at toy sizes")
         parser.add_argument("--out", type=Path, required=True, help="file of the table")
-        parser.add_argument("--only", help="a part of the names of the methods to measure")
+        parser.add_argument("--only", help="parts of the names to measure, such as albef,shre")
         setting = cls(**vars(parser.parse_args()))
         if not setting.pretend and not torch.cuda.is_available():
             sys.exit("Expected a CUDA device, got none: add --pretend to run on the CPU at toy sizes.")
@@ -65,7 +65,7 @@ class Setting:
 
     def chooses(self, name: str) -> bool:
         """Return whether a name is to be measured."""
-        return self.only is None or self.only.lower() in name.lower()
+        return self.only is None or any(part.lower() in name.lower() for part in self.only.split(","))
 
     def left(self) -> float:
         """Return the seconds that this part has left."""

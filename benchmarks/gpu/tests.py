@@ -23,7 +23,7 @@ def main() -> None:
     setting = Setting.parsed(__doc__)
     table = setting.table(("test", "result"))
     words = ["-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    words += ["-k", setting.only] if setting.only else []
+    words += ["-k", setting.only.replace(",", " or ")] if setting.only else []
     running = subprocess.Popen(
         [sys.executable, "-m", "pytest", *words, *FILES],
         cwd=ROOT,

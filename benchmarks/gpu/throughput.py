@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cases import CASES, chosen
+from cases import CASES
 from files import loader
 from rivals import images_of, rivals_of
 from runs import COUNTED, WARM_UP, Clock, release, train
@@ -112,7 +112,7 @@ def main() -> None:
     )
     table = setting.table(COLUMNS)
     rows = Rows(setting, table, rate)
-    names = list(chosen(setting.only))
+    names = list(filter(setting.chooses, CASES))
     first = [name for name in names if name.split()[0] in GOALS]
     others = [name for name in names if name not in first]
     order = [(name, way) for name in first for way in ("eager", "compiled")]
