@@ -5,16 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setting import Setting
+from setting import Setting, has
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = (
-    "tests/lightning_modules/albef/test_golden.py",
-    "tests/lightning_modules/networks/test_cifar.py",
-    "tests/lightning_modules/mobileclip/test_models.py",
-    "tests/test_gpu.py",
-)
-"""With the marker `gpu`."""
+FILES = {
+    "tests/lightning_modules/albef/test_golden.py": "torch",
+    "tests/lightning_modules/networks/test_cifar.py": "torch",
+    "tests/lightning_modules/mobileclip/test_models.py": "open_clip",
+    "tests/test_gpu.py": "torch",
+}
+"""Files with the marker `gpu`, and the package that each needs."""
 _RESULT = re.compile(r"^(?:tests/)?(\S*::.+?) (PASSED|FAILED|SKIPPED|ERROR)")
 
 
@@ -24,8 +24,12 @@ def main() -> None:
     table = setting.table(("test", "result"))
     words = ["-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     words += ["-k", setting.only.replace(",", " or ")] if setting.only else []
+    for file, package in FILES.items():
+        if not has(package):
+            table.row(file.removeprefix("tests/"), f"left out: {package} is missing")
+    words += [file for file, package in FILES.items() if has(package)]
     running = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *words, *FILES],
+        [sys.executable, "-m", "pytest", *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -36,7 +40,7 @@ def main() -> None:
         sys.stderr.write(line)
         if (found := _RESULT.match(line)) is not None:
             table.row(found[1].replace("|", "/")[:150], found[2].lower())
-        elif line.startswith("ERROR ") and "::" not in line:  # of a file, whose packages are missing
+        elif line.startswith("ERROR ") and "::" not in line:
             table.row(line.split()[1], "not collected")
     sys.exit(running.wait())
 
