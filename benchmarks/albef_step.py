@@ -216,7 +216,7 @@ def _parts(step: Step, batch: Batch, precision: str, loader: Iterator[Batch]) ->
     with autocast(precision), torch.no_grad():
         teacher, student = encoded(module.teacher), encoded(module.student)
         contrast = contrasted(student)
-        negatives = draw_negatives(contrast, batch, "image_id")
+        negatives = draw_negatives(contrast, batch, ContrastSettings())
         fused = _as_leaves(fuse_pairs(module.student, student, mask, negatives, None))
     leaves = _as_leaves(student)
     outputs = {
@@ -247,7 +247,7 @@ def _parts(step: Step, batch: Batch, precision: str, loader: Iterator[Batch]) ->
         "student towers, forward, backward": run(lambda: encoded(module.student)),
         "teacher towers, forward": run(lambda: encoded(module.teacher), backward=False),
         "contrast, forward, backward": run(lambda: contrasted(leaves).loss),
-        "negatives": run(lambda: draw_negatives(contrast, batch, "image_id"), backward=False),
+        "negatives": run(lambda: draw_negatives(contrast, batch, ContrastSettings()), backward=False),
         "fusion, forward, backward": run(lambda: fuse_pairs(module.student, leaves, mask, negatives, None)),
         "matching head": run(lambda: image_text_matching(module.itm_head, fused.cls, negatives)),
         "MLM with the teacher's fusion": run(lambda: words(fused.masked)),

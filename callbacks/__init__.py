@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .distributed.collectives import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
     from .distributed.strategy import ShardedStrategy
     from .ema import EMACallback, EMAPair, ema_momentum
+    from .figures.grounding import GroundingFigures
     from .figures.learngene import LearngeneFigures
     from .figures.retrieval import RetrievalFigures
     from .figures.word_maps import WordMapFigures
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .stopping import StopOnSignal
     from .writers.captions import CaptionWriter
     from .writers.class_predictions import ClassPredictionWriter
+    from .writers.grounding import GroundingWriter
     from .writers.image_embeddings import ImageEmbeddingWriter
     from .writers.reinforced import LeftOut, Reinforced
     from .writers.reinforcement import ReinforcementWriter
@@ -45,6 +47,7 @@ _NAMES = {
     "distributed.collectives": ("all_reduce_sum", "gather", "gather_texts", "gather_uneven", "rank", "world_size"),
     "distributed.strategy": ("ShardedStrategy",),
     "ema": ("EMACallback", "EMAPair", "ema_momentum"),
+    "figures.grounding": ("GroundingFigures",),
     "figures.learngene": ("LearngeneFigures",),
     "figures.retrieval": ("RetrievalFigures",),
     "figures.word_maps": ("WordMapFigures",),
@@ -60,6 +63,7 @@ _NAMES = {
     "stopping": ("StopOnSignal",),
     "writers.captions": ("CaptionWriter",),
     "writers.class_predictions": ("ClassPredictionWriter",),
+    "writers.grounding": ("GroundingWriter",),
     "writers.image_embeddings": ("ImageEmbeddingWriter",),
     "writers.reinforced": ("LeftOut", "Reinforced"),
     "writers.reinforcement": ("ReinforcementWriter",),
@@ -77,6 +81,8 @@ __all__ = [
     "EMAPair",
     "FeatureQueue",
     "FinalExport",
+    "GroundingFigures",
+    "GroundingWriter",
     "ImageEmbeddingWriter",
     "LearngeneExpansionCallback",
     "LearngeneFigures",

@@ -2,6 +2,8 @@
 
 from .embedded_captions import EmbeddedCaptionsDataModule
 from .entailment import EntailmentDataModule
+from .grounding import GroundingDataModule
+from .grounding_shapes import GroundingShapesDataModule
 from .image_classification import ImageClassificationDataModule
 from .image_text import ImageTextDataModule
 from .labels import LabelDataModule
@@ -34,6 +36,8 @@ __all__ = [
     "CLIPEvalTransform",
     "EmbeddedCaptionsDataModule",
     "EntailmentDataModule",
+    "GroundingDataModule",
+    "GroundingShapesDataModule",
     "ImageClassificationDataModule",
     "ImageNetEvalTransform",
     "ImageNetTrainTransform",

@@ -111,6 +111,21 @@ FLICKR = [ROOT / "configs/albef/retrieval_flickr30k.yaml"]
 COCO = [*FLICKR, ROOT / "configs/albef/retrieval_coco.yaml"]
 
 
+@pytest.mark.parametrize("configs", [[ROOT / "configs/albef/grounding.yaml"], COCO])
+def test_official_retrieval_fits_after_each_of_its_recipes(configs):
+    overlay = ROOT / "configs/albef/official_retrieval.yaml"
+    composed = _composed(*configs, overlay)
+    assert says(composed["model"]["init_args"], yaml.safe_load(overlay.read_text())["model"]["init_args"])
+
+
+def test_official_fits_after_each_pre_training():
+    overlay = ROOT / "configs/albef/official.yaml"
+    base = [ROOT / f"configs/albef/{name}.yaml" for name in ("base", "pretrain_4m")]
+    for name in ("pretrain_14m", "ablation_mlm_itm", "ablation_no_distillation"):
+        model = _composed(*base, ROOT / f"configs/albef/{name}.yaml", overlay)["model"]["init_args"]
+        assert says(model, yaml.safe_load(overlay.read_text())["model"]["init_args"])
+
+
 @pytest.mark.parametrize(("configs", "epochs", "rerank_k"), [(FLICKR, 10, 128), (COCO, 5, 256)])
 def test_fine_tuning_for_retrieval_has_the_authors_settings(configs, epochs, rerank_k):
     composed = _composed(*configs)

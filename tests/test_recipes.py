@@ -150,6 +150,9 @@ def test_every_command_takes_two_steps_and_validates(method, files, monkeypatch)
 
 LENGTHS = {
     "albef/pretrain_4m": (298_800, 512, 2_000, 0.1),  # the authors' rates
+    "albef/pretrain_14m": (890_610, 512, 2_000, 0.1),
+    "albef/ablation": (298_800, 512, 2_000, 0.1),
+    "albef/grounding": (2_345, 256, 0, 0.1),
     "albef/official": (298_800, 512, 2_000, 0.1),  # their staircase
     "albef/retrieval_flickr30k": (5_660, 256, 0, 0.1),
     "albef/retrieval_coco": (11_065, 256, 0, 0.1),

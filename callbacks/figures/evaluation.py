@@ -1,4 +1,4 @@
-"""A base for figures of a retrieval evaluation in TensorBoard."""
+"""A base for figures of an evaluation in TensorBoard."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -17,7 +17,7 @@ Split = Literal["validation", "test"]
 
 
 class EvaluationFigures(Callback):
-    """Draw a figure after every validation and test; where that is impossible, warn once.
+    """Draw a figure of an evaluation after every validation and test; where that is impossible, warn once.
 
     A subclass makes the rows from the evaluation's result and from the images that are shown. The datamodule opens
     these images again, so that an evaluation keeps no images.
@@ -25,6 +25,8 @@ class EvaluationFigures(Callback):
 
     name: str  # of the figure, after "val/" or "test/"
     module_needs: str | None = None  # a method of the module
+    evaluates = "retrieval"  # what the module's evaluation does, for messages
+    result_needs = "near_images"  # an attribute of the evaluation's result
 
     def __init__(self, every_n_epochs: int, **counts: int) -> None:
         super().__init__()
@@ -72,8 +74,8 @@ class EvaluationFigures(Callback):
         module = type(pl_module).__name__
         if not logs:
             return "the run has no TensorBoardLogger; add one to trainer.logger, or leave the callback out."
-        if getattr(getattr(pl_module, "evaluation", None), "result", None) is None:
-            return f"{module} has no retrieval evaluation; leave the callback out."
+        if not hasattr(getattr(getattr(pl_module, "evaluation", None), "result", None), self.result_needs):
+            return f"{module} has no {self.evaluates} evaluation; leave the callback out."
         if self.module_needs is not None and not hasattr(pl_module, self.module_needs):
             return f"{module} has no {self.module_needs}(); leave the callback out."
         if not hasattr(getattr(trainer, "datamodule", None), "image"):

@@ -10,11 +10,13 @@ from warnings import catch_warnings, filterwarnings
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import Normal, Stroke
 from PIL import Image
 from torch import Tensor
 
-RIGHT, WRONG = "#00963c", "#bebebe"
-"""Colors of the frame of a correct image, and of other images."""
+RIGHT, WRONG, CHOSEN = "#00963c", "#bebebe", "#ffffff"
+"""Colors of the frame of a correct image, of other images, and of a chosen box."""
 _SIDE, _TEXT_WIDTH, _LINE = 1.6, 2.4, 0.17  # inches: an image, the text beside a row, a line of that text
 _TEXT_COLUMNS, _TEXT_LINES, _TITLE_COLUMNS = 32, 14, 24  # characters in a line, lines, characters of a title
 
@@ -28,12 +30,14 @@ class Panel:
         title: Shortened if it is too long.
         right: Whether the frame is thick and green instead of thin and gray.
         heat: Nonnegative map [h, w], stretched over the gray image; its maximum is full heat.
+        boxes: Boxes (x, y, width, height) in pixels with their colors; a later box is drawn inside of an earlier one.
     """
 
     image: Image.Image
     title: str = ""
     right: bool = False
     heat: Tensor | None = None
+    boxes: Sequence[tuple[Tensor, str]] = ()
 
 
 @dataclass
@@ -87,6 +91,13 @@ def _draw_panel(panel: Panel, axes: Axes) -> None:
     title = panel.title if len(panel.title) <= _TITLE_COLUMNS else panel.title[: _TITLE_COLUMNS - 1] + "…"
     axes.set_title(title, fontsize=8, pad=4, color=RIGHT if panel.right else "black", parse_math=False)
     image = panel.image.convert("RGB")
+    for number, (box, color) in enumerate(panel.boxes):
+        left, top, wide, high = box.tolist()
+        # From the corner of a pixel, whose center `imshow` counts; a dark edge separates the line from any image.
+        frame = Rectangle((left - 0.5, top - 0.5), wide, high, fill=False, zorder=3 + number)
+        frame.set(edgecolor=color, linewidth=5.0 if number == 0 else 1.5)
+        frame.set_path_effects([Stroke(linewidth=frame.get_linewidth() + 1, foreground="black"), Normal()])
+        axes.add_patch(frame)
     if panel.heat is None:
         axes.imshow(np.asarray(image))
         return

@@ -30,6 +30,8 @@ RELATIONS = ("to the left of", "to the right of", "above", "below")
 GREY = 128
 OVERSAMPLING = 2  # shapes are drawn at twice the size and averaged, for smooth edges
 
+JITTER = 16  # random numbers of an image
+
 _TRAIN, _VALIDATION, _TEST, _COMBINATIONS = range(4)
 
 
@@ -153,21 +155,33 @@ def draw(scene: Scene, image_size: int, draws: np.random.Generator) -> Image.Ima
     objects.
     """
     side = image_size * OVERSAMPLING
-    jitter = draws.uniform(-1, 1, size=16)
+    jitter = draws.uniform(-1, 1, size=JITTER)
     grey = round(GREY + 16 * jitter[0])
     image = Image.new("RGB", (side, side), (grey, grey, grey))
     canvas = ImageDraw.Draw(image)
+    for number, (thing, (x, y, radius)) in enumerate(zip(scene[:2], places(scene, jitter), strict=True)):
+        shade = 10 * jitter[7 + 3 * number : 10 + 3 * number]
+        color = tuple(int(value) for value in np.clip(np.add(COLORS[thing.color], shade), 0, 255))
+        draw_shape(canvas, thing.shape, x * side, y * side, radius * side, color)
+    return image.reduce(OVERSAMPLING)
+
+
+def places(scene: Scene, jitter: np.ndarray) -> list[tuple[float, float, float]]:
+    """Return the center (x, y) and the radius of both objects as shares of the image's side.
+
+    Args:
+        scene: the scene.
+        jitter: the first :data:`JITTER` draws of the image, from -1 to 1.
+    """
     near, far = 0.27 + 0.025 * jitter[1], 0.73 + 0.025 * jitter[2]
     across = 0.5 + 0.1 * jitter[3:5]
     along = (near, far) if scene.relation in ("to the left of", "above") else (far, near)
     sideways = scene.relation in ("to the left of", "to the right of")
+    found = []
     for number, thing in enumerate((scene.first, scene.second)):
         place = (along[number], across[number]) if sideways else (across[number], along[number])
-        radius = SIZES[thing.size] * (1 + 0.06 * jitter[5 + number]) * side
-        shade = 10 * jitter[7 + 3 * number : 10 + 3 * number]
-        color = tuple(int(value) for value in np.clip(np.add(COLORS[thing.color], shade), 0, 255))
-        draw_shape(canvas, thing.shape, place[0] * side, place[1] * side, radius, color)
-    return image.reduce(OVERSAMPLING)
+        found.append((*place, SIZES[thing.size] * (1 + 0.06 * jitter[5 + number])))
+    return found
 
 
 def draw_shape(

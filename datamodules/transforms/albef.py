@@ -156,7 +156,7 @@ class ALBEFTrainTransform(NormalizedTransform):
     Args:
         size: side of the square result, pixels (authors: 256 for pre-training).
         scale: smallest and largest share of the image's area in the crop (authors: 0.2 to 1 for pre-training, 0.5 to
-            1 for fine-tuning).
+            1 for fine-tuning). None resizes the whole image instead of a crop (authors: for grounding).
         ratio: smallest and largest aspect ratio of the crop (torchvision's default, which the authors use).
         horizontal_flip: probability of a flip; 0 where captions distinguish left and right (authors: 0.5).
         rand_augment: whether to apply :class:`ALBEFRandAugment`.
@@ -178,7 +178,7 @@ class ALBEFTrainTransform(NormalizedTransform):
     def __init__(
         self,
         size: int = 256,
-        scale: tuple[float, float] = (0.2, 1.0),
+        scale: tuple[float, float] | None = (0.2, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
         horizontal_flip: float = 0.5,
         rand_augment: bool = True,
@@ -197,7 +197,8 @@ class ALBEFTrainTransform(NormalizedTransform):
         interpolation: Literal["bilinear", "bicubic"] = "bicubic",
     ) -> None:
         super().__init__()
-        self.crop = v2.RandomResizedCrop(size, scale, ratio, InterpolationMode(interpolation))
+        mode = InterpolationMode(interpolation)
+        self.crop = v2.RandomResizedCrop(size, scale, ratio, mode) if scale else v2.Resize((size, size), mode)
         self.flip = v2.RandomHorizontalFlip(horizontal_flip) if horizontal_flip else None
         self.augment = (
             ALBEFRandAugment(

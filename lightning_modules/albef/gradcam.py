@@ -6,7 +6,7 @@ since the layer's context is weights times values, the gradient of the weights f
 Shapes: B pairs, L text tokens, N image tokens (CLS first), D text width, H heads, g patches along a side.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,38 +46,81 @@ def word_maps(
     Raises:
         UserError: if the layer has no cross-attention or is the last, or there is only one.
     """
-    attention = _cross_attention(network.text_encoder, layer)
+    attention = cross_attention(network.text_encoder, layer, of_words=True)
     # Lightning evaluates in inference mode, which has no gradients.
     with torch.inference_mode(False):
         with torch.no_grad():
             image_tokens = network.encode_image(image)
             states = network.encode_text(input_ids, attention_mask)
-        with torch.enable_grad(), _recording(attention) as seen:
-            fused = network.fuse(states, attention_mask, image_tokens)
-            match = at_least_float32(itm_head(fused[:, 0]))[:, 1].sum()
-            (gradient,) = torch.autograd.grad(match, seen["context"])
-        query, key, value, gradient = (
-            at_least_float32(part).unflatten(-1, (attention.heads, -1)).transpose(1, 2)  # [B, H, L or N, D/H]
-            for part in (seen["query"], seen["key"], seen["value"], gradient)
-        )
-        with torch.autocast(image.device.type, enabled=False):
-            weights = (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1)  # [B, H, L, N]
-            weights_gradient = gradient @ value.transpose(-1, -2)
-        maps = (weights * weights_gradient.clamp(min=0)).mean(1)[:, :, 1:]
-        return maps.unflatten(-1, network.visual_encoder.patch_embed.grid_size)
+        return token_maps(network, itm_head, attention, image_tokens, states, attention_mask)
 
 
-def _cross_attention(encoder: FusionBert, layer: int | None) -> CrossAttention:
-    # The matching head uses [CLS] only, so the last layer's attention of words has no influence on the logit.
+def token_maps(
+    network: ALBEFNetwork,
+    itm_head: nn.Module,
+    attention: CrossAttention,
+    image_tokens: Tensor,
+    states: Tensor,
+    attention_mask: Tensor,
+) -> Tensor:
+    """Return the maps of `word_maps` [B, L, g, g] for encoded images [B, N, V] and text states [B, L, D].
+
+    Called outside of inference mode, with tensors that were made outside of it.
+    """
+    with torch.enable_grad(), recording(dict(attention.self.items()), attention.output) as seen:
+        fused = network.fuse(states, attention_mask, image_tokens)
+        match = at_least_float32(itm_head(fused[:, 0]))[:, 1].sum()
+        (gradient,) = torch.autograd.grad(match, seen["context"])
+    maps = relevance(seen["query"], seen["key"], seen["value"], gradient, attention.heads)
+    return maps.unflatten(-1, network.visual_encoder.patch_embed.grid_size)
+
+
+def relevance(query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, heads: int) -> Tensor:
+    """Return attention weights times the positive part of their gradient, averaged over the heads, without CLS.
+
+    Args:
+        query: [B, L, D].
+        key: [B, N, D].
+        value: [B, N, D].
+        gradient: [B, L, D], of the attention's context, which is weights times values.
+        heads: attention heads.
+
+    Returns:
+        [B, L, N - 1], in float32 at least.
+    """
+    query, key, value, gradient = (
+        at_least_float32(part).unflatten(-1, (heads, -1)).transpose(1, 2)  # [B, H, L or N, D/H]
+        for part in (query, key, value, gradient)
+    )
+    with torch.autocast(query.device.type, enabled=False):
+        weights = (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1)  # [B, H, L, N]
+        weights_gradient = gradient @ value.transpose(-1, -2)
+    return (weights * weights_gradient.clamp(min=0)).mean(1)[:, :, 1:]
+
+
+def cross_attention(encoder: FusionBert, layer: int | None, of_words: bool) -> CrossAttention:
+    """Return the cross-attention of a layer, by default of the middle fusion layer.
+
+    Args:
+        encoder: the text and fusion encoder.
+        layer: index of the fusion layer, counted from the first text layer.
+        of_words: whether every token's attention must reach the matching head. It uses [CLS] only, so that in the
+            last layer the attention of words has no influence on the logit.
+
+    Raises:
+        UserError: if there is no such layer.
+    """
     first, last = encoder.fusion_layer, len(encoder.layers) - 1
-    if first == last:
+    if of_words and first == last:
         raise UserError(
             "Expected two or more fusion layers for word maps, got one, whose attention of words does not reach the "
             "matching head: raise model.text.fusion_depth."
         )
     if layer is None:
         layer = (first + last) // 2
-    if not first <= layer < last:
+    if not of_words and not first <= layer <= last:
+        raise UserError(f"Expected a fusion layer from {first} to {last}, got layer {layer}: correct it.")
+    if of_words and not first <= layer < last:
         raise UserError(
             f"Expected a fusion layer below the last one, got layer {layer}, whose attention of words does not reach "
             f"the matching head: give one from {first} to {last - 1}."
@@ -88,8 +131,13 @@ def _cross_attention(encoder: FusionBert, layer: int | None) -> CrossAttention:
 
 
 @contextmanager
-def _recording(attention: CrossAttention) -> Iterator[dict[str, Tensor]]:
-    """Record query, key, value and context [B, L or N, D] of the forward pass; gradients end at the context."""
+def recording(projections: Mapping[str, nn.Module], output: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Record the attention of a forward pass: its projections and its context; gradients end at the context.
+
+    Args:
+        projections: layers whose outputs are recorded, by name.
+        output: layer whose first input is the context.
+    """
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
@@ -102,8 +150,8 @@ def _recording(attention: CrossAttention) -> Iterator[dict[str, Tensor]]:
         seen["context"] = inputs[0].detach().requires_grad_()
         return seen["context"], *inputs[1:]
 
-    hooks = [attention.self[name].register_forward_hook(keep(name)) for name in ("query", "key", "value")]
-    hooks.append(attention.output.register_forward_pre_hook(keep_context))
+    hooks = [projection.register_forward_hook(keep(name)) for name, projection in projections.items()]
+    hooks.append(output.register_forward_pre_hook(keep_context))
     try:
         yield seen
     finally:

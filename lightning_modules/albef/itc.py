@@ -6,7 +6,7 @@ Shapes: B pairs of this process, n keys of the batch (of this process or of all)
 the keys of the batch, then the slots of the queue.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,11 @@ class Keys(NamedTuple):
     text: Tensor  # [n, E]
     image_id: Tensor  # long [n]
     first: int  # index of this process's first key
+
+    def for_queues(self, gathered: bool) -> dict[str, Any]:
+        """Return what `QueueCallback` reads of a step's output; `gathered` says whether the keys are of all."""
+        ids = {"image": self.image_id, "text": self.image_id}
+        return {"keys": {"image": self.image, "text": self.text}, "key_ids": ids, "keys_are_gathered": gathered}
 
 
 class Candidates(NamedTuple):

@@ -20,6 +20,7 @@ from .counts import mean_count
 from .encoding import Encoded
 from .itc import Contrast
 from .network import ALBEFNetwork
+from .settings import ContrastSettings
 
 
 class Negatives(NamedTuple):
@@ -43,23 +44,24 @@ class Fused(NamedTuple):
     masked: Tensor | None  # [B, L, D] of the masked texts, if there are any
 
 
-def draw_negatives(contrast: Contrast, batch: Batch, positives: Literal["image_id", "diagonal"]) -> HardNegatives:
-    """Draw hard negatives within the batch of this process.
+def draw_negatives(contrast: Contrast, batch: Batch, settings: ContrastSettings) -> HardNegatives:
+    """Draw negatives within the batch of this process, hard ones or evenly.
 
     Args:
         contrast: similarities of the batch.
         batch: `image_id` [B] and `input_ids` [B, L].
-        positives: "image_id" rules out pairs of the same image or of the same words, "diagonal" the pair itself alone.
+        settings: `negatives`; `positives`, of which "image_id" rules out pairs of the same image or of the same words,
+            "diagonal" the pair itself alone.
     """
-    forbidden = forbidden_pairs(batch["image_id"], batch["input_ids"], positives)
-    return HardNegatives(
-        image=draw_hard_negatives(contrast.text_logits, forbidden),
-        text=draw_hard_negatives(contrast.image_logits, forbidden),
-    )
+    forbidden = forbidden_pairs(batch["image_id"], batch["input_ids"], settings.positives)
+    to_images, to_texts = contrast.text_logits, contrast.image_logits
+    if settings.negatives == "random":
+        to_images, to_texts = torch.zeros_like(to_images), torch.zeros_like(to_texts)
+    return HardNegatives(image=draw_hard_negatives(to_images, forbidden), text=draw_hard_negatives(to_texts, forbidden))
 
 
 def forbidden_pairs(image_id: Tensor, input_ids: Tensor, positives: Literal["image_id", "diagonal"]) -> Tensor:
-    """Return which pairs of rows are no negatives, boolean [B, B]; arguments as in `draw_negatives`."""
+    """Return which pairs of rows are no negatives, boolean [B, B]; `positives` as in `ContrastSettings`."""
     forbidden = torch.eye(len(image_id), dtype=torch.bool, device=image_id.device)
     if positives == "image_id":
         same_text = (input_ids[:, None] == input_ids).all(-1)

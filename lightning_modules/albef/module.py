@@ -17,6 +17,7 @@ from ...callbacks import (
     EMACallback,
     EMAPair,
     FeatureQueue,
+    GroundingWriter,
     QueueCallback,
     RetrievalPredictionWriter,
     StepSeedCallback,
@@ -29,7 +30,6 @@ from ..base.settings import settings
 from ..base.trainers import trainer_of
 from ..evaluation.protocol import Batch
 from ..evaluation.reranking import RerankSettings
-from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
@@ -37,6 +37,7 @@ from ..optim.schedules import Schedule
 from . import gradcam
 from . import weights as initial_weights
 from .encoding import encode
+from .grounding import GroundingSettings, evaluation_of, grounding_maps
 from .itc import gather_keys, image_text_contrast
 from .itm import draw_negatives, fuse_pairs, image_text_matching
 from .mlm import check_special_tokens, draw_masked_tokens, masked_language_modelling
@@ -44,11 +45,11 @@ from .network import ALBEFNetwork, FusionBert
 from .official import QUEUES
 from .schedule import paper_schedule, with_decay
 from .settings import ContrastSettings, MemorySettings, MomentumSettings, OptimSettings, TextSettings, VisionSettings
-from .teacher import copy_student, ramped_alpha, teacher_text
+from .teacher import copy_student, distilled_alphas, ramped_alpha, teacher_text
 
 
 class ALBEFModule(Method):
-    """Image-text contrast, image-text matching and masked language modelling; or fine-tuning for retrieval.
+    """Image-text contrast, matching and masked language modelling; or fine-tuning for retrieval or grounding.
 
     Defaults are the paper's. Some differ from the authors' code, whose behaviour
     `configs/albef/official.yaml` restores.
@@ -61,6 +62,7 @@ class ALBEFModule(Method):
             export; excludes `vision.weights` and `text.weights`.
         mlm: whether words are masked and predicted. False, as in fine-tuning for retrieval, builds no language-model
         head. match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
+        grounding: evaluation of the boxes that texts refer to, instead of retrieval.
         optimizer: replaces AdamW. lr_scheduler: replaces the paper's schedule.
     """
 
@@ -76,6 +78,7 @@ class ALBEFModule(Method):
         weights: str | None = None,
         mlm: bool = True,
         match_equal_texts: bool = False,
+        grounding: GroundingSettings = GroundingSettings(),
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
@@ -87,6 +90,7 @@ class ALBEFModule(Method):
         self.optim = optim = settings(OptimSettings, optim)
         self.memory = memory = settings(MemorySettings, memory)
         self.rerank = rerank = settings(RerankSettings, rerank)
+        self.grounding = grounding = settings(GroundingSettings, grounding)
         self.weights, self.mlm = weights, mlm
         self.save_settings()
         initial_weights.check_sources(self)
@@ -98,13 +102,16 @@ class ALBEFModule(Method):
         random_start = contrast.queue_start == "random"
         self.image_queue = FeatureQueue(contrast.queue_size, contrast.embed_dim, ids=True, random_start=random_start)
         self.text_queue = FeatureQueue(contrast.queue_size, contrast.embed_dim, ids=True, random_start=random_start)
-        self.evaluation = RetrievalEvaluation(match_equal_texts, rerank)
+        self.evaluation = evaluation_of(grounding, match_equal_texts, rerank)
         copy_student(self.student, self.teacher)
+        for untrained in () if contrast.itc else (self.student.vision_proj, self.student.text_proj, self.temperature):
+            untrained.requires_grad_(False)
         self.start_vocabulary()
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Return the sum of the losses (eq. 5), and the teacher's features for the queues."""
         alpha, slice_rows, mask = self.current_alpha(), self.memory.micro_batch_size, batch["attention_mask"]
+        itc_alpha, mlm_alpha = distilled_alphas(alpha, self.momentum)
         masked = draw_masked_tokens(batch["input_ids"], self.text) if self.mlm else None
         masked_ids = None if masked is None else masked.input_ids
 
@@ -115,29 +122,24 @@ class ALBEFModule(Method):
         # Image-text contrastive learning (eqs. 1 and 2) with the teacher's soft targets (eq. 6).
         keys = gather_keys(teacher, batch["image_id"], self.contrast.key_columns)
         contrast = image_text_contrast(
-            student, teacher, keys, self.queues(), self.temperature, alpha, self.contrast.positives, slice_rows
+            student, teacher, keys, self.queues(), self.temperature, itc_alpha, self.contrast.positives, slice_rows
         )
-        losses = {"itc": contrast.loss}
+        losses = {"itc": contrast.loss} if self.contrast.itc else {}
 
         # Image-text matching (eq. 4) with hard negatives.
-        negatives = draw_negatives(contrast, batch, self.contrast.positives)
+        negatives = draw_negatives(contrast, batch, self.contrast)
         fused = fuse_pairs(self.student, student, mask, negatives, slice_rows)
         losses["itm"] = image_text_matching(self.itm_head, fused.cls, negatives)
 
         # Masked language modelling (eq. 3) with the teacher's soft labels (eq. 7).
         if masked is not None and fused.masked is not None:
             losses["mlm"] = masked_language_modelling(
-                self.student, self.teacher, fused.masked, teacher, mask, masked, alpha, slice_rows
+                self.student, self.teacher, fused.masked, teacher, mask, masked, mlm_alpha, slice_rows
             )
 
         loss = torch.stack(list(losses.values())).sum()
         self._log_step(loss, losses, alpha)
-        return {
-            "loss": loss,
-            "keys": {"image": keys.image, "text": keys.text},
-            "key_ids": {"image": keys.image_id, "text": keys.image_id},
-            "keys_are_gathered": self.contrast.key_columns == "global",
-        }
+        return {"loss": loss} | keys.for_queues(gathered=self.contrast.key_columns == "global")
 
     def current_alpha(self) -> float:
         """Return the weight of the teacher's soft targets in this batch."""
@@ -151,7 +153,8 @@ class ALBEFModule(Method):
 
     def configure_callbacks(self) -> list[Callback]:
         """Supply averaging, queues, seeds and the writer of predictions, unless the user gives them."""
-        own = EMACallback(), QueueCallback(), StepSeedCallback(), RetrievalPredictionWriter()
+        writer = GroundingWriter() if self.grounding.evaluate else RetrievalPredictionWriter()
+        own = EMACallback(), QueueCallback(), StepSeedCallback(), writer
         return missing_callbacks(self.trainer.callbacks, *own)  # type: ignore[attr-defined]
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
@@ -228,11 +231,15 @@ class ALBEFModule(Method):
 
     def contrastive_temperature(self) -> float:
         """Return the learned temperature; every process calls it, because the temperature may be sharded."""
-        return float(full_tensor(self.temperature))
+        return float(full_tensor(self.temperature.detach()))
 
     def word_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return Grad-CAM maps [B, L, g, g] of every token for images [B, 3, S, S] and texts [B, L]; in eval mode."""
         return gradcam.word_maps(self.student, self.itm_head, image, input_ids, attention_mask)
+
+    def grounding_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        """Return the "itm" and "itc" maps [B, g, g] of images [B, 3, S, S] and texts [B, L]; in eval mode."""
+        return grounding_maps(self, image, input_ids, attention_mask)
 
     def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the state without tied tensors, which safetensors refuses, and queues, which only training uses."""

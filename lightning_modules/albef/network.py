@@ -244,6 +244,13 @@ class ALBEFNetwork(nn.Module):
         set_vit_attention(self.visual_encoder, image)
         return self.visual_encoder(image)
 
+    def finish_image(self, states: Tensor, first: int) -> Tensor:
+        """Run the image encoder from block `first` on: input of that block [B, N, V] to tokens [B, N, V]."""
+        set_vit_attention(self.visual_encoder, states)
+        for block in self.visual_encoder.blocks[first:]:
+            states = block(states)
+        return self.visual_encoder.norm(states)
+
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Encode ids and mask [B, L] as states [B, L, D] before fusion."""
         return self.text_encoder.encode(input_ids, attention_mask)

@@ -101,12 +101,16 @@ class MomentumSettings:
         teacher_dropout: whether BERT's dropout stays on in the teacher, as in the authors' code.
         alpha: weight of the soft targets.
         alpha_warmup_epochs: epochs over which alpha rises linearly from 0, batch by batch.
+        distill_itc: whether the contrastive targets are mixed with the teacher's (eq. 6).
+        distill_mlm: whether the masked words are mixed with the teacher's (eq. 7).
     """
 
     momentum: float = 0.995
     teacher_dropout: bool = False
     alpha: float = 0.4
     alpha_warmup_epochs: float = 1.0
+    distill_itc: bool = True
+    distill_mlm: bool = True
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,9 @@ class ContrastSettings:
             "diagonal" only the pair itself, as the authors' pre-training does.
         key_columns: "global" contrasts with the teacher's keys of all processes, so that N processes give the loss of
             one process with N times the batch; "local" with the keys of this process, as the authors do.
+        itc: whether image-text contrastive learning is one of the losses. Without it projections and temperature are
+            not trained, retrieval by contrast alone is at chance, and the negatives of matching must be random.
+        negatives: "hard" draws the negatives of image-text matching by their similarity, "random" evenly.
     """
 
     embed_dim: int = 256
@@ -135,12 +142,19 @@ class ContrastSettings:
     temperature_max: float = 0.5
     positives: Literal["image_id", "diagonal"] = "image_id"
     key_columns: Literal["global", "local"] = "global"
+    itc: bool = True
+    negatives: Literal["hard", "random"] = "hard"
 
     def __post_init__(self) -> None:
         if not self.temperature_min <= self.temperature <= self.temperature_max:
             raise UserError(
                 f"Expected a contrast.temperature in [{self.temperature_min}, {self.temperature_max}], got "
                 f"{self.temperature}: change it, or contrast.temperature_min and temperature_max."
+            )
+        if not self.itc and self.negatives == "hard":
+            raise UserError(
+                "Expected contrast.negatives: random without contrast.itc, which trains the similarities that hard "
+                "negatives are drawn by, got hard: set it."
             )
 
 

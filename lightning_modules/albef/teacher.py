@@ -34,3 +34,8 @@ def ramped_alpha(trainer: Trainer, momentum: MomentumSettings) -> float:
         )
     batch = trainer.fit_loop.epoch_loop.total_batch_idx
     return momentum.alpha * (min(1.0, batch / ramp) if ramp else 1.0)
+
+
+def distilled_alphas(alpha: float, momentum: MomentumSettings) -> tuple[float, float]:
+    """Return the weights of the soft targets in image-text contrast and in masked language modelling."""
+    return alpha * momentum.distill_itc, alpha * momentum.distill_mlm

@@ -19,6 +19,7 @@ from ..networks.batch_norm import BatchNorm, kept_statistics
 NORMS = (*get_args(BatchNorm), nn.LayerNorm, nn.GroupNorm)
 NETWORK_METHODS = (
     "encode_image",
+    "finish_image",
     "encode_text",
     "encode_pairs",
     "fuse",
@@ -41,6 +42,7 @@ MODULE_METHODS = (
     "text_states",
     "match_scores",
     "word_maps",
+    "grounding_maps",
 )
 """Methods of the LightningModule, beside `forward`, before which FSDP2 gathers the parameters."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from formulas import Run, describe
+from formulas import describe
 from large_batches import ACTIVATIONS, METHODS, batch, ready
 from memory import held_bytes
 from torch import nn
@@ -56,9 +56,8 @@ def test_a_counted_step_at_full_size_is_that_of_the_document(name):
         found = count_step(module, batch(name, rows), cuda=False)
         sizes = sizes_of(module)
     assert (sizes.parameters, sizes.optimizer) == (method.trained, method.moments * method.trained)
-    assert sizes.averages + sizes.frozen == method.used
+    assert (sizes.averages, sizes.frozen) == (method.averaged, method.frozen)
     assert found.activations == pytest.approx(ACTIVATIONS[name].all * rows, rel=0.15)
-    print(name, found.activations / ACTIVATIONS[name].all / rows, found, method.tables.most_bytes(Run(rows, 1)))
 
 
 class Linear(nn.Module):

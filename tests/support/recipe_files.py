@@ -19,6 +19,7 @@ from support.clip import SIZE
 from support.images import draw_image, encoded, write_food101, write_pets
 from support.mmlg import write_teacher as write_clip
 from support.recipes import CLASSES, MODELS
+from support.refcoco import write_refcoco
 from support.reinforcement import write_pairs
 from vlightning.datamodules.text.tokenizers import tokenizer_from_json, train_wordpiece
 from vlightning.lightning_modules import ALBEFModule, SHReModule
@@ -73,7 +74,7 @@ def _images(folder, count):
 
 def _write_pairs(folder):
     _images(folder / "data/images", TRAINED + 2 * EVALUATED)
-    for name in ("coco", "vg", "cc3m_train", "cc3m_val", "sbu", "coco_val"):
+    for name in ("coco", "vg", "cc3m_train", "cc3m_val", "sbu", "cc12m", "coco_val"):
         rows = [{"image": f"{number}.jpg", "caption": caption(number)} for number in range(4, 4 + EVALUATED)]
         (folder / f"data/{name}.json").write_text(json.dumps(rows))
     lines = [json.dumps({"image": f"images/{number}.jpg", "caption": caption(number)}) for number in range(TRAINED)]
@@ -97,6 +98,7 @@ def _write_pairs(folder):
         (folder / f"data/dataset_{data}.json").write_text(json.dumps({"images": images}))
         for split, rows in lists.items():
             (folder / f"data/{data}_{split}.json").write_text(json.dumps(rows))
+    write_refcoco(folder / "data", folder / "data/coco", caption)
     (folder / "flickr30k").mkdir()
     (folder / "flickr30k/images").symlink_to(folder / "data/flickr30k")
     (folder / "flickr30k/dataset_flickr30k.json").symlink_to(folder / "data/dataset_flickr30k.json")

@@ -185,9 +185,10 @@ _WRITERS = (
 def in_order(commands: list[str]) -> list[str]:
     """Return the commands in an order in which products exist before they are read."""
 
-    def place(command: str) -> int:
+    def place(command: str) -> tuple[int, bool]:
         last = Path([word for word in shlex.split(command) if word.startswith("configs/")][-1]).stem
-        return next((number for number, writer in enumerate(_WRITERS) if writer in last), len(_WRITERS))
+        first = next((number for number, writer in enumerate(_WRITERS) if writer in last), len(_WRITERS))
+        return first, last.endswith("_quickstart")  # of a task, from the quickstart of its method
 
     return sorted(dict.fromkeys(commands), key=place)
 

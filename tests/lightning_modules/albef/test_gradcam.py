@@ -5,86 +5,19 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
-from support.albef import random_batch, tiny_albef
+from support.albef import random_batch
 from support.distributed import run_distributed
+from support.gradcam import exact_inputs, reference_maps, spread_albef
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.albef.gradcam import word_maps
 
 
-def _module(fusion_layers=3, **changes):
-    module = tiny_albef(0, changes, text={"depth": 1, "fusion_depth": fusion_layers}).double().eval()
-    # At the initial deviation of 0.02 all attention is nearly even, and a wrong map would hardly differ.
-    generator = torch.Generator().manual_seed(7)
-    for parameter in module.parameters():
-        parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return module
-
-
-def _inputs(size=3):
-    batch = random_batch(size, dtype=torch.float64)
-    return batch["image"], batch["input_ids"], batch["attention_mask"]
-
-
-def _heads(states, heads=2):
-    return states.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def _linear(weights, name, states):
-    return states @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-
-
-def _norm(weights, name, states):
-    return F.layer_norm(states, states.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-12)
-
-
-def _reference(module, image, input_ids, attention_mask, layer):
-    """The fusion layers written out, with attention weights that a gradient is asked for."""
-    tokens = module.student.encode_image(image)
-    states = module.student.encode_text(input_ids, attention_mask)
-    weights = {name: value.detach() for name, value in module.student.text_encoder.state_dict().items()}
-    hidden = (1 - attention_mask)[:, None, None, :].bool()
-    asked = None
-
-    def attention(name, states, others, mask=None):
-        query, key, value = (
-            _heads(_linear(weights, f"{name}.self.{part}", x))
-            for part, x in (("query", states), ("key", others), ("value", others))
-        )
-        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
-        if mask is not None:
-            scores = scores.masked_fill(mask, -torch.inf)
-        probability = scores.softmax(-1)
-        context = (probability @ value).transpose(1, 2).flatten(2)
-        output = _linear(weights, f"{name}.output.dense", context) + states
-        return _norm(weights, f"{name}.output.LayerNorm", output), probability
-
-    first = module.student.text_encoder.fusion_layer
-    for index in range(first, len(module.student.text_encoder.layers)):
-        name = f"bert.encoder.layer.{index}"
-        states, _ = attention(f"{name}.attention", states, states, hidden)
-        states, probability = attention(f"{name}.crossattention", states, tokens)
-        if index == layer:
-            asked = probability
-        inner = F.gelu(_linear(weights, f"{name}.intermediate.dense", states))
-        output = _linear(weights, f"{name}.output.dense", inner) + states
-        states = _norm(weights, f"{name}.output.LayerNorm", output)
-    logit = module.itm_head(states[:, 0])[:, 1].sum()
-    (gradient,) = torch.autograd.grad(logit, asked)
-    maps = torch.zeros(*input_ids.shape, 2, 2, dtype=torch.float64)
-    for row in range(len(input_ids)):
-        for token in range(int(attention_mask[row].sum())):
-            for patch in range(4):
-                heads = [asked[row, h, token, 1 + patch] * gradient[row, h, token, 1 + patch].clamp(0) for h in (0, 1)]
-                maps[row, token, patch // 2, patch % 2] = sum(heads) / 2
-    return maps.detach()
-
-
 @pytest.mark.parametrize("layer", [1, 2])
-def test_equals_the_plain_reference(layer):
-    module = _module()
-    maps = word_maps(module.student, module.itm_head, *_inputs(), layer)
-    expected = _reference(module, *_inputs(), layer)
-    tokens = _inputs()[2].bool()
+def test_equals_the_plainreference_maps(layer):
+    module = spread_albef()
+    maps = word_maps(module.student, module.itm_head, *exact_inputs(), layer)
+    expected = reference_maps(module, *exact_inputs(), layer)
+    tokens = exact_inputs()[2].bool()
     assert (expected[tokens] > 1e-6).any(dim=(1, 2)).double().mean() > 0.5  # something to compare
     torch.testing.assert_close(maps, expected, rtol=1e-9, atol=1e-14)
 
@@ -92,31 +25,31 @@ def test_equals_the_plain_reference(layer):
 @pytest.mark.parametrize(("fusion_layers", "middle"), [(2, 1), (3, 2), (6, 3)])
 def test_the_middle_fusion_layer_is_the_default(fusion_layers, middle):
     """The third of six, as in the authors' code: number 8 above six text layers."""
-    module = _module(fusion_layers)
+    module = spread_albef(fusion_layers)
     assert torch.equal(
-        module.word_maps(*_inputs()), word_maps(module.student, module.itm_head, *_inputs(), layer=middle)
+        module.word_maps(*exact_inputs()), word_maps(module.student, module.itm_head, *exact_inputs(), layer=middle)
     )
 
 
 @pytest.mark.parametrize("layer", [0, 3, 4])
 def test_a_layer_without_word_maps_is_refused(layer):
     """In the last layer the attention of words does not reach the matching head: the reference has no map there."""
-    module = _module()
+    module = spread_albef()
     with pytest.raises(UserError, match=f"got layer {layer}, .* give one from 1 to 2"):
-        word_maps(module.student, module.itm_head, *_inputs(), layer)
-    last = _reference(module, *_inputs(), layer=3)
+        word_maps(module.student, module.itm_head, *exact_inputs(), layer)
+    last = reference_maps(module, *exact_inputs(), layer=3)
     assert last[:, 0].any()
     assert not last[:, 1:].any()
 
 
 def test_a_single_fusion_layer_has_no_word_maps():
     with pytest.raises(UserError, match="Expected two or more fusion layers for word maps, got one"):
-        _module(fusion_layers=1).word_maps(*_inputs())
+        spread_albef(fusion_layers=1).word_maps(*exact_inputs())
 
 
 def test_a_pair_has_the_same_map_in_any_batch_and_at_any_padding():
-    module = _module()
-    image, input_ids, attention_mask = _inputs(4)
+    module = spread_albef()
+    image, input_ids, attention_mask = exact_inputs(4)
     together = module.word_maps(image, input_ids, attention_mask)
     for row in range(4):
         length = int(attention_mask[row].sum())
@@ -128,21 +61,21 @@ def test_a_pair_has_the_same_map_in_any_batch_and_at_any_padding():
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_works_in_any_mode_on_tensors_made_in_it(mode):
-    module = _module()
-    expected = module.word_maps(*_inputs())
+    module = spread_albef()
+    expected = module.word_maps(*exact_inputs())
     with mode():
-        torch.testing.assert_close(module.word_maps(*_inputs()), expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(module.word_maps(*exact_inputs()), expected, rtol=1e-12, atol=0)
         assert torch.is_grad_enabled() == (mode is torch.enable_grad)
 
 
 def test_does_not_change_gradients_hooks_modes_and_the_generator():
-    module = _module()
+    module = spread_albef()
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.ones_like(parameter)
     module.itm_head.weight.grad = None
     state = torch.get_rng_state()
-    maps = module.word_maps(*_inputs())
+    maps = module.word_maps(*exact_inputs())
     assert not maps.requires_grad
     assert torch.equal(torch.get_rng_state(), state)
     assert module.itm_head.weight.grad is None
@@ -151,17 +84,17 @@ def test_does_not_change_gradients_hooks_modes_and_the_generator():
 
 
 def test_activation_checkpointing_and_frozen_weights_change_nothing():
-    module, frozen = _module(), _module(memory={"activation_checkpointing": True}).requires_grad_(False)
-    expected = module.word_maps(*_inputs())
-    torch.testing.assert_close(frozen.word_maps(*_inputs()), expected, rtol=1e-12, atol=0)
-    checkpointed = _module(memory={"activation_checkpointing": True})
-    torch.testing.assert_close(checkpointed.word_maps(*_inputs()), expected, rtol=1e-12, atol=0)
+    module, frozen = spread_albef(), spread_albef(memory={"activation_checkpointing": True}).requires_grad_(False)
+    expected = module.word_maps(*exact_inputs())
+    torch.testing.assert_close(frozen.word_maps(*exact_inputs()), expected, rtol=1e-12, atol=0)
+    checkpointed = spread_albef(memory={"activation_checkpointing": True})
+    torch.testing.assert_close(checkpointed.word_maps(*exact_inputs()), expected, rtol=1e-12, atol=0)
 
 
 def test_half_precision_gives_float32_maps_near_the_exact_ones():
-    module = _module()
-    exact = module.word_maps(*_inputs()).float()
-    image, *text = _inputs()
+    module = spread_albef()
+    exact = module.word_maps(*exact_inputs()).float()
+    image, *text = exact_inputs()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         maps = module.float().word_maps(image.float(), *text)
     assert maps.dtype == torch.float32
@@ -171,7 +104,7 @@ def test_half_precision_gives_float32_maps_near_the_exact_ones():
 
 def _sharded(looks):
     """Word maps of a sharded model, computed `looks` times, and the gradients of a training step after them."""
-    module = _module(text={"dropout": 0.0})
+    module = spread_albef(text={"dropout": 0.0})
     module._device_mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))
     module.configure_model()
     module.current_alpha = lambda: 0.4
@@ -179,7 +112,7 @@ def _sharded(looks):
     maps = []
     for _ in range(looks):
         with torch.no_grad():
-            maps.append(module.word_maps(*_inputs()))
+            maps.append(module.word_maps(*exact_inputs()))
     assert all(parameter.grad is None for parameter in module.parameters())
     torch.manual_seed(0)
     module.training_step(random_batch(4, dtype=torch.float64), 0)["loss"].backward()
@@ -191,7 +124,7 @@ def _with_and_without():
 
 
 def test_a_sharded_model_gives_the_same_maps_and_trains_the_same():
-    expected = _module().word_maps(*_inputs())
+    expected = spread_albef().word_maps(*exact_inputs())
     for (maps, gradients), (_, plain) in run_distributed(_with_and_without):
         for found in maps:
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-14)

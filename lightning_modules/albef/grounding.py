@@ -1,0 +1,243 @@
+"""Weakly supervised grounding (sections 4 and 6 of the paper): the box of an image that a text refers to.
+
+The model is that of retrieval, fine-tuned on images with texts and without boxes. Grad-CAM gives two maps of a pair:
+"itm" of the cross-attention to the image for the logit of a match, and "itc" of the image encoder's own attention for
+the contrastive similarity. The candidate box with the highest score under a map is chosen.
+
+Shapes: B pairs, L text tokens, N image tokens (CLS first), V image width, g patches along a side, K candidate boxes.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from ...callbacks.distributed.collectives import gather_texts, gather_uneven
+from ...common.errors import UserError
+from ...common.log import log_global
+from ...metrics.grounding import NO_BOX, box_iou, box_scores, choose_box
+from ..evaluation.protocol import PREFIXES, Batch, Evaluation, Stage
+from ..evaluation.reranking import RerankSettings
+from ..evaluation.retrieval import RetrievalEvaluation
+from .gradcam import cross_attention, recording, relevance, token_maps
+
+if TYPE_CHECKING:
+    from .module import ALBEFModule
+
+MapName = Literal["itm", "itc"]
+MAPS: tuple[MapName, ...] = get_args(MapName)
+IOU = 0.5
+"""Overlap with the right box from which on a chosen box is correct."""
+
+
+@dataclass(frozen=True)
+class GroundingSettings:
+    """Evaluation of grounding; see `GroundingEvaluation`.
+
+    Args:
+        evaluate: whether to validate, test and predict the boxes that texts refer to, instead of retrieval.
+        map: the map whose accuracy is shown in the progress bar and whose box is drawn; both are evaluated.
+        itm_layer: fusion layer of the "itm" map, counted from the first text layer. By default the middle one, in the
+            paper's model 8 of 0 to 11 (the authors').
+        itc_block: block of the image encoder of the "itc" map. By default the one after two thirds of the blocks, in
+            the paper's model 8 of 0 to 11 (the authors').
+    """
+
+    evaluate: bool = False
+    map: MapName = "itm"
+    itm_layer: int | None = None
+    itc_block: int | None = None
+
+
+@torch.inference_mode(False)  # in which Lightning evaluates, and which has no gradients
+def grounding_maps(
+    module: "ALBEFModule", image: Tensor, input_ids: Tensor, attention_mask: Tensor
+) -> dict[str, Tensor]:
+    """Return both maps of each pair; in eval mode, without a change of any parameter's `grad`.
+
+    Args:
+        module: the student, the matching head, the temperature and the layers of the maps are used.
+        image: [B, 3, S, S].
+        input_ids: long [B, L].
+        attention_mask: [B, L], 1 for tokens and 0 for padding.
+
+    Returns:
+        "itm", the mean of `gradcam.token_maps` over the tokens of the text, and "itc", both [B, g, g] in float32 at
+        least.
+    """
+    if not len(image):  # a dummy row, as in `BertTrunk.encode`, because sharded networks communicate
+        row = (part.new_ones(1, *part.shape[1:]) for part in (image, input_ids, attention_mask))
+        return {name: found[:0] for name, found in grounding_maps(module, *row).items()}
+    network, settings = module.student, module.grounding
+    vit = network.visual_encoder
+    attention = cross_attention(network.text_encoder, settings.itm_layer, of_words=False)
+    block = _block(len(vit.blocks), settings.itc_block)
+    inputs: list[Tensor] = []
+
+    def keep(module: torch.nn.Module, given: tuple[Tensor, ...]) -> None:
+        inputs.append(given[0])
+
+    hook = vit.blocks[block].register_forward_pre_hook(keep)
+    try:
+        with torch.no_grad():
+            image_tokens = network.encode_image(image)
+            states = network.encode_text(input_ids, attention_mask)
+            text_features = network.project_text(states)
+    finally:
+        hook.remove()
+    tokens = token_maps(network, module.itm_head, attention, image_tokens, states, attention_mask)  # zero at padding
+    itm = tokens.sum(1) / attention_mask.sum(1)[:, None, None]
+
+    own: Any = vit.blocks[block].attn
+    with torch.enable_grad(), recording({"qkv": own.qkv}, own.proj) as seen:
+        image_features = network.project_image(network.finish_image(inputs[0], block))
+        similarity = (image_features * text_features).sum() / module.contrastive_temperature()
+        (gradient,) = torch.autograd.grad(similarity, seen["context"])
+    query, key, value = seen["qkv"].chunk(3, -1)
+    itc = relevance(query[:, :1], key, value, gradient[:, :1], own.num_heads)[:, 0]
+    return {"itm": itm, "itc": itc.unflatten(-1, vit.patch_embed.grid_size)}
+
+
+def _block(depth: int, block: int | None) -> int:
+    if block is None:
+        return 2 * depth // 3
+    if not 0 <= block < depth:
+        raise UserError(f"Expected a model.grounding.itc_block from 0 to {depth - 1}, got {block}: correct it.")
+    return block
+
+
+@dataclass
+class GroundingResult:
+    """Result of one evaluation, equal in every process.
+
+    Attributes:
+        sample_index: long [N], sorted.
+        right: float64 [N, 4], the right boxes (x, y, width, height).
+        chosen: float64 [N, 4] by map, NaN where no box was chosen.
+        iou: float64 [N] by map, overlap of the chosen box with the right one, 0 where none was chosen.
+        part: the part of the data set that each text belongs to, such as "testA"; empty if it has no parts.
+    """
+
+    sample_index: Tensor
+    right: Tensor
+    chosen: dict[MapName, Tensor]
+    iou: dict[MapName, Tensor]
+    part: list[str]
+
+
+class GroundingEvaluation:
+    """Accuracy of the boxes that texts refer to, in percent, over the texts of all processes.
+
+    A chosen box is correct if its IoU with the right box is at least 0.5. Where no box has a positive score, none is
+    chosen, and the text counts as wrong; `<map>_no_box` is the share of such texts, logged if there are any.
+    `chance_accuracy` is the expected accuracy of a box drawn at random. Data sets with parts, such as RefCOCO+ with
+    testA and testB, also have the results of each part, `<part>/<name>`.
+
+    The module's method `grounding_maps(image, input_ids, attention_mask)` returns maps [B, g, g] by name. An evaluation
+    batch holds one text per image: `image`, `input_ids`, `attention_mask`, `sample_index` and `ref_id` [B], `size`
+    long [B, 2] of the images (height, width), `boxes`, a list of B tensors [K, 4], `part`, a list of B strings, and but
+    for predictions `right_box` [B, 4]. Boxes are (x, y, width, height) in pixels of the image.
+
+    Args:
+        settings: settings of the maps.
+    """
+
+    def __init__(self, settings: GroundingSettings) -> None:
+        self.settings = settings
+        self.result: GroundingResult | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Clear the collected boxes; the last result is kept."""
+        self._rows: list[Tensor] = []
+        self._parts: list[str] = []
+
+    def step(self, module: Any, batch: Batch, stage: Stage) -> None:
+        """Choose a box for each text of a batch, by each map."""
+        found = self._choose(module, batch)
+        rights, index = batch["right_box"].double().cpu(), batch["sample_index"].double().cpu()
+        for place, (boxes, right) in enumerate(zip(batch["boxes"], rights, strict=True)):
+            boxes = boxes.double().cpu()
+            overlap = box_iou(boxes, right)
+            row = [index[place : place + 1], right, (overlap >= IOU).double().mean()[None]]
+            for name in MAPS:
+                chosen = found[name][0][place]
+                row += [_box(boxes, chosen), overlap.new_zeros(1) if chosen == NO_BOX else overlap[chosen][None]]
+            self._rows.append(torch.cat(row))
+        self._parts += batch["part"]
+
+    def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
+        """Return the chosen box of each text, [B, 4] with NaN for none, and its score [B], by each map."""
+        found, values = self._choose(module, batch), {name: batch[name] for name in ("sample_index", "ref_id")}
+        for name in MAPS:
+            chosen, scores = found[name]
+            boxes = [_box(own.double().cpu(), best) for own, best in zip(batch["boxes"], chosen, strict=True)]
+            values[f"{name}_box"] = torch.stack(boxes) if boxes else torch.zeros(0, 4).double()
+            values[f"{name}_score"] = torch.tensor(scores, dtype=torch.float64)
+        return values
+
+    def finish(self, module: Any, stage: Stage) -> None:
+        """Log accuracy in percent; every process calls this."""
+        if stage == "predict":
+            return
+        width = 6 + 5 * len(MAPS)
+        rows = gather_uneven(torch.cat([torch.zeros(0, width).double(), *[row[None] for row in self._rows]]))
+        parts = gather_texts(self._parts)
+        self.start()
+        if not len(rows):
+            raise UserError("Expected a text with boxes to evaluate, got none: check the evaluation data.")
+        order = rows[:, 0].argsort()
+        rows, parts = rows[order], [parts[place] for place in order.tolist()]
+        columns = {name: rows[:, 6 + 5 * place : 11 + 5 * place] for place, name in enumerate(MAPS)}
+        self.result = GroundingResult(
+            rows[:, 0].long(),
+            rows[:, 1:5],
+            {name: own[:, :4] for name, own in columns.items()},
+            {name: own[:, 4] for name, own in columns.items()},
+            parts,
+        )
+        prefix, shown = PREFIXES[stage], f"{PREFIXES[stage]}/{self.settings.map}_accuracy"
+        found = {f"{prefix}/{name}": value for name, value in _accuracies(self.result, rows[:, 5]).items()}
+        for name in MAPS:
+            if none := int(self.result.chosen[name].isnan().any(1).sum()):
+                rank_zero_warn(f"No box has a positive score under the {name} map for {none} of {len(rows)} texts.")
+        log_global(module, found, shown)
+
+    def _choose(self, module: Any, batch: Batch) -> dict[MapName, tuple[list[int], list[float]]]:
+        """Return the index of the chosen box and its score, NaN for none, of each text, by map."""
+        found: dict[MapName, tuple[list[int], list[float]]] = {name: ([], []) for name in MAPS}
+        # Also for a process without texts, since processes that share a model's weights communicate.
+        maps = module.grounding_maps(batch["image"], batch["input_ids"], batch["attention_mask"])
+        for name in MAPS:
+            for heat, size, boxes in zip(maps[name].cpu(), batch["size"].tolist(), batch["boxes"], strict=True):
+                scores = box_scores(heat, (size[0], size[1]), boxes.cpu())
+                chosen = choose_box(scores)
+                found[name][0].append(chosen)
+                found[name][1].append(float("nan") if chosen == NO_BOX else float(scores[chosen]))
+        return found
+
+
+def _box(boxes: Tensor, chosen: int) -> Tensor:
+    return torch.full((4,), torch.nan).double() if chosen == NO_BOX else boxes[chosen]
+
+
+def _accuracies(result: GroundingResult, chance: Tensor) -> dict[str, float]:
+    """Return the results of all texts and of each part, in percent, by name."""
+    found: dict[str, float] = {}
+    parts = sorted({part for part in result.part if part})
+    for part in [""] + (parts if len(parts) > 1 else []):
+        own = torch.tensor([not part or of == part for of in result.part])
+        prefix = f"{part}/" if part else ""
+        for name in MAPS:
+            found[f"{prefix}{name}_accuracy"] = 100 * float((result.iou[name][own] >= IOU).double().mean())
+            none = 100 * float(result.chosen[name][own].isnan().any(1).double().mean())
+            found |= {f"{prefix}{name}_no_box": none} if none else {}
+        found[f"{prefix}chance_accuracy"] = 100 * float(chance[own].mean())
+    return found
+
+
+def evaluation_of(grounding: GroundingSettings, match_equal_texts: bool, rerank: RerankSettings) -> Evaluation:
+    """Return the evaluation that the settings name: of grounding, or of retrieval."""
+    return GroundingEvaluation(grounding) if grounding.evaluate else RetrievalEvaluation(match_equal_texts, rerank)
