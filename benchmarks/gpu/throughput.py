@@ -66,13 +66,13 @@ class Rows:
             seconds = sorted(clock.rounds[rival.name])[len(clock.rounds[rival.name]) // 2]
             self.row(name, images, rival.name, seconds)
             ratio = seconds / clock.seconds
-            against.append(f"{ratio:.2f}x {rival.name} (goal {rival.goal}x: {_met(ratio >= rival.goal)})")
+            against.append(f"{ratio:.2f}x {rival.name} (goal {rival.goal}x{self.met(ratio >= rival.goal)})")
         rate, share = GOALS.get(name.split()[0], (None, 0.0))
         if compiled and share:
             reached = self.flops[name] / clock.seconds / (rate or self.rate)
             whole = "989 TFLOP/s" if rate else "the measured rate"
-            against.append(f"{reached:.0%} of {whole} (goal {share:.0%}: {_met(reached >= share)})")
-        self.row(name, images, way, clock.seconds, _share(clock), "; ".join(against))
+            against.append(f"{reached:.0%} of {whole} (goal {share:.0%}{self.met(reached >= share)})")
+        self.row(name, images, way, clock.seconds, self.averages(clock), "; ".join(against))
 
     def read(self, name: str) -> None:
         """Measure a compiled step with batches from files."""
@@ -87,20 +87,20 @@ class Rows:
         against = f"{data.num_workers} loader workers"
         self.row(name, images, "eager, loader included", clock.seconds, "", against)
 
+    def averages(self, clock: Clock) -> str:
+        """Return the share of the step of moving averages and queues."""
+        share = clock.share_of_averages
+        return f"{share:.2%} (goal 1%{self.met(share < 0.01)})"
+
+    def met(self, reached: bool) -> str:
+        """Return whether a goal was reached; nothing at toy sizes, which have none."""
+        return "" if self.setting.pretend else ": met" if reached else ": missed"
+
     def row(self, name: str, images: int, way: str, seconds: float, *more: Any) -> None:
         """Append a row."""
         done = self.flops.get(name, 0) / seconds
         shares = [f"{done / self.rate:.1%}", f"{done / PEAK:.1%}"]
         self.table.row(name, images, way, images / seconds, self.flops.get(name, 0) / 1e12, *shares, *more)
-
-
-def _share(clock: Clock) -> str:
-    share = clock.share_of_averages
-    return f"{share:.2%} (goal 1%: {_met(share < 0.01)})"
-
-
-def _met(reached: bool) -> str:
-    return "met" if reached else "missed"
 
 
 def main() -> None:
