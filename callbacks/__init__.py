@@ -10,14 +10,17 @@ from ..common.lazy import LazyNames
 
 if TYPE_CHECKING:
     from .checkpoints.checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint, divide_checkpoint_file
+    from .classification.neighbours import NearestNeighbourClassification
     from .classification.own import OwnClassification
     from .classification.zero_shot import ZeroShotClassification
     from .compile import CompileCallback
     from .distributed.collectives import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
     from .distributed.strategy import ShardedStrategy
     from .ema import EMACallback, EMAPair, ema_momentum
+    from .figures.answers import AnswerFigures
     from .figures.grounding import GroundingFigures
     from .figures.learngene import LearngeneFigures
+    from .figures.predictions import PredictionFigures
     from .figures.retrieval import RetrievalFigures
     from .figures.word_maps import WordMapFigures
     from .final_export import FinalExport
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from .queue import FeatureQueue, QueueCallback
     from .step_seed import StepSeedCallback
     from .stopping import StopOnSignal
+    from .writers.answers import AnswerWriter
     from .writers.captions import CaptionWriter
     from .writers.class_predictions import ClassPredictionWriter
     from .writers.grounding import GroundingWriter
@@ -41,14 +45,17 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "checkpoints.checkpoint_io": ("AtomicCheckpointIO", "consolidate_checkpoint", "divide_checkpoint_file"),
+    "classification.neighbours": ("NearestNeighbourClassification",),
     "classification.own": ("OwnClassification",),
     "classification.zero_shot": ("ZeroShotClassification",),
     "compile": ("CompileCallback",),
     "distributed.collectives": ("all_reduce_sum", "gather", "gather_texts", "gather_uneven", "rank", "world_size"),
     "distributed.strategy": ("ShardedStrategy",),
     "ema": ("EMACallback", "EMAPair", "ema_momentum"),
+    "figures.answers": ("AnswerFigures",),
     "figures.grounding": ("GroundingFigures",),
     "figures.learngene": ("LearngeneFigures",),
+    "figures.predictions": ("PredictionFigures",),
     "figures.retrieval": ("RetrievalFigures",),
     "figures.word_maps": ("WordMapFigures",),
     "final_export": ("FinalExport",),
@@ -61,6 +68,7 @@ _NAMES = {
     "queue": ("FeatureQueue", "QueueCallback"),
     "step_seed": ("StepSeedCallback",),
     "stopping": ("StopOnSignal",),
+    "writers.answers": ("AnswerWriter",),
     "writers.captions": ("CaptionWriter",),
     "writers.class_predictions": ("ClassPredictionWriter",),
     "writers.grounding": ("GroundingWriter",),
@@ -73,6 +81,8 @@ _NAMES = {
 _LAZY = LazyNames(__name__, _NAMES)
 
 __all__ = [
+    "AnswerFigures",
+    "AnswerWriter",
     "AtomicCheckpointIO",
     "CaptionWriter",
     "ClassPredictionWriter",
@@ -88,9 +98,11 @@ __all__ = [
     "LearngeneFigures",
     "LearngeneWriter",
     "LeftOut",
+    "NearestNeighbourClassification",
     "OnlineProbe",
     "OptimizerStepCallback",
     "OwnClassification",
+    "PredictionFigures",
     "QueueCallback",
     "Reinforced",
     "ReinforcementWriter",

@@ -9,11 +9,13 @@ from .image_text import ImageTextDataModule
 from .labels import LabelDataModule
 from .nlvr import NLVR2DataModule
 from .pairs import PairDataModule
+from .questions import QuestionDataModule
 from .reinforced import ReinforcedDataModule
 from .reinforced_image_text import ReinforcedImageTextDataModule
 from .reinforced_shapes import ReinforcedShapesDataModule
 from .reinforcement import ReinforcementDataModule
 from .shape_classes import ShapeClassesDataModule
+from .shape_questions import ShapesVQADataModule
 from .shape_tasks import ShapesEntailmentDataModule, ShapesNLVR2DataModule
 from .shapes import ShapesDataModule
 from .sources.resolve import Source
@@ -26,6 +28,7 @@ from .transforms.classification import (
 )
 from .transforms.clip import CLIPEvalTransform
 from .transforms.probe import ProbeTrainTransform
+from .vqa import VQADataModule
 
 __all__ = [
     "ALBEFEvalTransform",
@@ -46,6 +49,7 @@ __all__ = [
     "NLVR2DataModule",
     "PairDataModule",
     "ProbeTrainTransform",
+    "QuestionDataModule",
     "ReinforcedDataModule",
     "ReinforcedImageTextDataModule",
     "ReinforcedShapesDataModule",
@@ -54,5 +58,7 @@ __all__ = [
     "ShapesDataModule",
     "ShapesEntailmentDataModule",
     "ShapesNLVR2DataModule",
+    "ShapesVQADataModule",
     "Source",
+    "VQADataModule",
 ]

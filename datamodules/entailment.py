@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .tasks import AnnotationDataModule
 
 
@@ -13,13 +11,7 @@ class EntailmentDataModule(AnnotationDataModule):
     Rows are ``{"image", "sentence", "label"}``, as in ``ve_train.json``, ``ve_dev.json`` and ``ve_test.json`` of
     ALBEF's authors, whose images are those of Flickr30k without ``.jpg``; or tables of one's own with these columns.
     Labels are contradiction (0), neutral (1) and entailment (2), by name or by number.
-
-    Args:
-        image_suffix: suffix of image names that have none.
-        **options: see :class:`~.tasks.AnnotationDataModule`.
     """
 
     label_names = ("contradiction", "neutral", "entailment")
-
-    def __init__(self, *, image_suffix: str = ".jpg", **options: Any) -> None:
-        super().__init__(image_suffix=image_suffix, **options)
+    own_suffix = ".jpg"

@@ -106,7 +106,7 @@ class AnnotationDataModule(TaskDataModule):
             A list in a column ``images`` replaces them.
         text_column: column of the text.
         label_column: column of the label, the name or the index of a class.
-        image_suffix: suffix of image names that have none.
+        image_suffix: suffix of image names that have none; by default that of the authors' files.
         image_size: side of the square images, pixels; by default what the module's weights expect, or else 384.
         horizontal_flip: whether to flip half of the training images, as the authors do; set it to false if texts
             distinguish left and right. Has no effect with ``train_transform``.
@@ -116,6 +116,7 @@ class AnnotationDataModule(TaskDataModule):
     """
 
     label_names: ClassVar[tuple[str, ...]] = ()
+    own_suffix: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class AnnotationDataModule(TaskDataModule):
         image_columns: list[str] | None = None,
         text_column: str = "sentence",
         label_column: str = "label",
-        image_suffix: str = "",
+        image_suffix: str | None = None,
         image_size: int | None = None,
         horizontal_flip: bool = True,
         max_pixels: int = MAX_PIXELS,
@@ -143,7 +144,7 @@ class AnnotationDataModule(TaskDataModule):
             text_column,
             {"label": label_column},
             image_root,
-            image_suffix,
+            self.own_suffix if image_suffix is None else image_suffix,
             cache_dir,
         )
         self._image_size = image_size

@@ -92,7 +92,7 @@ def encode_images(model: ImageTextModel, samples: Any, loading: Loading) -> Enco
     index, features, labels, metadata = [], [], [], []
     bad: Counter[str] = Counter()
     named: list[str] = []
-    for batch in _batches(samples, loading):
+    for batch in batches(samples, loading):
         used = [(number, sample) for number, sample in batch if isinstance(sample, Sample)]
         for _, fault in (pair for pair in batch if not isinstance(pair[1], Sample)):
             bad[fault.cause] += 1
@@ -107,7 +107,8 @@ def encode_images(model: ImageTextModel, samples: Any, loading: Loading) -> Enco
     return _gathered(index, features, labels, metadata, bad, named)
 
 
-def _batches(samples: Any, loading: Loading) -> Iterator[list[tuple[int, Any]]]:
+def batches(samples: Any, loading: Loading) -> Iterator[list[tuple[int, Any]]]:
+    """Iterate over this process's samples in batches of pairs: the number, and the sample or its fault."""
     loader: DataLoader[Any] = DataLoader(
         _Share(samples),
         loading.batch_size,

@@ -1,8 +1,8 @@
-"""Classifiers on frozen features: a linear probe and nearest neighbours."""
+"""A linear probe on frozen features, and the choice of its training samples."""
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 
 def few_shot(label: Tensor, shots: int | None, seed: int) -> Tensor:
@@ -51,27 +51,3 @@ def linear_probe(features: Tensor, label: Tensor, classes: int, c: float = 1.0) 
     with torch.enable_grad():
         optimizer.step(closure)
     return weight.detach(), bias.detach()
-
-
-def nearest_neighbours(
-    features: Tensor, train_features: Tensor, train_label: Tensor, classes: int, k: int = 20, temperature: float = 0.07
-) -> Tensor:
-    """Return votes [N, C] of the k nearest training samples, each weighted by exp(cosine / temperature).
-
-    Defaults are those of DINO (Caron et al., 2021), section 4 and its code.
-
-    Args:
-        features: Unit-length features [N, E].
-        train_features: Unit-length features [M, E].
-        train_label: long [M].
-        classes: Number of classes C.
-        k: Number of neighbours; fewer if there are fewer samples.
-        temperature: Temperature of the weights.
-    """
-    votes = []
-    for rows in features.split(1024):
-        near = (rows @ train_features.T).topk(min(k, len(train_features)))
-        # Relative to the nearest: the order of the votes is the same, and no exponential overflows.
-        weight = ((near.values - near.values[:, :1]) / temperature).exp()
-        votes.append((one_hot(train_label[near.indices], classes) * weight[..., None]).sum(1))
-    return torch.cat(votes) if votes else torch.zeros(0, classes)

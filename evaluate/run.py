@@ -17,10 +17,11 @@ from ..callbacks.distributed.collectives import gather, rank
 from ..common.errors import UserError
 from ..common.files import replacing
 from ..common.messages import say
+from ..metrics.neighbours import nearest_neighbours
 from . import tables
 from .classification import attribute_metrics, classification_metrics, score_metrics
 from .encoding import Encoded, Loading, encode_classes, encode_images
-from .frozen_features import few_shot, linear_probe, nearest_neighbours
+from .frozen_features import few_shot, linear_probe
 from .image_sets import ImageSet, is_image_set, read_prompts
 from .model import ImageTextModel
 from .results import Result, read_results, write_results

@@ -10,7 +10,7 @@ from ..common.lazy import LazyNames
 from .networks.file_readers import Loaded, register_file_reader
 
 if TYPE_CHECKING:
-    from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule
+    from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule
     from .cocord import CoCoRDModule, LinearProbeModule
     from .mmlg import CaptioningModule, ImageEmbeddingModule, MMLGModule, VisionClassifierModule
     from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
@@ -22,6 +22,7 @@ _NAMES = {
         "EntailmentModule",
         "NLVR2Module",
         "TextAssignmentModule",
+        "VQAModule",
     ),
     "cocord": (
         "CoCoRDModule",
@@ -62,6 +63,7 @@ __all__ = [
     "SHReModule",
     "TextAssignmentModule",
     "TransformersCaptioner",
+    "VQAModule",
     "VisionClassifierModule",
     "load_all",
 ]

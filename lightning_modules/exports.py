@@ -19,7 +19,7 @@ from ..common.errors import UserError
 from ..common.files import check_free
 from .base.checkpoints import class_of, saved_settings
 
-TASKS_OF_ALBEF = ("EntailmentModule", "NLVR2Module", "TextAssignmentModule")
+TASKS_OF_ALBEF = ("EntailmentModule", "NLVR2Module", "TextAssignmentModule", "VQAModule")
 """Methods that `lightning_modules/albef/downstream/export.py` exports."""
 
 

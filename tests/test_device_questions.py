@@ -78,6 +78,13 @@ def test_the_evaluations_cover_every_pair_of_stage_precision_and_memory(asked):
         assert len({(case[one], case[other]) for case in cases}) == pairs
 
 
+def test_fine_tuning_of_albef_for_tasks_asks_nothing_else(asked):
+    assert asked["tasks"] == {
+        **{f"{name} fit": {FINITE: 1} for name in ("entailment", "nlvr", "assignment")},
+        **{f"{name} validate": {} for name in ("entailment", "nlvr")},
+    }
+
+
 @pytest.mark.parametrize("case", ["mobileclip", "shre"])
 def test_slices_with_batch_norm_and_a_teacher_with_other_images_ask_nothing_else(asked, case):
     assert asked[case] == {FINITE: 1}

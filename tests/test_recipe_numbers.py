@@ -10,6 +10,7 @@ WITHOUT = {
     "albef/base": "a model without data",
     "albef/official": "differences to other configs",
     "albef/official_retrieval": "differences to other configs",
+    "albef/official_tasks": "differences to other configs",
     "albef/tiny": "not a model of the paper",
     "cocord/base": "each pair has its number",
     "cocord/imagenet": "each pair has its number",

@@ -73,6 +73,7 @@ CASES = [
     ("albef", {"val_check_interval": 2, "accumulate_grad_batches": 2}),
     ("albef", {"limit_train_batches": 3, "limit_val_batches": 1, "val_check_interval": 1}),
     ("albef", {"val_check_interval": 3, "check_val_every_n_epoch": None}),
+    ("albef_vqa", {"val_check_interval": 3}),
     ("cocord", {"accumulate_grad_batches": 3}),
     ("shre", {"check_val_every_n_epoch": 2}),
 ]

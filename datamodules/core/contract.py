@@ -119,6 +119,21 @@ class KnowsLabels(Protocol):
         """Return the label of each training image by ``sample_index``; -1 for an image without a readable label."""
 
 
+class ListsAnswers(Protocol):
+    """A datamodule of questions: every :class:`QuestionDataModule`."""
+
+    @property
+    def answers(self) -> Sequence[str]:
+        """The answers that are ranked; empty if there is no list."""
+
+    @property
+    def encoded_answers(self) -> Mapping[str, torch.Tensor]:
+        """The answers as ``answer_ids`` and ``answer_mask``, long [C, L]."""
+
+    def decode_answers(self, ids: torch.Tensor) -> list[str]:
+        """Return the texts of token ids [Q, L], special tokens left out."""
+
+
 Asked = TypeVar("Asked")
 
 

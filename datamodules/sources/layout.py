@@ -104,11 +104,12 @@ class Layout:
         Raises:
             BadSample: if the path leaves the root; the cause is "outside image_root".
         """
-        if self.confined and path is not None and not _is_inside(path, self.root):
+        if self.confined and path is not None and not is_inside(path, self.root):
             raise BadSample("outside image_root", path)
 
 
-def _is_inside(path: str, root: str) -> bool:
+def is_inside(path: str, root: str) -> bool:
+    """Return whether a path starts with a folder after ".." is resolved."""
     return os.path.normpath(path).startswith(os.path.join(root, ""))
 
 

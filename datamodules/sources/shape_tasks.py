@@ -5,7 +5,7 @@ They have the members of :class:`~.task_table.TaskTable` that readers use. A row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -90,13 +90,14 @@ class ShapeEntailmentTable:
     image_name = name
 
     def texts(self) -> Iterator[str]:
-        """Yield texts with each word in each position; they suffice to train a tokenizer."""
+        """Yield the texts that the tokenizer of :class:`~.shapes.ShapesTable` is trained on, for its checkpoints."""
         return self._shapes.texts()
 
 
 def changed(thing: Thing, draws: np.random.Generator) -> Thing:
     """Return an object with another size, color or shape."""
-    part, values = [("size", SIZES), ("color", COLORS), ("shape", SHAPES)][draws.integers(3)]
+    parts: list[tuple[str, Iterable[str]]] = [("size", SIZES), ("color", COLORS), ("shape", SHAPES)]
+    part, values = parts[draws.integers(3)]
     others = [value for value in values if value != getattr(thing, part)]
     return thing._replace(**{part: others[draws.integers(len(others))]})
 
@@ -144,11 +145,11 @@ class ShapePairTable:
     """
 
     def __init__(self, split: Split, length: int, eval_length: int, image_size: int, seed: int) -> None:
-        self._length = length if split == "train" else eval_length
+        self._shapes = ShapesTable(split, length, eval_length, image_size, seed)  # checks, and has the texts
         self._side, self._draws = image_size, (_STREAM[split], seed)
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._shapes)
 
     def compared(self, row: int) -> Compared:
         """Return the content of a row."""
@@ -187,10 +188,8 @@ class ShapePairTable:
     image_name = name
 
     def texts(self) -> Iterator[str]:
-        """Yield texts with each word; they suffice to train a tokenizer."""
-        for form in _CLAIMS:
-            for thing in THINGS:
-                yield form.format(f"{thing.color} {thing.shape}")
+        """Yield the texts that the tokenizer of :class:`~.shapes.ShapesTable` is trained on, for its checkpoints."""
+        return self._shapes.texts()
 
 
 def _scene(thing: Thing, shown: bool, draws: np.random.Generator) -> Scene:

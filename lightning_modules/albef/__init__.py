@@ -1,6 +1,6 @@
 """ALBEF."""
 
-from .downstream import EntailmentModule, NLVR2Module, TextAssignmentModule
+from .downstream import EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule
 from .module import ALBEFModule
 
-__all__ = ["ALBEFModule", "EntailmentModule", "NLVR2Module", "TextAssignmentModule"]
+__all__ = ["ALBEFModule", "EntailmentModule", "NLVR2Module", "TextAssignmentModule", "VQAModule"]

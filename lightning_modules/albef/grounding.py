@@ -38,7 +38,7 @@ class GroundingSettings:
 
     Args:
         evaluate: whether to validate, test and predict the boxes that texts refer to, instead of retrieval.
-        map: the map whose accuracy is shown in the progress bar and whose box is drawn; both are evaluated.
+        map: the map whose accuracy is shown in the progress bar; both are evaluated.
         itm_layer: fusion layer of the "itm" map, counted from the first text layer. By default the middle one, in the
             paper's model 8 of 0 to 11 (the authors').
         itc_block: block of the image encoder of the "itc" map. By default the one after two thirds of the blocks, in
@@ -207,6 +207,11 @@ class GroundingEvaluation:
 
     def _choose(self, module: Any, batch: Batch) -> dict[MapName, tuple[list[int], list[float]]]:
         """Return the index of the chosen box and its score, NaN for none, of each text, by map."""
+        if "boxes" not in batch:
+            raise UserError(
+                "Expected boxes in the batches of an evaluation with model.grounding.evaluate, got none: give the data "
+                "by GroundingDataModule, or set it to false."
+            )
         found: dict[MapName, tuple[list[int], list[float]]] = {name: ([], []) for name in MAPS}
         # Also for a process without texts, since processes that share a model's weights communicate.
         maps = module.grounding_maps(batch["image"], batch["input_ids"], batch["attention_mask"])

@@ -55,13 +55,16 @@ class CrossAttention(nn.Module):
     def _split(self, states: Tensor) -> Tensor:
         return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, L, D] -> [B, H, L, D/H]
 
-    def forward(self, states: Tensor, image_tokens: Tensor, image_index: Tensor | None = None) -> Tensor:
+    def forward(
+        self, states: Tensor, image_tokens: Tensor, image_index: Tensor | None = None, visible: Tensor | None = None
+    ) -> Tensor:
         """Compute cross-attention of every text to its image; keys and values are projected once for each image.
 
         Args:
             states: [R, L, D]. The first R - G rows are K batches of B texts, of which row b attends to image b.
             image_tokens: [B, N, V].
             image_index: [G], the image that each of the last G rows attends to. None means G = 0.
+            visible: boolean [B, N], false for padding among what is attended to; None for none.
 
         Returns:
             [R, L, D].
@@ -73,20 +76,25 @@ class CrossAttention(nn.Module):
         query = self.self["query"](states)
         key, value = self._split(self.self["key"](image_tokens)), self._split(self.self["value"](image_tokens))
         dropout = self.dropout if self.training else 0.0
+        mask = None if visible is None else visible[:, None, None]
 
-        # Queries do not interact in cross-attention, so the K texts of an image attend as one long text, without
-        # copies of the keys and values.
-        together = query[:aligned].unflatten(0, (-1, images)).transpose(0, 1).flatten(1, 2)  # [B, K*L, D]
-        context = attend(self._split(together), key, value, dropout=dropout).transpose(1, 2).flatten(2)
-        context = context.unflatten(1, (-1, length)).transpose(0, 1).flatten(0, 1)  # [K*B, L, D]
+        contexts = []
+        if aligned or image_index is None:
+            # Queries do not interact in cross-attention, so the K texts of an image attend as one long text, without
+            # copies of the keys and values.
+            together = query[:aligned].unflatten(0, (-1, images)).transpose(0, 1).flatten(1, 2)  # [B, K*L, D]
+            context = attend(self._split(together), key, value, mask, dropout).transpose(1, 2).flatten(2)
+            contexts.append(context.unflatten(1, (-1, length)).transpose(0, 1).flatten(0, 1))  # [K*B, L, D]
         if image_index is not None:
 
             def apart(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-                return attend(query, key[image_index], value[image_index], dropout=dropout)
+                own = None if mask is None else mask[image_index]
+                return attend(query, key[image_index], value[image_index], own, dropout)
 
             # Recomputed, so that the copies of keys and values are not held until the backward pass.
             gathered_context = recomputed(apart, self._split(query[aligned:]), key, value)
-            context = torch.cat([context, gathered_context.transpose(1, 2).flatten(2)])
+            contexts.append(gathered_context.transpose(1, 2).flatten(2))
+        context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
         return self.output(context, states)
 
 
@@ -105,10 +113,17 @@ class FusionLayer(nn.Module):
         self.intermediate = BertIntermediate(config)
         self.output = BertOutput(config)
 
-    def forward(self, states: Tensor, mask: Tensor, image_tokens: Tensor, image_index: Tensor | None) -> Tensor:
-        """Run the layer; arguments as in `CrossAttention.forward`, with the boolean text mask [R, 1, 1, L]."""
+    def forward(
+        self,
+        states: Tensor,
+        mask: Tensor,
+        image_tokens: Tensor,
+        image_index: Tensor | None,
+        visible: Tensor | None = None,
+    ) -> Tensor:
+        """Run the layer; arguments as in `CrossAttention.forward`, with the boolean text mask [R, 1, 1 or L, L]."""
         states, _ = self.attention(states, mask)
-        states = self.crossattention(states, image_tokens, image_index)
+        states = self.crossattention(states, image_tokens, image_index, visible)
         # As in `LeanMlp`, the input of the second product is recomputed and not kept.
         transformed = recomputed(self._second_product, self.intermediate.dense(states))
         return self.output.LayerNorm(self.output.dropout(transformed) + states)

@@ -23,6 +23,7 @@ NETWORK_METHODS = (
     "encode_text",
     "encode_pairs",
     "fuse",
+    "decode",
     "predict_words",
     "project_image",
     "project_text",
@@ -42,6 +43,8 @@ MODULE_METHODS = (
     "text_states",
     "match_scores",
     "word_maps",
+    "answer_questions",
+    "answer_maps",
     "grounding_maps",
 )
 """Methods of the LightningModule, beside `forward`, before which FSDP2 gathers the parameters."""

@@ -115,6 +115,8 @@ class ClassificationEvaluation(nn.Module):
         super().__init__()
         self.inputs = tuple(inputs)
         self.accuracy = Accuracy(top)
+        # Not Lightning's mean, which rounds the number of samples of a process where they differ.
+        self.losses = nn.ModuleDict({split: MeanMetric(nan_strategy="disable") for split in SPLITS})
         self.keeps_result = keeps_result
         self.result: Classified | None = None
         self._classified: list[Classified] = []
@@ -122,30 +124,38 @@ class ClassificationEvaluation(nn.Module):
     def start(self) -> None:
         """Reset the counts."""
         self.accuracy.reset()
+        for split in SPLITS:
+            self._loss(split).reset()
         self.result, self._classified = None, []
 
     def step(self, module: LightningModule, batch: Batch, stage: Stage) -> None:
-        """Classify a batch, log the loss, and count correct images."""
+        """Classify a batch, and add its losses and its correct images."""
         split, label = PREFIXES[stage], batch["label"]
         logits = self._logits(module, batch)
         self.accuracy.update(split, logits, label, batch["sample_index"])
-        module.log(f"{split}/loss", F.cross_entropy(logits, label), sync_dist=True, batch_size=len(label))
+        self._loss(split).update(F.cross_entropy(logits, label, reduction="none"))
         if self.keeps_result:
-            kept = batch["sample_index"], label, logits.detach().softmax(-1)
-            self._classified.append(Classified._make(column.cpu() for column in kept))
+            self._classified.append(Classified(batch["sample_index"], label, logits.detach().softmax(-1)))
 
     def predict(self, module: LightningModule, batch: Batch) -> Batch:
         """Return probabilities [B, C], with the positions [B] of the images in their data set."""
         return {"sample_index": batch["sample_index"], "probabilities": self._logits(module, batch).softmax(-1)}
 
     def finish(self, module: LightningModule, stage: Stage) -> None:
-        """Log accuracy in percent."""
+        """Log loss and accuracy, in percent."""
         if stage != "predict":
-            self.accuracy.log(module, PREFIXES[stage])
+            split = PREFIXES[stage]
+            log_global(module, {f"{split}/loss": self._loss(split).compute()})
+            self.accuracy.log(module, split)
         if self._classified:  # in all processes or in none: each has a batch in each step
             columns = zip(*self._classified, strict=True)
-            self.result = Classified._make(gather_uneven(torch.cat(column)) for column in columns)
+            self.result = Classified._make(gather_uneven(torch.cat(column).cpu()) for column in columns)
             self._classified = []
+
+    def _loss(self, split: str) -> MeanMetric:
+        metric = self.losses[split]
+        assert isinstance(metric, MeanMetric)
+        return metric
 
     def _logits(self, module: LightningModule, batch: Batch) -> Tensor:
         logits: Tensor = module(*(batch[name] for name in self.inputs)).float()

@@ -20,7 +20,7 @@ from support.evaluation_sets import (
 )
 from vlightning.common.errors import UserError
 from vlightning.evaluate.encoding import Loading, encode_classes, encode_images
-from vlightning.evaluate.frozen_features import few_shot, linear_probe, nearest_neighbours
+from vlightning.evaluate.frozen_features import few_shot, linear_probe
 from vlightning.evaluate.image_sets import ImageSet
 from vlightning.evaluate.own_images import classify_folder, write_sheet
 from vlightning.evaluate.report import compare, markdown, write_report
@@ -272,18 +272,6 @@ def test_the_linear_probe_is_scikit_learns():
         # Their bias is free up to a constant.
         intercept = torch.from_numpy(theirs.intercept_)
         torch.testing.assert_close(bias - bias.mean(), intercept - intercept.mean(), atol=2e-4, rtol=0)
-
-
-def test_neighbours_vote_with_the_weight_of_their_cosine():
-    features = torch.nn.functional.normalize(torch.randn(7, 5, generator=torch.Generator().manual_seed(0)), dim=1)
-    train, label = features[2:], torch.tensor([0, 1, 1, 2, 0])
-    votes = nearest_neighbours(features[:2], train, label, 3, k=3, temperature=0.1)
-    for row, feature in zip(votes, features[:2], strict=True):
-        cosines = [(float(feature @ other), int(number)) for other, number in zip(train, label, strict=True)]
-        slow = torch.zeros(3)
-        for cosine, number in sorted(cosines, reverse=True)[:3]:
-            slow[number] += torch.tensor(cosine / 0.1).exp()
-        torch.testing.assert_close(row / row.sum(), slow / slow.sum())
 
 
 def test_shots_are_a_number_of_samples_of_each_class_by_seed():

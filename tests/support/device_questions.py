@@ -13,6 +13,7 @@ from support import random_batches
 from support.clip import DIMS, SCALES, reinforced_batch
 from support.pretend_cuda import Questions, pretended_cuda, questions
 from support.shre import CLASSES, random_batch, tiny_shre
+from support.tasks import random_task_batch, tiny_task
 from vlightning.callbacks import SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
 from vlightning.callbacks.distributed import collectives as distributed
 from vlightning.datamodules import ALBEFTrainTransform
@@ -75,6 +76,27 @@ def evaluations(folder):
                 precision=precision,
                 accumulate=2 if memory == "accumulation" else 1,
                 stage=stage,
+            )
+    return found
+
+
+def tasks(folder):
+    """ALBEF's fine-tuning for tasks, in slices, and its validation."""
+    found = {}
+    for name in ("entailment", "nlvr", "assignment"):
+        for stage in ("fit", "validate")[: 1 if name == "assignment" else 2]:
+            own = folder / f"{name}-{stage}"
+            own.mkdir()
+            module = tiny_task(name, memory={"micro_batch_size": SLICE})
+            options = {"stage": stage} if stage != "fit" else {}
+            found[f"{name} {stage}"] = questions(
+                module,
+                random_task_batch(name, ROWS),
+                SkipNonFiniteSteps(),
+                StopOnSignal(),
+                StepSeedCallback(),
+                folder=own,
+                **options,
             )
     return found
 
@@ -228,7 +250,7 @@ def stop_on_signal_of_two(folder):
 
 if __name__ == "__main__":
     found = {}
-    for case in (steps, evaluations, mobileclip, shre, pixels, planted, mixed_devices, stop_on_signal_of_two):
+    for case in (steps, evaluations, tasks, mobileclip, shre, pixels, planted, mixed_devices, stop_on_signal_of_two):
         place = Path(sys.argv[1]) / case.__name__
         place.mkdir()
         found[case.__name__] = case(place)

@@ -11,16 +11,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from support.albef import IMAGE_SIZE, MAX_TOKENS, tiny_albef
+from support.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, tiny_albef
 from support.captioning import caption_data, caption_module, write_data
 from support.classifier import shape_classes, tiny_classifier
 from support.clip import LENGTH, SIZE, WORDS
 from support.cocord import HEADS, teacher_file
+from support.groups import merged
 from support.mmlg import tiny_extraction
 from support.mmlg import write_teacher as write_clip
 from support.shre import CLASSES, tiny_shre
+from support.tasks import task_and_data
 from vlightning.datamodules import ReinforcedShapesDataModule, ShapeClassesDataModule, ShapesDataModule
 from vlightning.lightning_modules import CoCoRDModule, MobileCLIPModule
+from vlightning.datamodules import (
+    ReinforcedShapesDataModule,
+    ShapeClassesDataModule,
+    ShapesDataModule,
+    ShapesVQADataModule,
+)
+from vlightning.lightning_modules import CoCoRDModule, MobileCLIPModule, VQAModule
 
 ROWS = {"length": 32, "eval_length": 10}
 """Of one epoch, and of the validation."""
@@ -36,6 +45,24 @@ def albef_fine_tuning(outside, seed, **data):
     return albef(
         outside, seed, {"mlm": False, "memory": {"micro_batch_size": 3}, "rerank": {"when": "always", "k": 10}}, **data
     )
+
+
+def entailment(outside, seed, **data):
+    return task_and_data("entailment", seed, **data)
+
+
+def nlvr(outside, seed, **data):
+    return task_and_data("nlvr", seed, **data)
+
+
+def albef_vqa(outside, seed, changes=None, **data):
+    """Answers to questions, in slices."""
+    groups = {"vision": SIZES["vision"], "text": SIZES["text"] | {"vocab_size": 200, "max_positions": 48}}
+    settings = {"memory": {"micro_batch_size": 3}, "momentum": {"momentum": 0.9}, "optim": {"warmup_steps": 3}}
+    torch.manual_seed(seed)
+    module = VQAModule(**merged(groups, settings, changes or {}))
+    words = {"vocab_size": 200, "max_tokens": MAX_TOKENS, "image_size": IMAGE_SIZE}
+    return module, ShapesVQADataModule(**ROWS | words | data)
 
 
 def cocord(teacher, seed, **data):
@@ -135,6 +162,9 @@ METHODS = {
 }
 OTHERS = {
     "albef_fine_tuning": Method(lambda folder: None, albef_fine_tuning, ("teacher.", "image_queue.features")),
+    "entailment": Method(lambda folder: None, entailment, ("teacher.cls_head", "student.visual_encoder")),
+    "nlvr": Method(lambda folder: None, nlvr, ("teacher.cls_head", "student.text_encoder")),
+    "albef_vqa": Method(lambda folder: None, albef_vqa, ("teacher.", "student.text_decoder.cls.predictions.bias")),
     "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
     "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),
 }

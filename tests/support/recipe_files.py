@@ -60,6 +60,9 @@ def write_files(folder: Path) -> None:
     """Write all files that no other recipe writes into a folder."""
     (folder / "data").mkdir(parents=True)
     _write_pairs(folder)
+    _write_statements(folder)
+
+    _write_questions(folder)
     _write_tars(folder)
     _write_classes(folder)
     _write_reinforced(folder)
@@ -102,6 +105,54 @@ def _write_pairs(folder):
     (folder / "flickr30k").mkdir()
     (folder / "flickr30k/images").symlink_to(folder / "data/flickr30k")
     (folder / "flickr30k/dataset_flickr30k.json").symlink_to(folder / "data/dataset_flickr30k.json")
+
+
+def _write_statements(folder):
+    """The authors' lists for visual entailment and for NLVR2."""
+    (folder / "data/nlvr2").symlink_to(folder / "data/images")
+    for split, count in (("train", TRAINED), ("dev", EVALUATED), ("test", EVALUATED)):
+        rows = [
+            {"image": str(number), "sentence": caption(number), "label": ("entailment", "neutral")[number % 2]}
+            for number in range(count)
+        ]
+        (folder / f"data/ve_{split}.json").write_text(json.dumps(rows))
+        rows = [
+            {
+                "images": [f"{number}.jpg", f"{number + 1}.jpg"],
+                "sentence": caption(number),
+                "label": str(number % 2 > 0),
+            }
+            for number in range(count)
+        ]
+        (folder / f"data/nlvr_{split}.json").write_text(json.dumps(rows))
+
+
+def _write_questions(folder):
+    """The authors' lists for VQA, whose images are in the folders of COCO and of Visual Genome."""
+    (folder / "data/visual_genome").symlink_to(folder / "data/images")
+    words = [f"w{number}" for number in range(6)]
+    lists = {
+        "vqa_train": ("vqa", lambda number: words[number % 3 : number % 3 + 2] * 5),
+        "vqa_val": ("vqa", lambda number: words[:1] * 10),
+        "vg_qa": ("vg", lambda number: words[number % 6]),
+    }
+    for name, (data, answer) in lists.items():
+        rows = [
+            {
+                "dataset": data,
+                "image": f"{number}.jpg",
+                "question": f"what is {caption(number)}?",
+                "answer": answer(number),
+            }
+            for number in range(TRAINED)
+        ]
+        (folder / f"data/{name}.json").write_text(json.dumps(rows))
+    asked = [
+        {"dataset": "vqa", "image": f"{number}.jpg", "question": "what is it?", "question_id": number}
+        for number in range(EVALUATED)
+    ]
+    (folder / "data/vqa_test.json").write_text(json.dumps(asked))
+    (folder / "data/answer_list.json").write_text(json.dumps(words))
 
 
 def _write_tars(folder):

@@ -28,6 +28,17 @@ CLASSES, DIMS = 1000, [6, 6]
 ROWS = 4  # of a process's batch
 
 WIDTHS = {"width": 16, "heads": 2}
+TASK = {
+    "vision.patch_size": 8,
+    "vision.width": 16,
+    "vision.depth": 1,
+    "vision.heads": 2,
+    "text.width": 16,
+    "text.heads": 2,
+    "text.ffn_width": 64,
+    "text.depth": 1,
+    "text.fusion_depth": 1,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "ALBEFModule": {
         "vision.patch_size": 8,
@@ -43,6 +54,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "contrast.queue_size": 16,
         "rerank.k": 10,
     },
+    **dict.fromkeys(("EntailmentModule", "NLVR2Module", "TextAssignmentModule"), TASK),
+    "VQAModule": TASK | {"answers.candidates": 3},
     "CoCoRDModule": {
         "contrast.queue_size": 16,
         "heads.embed_dim": 16,
@@ -103,6 +116,7 @@ DATA: dict[str, Any] = {
     "eval_batch_size": ROWS,
     "num_workers": 0,
     "cache_dir": "cache",
+    "held_out": 0.5,  # of twenty images
 }
 LARGE = {  # where the recipe says more
     "samples_per_epoch": 4 * ROWS,
@@ -322,7 +336,8 @@ def _replace(config: Any, subcommand: str) -> None:
         trainer.precision, trainer.plugins = None, [MixedPrecision("16-mixed", "cpu", scaler)]
     model, data = config.model, config.data
     kind, arguments = model.class_path.rpartition(".")[2], model.init_args
-    for name, value in MODELS[kind].items():
+    sizes = MODELS[kind] | ({"embed_dim": 8} if kind == "TextAssignmentModule" else {})
+    for name, value in sizes.items():
         if arguments[name]:
             arguments[name] = value
     if kind == "SHReModule" and arguments.num_classes == 768:  # the width of a self-supervised teacher

@@ -110,6 +110,7 @@ class TextAssignmentModule(Method):
         self.memory = memory = settings(MemorySettings, memory)
         self.weights, self.positives = weights, positives
         self.save_settings()
+        initial_weights.check_sources(vision, text)
 
         self.student = AssignmentNetwork(vision, text, embed_dim, memory.activation_checkpointing)
         self.teacher = None

@@ -12,7 +12,7 @@ from ...base.method import Method
 from ...base.preprocessing import preprocessing_of_checkpoint
 from ...base.settings import settings
 from ...base.trainers import trainer_of
-from ...evaluation.classification import ClassificationEvaluation
+from ...evaluation.classification import ClassificationEvaluation, check_classes
 from ...evaluation.protocol import Batch
 from ...optim.adamw import adamw
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
@@ -61,8 +61,9 @@ class EntailmentModule(Method):
         self.momentum = momentum = settings(EntailmentMomentumSettings, momentum)
         self.optim = settings(TaskOptimSettings, optim)
         self.memory = memory = settings(MemorySettings, memory)
-        self.weights = weights
+        self.weights, self.num_classes = weights, num_classes
         self.save_settings()
+        initial_weights.check_sources(vision, text)
 
         head = class_head(text.width, num_classes)
         self.student = TaskNetwork(vision, text, head, activation_checkpointing=memory.activation_checkpointing)
@@ -115,6 +116,11 @@ class EntailmentModule(Method):
     def load_initial_weights(self) -> None:
         """Load `weights`."""
         initial_weights.start(self, self.weights, TASK)
+
+    def on_fit_start(self) -> None:
+        """Load initial weights, and compare the number of classes with the data's."""
+        super().on_fit_start()
+        check_classes(self, self.num_classes)
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
         """Return how `weights` expect images to be prepared, if they record it."""

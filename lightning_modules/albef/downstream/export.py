@@ -12,10 +12,11 @@ from .assignment import TextAssignmentModule
 from .entailment import EntailmentModule
 from .nlvr import NLVR2Module
 from .official import save_official
+from .vqa import VQAModule
 
 LAYOUTS = {"vlightning": LAYOUT, "albef": "a .pth file in the authors' layout of the task"}
 """Description of each layout; the first is the default."""
-TASKS = {task.__name__: task for task in (EntailmentModule, NLVR2Module, TextAssignmentModule)}
+TASKS = {task.__name__: task for task in (EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule)}
 
 
 def export(

@@ -65,6 +65,7 @@ class NLVR2Module(Method):
         self.memory = memory = settings(MemorySettings, memory)
         self.weights = weights
         self.save_settings()
+        initial_weights.check_sources(vision, text)
 
         self.student = TaskNetwork(vision, text, class_head(text.width, 2), 2, memory.activation_checkpointing)
         self.teacher: TaskNetwork | None = None

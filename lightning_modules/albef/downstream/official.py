@@ -86,3 +86,25 @@ def double_fusion(state: Mapping[str, Tensor], depth: int, fusion_depth: int) ->
         for half_name in halves:
             doubled[_LAYER.sub(rf"\g<1>{layer}.{half_name}", name)] = tensor
     return doubled
+
+
+def with_decoder(state: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
+    """Return a state with the answer decoder of VQA: copies of the fusion layers, the embeddings and the head.
+
+    A state with a decoder is returned as it is.
+
+    Args:
+        state: names of this package.
+        depth: number of text layers.
+    """
+    if any(".text_decoder." in name for name in state):
+        return dict(state)
+    decoder: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        root, part, inner = [*name.split(".", 2), "", ""][:3]
+        found = _LAYER.search(name)
+        if part == "text_encoder" and (found is None or int(found[2]) >= depth):
+            if found is not None:
+                inner = inner.replace(f"layer.{found[2]}.", f"layer.{int(found[2]) - depth}.", 1)
+            decoder[f"{root}.text_decoder.{inner}"] = tensor
+    return dict(state) | decoder

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ....common.errors import UserError
 from ..settings import MomentumSettings, OptimSettings, VisionSettings
 
 
@@ -49,3 +50,40 @@ class AssignmentOptimSettings(TaskOptimSettings):
     """AdamW and its learning rate in text assignment; see `OptimSettings`."""
 
     min_learning_rate: float = 1e-5
+
+
+@dataclass(frozen=True)
+class VQAOptimSettings(TaskOptimSettings):
+    """AdamW and its learning rate in visual question answering; see `OptimSettings`."""
+
+    warmup_steps: int = 400
+
+
+@dataclass(frozen=True)
+class AnswerSettings:
+    """How a question is answered (section 5, and the authors' code).
+
+    Args:
+        how: "rank" ranks the data's list of answers, "generate" writes an answer by beam search; without a list,
+            answers are always written.
+        candidates: answers of the list that remain after the first token is scored.
+        first_token_twice: whether the log-probability of the first token counts twice, as in the authors' code.
+        block: tokens of answers that are scored at a time. At the paper's sizes a block of 4096 takes 1.0 GB for the
+            head and 0.2 GB for the decoder's layers.
+        beams: beams of the search.
+        max_tokens: longest written answer in tokens, its end included.
+        top: number of best answers that are reported with their probabilities.
+    """
+
+    how: Literal["rank", "generate"] = "rank"
+    candidates: int = 128
+    first_token_twice: bool = False
+    block: int = 4096
+    beams: int = 3
+    max_tokens: int = 10
+    top: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("candidates", "block", "beams", "max_tokens", "top"):
+            if getattr(self, name) < 1:
+                raise UserError(f"Expected answers.{name} of at least 1, got {getattr(self, name)}: correct it.")

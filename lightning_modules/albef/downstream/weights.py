@@ -11,6 +11,7 @@ from torch import Tensor
 from ....common.errors import UserError
 from ...base.fitting import load_fitting
 from ..official import QUEUES
+from ..settings import TextSettings, VisionSettings
 from ..weights import read_trained, resize_position_tables
 from .official import task_name
 
@@ -40,6 +41,19 @@ class TaskWeights:
 
 COMPLETE = TaskWeights(new=(), unused=())
 """Weights of the task itself, of which nothing may be missing."""
+
+
+def check_sources(vision: VisionSettings, text: TextSettings) -> None:
+    """Check that no weights of a part are named, which a task would not load.
+
+    Raises:
+        UserError: if `vision.weights` or `text.weights` is given.
+    """
+    if (vision.weights, text.weights) != (None, None):
+        raise UserError(
+            f"Expected a trained ALBEF to start a task from, got vision.weights {vision.weights!r} and text.weights "
+            f"{text.weights!r}: set model.weights, and the latter to null."
+        )
 
 
 def start(module: Any, source: str | None, task: TaskWeights) -> None:
@@ -131,9 +145,17 @@ def load_task(
 
 
 def shared_names(names: Mapping[str, Any]) -> dict[str, str]:
-    """Return the redundant name of each tensor that the halves of a doubled layer share, mapped to the other name."""
-    parts = tuple(f".second.crossattention.self.{name}." for name in ("key", "value"))
-    return {name: name.replace(".second.", ".first.") for name in names if any(part in name for part in parts)}
+    """Return the redundant name of each shared tensor, mapped to the other name.
+
+    The halves of a doubled layer share projections, and a decoder's head shares the words and its bias.
+    """
+    redundant = {
+        ".second.crossattention.self.key.": ".first.crossattention.self.key.",
+        ".second.crossattention.self.value.": ".first.crossattention.self.value.",
+        ".text_decoder.cls.predictions.decoder.weight": ".text_decoder.bert.embeddings.word_embeddings.weight",
+        ".text_decoder.cls.predictions.decoder.bias": ".text_decoder.cls.predictions.bias",
+    }
+    return {name: name.replace(part, other) for name in names for part, other in redundant.items() if part in name}
 
 
 def without_shared(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -164,6 +164,7 @@ def test_step_leaves_teacher_queues_and_pointer_as_the_reference(golden, module,
 def test_the_retrieval_step_and_the_state_after_it_equal_the_reference(monkeypatch):
     tensors, config = _golden("albef_retrieval_dev")
     module = _module(tensors, config, "image_id", mlm=False)
+    assert all(torch.equal(value, tensors[f"state.{name}"]) for name, value in to_official(module).items())
     seen = _inject(monkeypatch, module, tensors)
     EMACallback(module.momentum_pairs(), log=False).update(module)
     batch = _part(tensors, "in.")

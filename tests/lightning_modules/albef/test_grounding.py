@@ -210,6 +210,13 @@ def test_an_evaluation_without_texts_is_refused():
         _evaluated([[]])
 
 
+def test_data_without_boxes_is_refused():
+    batch = _batch([0])
+    del batch["boxes"]
+    with pytest.raises(UserError, match=r"Expected boxes in the batches .*GroundingDataModule"):
+        GroundingEvaluation(GroundingSettings()).step(_Given(), batch, "validate")
+
+
 def test_a_run_draws_figures_and_predicts_boxes(tmp_path):
     """In Lightning's inference mode, whose tensors take no gradients."""
     sizes = {"vision": {"image_size": 24}, "text": {"vocab_size": 320}}

@@ -107,6 +107,19 @@ def test_a_retrieval_file_of_the_authors_round_trips(authors, build):
         assert queue.ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] + [NO_ID] * 54
 
 
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_refcoco_file_starts_grounding_and_is_written_again(authors, build, tmp_path, bare):
+    """A file of the authors' grounding is of the retrieval family, with or without the entry "model"."""
+    state = _retrieval(authors)
+    torch.save(state if bare else {"model": state, "epoch": 4}, tmp_path / "refcoco.pth")
+    module = build(mlm=False, grounding={"evaluate": True}, weights=str(tmp_path / "refcoco.pth"))
+    module.load_initial_weights()
+    found = to_official(module)
+    assert found.keys() == state.keys()
+    queues = {name for name in state if "queue" in name}  # their keys are negatives of another run
+    _equal(*({name: part[name] for name in part if name not in queues} for part in (found, state)))
+
+
 @pytest.mark.parametrize("changes", [{}, {"mlm": False}, {"contrast": {"queue_start": "random"}}])
 def test_our_state_through_the_authors_layout_round_trips(tmp_path, changes):
     module, other = _noisy(tiny_albef(0, **changes)), tiny_albef(1, **changes)

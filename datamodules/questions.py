@@ -1,0 +1,125 @@
+"""Base of the datamodules of questions about images: encoding of questions and answers, the list of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..common.errors import UserError
+from .core.contract import ListsAnswers
+from .core.hyperparameters import check_least
+from .core.question_samples import (
+    QuestionCollate,
+    QuestionEvaluationCollate,
+    QuestionEvaluationSet,
+    QuestionReader,
+    QuestionRows,
+)
+from .core.stages import Split
+from .pairs import PairDataModule
+from .text.questions import QuestionEncoder, encode_answers, usable_answers
+
+NO_LIMIT = 512
+"""Longest question of an evaluation in tokens: what a BERT has positions for."""
+
+
+class QuestionDataModule(PairDataModule, ListsAnswers):
+    """Questions about images, each with the answers that people gave.
+
+    Evaluation reads each image once, with all of its questions, and ``eval_batch_size`` counts images. A subclass
+    defines the rows in :meth:`open_split`, and :attr:`answers`.
+
+    Args:
+        tokenizer: as in :class:`PairDataModule`; one with [CLS] and [SEP]. A trained one is trained on the training
+            questions and answers.
+        max_tokens: longest question in training, in tokens (ALBEF: 25); in evaluation questions are not truncated.
+        append_sep: whether questions end with [SEP]; the ALBEF authors omit it. Answers end with it in any case.
+        clean_questions: whether to apply ALBEF's question cleaning.
+        max_words: number of words that the cleaning keeps in training (ALBEF: 30).
+        eval_max_words: number of words that it keeps in evaluation (ALBEF: 50).
+        **options: see :class:`PairDataModule`; captions and texts for prediction have no meaning here.
+    """
+
+    def __init__(
+        self,
+        *,
+        append_sep: bool = False,
+        clean_questions: bool = True,
+        eval_max_words: int = 50,
+        **options: Any,
+    ) -> None:
+        super().__init__(append_sep=append_sep, **options)
+        check_least(eval_max_words=(eval_max_words, 1))
+        if self.predict_texts:
+            raise UserError(
+                "Expected questions in data.predict, each with its image, got data.predict_texts: leave it out."
+            )
+        self.clean_questions = clean_questions
+        self.eval_max_words = eval_max_words
+        self._encoded: dict[str, torch.Tensor] | None = None
+
+    # Methods that the base class calls
+
+    def encoder(self) -> QuestionEncoder:
+        """Return the encoder of training questions."""
+        return self._encoder(self.max_tokens, self.max_words)
+
+    def _encoder(self, max_tokens: int, max_words: int) -> QuestionEncoder:
+        return QuestionEncoder(self.tokenizer, max_tokens, self.clean_questions, max_words)  # type: ignore[arg-type]
+
+    def training_reader(self, rows: QuestionRows) -> QuestionReader:  # type: ignore[override]
+        """Return a reader of an augmented image with a question and its answers."""
+        return QuestionReader(rows, self.train_transform, self.encoder())
+
+    def training_collate(self) -> QuestionCollate:
+        """Stack the images, encode questions and answers."""
+        return QuestionCollate(self.encoder(), self.tokenizer)
+
+    def evaluation_set(  # type: ignore[override]
+        self, rows: QuestionRows, items: list[list[int]], split: Split
+    ) -> QuestionEvaluationSet:
+        """Return a dataset of images with all of their questions."""
+        encoder = self._encoder(NO_LIMIT, self.eval_max_words)
+        return QuestionEvaluationSet(rows, items, self.eval_transform, encoder, self.run_seed)
+
+    def evaluation_collate(self) -> QuestionEvaluationCollate:  # type: ignore[override]
+        """Stack the images, and encode all of their questions."""
+        return QuestionEvaluationCollate(self._encoder(NO_LIMIT, self.eval_max_words), self.eval_transform)
+
+    # For the module and callbacks
+
+    @property
+    def answers(self) -> Sequence[str]:
+        """The answers that are ranked; empty if there is no list."""
+        return ()
+
+    @property
+    def encoded_answers(self) -> dict[str, torch.Tensor]:
+        """The answers as ``answer_ids`` and ``answer_mask``, long [C, L]."""
+        if self._encoded is None:
+            self._encoded = self.encode_answers(self.answers)
+        return self._encoded
+
+    def encode_answers(self, answers: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Return answers as ``answer_ids`` and ``answer_mask``, long [A, L]."""
+        return encode_answers(self.tokenizer, answers)  # type: ignore[arg-type]
+
+    def decode_answers(self, ids: torch.Tensor) -> list[str]:
+        """Return the texts of token ids [Q, L], special tokens left out."""
+        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)  # type: ignore[union-attr]
+        return [" ".join(text.split()) for text in texts]
+
+    def encoded_questions(self, questions: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Return questions as an evaluation reads them: ``input_ids`` and ``attention_mask``, long [Q, L]."""
+        return self._encoder(NO_LIMIT, self.eval_max_words)(questions)
+
+    def question(self, split: Split, sample_index: int) -> str:
+        """Return the raw question of a ``sample_index``."""
+        text: str = self._opened(split).question(sample_index)
+        return text
+
+    def given_answers(self, split: Split, sample_index: int) -> list[str]:
+        """Return the usable answers that people gave to the question of a ``sample_index``, perhaps none."""
+        return usable_answers(self._opened(split).answers(sample_index))

@@ -1,0 +1,95 @@
+"""Evaluation of answers to questions about images."""
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from ...callbacks.distributed.collectives import gather_texts, gather_uneven
+from ...common.log import log_global
+from ...metrics.vqa import ANSWER_TYPES, answer_accuracy, answer_type
+from .protocol import PREFIXES, Batch, Stage
+
+
+class AnsweringMethod(Protocol):
+    """Methods that `AnswerEvaluation` calls on a module."""
+
+    def answer_questions(self, batch: Batch) -> dict[str, Any]:
+        """Return `top_answers`, lists of texts, `top_probabilities` [Q, n] and `answer_ids` [Q, L]."""
+
+
+class Answered(NamedTuple):
+    """The answered questions of all processes, those of rank 0 first."""
+
+    sample_index: Tensor  # long [Q]
+    accuracy: Tensor  # float32 [Q], -1 without given answers
+    probabilities: Tensor  # float32 [Q, n]
+    answers: list[list[str]]  # Q x n, best first
+
+
+class AnswerEvaluation:
+    """Accuracy of VQA, overall and by the type of the question, in percent, over the questions of all processes.
+
+    An evaluation batch holds the `answers` that people gave, `question_id` and `sample_index`. Questions without given
+    answers, as those of a challenge's test split, are answered and do not count.
+    """
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Clear the answers."""
+        self.result: Answered | None = None
+        self._rows: list[Tensor] = []  # float64 [Q, 3]: sample_index, accuracy, type
+        self._probabilities: list[Tensor] = []
+        self._answers: list[list[str]] = []
+
+    def step(self, module: AnsweringMethod, batch: Batch, stage: Stage) -> None:
+        """Answer a batch, and compare with the given answers."""
+        found = module.answer_questions(batch)
+        rows = torch.full((len(batch["answers"]), 3), -1.0, dtype=torch.float64)
+        for row, (index, top, given) in enumerate(
+            zip(batch["sample_index"].tolist(), found["top_answers"], batch["answers"], strict=True)
+        ):
+            rows[row, 0] = index
+            if given:
+                rows[row, 1] = answer_accuracy(top[0], given)
+                rows[row, 2] = ANSWER_TYPES.index(answer_type(given))
+        self._rows.append(rows)
+        self._probabilities.append(found["top_probabilities"].float().cpu())
+        self._answers += found["top_answers"]
+
+    def predict(self, module: AnsweringMethod, batch: Batch) -> dict[str, Any]:
+        """Return answers and probabilities, with the positions [Q] of the questions in their data set."""
+        names = ("sample_index", "question", "question_id")
+        found = module.answer_questions(batch)
+        return {name: batch[name] for name in names} | {
+            "answers": found["top_answers"],
+            "probabilities": found["top_probabilities"],
+        }
+
+    def finish(self, module: Any, stage: Stage) -> None:
+        """Log the accuracy."""
+        if stage == "predict":
+            return
+        rows = gather_uneven(torch.cat([torch.zeros(0, 3, dtype=torch.float64), *self._rows]))
+        width = int(gather_uneven(torch.tensor([part.shape[1] for part in self._probabilities[:1]] or [0])).max())
+        probabilities = gather_uneven(torch.cat([torch.zeros(0, width), *self._probabilities]))
+        texts = iter(gather_texts([text for top in self._answers for text in top]))
+        answers = [[next(texts) for _ in range(width)] for _ in range(len(rows))]
+        self.start()
+        self.result = Answered(rows[:, 0].long(), rows[:, 1].float(), probabilities, answers)
+        counted, prefix = rows[rows[:, 1] >= 0], PREFIXES[stage]
+        if not len(counted):
+            rank_zero_warn(
+                f"Found no given answers for {len(rows)} questions of the {prefix} split: no accuracy is logged; "
+                "`vlightning predict` writes the answers for the challenge's server."
+            )
+            return
+        named = {f"{prefix}/accuracy": 100 * float(counted[:, 1].mean())}
+        for place, kind in enumerate(ANSWER_TYPES):
+            own = counted[counted[:, 2] == place, 1]
+            if len(own):
+                named[f"{prefix}/accuracy_{kind.replace('/', '_')}"] = 100 * float(own.mean())
+        log_global(module, named, progress_bar=f"{prefix}/accuracy")
