@@ -85,7 +85,7 @@ def test_fine_tuning_of_albef_for_tasks_asks_nothing_else(asked):
     }
 
 
-@pytest.mark.parametrize("case", ["mobileclip", "shre"])
+@pytest.mark.parametrize("case", ["mobileclip", "shre", "albef_vqa"])
 def test_slices_with_batch_norm_and_a_teacher_with_other_images_ask_nothing_else(asked, case):
     assert asked[case] == {FINITE: 1}
 

@@ -104,8 +104,8 @@ class ALBEFModule(Method):
         self.text_queue = FeatureQueue(contrast.queue_size, contrast.embed_dim, ids=True, random_start=random_start)
         self.evaluation = evaluation_of(grounding, match_equal_texts, rerank)
         copy_student(self.student, self.teacher)
-        for untrained in () if contrast.itc else (self.student.vision_proj, self.student.text_proj, self.temperature):
-            untrained.requires_grad_(False)
+        for part in () if contrast.itc else (self.student.vision_proj, self.student.text_proj, self.temperature):
+            part.requires_grad_(False)  # which no loss trains
         self.start_vocabulary()
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
