@@ -51,8 +51,7 @@ from .teacher import copy_student, distilled_alphas, ramped_alpha, teacher_text
 class ALBEFModule(Method):
     """Image-text contrast, matching and masked language modelling; or fine-tuning for retrieval or grounding.
 
-    Defaults are the paper's. Some differ from the authors' code, whose behaviour
-    `configs/albef/official.yaml` restores.
+    Defaults are the paper's; where the authors' code differs, `configs/albef/official.yaml` sets its behaviour.
 
     Args:
         vision: the image encoder. text: the text and fusion encoder, and masked words. momentum: the momentum teacher
