@@ -50,11 +50,18 @@ def steps(folder):
 
 
 def evaluations(folder):
-    """Every method in validation and prediction; ALBEF keeps the tokens of images for re-ranking."""
+    """Every method in validation and prediction, in all pairs of stage, precision and memory settings.
+
+    ALBEF keeps the tokens of images for re-ranking, whose own copies `tests/lightning_modules/evaluation/` counts.
+    """
     found = {}
     for number, name in enumerate(random_batches.NAMES):
         for place, stage in enumerate(("validate", "predict")):
+            precision = PRECISIONS[(number + place) % 3]
+            memory = ("whole", "slices", "accumulation")[(number + 2 * place) % 3]
             changes = {"rerank": {"when": "always", "k": 10}} if name == "albef" else {}
+            if memory == "slices" and name != "cocord":
+                changes["memory"] = {"micro_batch_size": SLICE}
             own = folder / f"{name}-{stage}"
             own.mkdir()
             batch = random_batches.random_rows(name, ROWS)
@@ -63,11 +70,12 @@ def evaluations(folder):
                 mask = torch.ones_like(batch["input_ids"])
                 batch |= {key: ids for key in ("image_id", "sample_index", "text_image_id", "text_id")}
                 batch = {"attention_mask": mask} | batch
-            found[f"{name} {stage}"] = questions(
+            found[f"{name} {stage} {memory} {precision}"] = questions(
                 random_batches.small(name, own, **changes),
                 batch,
                 folder=own,
-                precision=PRECISIONS[(number + place) % 3],
+                precision=precision,
+                accumulate=2 if memory == "accumulation" else 1,
                 stage=stage,
             )
     return found

@@ -73,7 +73,7 @@ class PlainALBEF:
             torch.cat([negative_tokens, tokens]),
         )[:, 0]
         logits = wide(module.itm_head(torch.cat([positive, negative])))
-        itm = F.cross_entropy(logits, (torch.arange(3 * pairs) < pairs).long())
+        itm = F.cross_entropy(logits, (torch.arange(3 * pairs, device=logits.device) < pairs).long())
 
         with torch.no_grad():
             fused = fuse(teacher, encode_text(teacher, masked.input_ids, mask), mask, teacher_tokens)

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -26,6 +25,7 @@ from ...base.trainers import trainer_of
 from ...evaluation.protocol import Batch
 from ...memory import in_slices
 from ...optim.adamw import adamw
+from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ...optim.schedules import Schedule
 from ..counts import mean_count
 from ..itm import forbidden_pairs
