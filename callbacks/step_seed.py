@@ -1,4 +1,4 @@
-"""Random draws in a training step as a function of (seed, batch, rank)."""
+"""Random draws in a training step as a function of counters, and what a run draws on another number of processes."""
 
 import hashlib
 import os
@@ -10,16 +10,22 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
+from . import draws
+from .distributed.collectives import world_size
+from .other_processes import report_other_processes
 from .private_api import accumulates
 from .stopping import validate_after_resume
 
 
 class StepSeedCallback(Callback):
-    """Seed torch (CPU and accelerators) and Python's `random` before every training batch.
+    """Seed torch (CPU and accelerators), Python's `random` and the draws by sample before every training batch.
 
     Lightning saves no generator state, so dropout, sampled negatives and masks of a resumed run would differ from those
-    of the uninterrupted run. With this callback they depend on counters only: the run's seed, the number of training
-    batches since the first one of the run, and the rank; draws in between, as in a validation, do not matter.
+    of the uninterrupted run. With this callback they depend on counters only: the run's seed and the number of training
+    batches since the first one of the run, and further on the rank, or for `callbacks.draws` on the position in the
+    global batch; draws in between, as in a validation, do not matter.
+
+    A run that resumes with another number of processes prints what differs from the run of the checkpoint.
 
     Draws between batches (in epoch hooks, in initialization) and in loader workers are not covered.
 
@@ -36,6 +42,7 @@ class StepSeedCallback(Callback):
         super().__init__()
         self._seed = seed
         self._told = False
+        self._processes: int | None = None  # of the checkpoint
 
     @property
     def seed(self) -> int:
@@ -44,7 +51,7 @@ class StepSeedCallback(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"seed": self.seed}
+        return {"seed": self.seed, "processes": world_size()}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -55,10 +62,17 @@ class StepSeedCallback(Callback):
                 f"{seed}, so that the resumed run repeats the draws of the uninterrupted run."
             )
         self._seed = seed
+        self._processes = state_dict.get("processes")  # older checkpoints have none
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._seed = self.seed  # fixed from here on, even if the environment changes
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        before, self._processes = self._processes, None
+        if before not in (None, trainer.world_size):
+            report_other_processes(trainer, pl_module, before)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -67,6 +81,17 @@ class StepSeedCallback(Callback):
         seed = step_seed(self.seed, counted - 1, trainer.global_rank)
         torch.manual_seed(seed)
         random.seed(seed)
+        draws.begin_step(step_seed(self.seed, counted - 1))
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        draws.begin_step(None)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        draws.begin_step(None)
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -85,13 +110,13 @@ class StepSeedCallback(Callback):
         validate_after_resume(trainer, checkpoint)
 
 
-def step_seed(seed: int, batch: int, rank: int) -> int:
-    """Return a generator seed for one batch on one process: a 63-bit hash, so that neighboring seeds are unrelated.
+def step_seed(seed: int, batch: int, rank: int | None = None) -> int:
+    """Return a generator seed for one batch: a 63-bit hash, so that neighboring seeds are unrelated.
 
     Args:
         seed: The run's seed.
         batch: Number of training batches before this one, over all epochs.
-        rank: Index of the process.
+        rank: Index of the process; None for a seed of all processes together.
     """
-    digest = hashlib.blake2b(f"{seed}/{batch}/{rank}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{seed}/{batch}/{'all' if rank is None else rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

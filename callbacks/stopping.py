@@ -164,7 +164,7 @@ def act_last(trainer: Trainer, callback: Callback) -> None:
 
 
 def save_resumable(trainer: Trainer, dirpath: str | None = None, filename: str = "last") -> Path:
-    """Write a checkpoint to resume from; every process must call this.
+    """Write a checkpoint to resume from, and wait until it is written; every process must call this.
 
     Args:
         trainer: Trainer of the run.
@@ -180,6 +180,10 @@ def save_resumable(trainer: Trainer, dirpath: str | None = None, filename: str =
         dirpath = next((other for other in others if other), None)
     path = Path(dirpath or Path(trainer.default_root_dir, "checkpoints")) / f"{filename}.ckpt"
     trainer.save_checkpoint(path, weights_only=False)
+    checkpoint_io: Any = trainer.strategy.checkpoint_io
+    if getattr(checkpoint_io, "asynchronous", False):
+        checkpoint_io.wait()
+        trainer.strategy.barrier("written")  # a process that ends may end the one that writes
     return path
 
 

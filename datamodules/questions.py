@@ -67,7 +67,7 @@ class QuestionDataModule(PairDataModule, ListsAnswers):
         return self._encoder(self.max_tokens, self.max_words)
 
     def _encoder(self, max_tokens: int, max_words: int) -> QuestionEncoder:
-        return QuestionEncoder(self.tokenizer, max_tokens, self.clean_questions, max_words)  # type: ignore[arg-type]
+        return QuestionEncoder(self.tokenizer, max_tokens, self.clean_questions, max_words)
 
     def training_reader(self, rows: QuestionRows) -> QuestionReader:  # type: ignore[override]
         """Return a reader of an augmented image with a question and its answers."""
@@ -104,11 +104,11 @@ class QuestionDataModule(PairDataModule, ListsAnswers):
 
     def encode_answers(self, answers: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return answers as ``answer_ids`` and ``answer_mask``, long [A, L]."""
-        return encode_answers(self.tokenizer, answers)  # type: ignore[arg-type]
+        return encode_answers(self.tokenizer, answers)
 
     def decode_answers(self, ids: torch.Tensor) -> list[str]:
         """Return the texts of token ids [Q, L], special tokens left out."""
-        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)  # type: ignore[union-attr]
+        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [" ".join(text.split()) for text in texts]
 
     def encoded_questions(self, questions: Sequence[str]) -> dict[str, torch.Tensor]:

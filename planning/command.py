@@ -45,7 +45,7 @@ def run_plan(words: list[str]) -> str:
         )
     logging.disable(logging.WARNING)  # about values, which there are none of
     try:
-        left_out = start(planned.module)
+        start(planned.module)
         found = estimate(planned.module, planned.data, processes, precision)
     finally:
         logging.disable(logging.NOTSET)
@@ -58,7 +58,6 @@ def run_plan(words: list[str]) -> str:
         _memory(found, gpu, batch // processes),
         _traffic(found, batch // processes),
         _time(found, planned, gpu, batch, typed.mfu, typed.steps, precision),
-        *([f"Not included: {', '.join(left_out)}."] if left_out else []),
     ]
     return "\n".join(parts)
 

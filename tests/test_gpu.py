@@ -10,6 +10,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 
 from support import random_batches
+from support.devices import whole_float32  # noqa: F401, a fixture
 from support.distributed import whole_state
 from support.tiny_modules import SaveSecond, trainer
 from vlightning.callbacks import CompileCallback, ShardedStrategy, SkipNonFiniteSteps
@@ -18,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, STEPS = 8, 4
 EXACT = {"albef": {"text": {"dropout": 0.0}, "mlm": False}, "shre": {"text": {"dropout": 0.0}}}
 """Without draws, which differ between devices."""
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("whole_float32")]
 
 
 class Losses(Callback):
@@ -33,6 +34,8 @@ class Losses(Callback):
 
 def fit(name, folder, *callbacks, device=DEVICE, changes=None, resumed=None, **options):
     """Train on one batch; return the losses and the whole state on the CPU."""
+    if name in ("mmlg", "mobileclip"):
+        pytest.importorskip("open_clip")
     module = random_batches.small(name, folder, **EXACT.get(name, {}) | (changes or {}))
     losses = Losses()
     options = {"accelerator": device, "max_steps": STEPS, "max_epochs": -1, "default_root_dir": folder} | options

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from support.clip import SIZE, add_tiny_clip
 from support.distributed import WorkerError, rank_trainer, run_distributed, whole_state
-from support.methods import METHODS
+from support.methods import METHODS, OTHERS
 from vlightning.callbacks import world_size
 from vlightning.lightning_modules.base.sharding import NORMS
 
@@ -20,7 +20,7 @@ PLAIN, SHARDED, RECOMPUTED = ("ddp", {}), ("sharded", {}), ("sharded", {"activat
 def build(method, outside, **data):
     """Towers of two layers for MobileCLIP, since its own have a hundred groups."""
     small = {"model": add_tiny_clip(), "image_size": SIZE} if method == "mobileclip" else {}
-    return METHODS[method].build(outside, seed=0, num_workers=0, **small, **data)
+    return (METHODS | OTHERS)[method].build(outside, seed=0, num_workers=0, **small, **data)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def outside(tmp_path_factory):
 
     @functools.cache
     def prepared(method):
-        path = METHODS[method].prepare(tmp_path_factory.mktemp(method))
+        path = (METHODS | OTHERS)[method].prepare(tmp_path_factory.mktemp(method))
         build(method, path)[1].prepare_data()
         return path
 
@@ -89,12 +89,12 @@ def trajectories(method, outside):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "albef_vqa"])
 def test_twenty_sharded_steps_equal_ddp(outside, method):
     """In float64: the difference is what sharding does, and not noise that AdamW makes steps of."""
     for start, plain, sharded, recomputed in run_distributed(trajectories, method, outside(method), timeout=300):
         (states, losses, kept), end = plain, plain[0][STEPS]
-        for part in METHODS[method].state:
+        for part in (METHODS | OTHERS)[method].state:
             names = [name for name in end if name.startswith(part) and name in start]
             assert max((end[name] - start[name]).abs().max() for name in names) > 1e-3, part
         for found, steps in ((sharded, STEPS), (recomputed, FEW)):

@@ -154,8 +154,3 @@ CASES = {
     "SHRe": Case(_shre, _shre_batch, 256),
     "CoCoRD, ResNet-34 to ResNet-18": Case(_cocord, _cocord_batch, 256),
 }
-
-
-def chosen(part: str | None) -> dict[str, Case]:
-    """Return the cases whose names contain a text; all without one."""
-    return {name: case for name, case in CASES.items() if part is None or part.lower() in name.lower()}

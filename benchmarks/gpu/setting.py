@@ -5,14 +5,19 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-PACKAGES = ("torch", "torchvision", "lightning", "timm", "transformers", "open_clip_torch", "jsonargparse", "datasets")
+PACKAGES = {
+    name: name for name in ("torch", "torchvision", "lightning", "timm", "transformers", "jsonargparse", "datasets")
+} | {"open_clip": "open_clip_torch"}
+"""Packages by the names of their modules."""
+BUDGET = 240.0  # seconds of a part, before `gpu.sh` ends it
 
 
 @dataclass
@@ -22,12 +27,14 @@ class Setting:
     Attributes:
         pretend: whether to run on the CPU at toy sizes.
         out: file of the table.
-        only: a part of the names of the cases to measure; None measures all.
+        only: parts of the names of the cases to measure, with commas between them; None measures all.
     """
 
     pretend: bool
     out: Path
     only: str | None
+    start: float = field(default_factory=time.monotonic)
+    longest: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def parsed(cls, description: str | None) -> "Setting":
@@ -35,7 +42,7 @@ class Setting:
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("--pretend", action="store_true", help="run on the CPU at toy sizes")
         parser.add_argument("--out", type=Path, required=True, help="file of the table")
-        parser.add_argument("--only", help="a part of the names of the methods to measure")
+        parser.add_argument("--only", help="parts of the names to measure, such as albef,shre")
         setting = cls(**vars(parser.parse_args()))
         if not setting.pretend and not torch.cuda.is_available():
             sys.exit("Expected a CUDA device, got none: add --pretend to run on the CPU at toy sizes.")
@@ -49,15 +56,42 @@ class Setting:
         return torch.device("cpu" if self.pretend else "cuda")
 
     def header(self) -> str:
-        """Return the versions, the device and the missing packages in a line."""
-        found, missing = [f"Python {platform.python_version()}"], list[str]()
-        for name in PACKAGES:
-            try:
-                found.append(f"{name} {version(name)}")
-            except PackageNotFoundError:
-                missing.append(name)
+        """Return the device, the missing packages and the versions in a line."""
+        missing = [package for name, package in PACKAGES.items() if not has(name)]
+        found = [f"{package} {version(package)}" for package in PACKAGES.values() if package not in missing]
         device = "CPU, toy sizes (pretended)" if self.pretend else torch.cuda.get_device_name()
-        return f"{device}; {', '.join(found)}; missing: {', '.join(missing) or 'none'}\n"
+        python = f"Python {platform.python_version()}"
+        return f"{device}; missing packages: {', '.join(missing) or 'none'}; {', '.join([python, *found])}\n"
+
+    def chooses(self, name: str) -> bool:
+        """Return whether a name is to be measured."""
+        return self.only is None or any(part.lower() in name.lower() for part in self.only.split(","))
+
+    def left(self) -> float:
+        """Return the seconds that this part has left."""
+        return BUDGET - (time.monotonic() - self.start)
+
+    def measured(self, kind: str, expected: float, measure: Callable[[], None], table: "Table", name: str) -> None:
+        """Measure if the time that is left is enough for it, and otherwise say in the table that it was left out.
+
+        An error becomes a row of the table too.
+
+        Args:
+            kind: of measurements that take about as long.
+            expected: seconds of the first of them.
+            measure: writes its rows.
+            table: the table.
+            name: of the row.
+        """
+        if self.left() < self.longest.get(kind, 0.0 if self.pretend else expected):
+            table.row(name, "left out: no time (--only=METHOD measures it)")
+            return
+        start = time.monotonic()
+        try:
+            measure()
+        except Exception as error:
+            table.failed(name, error)
+        self.longest[kind] = max(self.longest.get(kind, 0.0), time.monotonic() - start)
 
     def say(self, line: str) -> None:
         """Print a line and append it to the file at once, so that a part that is stopped leaves what it has."""
@@ -91,6 +125,14 @@ class Setting:
         for _ in range(3):
             left @ right
         return 2 * size**3 / min(self.seconds(lambda: left @ right) for _ in range(5))
+
+
+def has(module: str) -> bool:
+    """Return whether a package can be imported."""
+    try:
+        return find_spec(module) is not None
+    except ImportError:
+        return False
 
 
 class Table:

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.files import REPLACED, check_free, original_path, replacing, writing
+from .background import BackgroundWriter, snapshot
 from .sharded_checkpoint import METADATA, divide_checkpoint, read_checkpoint_folder, read_metadata, shard_file
 
 
@@ -35,8 +36,22 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     Loading takes plain data only (`weights_only=True`) unless the Trainer's `weights_only` is set, and also accepts the
     folders that `ShardedStrategy` writes.
 
+    With `asynchronous`, the training goes on while a checkpoint is written: saving copies the checkpoint to main memory
+    and returns, and a thread of rank 0 writes and renames as above. An error of the writing is raised at the next save
+    or at the end of the run. The end of a run, a stop by a signal, and loading wait for the writing. A checkpoint that
+    a new one replaces, such as the best one, is removed when the new one is complete, so a run that is killed meanwhile
+    leaves the old one. Main memory must hold two copies of the checkpoint.
+
     Pass it to the Trainer: `Trainer(plugins=[AtomicCheckpointIO()])`.
+
+    Args:
+        asynchronous: Whether the training goes on while a checkpoint is written.
     """
+
+    def __init__(self, asynchronous: bool = False) -> None:
+        super().__init__()
+        self.asynchronous = asynchronous
+        self._background = BackgroundWriter()
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
@@ -48,8 +63,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             storage_options: Not supported, as in Lightning.
 
         Raises:
-            WriteError: If the file cannot be written; the target then stays as it was.
+            WriteError: If the file, or with `asynchronous` an earlier one, cannot be written; the target then stays as
+                it was.
         """
+        if not self.asynchronous:
+            self._write(checkpoint, path, storage_options)
+            return
+        self._background.ready()
+        copied = snapshot(checkpoint)
+        self._background.submit(lambda: self._write(copied, path, storage_options))
+
+    def _write(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None) -> None:
         filesystem, local_path = url_to_fs(str(path))
         if storage_options is not None or not isinstance(filesystem, LocalFileSystem):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -57,6 +81,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target = Path(local_path)
         with replacing(target) as staged, writing(target):
             write_file(checkpoint, staged)
+
+    def wait(self) -> None:
+        """Wait until all checkpoints are written.
+
+        Raises:
+            WriteError: If one could not be written.
+        """
+        self._background.wait()
+
+    @override
+    def teardown(self) -> None:
+        """Wait until all checkpoints are written."""
+        self.wait()
 
     @override
     def load_checkpoint(
@@ -76,6 +113,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             FileNotFoundError: If the path does not exist.
             CheckpointError: If it is not a complete checkpoint, or holds more than plain data.
         """
+        self.wait()
         safe = weights_only is not False
         with reading(path):
             if Path(path).is_dir():
@@ -85,7 +123,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a file or folder, its metadata first: a partly removed folder is not a checkpoint."""
+        """Remove a file or folder, its metadata first: a partly removed folder is not a checkpoint.
+
+        With `asynchronous` it is removed when all checkpoints are written, and kept if one could not be written.
+        """
+        if self.asynchronous:
+            self._background.submit(lambda: self._remove(path), even_after_error=False)
+        else:
+            self._remove(path)
+
+    def _remove(self, path: str | Path) -> None:
         if Path(path).is_dir() and not Path(path).is_symlink():
             (Path(path) / METADATA).unlink(missing_ok=True)
         super().remove_checkpoint(path)
@@ -115,7 +162,8 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     Returns:
         The file or folder, None if there is none; and the damage of each newer one.
     """
-    found_ones = [path for path in folder.glob("*.ckpt") if not path.name.startswith(REPLACED)]
+    # A link may name a file that was never completed.
+    found_ones = [path for path in folder.glob("*.ckpt") if path.exists() and not path.name.startswith(REPLACED)]
     # Old checkpoints that a process was replacing when it was killed.
     found_ones += [path for path in folder.glob(f"{REPLACED}*") if not original_path(path).exists()]
     damaged: dict[Path, str] = {}

@@ -127,6 +127,12 @@ class ShardedStrategy(ModelParallelStrategy):
     def setup_environment(self) -> None:
         if self._checkpoint_io is None:  # the Trainer got none
             self.checkpoint_io = AtomicCheckpointIO()
+        if self._save_distributed_checkpoint and getattr(self.checkpoint_io, "asynchronous", False):
+            raise UserError(
+                "Expected AtomicCheckpointIO without asynchronous for checkpoints that are folders, whose completion "
+                "all processes agree on, got asynchronous: leave it out, or set save_distributed_checkpoint to false "
+                "for one file."
+            )
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 

@@ -49,7 +49,8 @@ class AnswerWriter(PredictionRowsWriter):
     def gathered(self, batches: Sequence[_Kept]) -> tuple[Tensor, list[str], list[str], list[str]]:
         probabilities = gather_rows([batch[0] for batch in batches], torch.zeros(0, 1))
         answers = gather_texts([text for batch in batches for top in batch[1] for text in top])
-        questions, numbers = (gather_texts([text for batch in batches for text in batch[part]]) for part in (2, 3))
+        questions = gather_texts([text for batch in batches for text in batch[2]])
+        numbers = gather_texts([text for batch in batches for text in batch[3]])
         return probabilities, answers, questions, numbers
 
     @override

@@ -94,6 +94,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         self.decoder = decoder
         self._seed = seed
         self._rows: dict[Split, Any] = {}
+        self._by_process: list[str] = []
         self._accounts: dict[Split, Account] = {}
         self._loaders: weakref.WeakSet[BatchLoader] = weakref.WeakSet()
 
@@ -192,7 +193,12 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Return the seed of the run, and the sizes that the batch counter depends on."""
         sizes = self._sizes() if "train" in self._rows else (self.batch_size * self.replicas()[0], None)
-        return {"seed": self.run_seed, "global_batch_size": sizes[0], "rows": sizes[1]}
+        return {
+            "seed": self.run_seed,
+            "global_batch_size": sizes[0],
+            "rows": sizes[1],
+            "processes": self.replicas()[0],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the seed of a checkpoint, and warn if the order of samples cannot continue exactly."""
@@ -203,11 +209,26 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
             )
         self._seed = seed
         then = state_dict.get("global_batch_size"), state_dict.get("rows")
-        if "train" in self._rows and (now := self._sizes()) != then:
+        if "train" not in self._rows:
+            return
+        now, processes, self._by_process = self._sizes(), self.replicas()[0], []
+        if state_dict.get("processes", processes) != processes:  # reported with all that this changes
+            if then != now:
+                self._by_process.append(
+                    f"a global batch has {now[0]} of {now[1]} training rows, not {then[0]} of {then[1]} (set "
+                    "data.global_batch_size)"
+                )
+            if not self._keeps_workers(self._rows["train"]):
+                self._by_process.append("the rows of a stream are divided among other loader workers")
+        elif now != then:
             rank_zero_warn(
                 f"The run of the checkpoint had a global batch of {then[0]} from {then[1]} training rows, this run has "
                 f"{now[0]} from {now[1]}: the order of samples does not continue exactly."
             )
+
+    def by_process(self) -> list[str]:
+        """Return in clauses what differs from the run of a checkpoint with another number of processes."""
+        return self._by_process
 
     def _sizes(self) -> tuple[int, int]:
         return self.batch_size * self.replicas()[0], self._epoch_rows()

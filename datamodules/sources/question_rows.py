@@ -103,4 +103,4 @@ def _parquet_rows(file: str) -> Iterator[Callable[[], Any]]:
     except (OSError, ValueError) as error:
         raise UserError(f"Expected a Parquet file, got {file!r} ({error}): correct it.") from error
     for batch in opened.iter_batches(1000):
-        yield from (lambda row=row: row for row in batch.to_pylist())  # type: ignore[misc]
+        yield from (lambda row=row: row for row in batch.to_pylist())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from PIL import Image
-from timm.data import create_transform
 from torch import nn
 
 from .normalize import IMAGENET_MEAN, IMAGENET_STD
@@ -40,6 +39,8 @@ class ProbeTrainTransform(nn.Module):
         std: tuple[float, float, float] = IMAGENET_STD,
     ) -> None:
         super().__init__()
+        from timm.data import create_transform  # takes a second to import, and few runs need it
+
         self.transform = create_transform(
             size,
             is_training=True,

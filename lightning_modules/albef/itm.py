@@ -1,7 +1,7 @@
 """Image-text matching (ITM) with hard negatives: equation 4 of the paper.
 
-Negatives are drawn from torch's global generator, which `StepSeedCallback` seeds by (seed, step, rank), without waiting
-for the device.
+Negatives are drawn by (seed, step, position in the global batch), without waiting for the device. Candidates are the
+pairs of one process, or fixed parts of the global batch (`contrast.negative_rows`).
 
 Shapes: B pairs, N image tokens (CLS first), L text tokens (CLS first), D text width.
 """
@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...callbacks.draws import draw_uniform, global_positions
+from ...common.errors import UserError
 from ..evaluation.protocol import Batch
 from ..memory import in_slices
 from ..networks.precision import at_least_float32
@@ -50,10 +52,21 @@ def draw_negatives(contrast: Contrast, batch: Batch, settings: ContrastSettings)
     Args:
         contrast: similarities of the batch.
         batch: `image_id` [B] and `input_ids` [B, L].
-        settings: `negatives`; `positives`, of which "image_id" rules out pairs of the same image or of the same words,
-            "diagonal" the pair itself alone.
+        settings: `negatives`; `negative_rows`; `positives`, of which "image_id" rules out pairs of the same image or of
+            the same words, "diagonal" the pair itself alone.
+
+    Raises:
+        UserError: If `negative_rows` does not divide the batch.
     """
     forbidden = forbidden_pairs(batch["image_id"], batch["input_ids"], settings.positives)
+    if (within := settings.negative_rows) is not None:
+        if len(forbidden) % within:
+            raise UserError(
+                f"Expected a batch of each process that contrast.negative_rows {within} divides, got {len(forbidden)}: "
+                "set another number."
+            )
+        part = torch.arange(len(forbidden), device=forbidden.device) // within
+        forbidden = forbidden | (part[:, None] != part)
     to_images, to_texts = contrast.text_logits, contrast.image_logits
     if settings.negatives == "random":
         to_images, to_texts = torch.zeros_like(to_images), torch.zeros_like(to_texts)
@@ -76,7 +89,7 @@ def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:
     probabilities can be zero when a low temperature makes the others underflow.
 
     Args:
-        similarity: [B, B] logits; row = query, column = candidate.
+        similarity: [B, B] logits; row = query, column = candidate. Rows of all processes are numbered as gathered.
         forbidden: boolean [B, B], true where the candidate matches the query. It must be true on the diagonal.
     """
     exists = ~forbidden.all(-1)
@@ -86,8 +99,9 @@ def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:
     logits = logits.masked_fill(own & ~exists[:, None], 0.0)
     # Sample uniformly where logits are non-finite: the loss reports it, while an error here would kill a GPU process.
     chances = logits.softmax(-1).nan_to_num(nan=1.0)
-    # `torch.multinomial(chances, 1)` with the same draws, but without its checks, for which the host waits for a GPU.
-    race = chances / torch.empty_like(chances).exponential_()
+    # The first of events with these rates: exponentially distributed times, the same on any number of processes.
+    size, device = len(chances), chances.device
+    race = chances / -draw_uniform(size, global_positions(size, device), device).log()
     return Negatives(race.argmax(-1), exists)
 
 

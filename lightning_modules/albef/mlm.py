@@ -1,7 +1,6 @@
 """Masked language modelling (MLM) with momentum distillation: equations 3 and 7 of the paper.
 
-Masked words are drawn from torch's global generator, which `StepSeedCallback` seeds by (seed, step, rank), without
-waiting for the device.
+Masked words are drawn by (seed, step, position in the global batch), without waiting for the device.
 
 Shapes: B pairs, L text tokens, D text width, K rows that the language-model head runs on, W words of the vocabulary.
 """
@@ -13,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...callbacks.draws import draw_bits, draw_uniform
 from ...common.errors import UserError
 from ..memory import in_slices
 from .counts import mean_count
@@ -51,11 +51,11 @@ def draw_masked_tokens(input_ids: Tensor, text: TextSettings) -> MaskedTokens:
         text: share of masked words, special tokens, which are never chosen, and the vocabulary, from all of which
             random words are drawn, as in the authors' code.
     """
-    chosen = torch.rand(input_ids.shape, device=input_ids.device) < text.mask_probability
+    size = (*input_ids.shape, input_ids.device)
+    chosen = draw_uniform(*size) < text.mask_probability
     for token in (text.pad_token_id, text.cls_token_id, text.sep_token_id):
         chosen &= input_ids != token
-    kind = torch.rand(input_ids.shape, device=input_ids.device)
-    random_words = torch.randint(text.vocab_size, input_ids.shape, device=input_ids.device)
+    kind, random_words = draw_uniform(*size), draw_bits(*size) % text.vocab_size
     masked = torch.where(chosen & (kind < 0.8), text.mask_token_id, input_ids)
     masked = torch.where(chosen & (kind >= 0.9), random_words, masked)
     return select_positions(input_ids, masked, chosen, _row_capacity(chosen, text.mask_probability))

@@ -51,8 +51,7 @@ from .teacher import copy_student, distilled_alphas, ramped_alpha, teacher_text
 class ALBEFModule(Method):
     """Image-text contrast, matching and masked language modelling; or fine-tuning for retrieval or grounding.
 
-    Defaults are the paper's. Some differ from the authors' code, whose behaviour
-    `configs/albef/official.yaml` restores.
+    Defaults are the paper's; where the authors' code differs, `configs/albef/official.yaml` sets its behaviour.
 
     Args:
         vision: the image encoder. text: the text and fusion encoder, and masked words. momentum: the momentum teacher
@@ -104,8 +103,8 @@ class ALBEFModule(Method):
         self.text_queue = FeatureQueue(contrast.queue_size, contrast.embed_dim, ids=True, random_start=random_start)
         self.evaluation = evaluation_of(grounding, match_equal_texts, rerank)
         copy_student(self.student, self.teacher)
-        for untrained in () if contrast.itc else (self.student.vision_proj, self.student.text_proj, self.temperature):
-            untrained.requires_grad_(False)
+        for part in () if contrast.itc else (self.student.vision_proj, self.student.text_proj, self.temperature):
+            part.requires_grad_(False)  # which no loss trains
         self.start_vocabulary()
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:

@@ -129,6 +129,9 @@ class ContrastSettings:
             "diagonal" only the pair itself, as the authors' pre-training does.
         key_columns: "global" contrasts with the teacher's keys of all processes, so that N processes give the loss of
             one process with N times the batch; "local" with the keys of this process, as the authors do.
+        negative_rows: rows of the global batch among which hard negatives are drawn, a divisor of the batch of a
+            process; None for the batch of a process, as the authors do. With a number, a run that goes on with another
+            number of processes draws the same negatives.
         itc: whether image-text contrastive learning is one of the losses. Without it projections and temperature are
             not trained, retrieval by contrast alone is at chance, and the negatives of matching must be random.
         negatives: "hard" draws the negatives of image-text matching by their similarity, "random" evenly.
@@ -142,10 +145,24 @@ class ContrastSettings:
     temperature_max: float = 0.5
     positives: Literal["image_id", "diagonal"] = "image_id"
     key_columns: Literal["global", "local"] = "global"
+    negative_rows: int | None = None
     itc: bool = True
     negatives: Literal["hard", "random"] = "hard"
 
+    def by_process(self) -> list[str]:
+        """Return in clauses what depends on the processes' own batches."""
+        found = []
+        if self.negative_rows is None:
+            found.append("hard negatives are drawn from the batch of each process (see contrast.negative_rows)")
+        if self.key_columns == "local":
+            found.append("features are contrasted with the keys of each process (contrast.key_columns)")
+        return found
+
     def __post_init__(self) -> None:
+        if self.negative_rows is not None and self.negative_rows < 2:
+            raise UserError(
+                f"Expected contrast.negative_rows of at least 2, got {self.negative_rows}: correct it, or leave it out."
+            )
         if not self.temperature_min <= self.temperature <= self.temperature_max:
             raise UserError(
                 f"Expected a contrast.temperature in [{self.temperature_min}, {self.temperature_max}], got "

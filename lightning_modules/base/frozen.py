@@ -2,7 +2,9 @@
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -11,6 +13,22 @@ from torch import Tensor, nn
 from ...common.errors import UserError
 
 Network = TypeVar("Network", bound=nn.Module)
+_READS_WEIGHTS = ContextVar("reads_weights", default=True)
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Let the functions that load frozen networks build them without weights, for their shapes."""
+    token = _READS_WEIGHTS.set(False)
+    try:
+        yield
+    finally:
+        _READS_WEIGHTS.reset(token)
+
+
+def reads_weights() -> bool:
+    """Return whether frozen networks are loaded with their weights, which is so outside of `without_weights`."""
+    return _READS_WEIGHTS.get()
 
 
 class Frozen(nn.Module, Generic[Network]):
@@ -53,7 +71,12 @@ class Frozen(nn.Module, Generic[Network]):
         return OrderedDict() if destination is None else destination
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of names, shapes, types and values of the network's parameters and buffers."""
+        """Return the SHA-256 of names, shapes, types and values of the network's parameters and buffers.
+
+        It is empty in `without_weights`.
+        """
+        if not reads_weights():
+            return ""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.network.state_dict().items()):
             digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())

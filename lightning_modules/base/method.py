@@ -123,6 +123,15 @@ class Method(CheckedLoading, LightningModule):
         """Return the parameters that are clamped after each optimizer step."""
         return ()
 
+    def by_process(self) -> list[str]:
+        """Return in clauses what depends on the batch of a process, beside dropout and BatchNorm.
+
+        A run that goes on with another number of processes names it. By default what `by_process` of the settings
+        returns, if they have it.
+        """
+        groups = [group for group in vars(self).values() if hasattr(type(group), "by_process")]
+        return [clause for group in groups for clause in group.by_process()]
+
     def no_weight_decay(self) -> Sequence[str]:
         """Return names of matrices without weight decay; vectors and biases never have any."""
         return ()

@@ -116,7 +116,7 @@ def match_candidates(
 
     A process stores the tokens of its own images and the states of all texts, (I / processes) * N * V and T * L * D
     values: up to `limit` bytes of each in main memory and the rest in a temporary file. A pass processes one image and
-    at most `rows` texts.
+    at most `rows` texts; three tensors are copied to the device for it, and the host waits for all scores at the end.
 
     Args:
         scorer: the model; every process calls it equally often, because a sharded model communicates.

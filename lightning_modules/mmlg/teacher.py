@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ...callbacks.distributed.collectives import gather
 from ...common.errors import UserError
+from ..base.frozen import reads_weights
 from ..contrast import Side
 from ..memory import in_slices
 from ..networks.file_readers import PublishedCLIP
@@ -31,7 +32,8 @@ def load_teacher(
         UserError: if the teacher expects other images or texts than the student's.
     """
     loaded = load_published(teacher.model, teacher.weights)
-    check_teacher(loaded, vision, text, prepared)
+    if reads_weights():
+        check_teacher(loaded, vision, text, prepared)
     loaded.network.logit_scale = nn.Parameter(loaded.network.logit_scale.detach().reshape(1))
     loaded.network.logit_bias = None
     loaded.network.requires_grad_(False)

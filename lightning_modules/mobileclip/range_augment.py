@@ -9,12 +9,14 @@ Shapes: B images, S side of an image in pixels.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 
 import torch
 import torch.nn.functional as F
 from lightning import LightningModule
 from torch import Tensor, nn
 
+from ...callbacks.draws import chosen_half, draw_normal, draw_number, draw_uniform
 from ..base.trainers import trainer_of
 from ..networks.precision import at_least_float32
 from ..networks.teacher_images import Normalisation, TeacherImages
@@ -26,6 +28,7 @@ _HIGHEST = [[0.9, 0.9, 0.00005], [10.0, 10.0, 1.0]]
 """Bounds of the lower (first row) and the upper ends of the ranges: brightness, contrast, deviation of the noise."""
 _START = [[0.5, 0.5, 0.0], [1.5, 1.5, 0.1]]
 """Initial parameters, whose sigmoid is the position between these bounds."""
+_ORDERS = list(permutations(range(3)))
 _WEIGHT = 100 / 255**2
 """Factor of the loss, whose errors are squares of 8-bit values."""
 
@@ -33,9 +36,9 @@ _WEIGHT = 100 / 255**2
 class RangeAugment(nn.Module):
     """Augment images with magnitudes drawn uniformly from ranges whose ends are learned.
 
-    Each operation changes a random half of the images, in random order. The ends learn from the loss of the task, and
-    from a loss that keeps the mean squared error of an augmented image near that of a target PSNR. Draws are those of
-    torch's generators, which are seeded for each step (`StepSeedCallback`).
+    Each operation changes a random half of the images of all processes, in random order. The ends learn from the loss
+    of the task, and from a loss that keeps the mean squared error of an augmented image near that of a target PSNR.
+    Draws are by (seed, step, position in the global batch).
 
     Args:
         psnr: target PSNR at the start and at the end of the run in dB, between which the squared error of the target
@@ -69,11 +72,11 @@ class RangeAugment(nn.Module):
         before = self._to_pixels(at_least_float32(image))
         ranges = self.ranges().to(before.dtype)
         after = before
-        for number in torch.randperm(3).tolist():
+        for number in _ORDERS[draw_number() % len(_ORDERS)]:
             low, high = ranges[:, number]
-            chosen = torch.randperm(len(image), device=image.device)[: max(1, len(image) // 2)]
-            magnitude = low + (high - low) * torch.rand(len(chosen), 1, 1, 1, device=image.device, dtype=before.dtype)
-            after = after.index_copy(0, chosen, _operate(after[chosen], number, magnitude))
+            chosen = chosen_half(len(image), image.device)[:, None, None, None]
+            magnitude = low + (high - low) * draw_uniform(len(image), 1, image.device)[..., None, None].to(before.dtype)
+            after = torch.where(chosen, _operate(after, number, magnitude), after)
         after = after.clamp(0, 1)
         error = (255 * (after - before)).square().mean((1, 2, 3))
         loss = _WEIGHT * F.smooth_l1_loss(error, torch.full_like(error, self.target_error(progress)))
@@ -114,4 +117,5 @@ def _operate(image: Tensor, number: int, magnitude: Tensor) -> Tensor:
         return image * magnitude
     if number == 1:  # contrast
         return torch.lerp(image.mean((2, 3), keepdim=True), image, magnitude)
-    return image + magnitude * torch.randn_like(image)
+    noise = draw_normal(len(image), image[0].numel(), image.device)
+    return image + magnitude * noise.view_as(image).to(image.dtype)

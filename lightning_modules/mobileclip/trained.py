@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
+from ..base.frozen import reads_weights
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.file_readers import Loaded
 from .models import build_model, preset_of
-from .preprocessing import preprocessing_of_training
+from .preprocessing import preprocessing_of, preprocessing_of_training
 from .shapes import resolved
 from .weights import AVERAGE, below, fit, load_pretrained
 
@@ -76,7 +77,10 @@ def read_published(name: str, path: Path) -> Loaded | None:
     own = preset_of(name) is not None
     if not own and "multimodal_cfg" in (open_clip.get_model_config(name) or {}):
         return None
-    network, preprocessing = _read_training(name, path) or load_pretrained(name, path)
+    if reads_weights():
+        network, preprocessing = _read_training(name, path) or load_pretrained(name, path)
+    else:
+        network, preprocessing = build_model(name, context_length=None), preprocessing_of(name)
     # MobileCLIP's models have open_clip's default tokenizer; open_clip does not know all of their names.
     tokenizer = open_clip.get_tokenizer("" if own else name, network.context_length)
     return Loaded(network, preprocessing, tokenizer)

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from ...common.errors import UserError
-from ..base.frozen import Frozen
+from ..base.frozen import Frozen, reads_weights
 from .cifar import Classifier
 from .classifier_files import load_classifier_file
 from .classifiers import build_classifier, public_network
@@ -36,6 +36,9 @@ def load_frozen(frozen: Frozen[Classifier], name: str, source: str | None, class
             was trained with other weights.
     """
     if frozen.loaded:
+        return
+    if not reads_weights():
+        frozen.record(name, str(source))
         return
     role = frozen.role
     if source is None:

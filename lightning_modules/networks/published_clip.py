@@ -12,7 +12,7 @@ from torch import nn
 
 from ...callbacks.checkpoints.sharded_checkpoint import METADATA
 from ...common.errors import UserError
-from ..base.frozen import Frozen
+from ..base.frozen import Frozen, reads_weights
 from .attention import set_clip_attention
 from .clip_preprocessing import Preprocessing
 from .file_readers import FILE_READERS, Loaded, PublishedCLIP
@@ -34,11 +34,13 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
         UserError: if there is no such file, folder, model or tag, or the weights cannot be loaded into the model.
     """
     path = Path(weights).expanduser()
-    if path.is_dir() and not (path / METADATA).is_file():  # else a sharded checkpoint
+    if not reads_weights():
+        loaded = _without_weights(model, path)
+    elif path.is_dir() and not (path / METADATA).is_file():  # else a sharded checkpoint
         loaded = _from_folder(path)
         model = path.resolve().name
     elif model is None:
-        raise UserError(f"Expected the name of the model of the weights {weights!r}, got none: add it, e.g. ViT-L-14.")
+        raise UserError(_unnamed(weights))
     elif path.suffix or "/" in weights or path.exists():
         loaded = _from_file(model, path)
     else:
@@ -46,7 +48,21 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
     network = loaded.network.float()
     set_clip_attention(network)
     fingerprint = Frozen(network).fingerprint()
-    return PublishedCLIP(network.eval(), loaded.preprocessing, loaded.tokenizer, model, weights, fingerprint)
+    return PublishedCLIP(network.eval(), loaded.preprocessing, loaded.tokenizer, str(model), weights, fingerprint)
+
+
+def _unnamed(weights: str) -> str:
+    return f"Expected the name of the model of the weights {weights!r}, got none: add it, e.g. ViT-L-14."
+
+
+def _without_weights(model: str | None, path: Path) -> Loaded:
+    if model is None:
+        raise UserError(_unnamed(str(path)))
+    for read in FILE_READERS:
+        if (loaded := read(model, path)) is not None:
+            return loaded
+    network = open_clip.create_model(model)
+    return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(model))
 
 
 def _from_folder(path: Path) -> Loaded:

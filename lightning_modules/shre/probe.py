@@ -135,6 +135,10 @@ class ImageProbeModule(Method):
             self.encoder.eval()
         return self
 
+    def by_process(self) -> list[str]:
+        """Return that images are mixed within the batch of a process, if they are."""
+        return ["images are mixed within the batch of each process"] if self._mixers else []
+
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that the method needs and the user did not give."""
         return missing_callbacks(callbacks_of(self), StepSeedCallback(), ClassPredictionWriter())

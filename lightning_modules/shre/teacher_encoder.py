@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...common.errors import UserError
 from ..base.fitting import load_fitting
-from ..base.frozen import Frozen
+from ..base.frozen import Frozen, reads_weights
 from ..networks.vit_weights import read_vision_weights
 
 _SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
@@ -83,9 +83,11 @@ def load_class_token(frozen: Frozen[Any], name: str, source: str | None, width: 
     Raises:
         UserError: If there is no source, or its tensors are not those of the model.
     """
-    if source is None:
+    if not reads_weights():
+        network = build_class_token(name, width)
+    elif source is None:
         raise UserError(f"Expected weights of the teacher {name}, got none: set {frozen.argument}.")
-    if "/" not in source and Path(source).suffix == "" and not Path(source).exists():
+    elif "/" not in source and Path(source).suffix == "" and not Path(source).exists():
         network = build_class_token(name, width, source)
     else:
         path = Path(source).expanduser()
@@ -95,7 +97,7 @@ def load_class_token(frozen: Frozen[Any], name: str, source: str | None, width: 
         state = _tower(read_vision_weights(str(path)), network.network)
         load_fitting(network.network, state, f"the teacher {name!r} from {source!r}")
     frozen.network = network.requires_grad_(False)
-    frozen.record(name, source)
+    frozen.record(name, str(source))
 
 
 def _tower(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:

@@ -100,7 +100,7 @@ def test_the_seed_of_the_checkpoint_overrides_with_a_warning(tmp_path):
     straight, _ = drawn(StepSeedCallback(5), max_epochs=2)
     _, run = drawn(StepSeedCallback(5), max_epochs=1)
     run.save_checkpoint(tmp_path / "x.ckpt")
-    assert {"seed": 5} in torch.load(tmp_path / "x.ckpt", weights_only=True)["callbacks"].values()
+    assert {"seed": 5, "processes": 1} in torch.load(tmp_path / "x.ckpt", weights_only=True)["callbacks"].values()
     with pytest.warns(UserWarning, match="started with seed 5, this one with 6: using 5"):
         resumed, _ = drawn(StepSeedCallback(6), max_epochs=2, ckpt_path=tmp_path / "x.ckpt")
     assert resumed == straight[4:]

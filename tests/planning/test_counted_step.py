@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from formulas import describe
+from large_batches import ACTIVATIONS, METHODS, batch, ready
 from memory import held_bytes
 from torch import nn
 
 from support.random_batches import NAMES, random_rows, small
 from vlightning.planning.counted_step import count_step, fake_tensors, make_fake, optimizer_bytes
+from vlightning.planning.estimate import sizes_of
 from vlightning.planning.module import pretend_run
 
 ROWS = 48  # activations exceed the rest
@@ -39,6 +42,22 @@ def test_a_step_takes_the_counted_bytes(name, tmp_path):
     assert found.peak == pytest.approx(held, rel=0.1)
     assert found.activations <= found.peak <= found.activations + found.logits
     print(name, found, held)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "SHRe"])
+def test_a_counted_step_at_full_size_is_that_of_the_document(name):
+    """SHRe's is compared through the command line; the document's activations were measured in steps of four pairs."""
+    with torch.device("meta"):
+        module = METHODS[name]()
+    pretend_run(module)
+    method, rows = describe(ready(module)), 64
+    with fake_tensors():
+        make_fake(module)
+        found = count_step(module, batch(name, rows), cuda=False)
+        sizes = sizes_of(module)
+    assert (sizes.parameters, sizes.optimizer) == (method.trained, method.moments * method.trained)
+    assert (sizes.averages, sizes.frozen) == (method.averaged, method.frozen)
+    assert found.activations == pytest.approx(ACTIVATIONS[name].all * rows, rel=0.15)
 
 
 class Linear(nn.Module):

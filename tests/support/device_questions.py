@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from support import random_batches
 from support.clip import DIMS, SCALES, reinforced_batch
+from support.methods import OTHERS
 from support.pretend_cuda import Questions, pretended_cuda, questions
 from support.shre import CLASSES, random_batch, tiny_shre
 from support.tasks import random_task_batch, tiny_task
@@ -49,11 +50,18 @@ def steps(folder):
 
 
 def evaluations(folder):
-    """Every method in validation and prediction; ALBEF keeps the tokens of images for re-ranking."""
+    """Every method in validation and prediction, in all pairs of stage, precision and memory settings.
+
+    ALBEF keeps the tokens of images for re-ranking, whose own copies `tests/lightning_modules/evaluation/` counts.
+    """
     found = {}
     for number, name in enumerate(random_batches.NAMES):
         for place, stage in enumerate(("validate", "predict")):
+            precision = PRECISIONS[(number + place) % 3]
+            memory = ("whole", "slices", "accumulation")[(number + 2 * place) % 3]
             changes = {"rerank": {"when": "always", "k": 10}} if name == "albef" else {}
+            if memory == "slices" and name != "cocord":
+                changes["memory"] = {"micro_batch_size": SLICE}
             own = folder / f"{name}-{stage}"
             own.mkdir()
             batch = random_batches.random_rows(name, ROWS)
@@ -62,11 +70,12 @@ def evaluations(folder):
                 mask = torch.ones_like(batch["input_ids"])
                 batch |= {key: ids for key in ("image_id", "sample_index", "text_image_id", "text_id")}
                 batch = {"attention_mask": mask} | batch
-            found[f"{name} {stage}"] = questions(
+            found[f"{name} {stage} {memory} {precision}"] = questions(
                 random_batches.small(name, own, **changes),
                 batch,
                 folder=own,
-                precision=PRECISIONS[(number + place) % 3],
+                precision=precision,
+                accumulate=2 if memory == "accumulation" else 1,
                 stage=stage,
             )
     return found
@@ -157,6 +166,14 @@ def pixels(folder):
     return found
 
 
+def albef_vqa(folder):
+    """Answers of several lengths, in two slices of images and questions."""
+    module, data = OTHERS["albef_vqa"].build(None, 0, {"memory": {"micro_batch_size": 2}}, batch_size=4, num_workers=0)
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    return questions(module, batch, SkipNonFiniteSteps(), StopOnSignal(), folder=folder)
+
+
 def _planted_faults(module, batch):
     """Faults that make the host wait, each in its own function."""
     rows = batch["image"].flatten(1)
@@ -242,7 +259,8 @@ def stop_on_signal_of_two(folder):
 
 if __name__ == "__main__":
     found = {}
-    for case in (steps, evaluations, tasks, mobileclip, shre, pixels, planted, mixed_devices, stop_on_signal_of_two):
+    cases = (steps, evaluations, tasks, mobileclip, shre, albef_vqa, pixels, planted, mixed_devices)
+    for case in (*cases, stop_on_signal_of_two):
         place = Path(sys.argv[1]) / case.__name__
         place.mkdir()
         found[case.__name__] = case(place)

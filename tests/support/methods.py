@@ -21,8 +21,6 @@ from support.mmlg import tiny_extraction
 from support.mmlg import write_teacher as write_clip
 from support.shre import CLASSES, tiny_shre
 from support.tasks import task_and_data
-from vlightning.datamodules import ReinforcedShapesDataModule, ShapeClassesDataModule, ShapesDataModule
-from vlightning.lightning_modules import CoCoRDModule, MobileCLIPModule
 from vlightning.datamodules import (
     ReinforcedShapesDataModule,
     ShapeClassesDataModule,

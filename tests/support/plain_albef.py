@@ -2,13 +2,14 @@
 
 Captions and masked captions go through BERT separately; pairs, negatives and masked texts go through the fusion encoder
 separately; attention is two matrix products and a softmax; the language-model head runs on every position; negatives
-are drawn one by one; the queue is copied in every step; the teacher is averaged tensor by tensor. Only the weights and
-the draws of masked words are the module's.
+are drawn one by one; the queue is copied in every step; the teacher is averaged tensor by tensor. Only the weights,
+random numbers and masked words are the module's.
 """
 
 import torch
 import torch.nn.functional as F
 
+from vlightning.callbacks.draws import draw_uniform
 from vlightning.lightning_modules.albef.mlm import draw_masked_tokens
 from vlightning.lightning_modules.networks.precision import at_least_float32 as wide
 
@@ -57,7 +58,9 @@ class PlainALBEF:
             wrong = []
             for similarity in (text_to_image, image_to_text):
                 weights = similarity[:, :pairs].float().masked_fill(forbidden, -torch.inf).softmax(1)
-                wrong.append([torch.multinomial(weights[row], 1).item() for row in range(pairs)])
+                numbers = draw_uniform(pairs, pairs, weights.device)
+                times = [-numbers[row].log() / weights[row] for row in range(pairs)]
+                wrong.append([row.argmin().item() for row in times])
         wrong_image, wrong_text = wrong
         positive = fuse(student, states, mask, tokens)[:, 0]
         negative_tokens = torch.stack([tokens[row] for row in wrong_image])
@@ -70,7 +73,7 @@ class PlainALBEF:
             torch.cat([negative_tokens, tokens]),
         )[:, 0]
         logits = wide(module.itm_head(torch.cat([positive, negative])))
-        itm = F.cross_entropy(logits, (torch.arange(3 * pairs) < pairs).long())
+        itm = F.cross_entropy(logits, (torch.arange(3 * pairs, device=logits.device) < pairs).long())
 
         with torch.no_grad():
             fused = fuse(teacher, encode_text(teacher, masked.input_ids, mask), mask, teacher_tokens)

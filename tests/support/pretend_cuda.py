@@ -33,6 +33,9 @@ ROOT = Path(package.__file__).parents[1]
 _HAS_CONTEXT = 4  # place of `hasPrimaryContext` among the virtual functions of torch's CUDAHooksInterface
 _FUNCTIONS = 120  # more than there are
 _kept: list[object] = []  # by C++, which does not count references
+_SIZED = ("nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "multinomial")
+"""Operations for whose result or check the host waits."""
+_ASKING = {"_local_scalar_dense", "equal", "_to_copy", *_SIZED}
 
 
 def _answer_that_no_gpu_is_in_use() -> None:
@@ -73,6 +76,8 @@ class Questions(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
+        if name not in _ASKING and not name.startswith("index"):  # nearly all
+            return func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         on_device = any(tensor.device.type == "cuda" for tensor in tensors)
         if name == "_local_scalar_dense":
@@ -87,7 +92,7 @@ class Questions(TorchDispatchMode):
         target = kwargs.get("device")
         if name == "_to_copy" and target is not None and not kwargs.get("non_blocking"):
             self._count("copy" if {args[0].device.type, torch.device(target).type} == {"cpu", "cuda"} else None)
-        if name in ("nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "multinomial") and on_device:
+        if name in _SIZED and on_device:
             self._count(name)
         indices = args[1] if name.startswith("index") and on_device and isinstance(args[1], (list, tuple)) else ()
         if any(index is not None and index.dtype == torch.bool for index in indices):

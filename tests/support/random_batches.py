@@ -1,25 +1,11 @@
 """A small module of every method, and random batches for it (with a datamodule: `support.methods`)."""
 
+from importlib import import_module
+
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from support import albef, clip, cocord, mmlg, shre
-
-BUILT = {
-    "albef": lambda folder, changes: albef.tiny_albef(changes=changes, contrast={"queue_size": 24}),
-    "cocord": lambda folder, changes: cocord.tiny_cocord(folder, **changes),
-    "mmlg": lambda folder, changes: mmlg.tiny_extraction(mmlg.write_teacher(folder / "teacher.safetensors"), **changes),
-    "mobileclip": lambda folder, changes: clip.tiny_module(**changes),
-    "shre": lambda folder, changes: shre.tiny_shre(folder, **changes),
-}
-NAMES = tuple(BUILT)
-BATCHES = {
-    "albef": albef.random_batch,
-    "cocord": cocord.random_batch,
-    "mmlg": clip.reinforced_batch,
-    "mobileclip": clip.reinforced_batch,
-    "shre": shre.random_batch,
-}
+NAMES = ("albef", "cocord", "mmlg", "mobileclip", "shre")
 
 
 class Rows(Dataset):
@@ -35,9 +21,25 @@ class Rows(Dataset):
         return {name: column[index] for name, column in self.batch.items()}
 
 
+def _helpers(name):
+    """The helpers of a method; only MobileCLIP's and MM-LG's import open_clip."""
+    return import_module(f"support.{'clip' if name == 'mobileclip' else name}")
+
+
+def _built(name, folder, changes):
+    helpers = _helpers(name)
+    if name == "albef":
+        return helpers.tiny_albef(changes=changes, contrast={"queue_size": 24})
+    if name == "mmlg":
+        return helpers.tiny_extraction(helpers.write_teacher(folder / "teacher.safetensors"), **changes)
+    if name == "mobileclip":
+        return helpers.tiny_module(**changes)
+    return getattr(helpers, f"tiny_{name}")(folder, **changes)
+
+
 def small(name, folder, **changes):
     """A module in float32, that a Trainer can fit."""
-    module = BUILT[name](folder, changes)
+    module = _built(name, folder, changes)
     for spoken in ("log", "log_dict"):  # some come without, for calls without a Trainer
         vars(module).pop(spoken, None)
     return module
@@ -45,7 +47,8 @@ def small(name, folder, **changes):
 
 def random_rows(name, size):
     """A batch in float32."""
-    return BATCHES[name](size, dtype=torch.float32)
+    make = "reinforced_batch" if name in ("mmlg", "mobileclip") else "random_batch"
+    return getattr(_helpers("mobileclip" if name == "mmlg" else name), make)(size, dtype=torch.float32)
 
 
 def rows_loader(name, size, batch_size):

@@ -63,7 +63,7 @@ def answered(module: "VQAModule", batch: Batch, data: Any | None) -> dict[str, A
         settings.block,
         settings.first_token_twice,
     )
-    best = ranked.index[:count, : settings.top]
+    best = ranked.place[:count, : settings.top]
     return {
         "top_answers": [[data.answers[place] for place in row] for row in best.tolist()],
         "top_probabilities": ranked.probability[:count, : settings.top],

@@ -72,7 +72,7 @@ def answer_loss(logits: Tensor, teacher_logits: Tensor | None, answers: Answers,
 class Ranked(NamedTuple):
     """The best answers of questions, best first."""
 
-    index: Tensor  # long [Q, k], in the list
+    place: Tensor  # long [Q, k], in the list
     probability: Tensor  # [Q, k], of these k answers
 
 

@@ -1,7 +1,7 @@
 """Text assignment: which of two images a text describes, or none; pre-training for NLVR2 (section 5 of the paper).
 
-Negatives are drawn from torch's global generator, which `StepSeedCallback` seeds by (seed, step, rank), without waiting
-for the device.
+Negatives are drawn by (seed, step, position in the global batch) among the images of a process, without waiting for the
+device.
 
 Shapes: B pairs of an image and a text, E embedding dimension.
 """
@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ....callbacks import StepSeedCallback, missing_callbacks
+from ....callbacks.draws import draw_uniform, global_positions
 from ...base.method import Method
 from ...base.preprocessing import preprocessing_of_checkpoint
 from ...base.settings import settings
@@ -25,6 +25,7 @@ from ...base.trainers import trainer_of
 from ...evaluation.protocol import Batch
 from ...memory import in_slices
 from ...optim.adamw import adamw
+from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ...optim.schedules import Schedule
 from ..counts import mean_count
 from ..itm import forbidden_pairs
@@ -61,13 +62,15 @@ def draw_assignment(features: Tensor, forbidden: Tensor) -> Assignment:
     """
     similarity = (features @ features.T / TEMPERATURE).masked_fill(forbidden, -torch.inf)
     # The order of a race with these rates is that of draws without replacement; in logarithms no rate underflows.
-    race = similarity - torch.empty_like(similarity).exponential_().log()
+    size, device = len(similarity), similarity.device
+    race = similarity - (-draw_uniform(size, global_positions(size, device), device).log()).log()
     negatives = race.nan_to_num(nan=0.0).topk(min(2, len(race)), dim=1).indices
     first, second = negatives[:, 0], negatives[:, -1]
     candidates = (~forbidden).sum(1)
-    own = torch.arange(len(race), device=race.device)
-    with_own = (torch.rand(len(race), device=race.device) > 1 / 3) | (candidates < 2)
-    in_front = torch.rand(len(race), device=race.device) > 0.5
+    own = torch.arange(size, device=device)
+    order = draw_uniform(size, 2, device)
+    with_own = (order[:, 0] > 1 / 3) | (candidates < 2)
+    in_front = order[:, 1] > 0.5
     label = torch.where(with_own, torch.where(in_front, 0, 1), 2)
     left = torch.where(label == 0, own, first)
     right = torch.where(label == 0, first, torch.where(label == 1, own, second))
@@ -132,6 +135,10 @@ class TextAssignmentModule(Method):
         loss = losses.sum() / mean_count(drawn.exists.sum(), logits.dtype)
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss
+
+    def by_process(self) -> list[str]:
+        """Return that negatives are of the batch of a process."""
+        return ["negatives are drawn from the batch of each process"]
 
     def configure_callbacks(self) -> list[Callback]:
         """Supply the seeds, unless the user gives them."""

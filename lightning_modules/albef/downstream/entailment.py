@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -16,6 +15,7 @@ from ...base.trainers import trainer_of
 from ...evaluation.classification import ClassificationEvaluation, check_classes
 from ...evaluation.protocol import Batch
 from ...optim.adamw import adamw
+from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ...optim.schedules import Schedule
 from ..network import FusionBert
 from ..schedule import paper_schedule

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -17,6 +16,7 @@ from ...base.trainers import trainer_of
 from ...evaluation.classification import ClassificationEvaluation
 from ...evaluation.protocol import Batch
 from ...optim.adamw import adamw
+from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ...optim.schedules import Schedule
 from ..network import FusionBert
 from ..schedule import paper_schedule

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,6 +18,7 @@ from ...evaluation.answers import AnswerEvaluation
 from ...evaluation.protocol import Batch
 from ...memory import in_slices
 from ...optim.adamw import adamw
+from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ...optim.schedules import Schedule
 from ..mlm import check_special_tokens
 from ..schedule import paper_schedule

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ....callbacks import gather
 from ....callbacks.distributed.collectives import all_reduce_sum, broadcast, world_size
+from ....callbacks.draws import draw_bits
 from ....common.errors import UserError
 from ...networks.precision import at_least_float32, unit
 
@@ -155,6 +156,8 @@ class CRD(nn.Module):
 def draw_negatives(labels: Tensor, label: Tensor, count: int, replacement: bool) -> Tensor:
     """Draw training images of other classes than each image of a batch, uniformly: long [B, count].
 
+    Draws are by (seed, step, position in the global batch).
+
     Args:
         labels: labels of the training images, long [N]; negative for images that are not drawn.
         label: labels of the batch, long [B].
@@ -163,9 +166,11 @@ def draw_negatives(labels: Tensor, label: Tensor, count: int, replacement: bool)
     """
     others = (labels != label[:, None]) & (labels >= 0)
     if replacement:
-        return torch.multinomial(others.float(), count, True)
-    # The largest of equally distributed keys; `multinomial` also sorts them, which takes twice as long on a CPU.
-    keys = torch.rand(others.shape, device=others.device).masked_fill_(~others, -1.0)
+        places = others.cumsum(1)
+        number = draw_bits(len(others), count, others.device) % places[:, -1:]
+        return torch.searchsorted(places, number + 1)
+    # The largest of equally distributed keys.
+    keys = draw_bits(*others.shape, others.device).masked_fill_(~others, -1)
     return keys.topk(count, sorted=False).indices
 
 

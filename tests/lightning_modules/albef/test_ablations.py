@@ -58,9 +58,10 @@ def test_hard_negatives_need_the_contrast():
 
 @pytest.mark.parametrize("switched", ["itc", "mlm"])
 def test_each_loss_is_distilled_or_not(monkeypatch, switched):
-    _, distilled, _ = _losses(monkeypatch, 0.4, contrast=RANDOM)
-    _, plain, _ = _losses(monkeypatch, 0.0, contrast=RANDOM)
-    _, found, _ = _losses(monkeypatch, 0.4, contrast=RANDOM, momentum={f"distill_{switched}": False})
+    settings = {"contrast": RANDOM, "text": {"mask_probability": 0.5}}
+    _, distilled, _ = _losses(monkeypatch, 0.4, **settings)
+    _, plain, _ = _losses(monkeypatch, 0.0, **settings)
+    _, found, _ = _losses(monkeypatch, 0.4, **settings, momentum={f"distill_{switched}": False})
     assert distilled[switched] != pytest.approx(plain[switched])
     expected = distilled | {switched: plain[switched]}
     assert found == pytest.approx(expected)

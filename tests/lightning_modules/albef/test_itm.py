@@ -1,7 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from vlightning.callbacks import draws
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.albef import itm
+from vlightning.lightning_modules.albef.settings import ContrastSettings
 
 
 def test_negatives_never_come_from_the_same_row_or_image():
@@ -36,13 +41,29 @@ def test_negatives_follow_the_softmax_of_the_admissible_candidates():
     torch.testing.assert_close(counts[1:4] / len(drawn), expected, atol=0.015, rtol=0)
 
 
-def test_batched_draw_equals_row_by_row_draws_under_one_seed():
-    similarity, forbidden = torch.randn(32, 32), torch.eye(32, dtype=torch.bool)
-    torch.manual_seed(7)
-    batched = itm.draw_hard_negatives(similarity, forbidden).row
-    torch.manual_seed(7)
-    weights = similarity.masked_fill(forbidden, -torch.inf).softmax(-1)
-    assert torch.equal(batched, torch.cat([torch.multinomial(row, 1) for row in weights]))
+def test_negatives_within_parts_of_a_batch_are_those_of_smaller_batches(monkeypatch):
+    """Four processes with a part each draw what one process draws from all parts."""
+    batch = {"image_id": torch.arange(12), "input_ids": torch.arange(12)[:, None]}
+    similarity = torch.randn(2, 12, 12)
+    contrast = SimpleNamespace(image_logits=similarity[0], text_logits=similarity[1])
+    draws.begin_step(7)
+    whole = itm.draw_negatives(contrast, batch, ContrastSettings(negative_rows=3))
+    parts = []
+    for number in range(4):
+        monkeypatch.setattr(draws, "rank", lambda number=number: number)
+        own = slice(3 * number, 3 * number + 3)
+        seen = SimpleNamespace(image_logits=similarity[0][own, own], text_logits=similarity[1][own, own])
+        draws.begin_step(7)
+        parts.append(
+            itm.draw_negatives(seen, {name: column[own] for name, column in batch.items()}, ContrastSettings())
+        )
+    draws.begin_step(None)
+    for kind in ("image", "text"):
+        rows = [getattr(part, kind).row + 3 * number for number, part in enumerate(parts)]
+        assert torch.equal(getattr(whole, kind).row, torch.cat(rows))
+    assert not torch.equal(whole.image.row, whole.text.row)
+    with pytest.raises(UserError, match=r"contrast\.negative_rows 5 divides, got 12"):
+        itm.draw_negatives(contrast, batch, ContrastSettings(negative_rows=5))
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -4,10 +4,9 @@ import torch
 
 from support.cocord import HEADS, random_batch, teacher_file, tiny_cocord
 from support.distributed import run_ddp_fit, run_distributed
-from vlightning.callbacks import rank
+from vlightning.callbacks import draws, rank
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import CoCoRDModule
-from vlightning.lightning_modules.cocord.baselines import crd
 from vlightning.lightning_modules.cocord.baselines.crd import CRD
 
 ROWS = 8
@@ -35,17 +34,18 @@ def losses_and_gradients(index, world, folder):
 
 
 def banks_after_a_batch(index, world):
-    """CRD's loss and state; negatives are those of the image's number, as draws differ between processes."""
+    """CRD's loss and state with its own negatives, which are drawn by position in the global batch."""
     torch.manual_seed(0)
     loss = CRD(6, 5, negatives=4)
     torch.manual_seed(index)
     loss.start([row % 3 for row in range(12)])
-    crd.draw_negatives = lambda labels, label, *_: (label[:, None] + torch.tensor([1, 4, 7, 10])) % 12
+    draws.begin_step(3)
     generator = torch.Generator().manual_seed(5)
     images, student, teacher = torch.arange(8), *(torch.randn(8, width, generator=generator) for width in (6, 5))
     own = slice(index * 8 // world, (index + 1) * 8 // world)
     result = loss(student[own], teacher[own], images[own], images[own] % 3)
     loss.update()
+    draws.begin_step(None)
     return result.detach(), {name: value.clone() for name, value in loss.named_buffers()}
 
 

@@ -1,6 +1,10 @@
+from collections import Counter
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from support.albef import random_batch, tiny_albef
 from support.distributed import run_distributed
 from vlightning.callbacks import rank
 from vlightning.lightning_modules.evaluation.reranking import TokenStore, match_candidates
@@ -106,3 +110,34 @@ def test_rows_on_disk_read_back_exactly_and_leave_no_file(tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) != []
     del store
     assert list(tmp_path.iterdir()) == []
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies to and from the meta device, which stands for a GPU: a question for a value is an error there."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        target = (kwargs or {}).get("device")
+        if func.overloadpacket.__name__ == "_to_copy" and target is not None:
+            target = torch.device(target).type
+            self.found[f"{args[0].device.type} to {target}"] += 1
+            if target == "cpu":
+                return torch.zeros(args[0].shape)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_copies_three_tensors_for_a_pass_and_waits_for_the_scores_once():
+    batch, near = random_batch(TEXTS), _data()[3:]
+    module = tiny_albef().eval()
+    store = TokenStore(2.0**30)
+    with torch.no_grad():
+        store.append(module.student.encode_image(batch["image"][:IMAGES]))
+        module.to("meta")
+        texts = batch["input_ids"], batch["attention_mask"]
+        with Copies() as copies:
+            match_candidates(module, *near, store, *texts, rows=TEXTS, limit=2.0**30)
+    # One block of texts, two tensors to the device and its states back; one pass an image.
+    assert copies.found == {"cpu to meta": 2 + 3 * IMAGES, "meta to cpu": 1 + 1}

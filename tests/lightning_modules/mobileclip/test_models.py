@@ -15,6 +15,7 @@ from safetensors import safe_open
 from timm.models.fastvit import MobileOneBlock, ReparamLargeKernelConv, RepMixer
 from torch import nn
 
+from support.devices import DEVICES, GPU, TOLERANCE, moved, whole_float32  # noqa: F401, a fixture
 from support.mobileclip import build_shallow, features, fill, random_images, settle, texts
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
@@ -116,15 +117,24 @@ def golden():
     return {name: fill(name, torch.Size(shape)) for name, (shape, _) in keys.items()}, tensors
 
 
-def test_s0_equals_the_vendors(golden):
-    state, expected = golden
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.usefixtures("whole_float32")
+def test_s0_equals_the_vendors(golden, device):
+    state, expected = golden[0], moved(golden[1], device)
     model = build_model("MobileCLIP-S0").eval()
     model.load_state_dict(read_vendor(model, state))
-    image = torch.rand(2, 3, 256, 256, generator=torch.Generator().manual_seed(123))
+    image = torch.rand(2, 3, 256, 256, generator=torch.Generator().manual_seed(123)).to(device)
+    model.to(device)
     with torch.no_grad():
         found = model.encode_image(image), model.encode_text(expected["input_ids"])
-    torch.testing.assert_close(found[0], expected["image_features"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(found[1], expected["text_features"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[0], expected["image_features"], rtol=0, atol=TOLERANCE[device])
+    torch.testing.assert_close(found[1], expected["text_features"], rtol=0, atol=TOLERANCE[device])
+    if device == GPU:
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+            low = model.encode_image(image), model.encode_text(expected["input_ids"])
+        for feature, name in zip(low, ("image_features", "text_features"), strict=True):
+            assert torch.cosine_similarity(feature.float(), expected[name]).min() > 0.99
+        return
     written = to_vendor(model.state_dict())
     assert written.keys() == state.keys()
     assert all(torch.equal(written[name], value) for name, value in state.items())

@@ -1,5 +1,6 @@
 """The CIFAR networks: keys of the public checkpoints, sizes of the benchmark, and the reference's outputs."""
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from support.cifar import fill
+from support.devices import DEVICES, TOLERANCE, whole_float32  # noqa: F401, a fixture
 from vlightning.lightning_modules.networks.cifar import CIFAR_NETWORKS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cifar_zoo.safetensors"
@@ -95,15 +97,17 @@ def test_parameters_features_and_operations_are_those_of_the_benchmark(name):
     assert counter.get_total_flops() / 2e6 == pytest.approx(operations, abs=0.0501)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", REFERENCES)
-def test_outputs_equal_the_reference(golden, name):
-    image = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
-    network = filled(name)
+@pytest.mark.usefixtures("whole_float32")
+def test_outputs_equal_the_reference(golden, name, device):
+    image = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5)).to(device)
+    network = copy.deepcopy(filled(name)).to(device)
     with torch.no_grad():
         outputs = {"feature": network.forward_features(image), "logits": network(image)}
     for output, value in outputs.items():
-        expected = golden[0][f"{name}.{output}"]
-        assert (value - expected).abs().max() < 1e-5 * expected.abs().max(), output
+        expected = golden[0][f"{name}.{output}"].to(device)
+        assert (value - expected).abs().max() < TOLERANCE[device] * expected.abs().max(), output
 
 
 def test_shufflenet_v2_equals_torchvision():

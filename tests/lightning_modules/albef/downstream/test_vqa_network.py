@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from vlightning.lightning_modules.albef import network as albef_network
+from vlightning.lightning_modules.albef.downstream.answer_maps import answer_maps
 from vlightning.lightning_modules.albef.downstream.answers import (
     Answers,
     Questions,
@@ -128,7 +130,7 @@ def test_ranking_with_the_first_token_twice_is_the_authors(golden, network, ques
     tensors = golden[0]
     ids = tensors["in.candidate_ids"]
     ranked = rank_answers(network, questions, ids, (ids != 0).long(), 5, 64, first_token_twice=True)
-    assert torch.equal(ranked.index, tensors["out.rank_ids"])
+    assert torch.equal(ranked.place, tensors["out.rank_ids"])
     torch.testing.assert_close(ranked.probability, tensors["out.rank_probs"], rtol=1e-5, atol=1e-6)
 
 
@@ -141,7 +143,7 @@ def test_ranking_equals_token_by_token_scores_in_any_blocks(golden, network, que
     expected = plain_scores(network, questions, ids, mask, twice)
     ranked = rank_answers(network, questions, ids, mask, len(ids), block, first_token_twice=twice)
     probability, order = expected.softmax(1).sort(dim=1, descending=True)
-    assert torch.equal(ranked.index, order)
+    assert torch.equal(ranked.place, order)
     torch.testing.assert_close(ranked.probability, probability, rtol=1e-5, atol=1e-6)
 
 
@@ -151,7 +153,7 @@ def test_the_first_token_selects_the_candidates(golden, network, questions):
     mask = (ids != 0).long()
     first = torch.stack([plain_scores(network, questions, ids[:, :2], mask[:, :2], False)])[0]
     for count in (1, 3, 50):
-        index = rank_answers(network, questions, ids, mask, count, 64).index
+        index = rank_answers(network, questions, ids, mask, count, 64).place
         best = first.sort(dim=1, descending=True, stable=True)[1][:, :count]
         assert torch.equal(index.sort(1)[0], best.sort(1)[0])
 
@@ -161,7 +163,7 @@ def test_an_empty_batch_is_ranked_and_answered(golden, network, questions):
     ids = golden[0]["in.candidate_ids"]
     none = Questions(*(part[:0] for part in questions))
     ranked = rank_answers(network, none, ids, (ids != 0).long(), 5, 64)
-    assert ranked.index.shape == ranked.probability.shape == (0, 5)
+    assert ranked.place.shape == ranked.probability.shape == (0, 5)
     assert generate_answers(network, none, 101, 102, 3, 10)[0].shape == (0, 10)
 
 
@@ -197,3 +199,28 @@ def test_generation_is_a_plain_beam_search(golden, questions, beams, longest):
         value, expected = plain_beams(network, states, mask, beams, longest)
         assert ids[row].tolist() == expected + [102] * (longest - len(expected))
         assert score[row].item() == pytest.approx(value, abs=1e-5)
+
+
+def test_maps_are_attention_times_its_positive_gradient(golden, monkeypatch):
+    tensors, network = golden[0], network_of(*golden)
+    ids, mask, image = tensors["in.input_ids"], tensors["in.attention_mask"], tensors["in.image"]
+    answer_ids = tensors["in.candidate_ids"][:4]
+    found = answer_maps(network, image, ids, mask, answer_ids, 0)
+    seen = []
+
+    def explicit(query, key, value, visible=None, dropout=0.0):
+        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        weights = (scores if visible is None else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
+        weights.retain_grad()
+        seen.append(weights)
+        return weights @ value
+
+    monkeypatch.setattr(albef_network, "attend", explicit)
+    present = (answer_ids != 0).long()
+    answers = Answers(answer_ids, present, torch.arange(4), torch.ones(4), target_places(present))
+    logits = token_logits(network, ask(network, tensors), answers)
+    answer_loss(logits, None, answers, 0.0, 1).neg().backward()
+    middle = seen[2]  # layer 8 of 6 to 11
+    maps = (middle * middle.grad.clamp(min=0)).mean(1)[:, :, 1:]
+    expected = (maps * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+    torch.testing.assert_close(found.flatten(1), expected, rtol=1e-4, atol=1e-7)
