@@ -20,6 +20,7 @@ from .core.question_samples import (
 from .core.stages import Split
 from .pairs import PairDataModule
 from .text.questions import QuestionEncoder, encode_answers, usable_answers
+from .transforms.normalize import in_pixels
 
 NO_LIMIT = 512
 """Longest question of an evaluation in tokens: what a BERT has positions for."""
@@ -71,7 +72,7 @@ class QuestionDataModule(PairDataModule, ListsAnswers):
 
     def training_reader(self, rows: QuestionRows) -> QuestionReader:  # type: ignore[override]
         """Return a reader of an augmented image with a question and its answers."""
-        return QuestionReader(rows, self.train_transform, self.encoder())
+        return QuestionReader(rows, self.worker_transform(training=True), self.encoder())
 
     def training_collate(self) -> QuestionCollate:
         """Stack the images, encode questions and answers."""
@@ -82,11 +83,11 @@ class QuestionDataModule(PairDataModule, ListsAnswers):
     ) -> QuestionEvaluationSet:
         """Return a dataset of images with all of their questions."""
         encoder = self._encoder(NO_LIMIT, self.eval_max_words)
-        return QuestionEvaluationSet(rows, items, self.eval_transform, encoder, self.run_seed)
+        return QuestionEvaluationSet(rows, items, self.worker_transform(training=False), encoder, self.run_seed)
 
     def evaluation_collate(self) -> QuestionEvaluationCollate:  # type: ignore[override]
         """Stack the images, and encode all of their questions."""
-        return QuestionEvaluationCollate(self._encoder(NO_LIMIT, self.eval_max_words), self.eval_transform)
+        return QuestionEvaluationCollate(self._encoder(NO_LIMIT, self.eval_max_words), in_pixels(self.eval_transform))
 
     # For the module and callbacks
 
