@@ -1,5 +1,7 @@
 """Small trainings of three methods in Python, and the quickstarts from the command line: wall-clock and result."""
 
+import dataclasses
+import inspect
 import os
 import subprocess
 import sys
@@ -58,8 +60,9 @@ def in_python(setting: Setting, table: Table, name: str, metric: str, folder: Pa
     if not setting.pretend:
         data["num_workers"] = max(1, min(12, (os.cpu_count() or 2) - 2))
     start = time.perf_counter()
-    module: Any = getattr(lightning_modules, config["model"]["class_path"])(**config["model"]["init_args"])
     rows: Any = getattr(datamodules, config["data"]["class_path"])(**_in(folder, data))
+    kind: Any = getattr(lightning_modules, config["model"]["class_path"])
+    module = kind(**_linked(kind, config["model"]["init_args"], rows))
     options: Any = {"max_epochs": config["trainer"]["max_epochs"]} | (SHORT if setting.pretend else {})
     trainer = Trainer(
         accelerator="cpu" if setting.pretend else "cuda",
@@ -76,6 +79,22 @@ def in_python(setting: Setting, table: Table, name: str, metric: str, folder: Pa
     trainer.fit(module, datamodule=rows)
     found = trainer.callback_metrics[metric]
     table.row(name, "Python, bf16", time.perf_counter() - start, f"{metric} {float(found):.2f}")
+
+
+def _linked(kind: Any, arguments: dict[str, Any], rows: Any) -> dict[str, Any]:
+    """Return a module's arguments with the sizes of the data, which the command line sets."""
+    parameters = inspect.signature(kind).parameters
+    settings = {name: own.default for name, own in parameters.items() if dataclasses.is_dataclass(own.default)}
+    groups = {name: {field.name for field in dataclasses.fields(own)} for name, own in settings.items()}
+    for size in ("image_size", "vocab_size", "max_tokens"):
+        if (value := rows.hparams.get(size)) is None:
+            continue
+        if size in parameters:
+            arguments[size] = value
+        for group, fields in groups.items():
+            if size not in parameters and size in fields:
+                arguments[group] = arguments.get(group, {}) | {size: value}
+    return arguments
 
 
 def _in(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
