@@ -1,14 +1,15 @@
 """Time of a zero-shot evaluation beside its parts, decoding and the forward pass, and beside clip_benchmark.
 
     python benchmarks/evaluate.py --model MobileCLIP-S0 --images 512
-    python benchmarks/evaluate.py --model ViT-B-32 --images 512 --workers 2 --theirs path/to/python
+    python benchmarks/evaluate.py --model ViT-B-32 --images 512 --workers 2 --clip_benchmark path/to/python
 
 The set is written first: random JPEG images in DataComp's layout. Each round takes, one after the other:
 
 - decoding: reading, decoding and preprocessing of all images by the loader workers;
 - forward: the image tower on as many batches of random numbers;
 - engine: `vlightning evaluate`'s pass over the set, prompts of the classes and metrics included;
-- theirs: clip_benchmark on the same files, by a Python of its own environment (`--theirs`), model loading left out.
+- clip_benchmark: that package on the same files, by the Python of its environment (`--clip_benchmark`), without the
+  loading of the model.
 
 Weights are random, which no time depends on. One thread; the median of the rounds.
 """
@@ -36,9 +37,10 @@ from vlightning.evaluate.tasks import TASKS
 from vlightning.lightning_modules.base.frozen import Frozen
 from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
+from vlightning.metrics.zero_shot import zero_shot_scores
 
 TASK = TASKS["cifar10"]
-THEIRS = """
+CLIP_BENCHMARK = """
 import json, sys, time, torch, open_clip
 from clip_benchmark.datasets.builder import build_dataset, get_dataset_collate_fn
 from clip_benchmark.metrics import zeroshot_classification as zero_shot
@@ -104,7 +106,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--theirs", help="the Python of an environment with clip_benchmark")
+    parser.add_argument("--clip_benchmark", help="the Python of an environment with clip_benchmark")
     typed = parser.parse_args()
     torch.set_num_threads(1)
     model = build(typed.model)
@@ -127,16 +129,17 @@ def main() -> None:
 
         def engine() -> None:
             found = encode_images(model, ImageSet(folder, "test", model.transform, len(prompts.names)), loading)
-            classification_metrics(TASK, found, encode_classes(model, prompts.names, prompts.templates))
+            classes = encode_classes(model, prompts.names, prompts.templates)
+            classification_metrics(TASK, zero_shot_scores(found.features, classes), found)
 
         for _ in range(typed.rounds):
             for name, action in (("decoding", decode), ("forward", forward), ("engine", engine)):
                 seconds.setdefault(name, []).append(taken(action))
-            if typed.theirs:
+            if typed.clip_benchmark:
                 words = [
-                    typed.theirs,
+                    typed.clip_benchmark,
                     "-c",
-                    THEIRS,
+                    CLIP_BENCHMARK,
                     str(folder),
                     typed.model,
                     str(typed.batch_size),

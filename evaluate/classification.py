@@ -17,22 +17,17 @@ EncodeClasses = Callable[[list[str], list[str]], Tensor]
 """Class names and templates to unit-length embeddings [C, E]."""
 
 
-def classification_metrics(task: Task, found: Encoded, classes: Tensor) -> dict[str, float]:
+def classification_metrics(task: Task, scores: Tensor, found: Encoded) -> dict[str, float]:
     """Return the metrics of a set, from 0 to 1.
 
     Args:
         task: The set.
-        found: Its images.
-        classes: Unit-length embeddings of the classes [C, E].
+        scores: Scores of the classes [N, C].
+        found: The images of the set.
 
     Raises:
         UserError: If the set has no metadata, and its main metric needs groups.
     """
-    return score_metrics(task, zero_shot_scores(found.features, classes), found)
-
-
-def score_metrics(task: Task, scores: Tensor, found: Encoded) -> dict[str, float]:
-    """Return the metrics of scores [N, C]; see `classification_metrics`."""
     right = hits(scores, found.label, 5)
     # An image whose class has a non-finite score has no predicted class.
     predicted = scores.nan_to_num(nan=-torch.inf, posinf=-torch.inf).argmax(1)

@@ -18,8 +18,9 @@ from ..common.errors import UserError
 from ..common.files import replacing
 from ..common.messages import say
 from ..metrics.neighbours import nearest_neighbours
+from ..metrics.zero_shot import zero_shot_scores
 from . import tables
-from .classification import attribute_metrics, classification_metrics, score_metrics
+from .classification import attribute_metrics, classification_metrics
 from .encoding import Encoded, Loading, encode_classes, encode_images
 from .frozen_features import few_shot, linear_probe
 from .image_sets import ImageSet, is_image_set, read_prompts
@@ -106,16 +107,14 @@ def _results(model: ImageTextModel, task: Task, settings: Settings, protocols: l
     if found is not None:
         common |= {"samples": len(found.index), "bad": found.bad, "named": tuple(found.named)}
     common["seconds"] = round(time.monotonic() - began, 1)
-    complete = {
-        protocol: dict(values) | {"main_metric": _main(task, protocol, values)} for protocol, values in metrics.items()
-    }
+    complete = {protocol: values | {"main_metric": _main(task, values)} for protocol, values in metrics.items()}
     return [
         Result(task.key, protocol, complete.get(protocol, {}), missing=missing.get(protocol), **common)
         for protocol in protocols
     ]
 
 
-def _main(task: Task, protocol: Protocol, metrics: dict[str, float]) -> float:
+def _main(task: Task, metrics: dict[str, float]) -> float:
     if task.main not in metrics:
         raise UserError(f"Expected samples for {task.main} in {task.key}, got none: get the set again.")
     return metrics[task.main]
@@ -139,14 +138,15 @@ def _image_set(model: ImageTextModel, task: Task, settings: Settings, protocols:
             metrics["zero_shot"] = attribute_metrics(found, prompts, partial(_classes, model, settings))
         return found, metrics, {name: "several labels an image" for name in protocols if name != "zero_shot"}
     if "zero_shot" in protocols:
-        embeddings = _classes(model, settings, prompts.names, prompts.templates)
-        metrics["zero_shot"] = classification_metrics(task, found, embeddings)
+        scores = zero_shot_scores(found.features, _classes(model, settings, prompts.names, prompts.templates))
+        metrics["zero_shot"] = classification_metrics(task, scores, found)
     if trained := [protocol for protocol in protocols if protocol != "zero_shot"]:
         if not (folder / "train").is_dir():
             return found, metrics, missing | dict.fromkeys(trained, f"no training images in {folder / 'train'}")
         train = _training(model, task, folder, classes, settings)
         for protocol in trained:
-            metrics[protocol] = score_metrics(task, _trained_scores(protocol, found, train, classes, settings), found)
+            scores = _trained_scores(protocol, found, train, classes, settings)
+            metrics[protocol] = classification_metrics(task, scores, found)
     return found, metrics, missing
 
 
