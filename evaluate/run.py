@@ -89,7 +89,9 @@ def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, o
             found = [Result(task.key, name, {}, model.name, model.sha256, missing=str(error)) for name in wanted]
         for result in found:
             done[task.key, result.protocol] = result
-            said = f"{100 * result.main:.2f}" if result.main is not None else result.missing
+            said = str(result.missing)
+            if result.main is not None:
+                said = f"{100 * result.main:.2f}{f' ({result.note})' if result.note else ''}"
             say(f"{number} of {len(tasks)}: {task.key}, {result.protocol}: {said}")
         if rank() == 0:
             write_results(out, done.values())

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pyarrow.parquet
 import pytest
@@ -208,6 +209,15 @@ def test_tables_and_a_chart_are_written(results, tmp_path):
     assert [file.name for file in files] == ["results.md", "results.csv", "results.png"]
     assert "vtab/pets,zero_shot,mean_per_class_recall," in files[1].read_text()
     assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_note_stands_beside_every_number(results):
+    note = "SHRe's teacher was trained with labels"
+    (line,) = [line for line in markdown([replace(results["cifar10"], note=note)]).splitlines() if "CIFAR-10" in line]
+    assert line.endswith(f"| {note} |")
+    assert f"| average | {100 * results['cifar10'].main:.2f} (of these sets only) ({note}) | 1 of 38 |" in markdown(
+        [replace(results["cifar10"], note=note)]
+    )
 
 
 def test_bad_samples_are_counted_named_and_left_out(tmp_path, caplog):
