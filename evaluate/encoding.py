@@ -34,14 +34,14 @@ class Batch(NamedTuple):
     """The samples of a batch that can be used, and the faults of the others.
 
     Attributes:
-        index: Positions in the set.
+        numbers: Positions in the set.
         images: uint8 [B, 3, S, S]; empty, [0], without a sample.
         label: Labels.
         metadata: Other numbers, float64 [M] each.
         faults: Cause and name of each sample that cannot be used.
     """
 
-    index: list[int]
+    numbers: list[int]
     images: Tensor
     label: list[int]
     metadata: list[np.ndarray]
@@ -120,8 +120,8 @@ def encode_images(model: ImageTextModel, samples: Any, loading: Loading) -> Enco
             if bad[fault.cause] <= NAMED_PER_CAUSE:
                 named.append(f"{fault.name} ({fault.cause})")
                 log.warning("Sample %s is unusable (%s): left out", fault.name, fault.cause)
-        if batch.index:
-            index += batch.index
+        if batch.numbers:
+            index += batch.numbers
             # They stay on the device until the end, so that the host does not wait for each batch.
             features.append(model.encode_images(batch.images))
             labels += batch.label

@@ -42,7 +42,8 @@ def _header(results: Sequence[Result]) -> list[str]:
 
 
 def _notes(results: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(result.note for result in results if result.note))
+    """Return what must be said of zero-shot results."""
+    return list(dict.fromkeys(r.note for r in results if r.note and r.protocol == "zero_shot"))
 
 
 def _cells(result: Result) -> list[str]:

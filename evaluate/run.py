@@ -23,7 +23,7 @@ from . import tables
 from .classification import attribute_metrics, classification_metrics
 from .encoding import Encoded, Loading, encode_classes, encode_images
 from .frozen_features import few_shot, linear_probe
-from .image_sets import ImageSet, read_prompts
+from .image_sets import ImageSet, Prompts, read_prompts
 from .model import ImageTextModel
 from .results import Result, read_results, write_results
 from .row_sets import find_table
@@ -44,6 +44,8 @@ class Settings:
         k: Number of neighbours.
         temperature: Temperature of their weights.
         cache: Folder of encoded classes and training images; None keeps none.
+        names: Class names instead of those that a set ships.
+        templates: Prompts, with `{}` where the name goes, instead of those that a set ships.
     """
 
     root: Path
@@ -55,6 +57,25 @@ class Settings:
     k: int = 20
     temperature: float = 0.07
     cache: Path | None = None
+    names: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
+
+    def note(self, protocol: Protocol) -> str | None:
+        """Return what tells the results of other settings apart; None for the zero-shot protocol as it is."""
+        shots = "all" if self.shots is None else f"{self.shots} (seed {self.seed})"
+        if protocol == "linear_probe":
+            return f"C {self.c:g}, {shots} training images a class"
+        if protocol == "knn":
+            return f"k {self.k}, temperature {self.temperature:g}, {shots} training images a class"
+        if not self.names and not self.templates:
+            return None
+        digest = hashlib.sha256(json.dumps([self.names, self.templates]).encode()).hexdigest()
+        return f"own prompts {digest[:8]}"
+
+
+def _note(model: ImageTextModel, task: Task, settings: Settings, protocol: Protocol) -> str | None:
+    own = settings.note(protocol) if task.kind == "classification" else None
+    return "; ".join(part for part in (model.note, own) if part) or None
 
 
 def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, out: Path) -> list[Result]:
@@ -79,6 +100,11 @@ def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, o
             f"Expected results of {model.name} in {str(out)!r}, got those of {other.model}: give another file as --out."
         )
     done = {(result.key, result.protocol): result for result in before if result.main is not None}
+    for task in tasks:
+        for protocol in settings.protocols:
+            # A result of other settings is not that of this command.
+            if (old := done.get((task.key, protocol))) and old.note != _note(model, task, settings, protocol):
+                del done[task.key, protocol]
     for number, task in enumerate(tasks, start=1):
         wanted = [protocol for protocol in settings.protocols if (task.key, protocol) not in done]
         if not wanted:
@@ -118,7 +144,7 @@ def _results(model: ImageTextModel, task: Task, settings: Settings, protocols: l
     began = time.monotonic()
     measure = _image_set if task.kind in ("classification", "attributes") else _table
     measured = measure(model, task, settings, protocols)
-    common: dict[str, Any] = {"model": model.name, "sha256": model.sha256, "note": model.note}
+    common: dict[str, Any] = {"model": model.name, "sha256": model.sha256}
     if (found := measured.found) is not None:
         common |= {"samples": len(found.index), "bad": found.bad, "named": tuple(found.named)}
     common["seconds"] = round(time.monotonic() - began, 1)
@@ -126,7 +152,14 @@ def _results(model: ImageTextModel, task: Task, settings: Settings, protocols: l
         protocol: values | {"main_metric": _main(task, values)} for protocol, values in measured.metrics.items()
     }
     return [
-        Result(task.key, protocol, complete.get(protocol, {}), missing=measured.missing.get(protocol), **common)
+        Result(
+            task.key,
+            protocol,
+            complete.get(protocol, {}),
+            missing=measured.missing.get(protocol),
+            note=_note(model, task, settings, protocol),
+            **common,
+        )
         for protocol in protocols
     ]
 
@@ -141,7 +174,7 @@ def _image_set(model: ImageTextModel, task: Task, settings: Settings, protocols:
     folder = settings.root / task.folder
     if not folder.is_dir():
         return _Measured(missing=dict.fromkeys(protocols, f"no set in {folder}"))
-    prompts = read_prompts(folder)
+    prompts = _prompts(task, folder, settings)
     classes = len(prompts.names)
     found = encode_images(model, ImageSet(folder, "test", model.transform, classes), settings.loading)
     if not len(found.index):
@@ -166,6 +199,19 @@ def _image_set(model: ImageTextModel, task: Task, settings: Settings, protocols:
             scores = _trained_scores(protocol, found, train, classes, settings)
             measured.metrics[protocol] = classification_metrics(task, scores, found)
     return measured
+
+
+def _prompts(task: Task, folder: Path, settings: Settings) -> Prompts:
+    """Return the prompts of a set, with those of the user in their place."""
+    shipped = read_prompts(folder)
+    if task.kind != "classification":
+        return shipped
+    if settings.names and len(settings.names) != len(shipped.names):
+        raise UserError(
+            f"Expected {len(shipped.names)} class names for {task.key}, as its labels have, got {len(settings.names)} "
+            "after --classes: correct them."
+        )
+    return Prompts(list(settings.names) or shipped.names, list(settings.templates) or shipped.templates)
 
 
 def _trained_scores(

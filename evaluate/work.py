@@ -82,6 +82,8 @@ def _sets(fabric: Fabric, model: ImageTextModel, typed: argparse.Namespace, load
         typed.k,
         typed.temperature,
         Path(typed.cache).expanduser() if typed.cache else out.with_suffix(".cache"),
+        tuple(_texts(typed.classes or [])),
+        tuple(with_braces(_texts(typed.templates or []), "--templates")),
     )
     results = evaluate(model, tasks, settings, out)
     order = {task.key: place for place, task in enumerate(tasks)}

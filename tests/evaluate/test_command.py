@@ -142,9 +142,9 @@ def on_rank(root, out):
 
 def test_each_process_encodes_its_share_and_has_the_whole_result(root, tmp_path):
     one = on_rank(root, tmp_path / "one.jsonl")
-    for processes in (2, 3):
-        for ranks in run_distributed(on_rank, str(root), str(tmp_path / f"{processes}.jsonl"), processes=processes):
-            assert ranks == [pytest.approx(metrics, abs=1e-9) for metrics in one]
+    # Of three processes, one has no image of the smallest set.
+    for ranks in run_distributed(on_rank, str(root), str(tmp_path / "several.jsonl"), processes=3):
+        assert ranks == [pytest.approx(metrics, abs=1e-9) for metrics in one]
 
 
 def test_a_killed_evaluation_goes_on_with_the_set_that_it_was_in(root, trained, whole, tmp_path):

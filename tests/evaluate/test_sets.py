@@ -220,6 +220,19 @@ def test_a_note_stands_beside_every_number(results):
     )
 
 
+def test_prompts_of_the_user_take_the_place_of_those_of_a_set_and_results_of_others_are_not_reused(root, tmp_path):
+    out, task = tmp_path / "r.jsonl", TASKS["cifar10"]
+    (shipped,) = evaluate(colour_model(), [task], settings(root), out)
+    moved = (*NAMES[1:], NAMES[0])
+    (own,) = evaluate(colour_model(), [task], settings(root, names=moved, templates=("{} it is",)), out)
+    assert own.main == sum(label == (shown - 1) % 6 for label, shown in zip(LABELS, SHOWN, strict=True)) / 12
+    assert own.note.startswith("own prompts ")
+    (again,) = evaluate(colour_model(), [task], settings(root), out)
+    assert (again.main, again.note) == (shipped.main, None)
+    (refused,) = evaluate(colour_model(), [task], settings(root, names=("red",)), out)
+    assert "Expected 6 class names for cifar10, as its labels have, got 1 after --classes" in refused.missing
+
+
 def test_bad_samples_are_counted_named_and_left_out(tmp_path, caplog):
     task = TASKS["cifar10"]
     folder = write_image_set(tmp_path, task, LABELS, SHOWN)
