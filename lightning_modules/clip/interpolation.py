@@ -32,7 +32,8 @@ def interpolated(content: Mapping[str, Any], source: str, ratio: float) -> dict[
             f"Expected a training of CLIPModule with model.weights to interpolate with, got another in {source}: give "
             "the checkpoint of a fine-tuning."
         )
-    arguments = dict(content["hyper_parameters"])
+    # The command line adds the name of the class.
+    arguments = {name: value for name, value in content["hyper_parameters"].items() if not name.startswith("_")}
     lora = arguments["tuning"].get("lora")
     arguments["tuning"] = dict(arguments["tuning"]) | {"lora": None}
     start = CLIPModule(**arguments)

@@ -6,11 +6,17 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from support.command_line import run
+from support.evaluation_sets import LABELS, write_image_set
 from support.published import LENGTH, write_published
 from vlightning.callbacks import AtomicCheckpointIO
+from vlightning.evaluate.results import read_results
+from vlightning.evaluate.tasks import TASKS
+from vlightning.lightning_modules.clip.interpolation import interpolated
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs/clip/finetune.yaml", ROOT / "configs/clip/lora.yaml"
@@ -71,6 +77,20 @@ def test_one_command_beats_the_starting_point_and_the_result_is_exported_and_eva
     )
     assert again.status == 0, again.err
     assert f"{last:.4g}" in again.out  # recall_mean of the merged model
+
+    write_image_set(tmp_path / "sets", TASKS["cifar10"], LABELS)
+    options = ("--root=sets", "--tasks=cifar10", "--accelerator=cpu", "--num_workers=0")
+    line = run("evaluate", f"--model={checkpoint}", "--interpolate", "0", "0.5", "1", "--out=line.jsonl", *options)
+    assert line.status == 0, line.err
+    shown = [row.split("|")[1].strip() for row in line.out.splitlines() if row.startswith("| ")]
+    assert shown == ["ratio", "0", "0.5", "1"]
+    first, half, last = (read_results(tmp_path / f"line-{ratio}.jsonl")[0].sha256 for ratio in ("0", "0.5", "1"))
+    assert len({first, half, last}) == 3
+    content = interpolated(content, "it", 0.5)["state_dict"]
+    ends = [load_file(folder / "open_clip_model.safetensors") for folder in (files / "model", tmp_path / "merged")]
+    for name, found in content.items():
+        before, after = (end[name.removeprefix("student.")].reshape(found.shape) for end in ends)
+        torch.testing.assert_close(found, (before + after) / 2)
 
 
 def test_a_mistake_is_one_sentence(files, tmp_path, monkeypatch):
