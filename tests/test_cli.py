@@ -14,6 +14,7 @@ from lightning_utilities.core.imports import RequirementCache
 from support.albef import tiny_albef
 from support.command_line import run, tiny_config
 from support.forked import run_script
+from vlightning.callbacks.checkpoints.background import BackgroundWriter
 from vlightning.callbacks.run_report import warn_of_random_weights
 from vlightning.cli import VLightningCLI
 
@@ -117,6 +118,21 @@ def test_default_callbacks_are_kept_beside_the_users():
 )
 def test_the_users_choice_replaces_defaults(words: tuple[str, ...]):
     fit(*words)
+
+
+def test_an_option_or_a_config_has_checkpoints_written_while_the_training_goes_on(tmp_path, monkeypatch):
+    written = []
+    submit = BackgroundWriter.submit
+    monkeypatch.setattr(BackgroundWriter, "submit", lambda *args, **kwargs: written.append(submit(*args, **kwargs)))
+    plugin = "{class_path: AtomicCheckpointIO, init_args: {asynchronous: true}}"
+    tiny_config(tmp_path, "one.yaml", f"trainer: {{plugins: {plugin}}}")
+    tiny_config(tmp_path, "list.yaml", f"trainer: {{plugins: [{plugin}]}}")
+    typed = ("--trainer.plugins", "AtomicCheckpointIO", "--trainer.plugins.asynchronous", "true")
+    for number, words in enumerate((typed, ("--config", "one.yaml"), ("--config", "list.yaml"), ())):
+        written.clear()
+        fit(*words)
+        assert bool(written) == bool(words), words
+        assert load(f"runs/tiny/version_{number}/checkpoints/last.ckpt")["global_step"] == 2
 
 
 def test_a_config_shipped_with_the_package_is_found_from_any_folder():
@@ -250,7 +266,7 @@ def test_the_exit_status_reaches_the_shell():
 @pytest.mark.slow
 def test_two_processes_share_one_run_folder():
     words = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    done = run_script([TINY_CLI, "fit", "--config", "tiny.yaml", *words], env=one_thread())
+    done = run_script([TINY_CLI, "fit", "--config", "tiny.yaml", *words], env=one_thread(), executes=True)
     assert done.returncode == 0, done.stderr
     assert "MEMBER: 2/2" in done.stderr
     assert [p.name for p in Path("runs/tiny").iterdir()] == ["version_0"]

@@ -112,5 +112,15 @@ def test_planted_faults_are_found_where_they_are(asked):
     assert "found at least two devices, cuda:0 and cpu" in error
 
 
+def test_processes_send_tensors_on_the_device_alone(asked):
+    """NCCL refuses others; over gloo, where `test_collectives.py` compares what is sent, all are on the CPU."""
+    found = asked["collectives_of_two"]
+    planted = found.pop("planted")
+    assert set(found) == set(METHODS)
+    for name, devices in found.items():
+        assert set(devices) == {"cuda"}, name
+    assert planted == found["mobileclip"] | {"cpu": 2}
+
+
 def test_processes_agree_on_a_signal_one_step_late(asked):
     assert asked["stop_on_signal_of_two"] == {"answers": 5}

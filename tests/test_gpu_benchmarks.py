@@ -65,7 +65,7 @@ def test_the_tests_of_the_device_have_a_row_each(tmp_path):
 
 def test_without_a_device_it_says_what_to_do(tmp_path):
     environment = os.environ | {"OUT": str(tmp_path), "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
-    words = ["bash", ROOT / "benchmarks/gpu.sh", "memory"]
+    words = ["bash", ROOT / "benchmarks/gpu.sh", "tests"]
     ran = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert ran.returncode == 1
     assert "Expected a CUDA device, got none: add --pretend" in ran.stdout

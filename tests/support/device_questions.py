@@ -3,14 +3,20 @@
 import json
 import os
 import sys
+from collections import Counter
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import timm
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from support import random_batches
 from support.clip import DIMS, SCALES, reinforced_batch
+from support.collectives import RecordCollectives
 from support.methods import OTHERS
 from support.pretend_cuda import Questions, pretended_cuda, questions
 from support.shre import CLASSES, random_batch, tiny_shre
@@ -228,6 +234,45 @@ def mixed_devices(folder):
         return {str(error).splitlines()[0]: 1}
 
 
+@contextmanager
+def over_nccl():
+    """A process group of two on GPUs, of which this is the first, and which sends nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    empty = torch.empty
+    changes = (
+        patch.object(distributed.dist, "get_backend", lambda *_: "nccl"),
+        patch.object(torch.cuda, "current_device", lambda: 0),
+        patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)),
+        patch.object(torch.cuda, "Event", _Event),
+        patch.object(torch, "empty", lambda *sizes, pin_memory=False, **options: empty(*sizes, **options)),
+    )
+    with ExitStack() as stack:
+        stack.callback(dist.destroy_process_group)
+        for change in changes:
+            stack.enter_context(change)
+        yield
+
+
+def collectives_of_two(folder):
+    """Devices of what a process of two sends in two steps of each method, and with a planted fault."""
+
+    def devices(name, plant=None):
+        own = folder / (f"{name}-planted" if plant else name)
+        own.mkdir()
+        module, recorded = random_batches.small(name, own), RecordCollectives()
+        if plant is not None:
+            step = module.training_step
+            module.training_step = lambda *given: plant() or step(*given)
+        callbacks = (recorded, SkipNonFiniteSteps(), StopOnSignal(), StepSeedCallback())
+        questions(module, random_batches.random_rows(name, ROWS), *callbacks, folder=own, precision="32-true")
+        calls = recorded.recorded.calls
+        return Counter(device for _, tensors, _ in calls for _, device, _ in tensors)
+
+    with over_nccl():
+        found = {name: devices(name) for name in random_batches.NAMES}
+        return found | {"planted": devices("mobileclip", lambda: dist.all_reduce(torch.ones(1)))}
+
+
 class _Event:
     """An event on a simulated stream."""
 
@@ -242,15 +287,8 @@ class _Event:
 
 def stop_on_signal_of_two(folder):
     """Count the waits of two processes that agree over NCCL in six steps, and the reads of earlier answers."""
-    distributed.world_size = lambda: 2
-    distributed.dist.get_backend = lambda: "nccl"
-    distributed.dist.all_reduce = lambda *_: None
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.Event = _Event
-    empty = torch.empty
-    torch.empty = lambda *sizes, pin_memory=False, **options: empty(*sizes, **options)
     stop, counted = StopOnSignal(), Questions()
-    with pretended_cuda(), counted:
+    with over_nccl(), pretended_cuda(), counted:
         counted.on = True
         for _ in range(6):
             stop._stop_if_asked(None)
@@ -260,7 +298,7 @@ def stop_on_signal_of_two(folder):
 if __name__ == "__main__":
     found = {}
     cases = (steps, evaluations, tasks, mobileclip, shre, albef_vqa, pixels, planted, mixed_devices)
-    for case in (*cases, stop_on_signal_of_two):
+    for case in (*cases, collectives_of_two, stop_on_signal_of_two):
         place = Path(sys.argv[1]) / case.__name__
         place.mkdir()
         found[case.__name__] = case(place)
