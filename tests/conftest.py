@@ -1,5 +1,6 @@
 """Configuration of all tests."""
 
+import gc
 import os
 
 import pytest
@@ -31,3 +32,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("slow") is None and not starts_something(item.path, item.originalname):
             item.add_marker(pytest.mark.unit)
+
+
+def pytest_collection_finish():
+    gc.freeze()  # a collection would go through what is imported, a second each time

@@ -254,7 +254,7 @@ def over_nccl():
 
 
 def collectives_of_two(folder):
-    """Devices of what a process of two sends in two steps of each method, and with a planted fault."""
+    """Count the devices of all tensors that a process of two sends in two steps of each method, and with a fault."""
 
     def devices(name, plant=None):
         own = folder / (f"{name}-planted" if plant else name)
@@ -287,7 +287,7 @@ class _Event:
 
 def stop_on_signal_of_two(folder):
     """Count the waits of two processes that agree over NCCL in six steps, and the reads of earlier answers."""
-    stop, counted = StopOnSignal(), Questions()
+    stop, counted, _Event.waited = StopOnSignal(), Questions(), 0
     with over_nccl(), pretended_cuda(), counted:
         counted.on = True
         for _ in range(6):

@@ -21,12 +21,16 @@ _AT_THE_START = dict(os.environ)
 
 def share_server() -> None:
     """Start the server of all workers; for the process that starts them."""
-    fork_context()
+    fork_context("support.preloaded", "support.quiet")
     os.environ[_SHARED] = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
 
 
-def fork_context() -> ForkServerContext:
-    """Start the server, unless it runs, with one thread a library; return the context whose processes it forks."""
+def fork_context(*modules: str) -> ForkServerContext:
+    """Start the server, unless it runs, with one thread a library; return the context whose processes it forks.
+
+    Args:
+        *modules: What it imports first; by default `support.preloaded`.
+    """
     context = multiprocessing.get_context("forkserver")
     if forkserver.get_inherited_fds() is not None or _SHARED in _AT_THE_START:
         _use_running_server()
@@ -35,7 +39,7 @@ def fork_context() -> ForkServerContext:
     path = os.pathsep.join([str(TESTS), *filter(None, [_AT_THE_START.get("PYTHONPATH")])])
     try:
         _set_environment(_AT_THE_START | ONE_THREAD | {"PYTHONPATH": path})
-        context.set_forkserver_preload(["support.preloaded"])
+        context.set_forkserver_preload(list(modules or ("support.preloaded",)))
         forkserver.ensure_running()
     finally:
         _set_environment(before)
