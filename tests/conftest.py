@@ -1,5 +1,6 @@
 """Configuration of all tests."""
 
+import atexit
 import gc
 import os
 
@@ -36,3 +37,4 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     gc.freeze()  # a collection would go through what is imported, a second each time
+    atexit.register(gc.unfreeze)  # or triton reports leaks
