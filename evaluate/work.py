@@ -38,6 +38,8 @@ def work(typed: argparse.Namespace) -> str:
         return _compare(typed)
     if typed.model is None:
         raise UserError("Expected --model, got none: give a checkpoint, an export or a model's name.")
+    if typed.root is None and (typed.suite or typed.tasks):
+        typed.root = "sets"
     if (typed.root is None) == (typed.images is None):
         raise UserError("Expected --root with sets, or --images with images and --classes: give one of the two.")
     warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process needs none
