@@ -45,7 +45,8 @@ def pair_ids(batch: Mapping[str, Tensor], same_image: bool, same_text: bool) -> 
     """
     columns = [batch["image_id"]] if same_image and "image_id" in batch else []
     if same_text:
-        columns.append(text_ids(batch["input_ids"], batch["attention_mask"]))
+        ids = batch["input_ids"]  # without a mask all texts have the same length, padding included
+        columns.append(text_ids(ids, batch.get("attention_mask", torch.ones_like(ids))))
     if not columns:
         return None
     own = torch.stack(columns, 1)

@@ -73,7 +73,7 @@ def load_start(network: CustomTextCLIP, model: Model, name: Model | None, weight
         return
     published = load_published(None if folder else str(name), str(folder or weights))
     state = convert_to_custom_text_state_dict(published.network.state_dict())
-    rank_zero_info(load_state(network, model, dict(state), f"the weights {weights!r}"))
+    rank_zero_info(load_state(network, model, dict(state), repr(weights), "the weights"))
 
 
 def start_preprocessing(model: Model, name: Model | None, weights: str, size: int | None) -> dict[str, Any] | None:

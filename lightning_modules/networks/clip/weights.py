@@ -83,8 +83,8 @@ def load_weights(model: CustomTextCLIP, name: Model, path: str | Path) -> str:
     state, kind = _read(Path(path).expanduser(), source)
     if any(key.startswith("image_encoder.") for key in state):
         reported = partial(vendor_name, vit=is_vit(model.state_dict()))
-        return load_state(model, name, from_vendor(model, state), f"the vendor's checkpoint {source}", reported)
-    return load_state(model, name, state, f"{kind} {source}")
+        return load_state(model, name, from_vendor(model, state), source, "the vendor's checkpoint", reported)
+    return load_state(model, name, state, source, kind)
 
 
 def load_state(
@@ -92,6 +92,7 @@ def load_state(
     name: Model,
     state: dict[str, Tensor],
     source: str,
+    kind: str,
     reported: Callable[[str], str | None] = str,
 ) -> str:
     """Load a state dict into a model, with positions resampled for its image size.
@@ -101,6 +102,7 @@ def load_state(
         name: its name, for messages.
         state: weights under the model's names.
         source: where they are from, for messages.
+        kind: what that is, for the log.
         reported: returns the source's name for one of the model's.
 
     Returns:
@@ -115,7 +117,7 @@ def load_state(
     fitted = fit(model, state, source, reported)
     notes += [f"with zeros for the missing {key}" for key in fitted.keys() - state.keys()]
     model.load_state_dict(fitted)
-    return f"{name} starts with {source}{''.join(f', {note}' for note in notes)}."
+    return f"{name} starts with {kind} {source}{''.join(f', {note}' for note in notes)}."
 
 
 def fit(
