@@ -20,7 +20,7 @@ class ShapesVQADataModule(QuestionDataModule):
     tokenizer, which spells the words that captions do not have.
 
     Args:
-        length: number of training rows in an epoch.
+        length: number of training images in an epoch, each with ``questions_per_image`` questions.
         eval_length: number of images in the validation split, and in the test split, each with four questions.
         data_seed: seed of the content. Separate from ``seed``, so that runs with different seeds have the same test
             split.
@@ -69,4 +69,4 @@ class ShapesVQADataModule(QuestionDataModule):
 
     def open_split(self, split: Split) -> ShapeQuestionTable:
         """Open the images of a split; ``predict`` is the test split."""
-        return ShapeQuestionTable(split, *self.content)
+        return ShapeQuestionTable(split, *self.content, self.questions_per_image)
