@@ -21,23 +21,23 @@ from .core.question_samples import (
 )
 from .core.samples import TrainingSet
 from .core.stages import Split
-from .pairs import PairDataModule
 from .text.questions import QuestionEncoder, encode_answers, usable_answers
+from .texts import TextDataModule
 from .transforms.normalize import in_pixels
 
 NO_LIMIT = 512
 """Longest question of an evaluation in tokens: what a BERT has positions for."""
 
 
-class QuestionDataModule(PairDataModule, ListsAnswers):
+class QuestionDataModule(TextDataModule, ListsAnswers):
     """Questions about images, each with the answers that people gave.
 
     Evaluation reads each image once, with all of its questions, and ``eval_batch_size`` counts images. A subclass
     defines the rows in :meth:`open_split`, and :attr:`answers`.
 
     Args:
-        tokenizer: as in :class:`PairDataModule`; one with [CLS] and [SEP]. A trained one is trained on the training
-            questions and answers.
+        tokenizer: as in :class:`~.texts.TextDataModule`; one with [CLS] and [SEP]. A trained one is trained on the
+            training questions and answers.
         max_tokens: longest question in training, in tokens (ALBEF: 25); in evaluation questions are not truncated.
         append_sep: whether questions end with [SEP]; the ALBEF authors omit it. Answers end with it in any case.
         clean_questions: whether to apply ALBEF's question cleaning.
@@ -46,7 +46,7 @@ class QuestionDataModule(PairDataModule, ListsAnswers):
         questions_per_image: most questions of an image that a training batch asks about one augmented version of it,
             which is encoded once for all of them (ALBEF: 1). Above 1, batch sizes of training count images, and an
             epoch still reads each question once.
-        **options: see :class:`PairDataModule`; captions and texts for prediction have no meaning here.
+        **options: see :class:`~.texts.TextDataModule`; captions and texts for prediction have no meaning here.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class QuestionDataModule(PairDataModule, ListsAnswers):
     def _encoder(self, max_tokens: int, max_words: int) -> QuestionEncoder:
         return QuestionEncoder(self.tokenizer, max_tokens, self.clean_questions, max_words)
 
-    def training_reader(self, rows: QuestionRows) -> QuestionReader:  # type: ignore[override]
+    def training_reader(self, rows: QuestionRows) -> QuestionReader:
         """Return a reader of an augmented image with a question, or several, and their answers."""
         groups = None if self.questions_per_image == 1 else self._groups(rows)[0]
         return QuestionReader(rows, self.worker_transform(training=True), self.encoder(), groups)
@@ -107,14 +107,16 @@ class QuestionDataModule(PairDataModule, ListsAnswers):
         """Stack the images, encode questions and answers."""
         return QuestionCollate(self.encoder(), self.tokenizer, grouped=self.questions_per_image > 1)
 
-    def evaluation_set(  # type: ignore[override]
-        self, rows: QuestionRows, items: list[list[int]], split: Split
-    ) -> QuestionEvaluationSet:
+    def evaluation_items(self, rows: QuestionRows) -> list[list[int]]:
+        """Return the rows of each image."""
+        return rows.images()
+
+    def evaluation_set(self, rows: QuestionRows, items: list[list[int]], split: Split) -> QuestionEvaluationSet:
         """Return a dataset of images with all of their questions."""
         encoder = self._encoder(NO_LIMIT, self.eval_max_words)
         return QuestionEvaluationSet(rows, items, self.worker_transform(training=False), encoder, self.run_seed)
 
-    def evaluation_collate(self) -> QuestionEvaluationCollate:  # type: ignore[override]
+    def evaluation_collate(self) -> QuestionEvaluationCollate:
         """Stack the images, and encode all of their questions."""
         return QuestionEvaluationCollate(self._encoder(NO_LIMIT, self.eval_max_words), in_pixels(self.eval_transform))
 

@@ -91,7 +91,7 @@ class VQAModule(TaskMethod):
 
             return Questions(in_slices(encode_rows, slice_rows, image, ids, mask)[0], mask)
         (tokens,) = in_slices(lambda image: (network.encode_image(image),), slice_rows, image)
-        # All processes have the same number of slices for any number of questions, because sharded networks communicate.
+        # All processes have the same number of slices for any number of questions: sharded networks communicate.
         sizes = slice_rows and [len(part) for part in ids.tensor_split(math.ceil(len(image) / slice_rows))]
         (states,) = in_slices(
             lambda *rows: (network.encode_text(rows[0], rows[1], tokens, rows[2]),),
