@@ -1,4 +1,4 @@
-"""Command line: `vlightning fit|validate|test|predict|evaluate|export|convert|plan`, or `python cli.py ...`."""
+"""Command line: `vlightning fit|validate|test|predict|evaluate|export|convert|plan|data`, or `python cli.py ...`."""
 
 import contextlib
 import copy
@@ -32,7 +32,7 @@ from vlightning.common.messages import silence_noise, table
 DESCRIPTION = (
     "Train and evaluate vision-language models, as in `vlightning fit --config configs/albef/quickstart.yaml`. "
     "Also: vlightning evaluate, for published benchmarks; export and convert, for checkpoints; plan, for memory and "
-    "time before a run (each has a --help); --version; --debug keeps the traceback of an error."
+    "time before a run; data, for what is in it (each has a --help); --version; --debug keeps an error's traceback."
 )
 
 

@@ -35,8 +35,8 @@ from vlightning.evaluate.image_sets import ImageSet, read_prompts
 from vlightning.evaluate.model import ImageTextModel
 from vlightning.evaluate.tasks import TASKS
 from vlightning.lightning_modules.base.frozen import Frozen
-from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.networks.clip.models import build_model
+from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
 from vlightning.metrics.zero_shot import zero_shot_scores
 
 TASK = TASKS["cifar10"]

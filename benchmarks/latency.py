@@ -28,11 +28,11 @@ import torch
 from timing import medians, seconds
 from torch import Tensor, nn
 
-from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
-from vlightning.lightning_modules.mobileclip.programs import export_towers
-from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
-from vlightning.lightning_modules.mobileclip.towers import ImageTower, towers
+from vlightning.lightning_modules.networks.clip.models import build_model
+from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.networks.clip.programs import export_towers
+from vlightning.lightning_modules.networks.clip.reparameterize import norms_left, reparameterize
+from vlightning.lightning_modules.networks.clip.towers import ImageTower, towers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WARM_UP = 3

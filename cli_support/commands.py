@@ -1,4 +1,4 @@
-"""The commands beside those of LightningCLI: `vlightning export`, `convert`, `plan` and `evaluate`."""
+"""The commands beside those of LightningCLI: `vlightning export`, `convert`, `plan`, `data` and `evaluate`."""
 
 import argparse
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from ..callbacks import consolidate_checkpoint, divide_checkpoint_file
 from ..common.errors import UserError
 from ..common.files import check_free
+from ..data_report.command import run_data
 from ..datamodules.text.saved_tokenizer import saved_tokenizer
 from ..evaluate.command import run_evaluate
 from ..lightning_modules.exports import export, exporters
@@ -84,4 +85,4 @@ def _parser(program: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-COMMANDS = {"export": run_export, "convert": run_convert, "plan": run_plan, "evaluate": run_evaluate}
+COMMANDS = {"export": run_export, "convert": run_convert, "plan": run_plan, "data": run_data, "evaluate": run_evaluate}

@@ -90,6 +90,11 @@ class ImageTextDataModule(PairDataModule):
                 "Expected data.samples: images with data.streaming, got captions: set data.streaming to false, or give "
                 "a source with five captions for each image a weight of 5."
             )
+        if streaming and self.mixing_temperature != 1:
+            raise UserError(
+                f"Expected data.mixing_temperature 1 with data.streaming, which does not know the numbers of rows, got "
+                f"{self.mixing_temperature:g}: give the sources weights, or set data.streaming to false."
+            )
         check_least(shuffle_block=(shuffle_block, 1))
         self.streaming = streaming
         self.samples_per_epoch = samples_per_epoch

@@ -84,6 +84,6 @@ def __dir__() -> list[str]:
 
 @register_file_reader
 def _read_mobileclip(model: str, path: Path) -> Loaded | None:
-    from .mobileclip.trained import read_published
+    from .networks.clip.trained import read_published
 
     return read_published(model, path)

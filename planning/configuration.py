@@ -34,14 +34,27 @@ def read(words: list[str]) -> Planned:
     Raises:
         UserError: As `vlightning fit` for a wrong argument.
     """
+    cli = parse_fit(words)
+    config = cli.config["fit"]
+    if "weights" in config.model.init_args:
+        config.model.init_args["weights"] = None
+    with torch.device("meta"):
+        module = build(cli, "model")
+    data = (config.get("data") or {}).get("init_args") or {}
+    return Planned(module, dict(vars(data)) if data else {}, dict(vars(config.trainer)), cli.typed.config_files)
+
+
+def parse_fit(words: list[str]) -> Any:
+    """Parse the arguments of a fit without building or creating anything; return the command line.
+
+    Raises:
+        UserError: As `vlightning fit` for a wrong argument.
+    """
     from ..cli import VLightningCLI, open_cli  # imports the commands, and with them this file
 
-    class PlannedCLI(VLightningCLI):
+    class ParsedCLI(VLightningCLI):
         def _parse_ckpt_path(self) -> None:
-            config = self.config[self.config.subcommand]
-            apply_links(config, self.typed, None)
-            if "weights" in config.model.init_args:
-                config.model.init_args["weights"] = None
+            apply_links(self.config[self.config.subcommand], self.typed, None)
 
         def _set_seed(self) -> None:
             pass
@@ -50,17 +63,23 @@ def read(words: list[str]) -> Planned:
             pass
 
         def instantiate_classes(self) -> None:
-            with torch.device("meta"):
-                only = Namespace(subcommand="fit", fit=Namespace(model=self.config["fit"].model))
-                self.module = self.parser.instantiate(only)["fit"].model
+            pass
 
         def _run_subcommand(self, subcommand: str) -> None:
             pass
 
-    cli: Any = open_cli(["fit", *words], PlannedCLI)
-    config = cli.config["fit"]
-    data = (config.get("data") or {}).get("init_args") or {}
-    return Planned(cli.module, dict(vars(data)) if data else {}, dict(vars(config.trainer)), cli.typed.config_files)
+    return open_cli(["fit", *words], ParsedCLI)
+
+
+def build(cli: Any, section: str) -> Any:
+    """Build the module or the datamodule of a parsed command line.
+
+    Args:
+        cli: From `parse_fit`.
+        section: `model` or `data`.
+    """
+    only = Namespace(subcommand="fit", fit=Namespace(**{section: cli.config["fit"][section]}))
+    return cli.parser.instantiate(only)["fit"][section]
 
 
 def steps_of(planned: Planned, batch: int) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = "vlightning"
 METHODS = {"albef", "cocord", "mmlg", "mobileclip", "shre"}
-COMMAND_LINE = {"cli.py", "cli_support", "evaluate", "planning"}
+COMMAND_LINE = {"cli.py", "cli_support", "data_report", "evaluate", "planning"}
 ROOMS = {"lightning_modules", "datamodules", "callbacks", "metrics", "common", *COMMAND_LINE}
 FOREIGN = ("lightning", "torch", "torchmetrics", "jsonargparse", "timm", "open_clip", "transformers", "torchvision")
 
@@ -125,6 +125,6 @@ def test_private_names_of_other_packages_are_used_in_listed_files_only():
 
 
 def test_the_import_of_a_sibling_is_found():
-    tree = ast.parse("from ..mobileclip.models import build_model\nfrom ...cli_support import report")
+    tree = ast.parse("from ..networks.clip.models import build_model\nfrom ...cli_support import report")
     found = [".".join(target) for target in imports("lightning_modules/albef/module.py", tree)]
-    assert found == ["lightning_modules.mobileclip.models", "cli_support"]
+    assert found == ["lightning_modules.networks.clip.models", "cli_support"]

@@ -22,9 +22,9 @@ from support.reinforcement import write_pairs
 from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules.base.settings import flat
-from vlightning.lightning_modules.mobileclip.export import save_open_clip
-from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.networks.clip.files import save_open_clip
+from vlightning.lightning_modules.networks.clip.models import build_model
+from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
 
 ROOT = Path(__file__).resolve().parent.parent
 

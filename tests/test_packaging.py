@@ -27,6 +27,7 @@ CODE_FOLDERS = (
     "callbacks",
     "cli_support",
     "common",
+    "data_report",
     "datamodules",
     "evaluate",
     "lightning_modules",

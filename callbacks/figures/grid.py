@@ -18,6 +18,7 @@ from torch import Tensor
 RIGHT, WRONG, CHOSEN = "#00963c", "#bebebe", "#ffffff"
 """Colors of the frame of a correct image, of other images, and of a chosen box."""
 _SIDE, _TEXT_WIDTH, _LINE = 1.6, 2.4, 0.17  # inches: an image, the text beside a row, a line of that text
+_SHEET_COLUMNS, _SHEET_LINE = 34, 0.11  # characters in a line below an image of a sheet, inches of the line
 _TEXT_COLUMNS, _TEXT_LINES, _TITLE_COLUMNS = 32, 14, 24  # characters in a line, lines, characters of a title
 
 
@@ -80,6 +81,31 @@ def draw_rows(rows: Sequence[Row]) -> Figure:
         beside.annotate(row.note, (0, 1), (0, below), textcoords="offset points", fontsize=8, color="0.4", **style)
         for panel, cell in zip(row.panels, cells, strict=False):
             _draw_panel(panel, cell)
+    return figure
+
+
+def draw_sheet(samples: Sequence[tuple[Image.Image, str]], columns: int = 8) -> Figure:
+    """Draw images in rows of equal length, each with its text below, of which no line is left out.
+
+    Args:
+        samples: images of any size with their texts.
+        columns: images of a row.
+    """
+    texts = [wrapped(text, _SHEET_COLUMNS, len(text) + 1) for _, text in samples]
+    heights = [
+        _SIDE + _SHEET_LINE * (2 + max(text.count("\n") + 1 for text in texts[start : start + columns]))
+        for start in range(0, len(texts), columns)
+    ] or [_SIDE]
+    figure = Figure(figsize=(columns * (_SIDE + 0.1), sum(heights)))
+    figure.subplots_adjust(left=0.005, right=0.995, bottom=0.005, top=0.995, wspace=0.06, hspace=0.0)
+    axes = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
+    for cell in axes.flat:
+        cell.set_axis_off()
+    for (image, _), text, cell in zip(samples, texts, axes.flat, strict=False):
+        cell.set_anchor("N")
+        cell.imshow(np.asarray(image.convert("RGB")))
+        below = {"xytext": (0, -3), "textcoords": "offset points", "va": "top", "annotation_clip": False}
+        cell.annotate(text, (0, 0), xycoords="axes fraction", fontsize=6.5, parse_math=False, **below)
     return figure
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import stat
@@ -143,6 +144,11 @@ def read_image(data: bytes | None, path: str | None, name: str) -> bytes:
     if not path:
         raise BadSample("no image", name)
     return read_regular(path, name)
+
+
+def content_hash(data: bytes) -> bytes:
+    """Return a 128-bit hash of the bytes of an encoded image; files of equal content have equal hashes."""
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def read_regular(path: str | os.PathLike[str], name: str) -> bytes:

@@ -22,7 +22,7 @@ from .decode import Decoder, check_decoder
 from .faults import Account, BadSample, Batch, Collated, Outcome
 from .hyperparameters import check_least, check_one_batch_size, check_seed_and_share, record_hyperparameters
 from .loaders import BatchLoader, PredictionLoader, inner_loader, replicas_of
-from .mixing import Mix
+from .mixing import Mix, tempered
 from .samples import Reader, TrainingSet
 from .sampling import (
     TrainingBatchSampler,
@@ -57,6 +57,8 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         max_bad_share: largest share of unusable samples among the samples read so far with which the run continues.
         decoder: decoder of JPEG and WebP files without transparency. "torchcodec" needs the extra of this name;
             its pixels are those of "pillow", which decodes all other images.
+        mixing_temperature: T of several training sources, whose shares of an epoch are proportional to n^(1/T), n being
+            their numbers of rows; see :func:`~.mixing.tempered`.
     """
 
     asks: ClassVar[tuple[type, ...]] = ()
@@ -74,6 +76,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         seed: int | None = None,
         max_bad_share: float = 0.05,
         decoder: Decoder = "pillow",
+        mixing_temperature: float = 1.0,
     ) -> None:
         super().__init__()
         record_hyperparameters(self, inspect.currentframe())
@@ -84,6 +87,8 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         check_one_batch_size(type(self), batch_size, global_batch_size)
         check_seed_and_share(seed or 0, max_bad_share)
         check_decoder(decoder)
+        if not mixing_temperature >= 1:
+            raise UserError(f"Expected data.mixing_temperature of at least 1, got {mixing_temperature}: increase it.")
         self.batch_size = global_batch_size or batch_size  # of one process; `setup` divides it
         self.global_batch_size = global_batch_size
         self._eval_batch_size = eval_batch_size
@@ -92,6 +97,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         self.pin_memory = pin_memory
         self.max_bad_share = max_bad_share
         self.decoder = decoder
+        self.mixing_temperature = mixing_temperature
         self._seed = seed
         self._rows: dict[Split, Any] = {}
         self._by_process: list[str] = []
@@ -109,8 +115,16 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         raise NotImplementedError
 
     def training_mix(self, rows: Any) -> Mix:
-        """Return how often an epoch reads the rows of each source; by default each row once."""
+        """Return how often an epoch reads the rows of each source before the temperature; by default each row once."""
         return Mix([len(rows)])
+
+    def epoch_mix(self, rows: Any) -> Mix:
+        """Return how often an epoch reads the rows of each source.
+
+        Raises:
+            UserError: if the sources and ``mixing_temperature`` do not fit together.
+        """
+        return tempered(self.training_mix(rows), self.mixing_temperature)
 
     def training_set(self, rows: Any) -> TrainingSet:
         """Return the dataset of training samples."""
@@ -148,6 +162,8 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         for split in splits_of(stage):
             if split not in self._rows and (rows := self.open_split(split)) is not None:
                 self._rows[split] = rows
+                if split == "train" and self.mixing_temperature != 1:
+                    self.epoch_mix(rows)  # raises an error before training
         needed = splits_of(stage)[0]
         instead, others = self._can_predict() if needed == "predict" else (False, "")
         if stage is not None and needed not in self._rows and not instead:
@@ -289,13 +305,17 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         """
         return splits_of(self.trainer.state.fn if self.trainer is not None else None)
 
+    def opened_rows(self, split: Split) -> Any:
+        """Return the rows of a split that is set up; None for another split."""
+        return self._rows.get(split)
+
     def _opened(self, split: Split) -> Any:
         if split not in self._rows:
             raise UserError(f"Expected an open {split} split, got none: set data.{split}, and call setup() first.")
         return self._rows[split]
 
     def _epoch_rows(self) -> int:
-        return len(self.training_mix(self._opened("train")))
+        return len(self.epoch_mix(self._opened("train")))
 
     def _can_predict(self) -> tuple[bool, str]:
         """Return whether there is other input than images to predict, and the name of its option in messages."""
@@ -307,7 +327,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
 
     def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
         replicas, rank = self.replicas()
-        mix = self.training_mix(rows)
+        mix = self.epoch_mix(rows)
         sampler = TrainingBatchSampler(mix, self.batch_size, self.run_seed, rank, replicas, position)
         persistent = self.persistent_workers and self.num_workers > 0
         options: dict[str, Any] = {"batch_sampler": sampler, "persistent_workers": persistent}

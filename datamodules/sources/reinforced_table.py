@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image
 
 from ...common.errors import UserError
-from ..core.decode import decode_image
+from ..core.decode import decode_image, read_image
 from ..core.faults import BadSample
 from .layout import PROBED_ROWS
-from .members import IMAGE_SUFFIXES, uid_of
+from .members import IMAGE_SUFFIXES, caption_of, uid_of
 from .reinforced_reader import OtherSizes, ReinforcedReader
 
 if TYPE_CHECKING:
@@ -83,8 +83,15 @@ class ReinforcedTable:
         Raises:
             BadSample: if there is no image, or it cannot be used.
         """
-        data = next((content for kind, content in members.items() if f".{kind}" in IMAGE_SUFFIXES), None)
-        return decode_image(data, None, self.name(row), self.max_pixels, upright=False)
+        return decode_image(_image_in(members), None, self.name(row), self.max_pixels, upright=False)
+
+    def encoded(self, row: int) -> bytes:
+        """Return the encoded image; raises :class:`BadSample`."""
+        return read_image(_image_in(self.members(row)), None, self.name(row))
+
+    def captions(self, row: int) -> list[str]:
+        """Return the real caption in a list, which is empty without one; raises :class:`BadSample`."""
+        return caption_of(self.members(row))
 
     def check(self, split: str, read: ReinforcedReader) -> None:
         """Check that at least one of the probed samples can be used, and set ``teacher_width`` from it.
@@ -111,3 +118,7 @@ class ReinforcedTable:
             f"Expected images with captions and reinforcements in the {split} split ({origins}), got no usable sample "
             f"among {sum(causes.values())} of {len(self)} ({what}; for example {example}): check the shards{hint}."
         )
+
+
+def _image_in(members: dict[str, bytes]) -> bytes | None:
+    return next((content for kind, content in members.items() if f".{kind}" in IMAGE_SUFFIXES), None)

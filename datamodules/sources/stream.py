@@ -94,6 +94,10 @@ class Stream:
             return text_id(item.row.path)
         return item.sample_index
 
+    def layout_of(self, item: StreamedRow) -> Layout:
+        """Return the layout of the source of a row."""
+        return self.parts[self.shards[item.sample_index >> 32][0]][1]
+
     def decoder(self, item: StreamedRow) -> Callable[[], Any]:
         """Return a function that decodes the image of a row, or raises :class:`BadSample`."""
         data, path, name = item.row.data, item.row.path, item.name
@@ -102,7 +106,7 @@ class Stream:
             if item.row.fault is not None:
                 raise BadSample(*item.row.fault)
             if data is None and path:
-                self.parts[self.shards[item.sample_index >> 32][0]][1].check_inside(path)
+                self.layout_of(item).check_inside(path)
             return decode_image(data, path, path if data is None and path else name, self.max_pixels)
 
         return decoded

@@ -6,6 +6,8 @@ import hashlib
 import re
 
 _DELETED = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
+ALL_WORDS = 2**31
+"""Number of words with which a cleaning keeps all."""
 _SPACES = re.compile(r"\s{2,}")
 
 

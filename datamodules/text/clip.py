@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .captions import clean_caption, usable_caption
+from .captions import ALL_WORDS, clean_caption, usable_caption
 
 CLIP = "clip"
 """Name of CLIP's tokenizer in options; its vocabulary is part of open_clip."""
@@ -40,13 +40,20 @@ class CLIPTextEncoder:
         Returns:
             ``input_ids`` and ``attention_mask``, long [B, L], L being ``max_tokens``.
         """
-        texts = [clean_caption(caption, self.max_words) for caption in captions] if self.clean else list(captions)
-        if not texts:
+        if not captions:
             empty = torch.zeros(0, self.max_tokens, dtype=torch.long)
             return {"input_ids": empty, "attention_mask": empty.clone()}
-        ids = self.tokenizer(texts)
+        ids = self.tokenizer([self.cleaned(caption, self.max_words) for caption in captions])
         end = ids.argmax(1, keepdim=True)  # the end token has the highest id
         return {"input_ids": ids, "attention_mask": (torch.arange(self.max_tokens) <= end).long()}
+
+    def cleaned(self, caption: str, max_words: int) -> str:
+        """Return a caption after ALBEF's cleaning, which keeps ``max_words`` words; the caption if cleaning is off."""
+        return clean_caption(caption, max_words) if self.clean else caption
+
+    def lengths(self, captions: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each caption before any truncation, start and end tokens included."""
+        return [len(self.tokenizer.encode(self.cleaned(caption, ALL_WORDS))) + 2 for caption in captions]
 
     def usable(self, caption: object) -> bool:
         """Return whether a caption is not empty after the cleaning, if cleaning is on."""

@@ -38,18 +38,15 @@ class QuestionEncoder(TextEncoder):
         max_words: number of words that the cleaning keeps.
     """
 
-    def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Encode questions as :class:`TextEncoder` does."""
-        if not self.clean:
-            return super().__call__(captions)
-        plain = TextEncoder(self.tokenizer, self.max_tokens, False, self.max_words)
-        return plain([clean_question(text, self.max_words) for text in captions])
+    def cleaned(self, caption: str, max_words: int) -> str:
+        """Return a question after the cleaning, which keeps ``max_words`` words; the question if cleaning is off."""
+        return clean_question(caption, max_words) if self.clean else caption
 
     def usable(self, caption: object) -> bool:
         """Return whether a question is a text that is not empty after the cleaning, if cleaning is on."""
         if not isinstance(caption, str) or not is_text(caption):
             return False
-        return bool((clean_question(caption, self.max_words) if self.clean else caption).strip())
+        return bool(self.cleaned(caption, self.max_words).strip())
 
 
 def usable_answers(answers: Sequence[object]) -> list[str]:

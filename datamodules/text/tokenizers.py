@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from ...common.errors import UserError
 from ..sources.hub import hub_or_cache, reason_not_found
-from .captions import clean_caption, usable_caption
+from .captions import ALL_WORDS, clean_caption, usable_caption
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -176,10 +176,24 @@ def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
 
 
 class Encoder(Protocol):
-    """Encoder of captions as token ids."""
+    """Encoder of captions as token ids.
+
+    Attributes:
+        max_tokens: longest sequence, special tokens included.
+        max_words: number of words that the cleaning keeps, if cleaning is on.
+    """
+
+    max_tokens: int
+    max_words: int
 
     def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return ``input_ids`` and ``attention_mask``, long [B, L]."""
+
+    def cleaned(self, caption: str, max_words: int) -> str:
+        """Return a caption after the cleaning, which keeps ``max_words`` words; the caption if cleaning is off."""
+
+    def lengths(self, captions: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each caption before any truncation, special tokens included."""
 
     def usable(self, caption: object) -> bool:
         """Return whether a caption is not empty after the cleaning, if cleaning is on."""
@@ -226,9 +240,8 @@ class TextEncoder:
         if not captions:
             empty = torch.zeros(0, 1, dtype=torch.long)
             return {"input_ids": empty, "attention_mask": empty.clone()}
-        texts = [clean_caption(caption, self.max_words) for caption in captions] if self.clean else list(captions)
         encoded = self.tokenizer(
-            texts,
+            [self.cleaned(caption, self.max_words) for caption in captions],
             padding="longest",
             truncation=True,
             max_length=self.max_tokens,
@@ -240,6 +253,17 @@ class TextEncoder:
         wanted = min(-(-length // self.pad_to_multiple_of) * self.pad_to_multiple_of, self.max_tokens)
         values = {"input_ids": self.tokenizer.pad_token_id, "attention_mask": 0}
         return {key: pad(encoded[key], (0, wanted - length), value=value) for key, value in values.items()}
+
+    def cleaned(self, caption: str, max_words: int) -> str:
+        """Return a caption after the cleaning, which keeps ``max_words`` words; the caption if cleaning is off."""
+        return clean_caption(caption, max_words) if self.clean else caption
+
+    def lengths(self, captions: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each caption before any truncation, special tokens included."""
+        if not captions:
+            return []
+        texts = [self.cleaned(caption, ALL_WORDS) for caption in captions]
+        return [len(ids) for ids in self.tokenizer(texts, verbose=False)["input_ids"]]
 
     def usable(self, caption: object) -> bool:
         """Return whether a caption is not empty after the cleaning, if cleaning is on."""

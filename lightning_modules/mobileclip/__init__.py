@@ -1,11 +1,11 @@
 """MobileCLIP and MobileCLIP2: small image-text models trained on reinforced data, and dataset reinforcement."""
 
+from ..networks.clip.shapes import ModelShape
 from .captioner import Captioner
 from .coca_captioner import CoCaCaptioner
 from .ensemble import Teacher
 from .module import MobileCLIPModule
 from .reinforcement import ReinforcementModule
-from .shapes import ModelShape
 from .transformers_captioner import TransformersCaptioner
 
 __all__ = [

@@ -24,23 +24,23 @@ from ..base.settings import plain, settings
 from ..base.sharding import full_state
 from ..contrast import all_image_ids, contrast_terms
 from ..evaluation.retrieval import RetrievalEvaluation
+from ..networks.clip.models import build_model, model_config
+from ..networks.clip.preprocessing import preprocessing_of_arguments, preprocessing_of_file, training_normalization
+from ..networks.clip.programs import Format, export_towers
+from ..networks.clip.shapes import ModelShape, resolved
+from ..networks.clip.trained import rebuild
+from ..networks.clip.weights import load_weights
 from ..networks.precision import unit
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.layout import channels_last
 from ..optim.schedules import Schedule, WarmupCosine
 from .losses import reinforced_loss
-from .models import build_model, model_config
 from .online import OnlineTeachers
 from .pairs import caption_kinds, check_length, student_sides
-from .preprocessing import preprocessing_of_arguments, preprocessing_of_file, training_normalization
-from .programs import Format, export_towers
 from .range_augment import RangeAugment, student_batch
 from .settings import MemorySettings, MomentumSettings, OptimSettings, TeacherSettings, VisionSettings
-from .shapes import ModelShape, resolved
 from .teachers import Teachers
-from .trained import rebuild
-from .weights import load_weights
 
 
 class MobileCLIPModule(Method):

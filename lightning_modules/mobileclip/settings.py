@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from ...callbacks.ema import Warmup
 from ...common.errors import UserError
 from ..base.settings import settings
-from ..networks.clip_preprocessing import Interpolation, Three
+from ..networks.clip.preprocessing import ImageSettings
 from .ensemble import Teacher
 
 
 @dataclass(frozen=True)
-class VisionSettings:
+class VisionSettings(ImageSettings):
     """Images of the student. The command line takes the first four from the data.
 
     Args:
@@ -26,10 +26,6 @@ class VisionSettings:
         UserError: if a target is not positive.
     """
 
-    image_size: int | None = None
-    image_mean: Three | None = None
-    image_std: Three | None = None
-    image_interpolation: Interpolation | None = None
     range_augment: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """Sources with weights, and epochs by image or by caption."""
 
 import json
+import math
 from collections import Counter
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from support.images import draw_image
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule, Source
-from vlightning.datamodules.core.mixing import Mix
+from vlightning.datamodules.core.mixing import Mix, tempered
 from vlightning.datamodules.core.sampling import epoch_order, generator
 
 
@@ -41,6 +42,39 @@ def test_an_epoch_reads_each_row_as_often_as_its_source_weighs():
         assert len(halves[-1]) == 4
     assert len(set(halves)) > 20  # of 70
     assert Counter(row for half in halves for row in half).keys() == set(range(17, 25))
+
+
+@pytest.mark.parametrize("temperature", [1.5, 2, 5, math.inf])
+@pytest.mark.parametrize("sizes", [[1000, 10], [7, 300, 41, 5], [50, 50, 50]])
+def test_shares_at_a_temperature_are_powers_of_the_sizes(sizes, temperature):
+    mix = tempered(Mix(sizes, [1.0] * len(sizes)), temperature)
+    powers = [math.exp(math.log(size) / temperature) for size in sizes]
+    for count, power in zip(mix.counts, powers, strict=True):
+        assert abs(count - sum(sizes) * power / sum(powers)) < 1
+    assert len(mix) == len(mix.order(generator(0, 3, 1))) == sum(sizes)
+
+
+def test_an_epoch_at_a_temperature_reads_rows_of_a_source_equally_often():
+    mix = tempered(Mix([900, 100]), math.inf)
+    assert (mix.counts, tempered(Mix([3, 4]), 1)) == ([500, 500], Mix([3, 4]))
+    for epoch in (0, 1):
+        items = epoch_order(5, epoch, mix)
+        assert np.array_equal(items, epoch_order(5, epoch, mix))
+        counts = Counter((items % 1000).tolist())
+        assert all(counts[row] == 5 for row in range(900, 1000))
+        assert max(counts[row] for row in range(900)) == 1
+    assert not np.array_equal(epoch_order(5, 0, mix), epoch_order(5, 1, mix))
+
+
+def test_a_resumed_run_at_a_temperature_reads_the_batches_that_are_left(files, module):
+    few, many = karpathy(files, 4, 1, "few.json", "few"), karpathy(files, 20, 1, "many.json", "many")
+    data = opened(module, train=[few, many], mixing_temperature=math.inf)
+    whole = [batch["sample_index"].tolist() for batch in data.train_dataloader()]
+    assert sum(row < 4 for batch in whole for row in batch) == 12
+    again = opened(module, train=[few, many], mixing_temperature=math.inf)
+    sampler = again._training_loader(again._opened("train"), len(whole), None).batch_sampler
+    left = [[item % 24 for _, item in batch] for batch in sampler.batches(0, done=2)]
+    assert left == whole[2:]
 
 
 def karpathy(files, count, captions=5, name="dataset_flickr30k.json", prefix="image"):
@@ -142,6 +176,18 @@ def test_a_pass_over_a_stream_reads_a_shard_as_often_as_its_source_weighs(files,
     assert read == {"few": 6, "many": 6}
     with pytest.raises(UserError, match=r"few.tar' that gives whole shards, of which it has 1, got 0.5"):
         opened(module, train=Source(few, weight=0.5), samples_per_epoch=3, **options)
+
+
+def test_what_a_temperature_does_not_fit_is_refused(files, module):
+    one, two = karpathy(files, 2, 1, "one.json"), karpathy(files, 4, 1, "two.json")
+    with pytest.raises(UserError, match=r"mixing_temperature of at least 1, got 0.5"):
+        module(train=[one, two], mixing_temperature=0.5)
+    with pytest.raises(UserError, match=r"several training sources with data.mixing_temperature 5, got one"):
+        opened(module, train=one, mixing_temperature=5)
+    with pytest.raises(UserError, match=r"weights of the training sources or data.mixing_temperature, got both"):
+        opened(module, train=[Source(one, weight=2), two], mixing_temperature=5)
+    with pytest.raises(UserError, match=r"mixing_temperature 1 with data.streaming, .* got 5"):
+        module(train=["a.tar", "b.tar"], streaming=True, samples_per_epoch=9, mixing_temperature=5)
 
 
 def test_what_cannot_be_weighted_or_read_by_caption_is_refused(module):

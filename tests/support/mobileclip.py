@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import nn
 
-from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
+from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model
 
 
 def build_shallow(name, image_size=None):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from support.mobileclip import build_shallow, settle
-from vlightning.lightning_modules.mobileclip.models import build_model
+from vlightning.lightning_modules.networks.clip.models import build_model
 
 SIZE = 64
 PLAIN = {

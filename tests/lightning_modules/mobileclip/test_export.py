@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from support.clip import LENGTH, SIZE, add_tiny_clip, reinforced_batch
 from support.command_line import export as main
 from vlightning.lightning_modules import MobileCLIPModule
-from vlightning.lightning_modules.mobileclip.weights import load_pretrained
+from vlightning.lightning_modules.networks.clip.weights import load_pretrained
 
 LOOK = {"image_mean": (0.1, 0.2, 0.3), "image_std": (0.4, 0.5, 0.6), "image_interpolation": "bilinear"}
 

@@ -18,10 +18,10 @@ from torch import nn
 from support.devices import DEVICES, GPU, TOLERANCE, moved, whole_float32  # noqa: F401, a fixture
 from support.mobileclip import build_shallow, features, fill, random_images, settle, texts
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
-from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
-from vlightning.lightning_modules.mobileclip.vendor_layout import from_vendor, is_vit, to_vendor, vendor_name
-from vlightning.lightning_modules.mobileclip.weights import fit
+from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model
+from vlightning.lightning_modules.networks.clip.reparameterize import norms_left, reparameterize
+from vlightning.lightning_modules.networks.clip.vendor_layout import from_vendor, is_vit, to_vendor, vendor_name
+from vlightning.lightning_modules.networks.clip.weights import fit
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mobileclip_s0.safetensors"
 COUNTS = {  # image tower without the bias of timm's projection, text tower

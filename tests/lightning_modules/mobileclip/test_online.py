@@ -16,8 +16,8 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher, TeacherEnsemble
-from vlightning.lightning_modules.mobileclip.export import save_open_clip
-from vlightning.lightning_modules.mobileclip.models import build_model
+from vlightning.lightning_modules.networks.clip.files import save_open_clip
+from vlightning.lightning_modules.networks.clip.models import build_model
 from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.teacher_images import Normalisation
 

@@ -25,9 +25,9 @@ from vlightning.datamodules.sources.reinforcement_rows import NetworkInputs, Ori
 from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher
-from vlightning.lightning_modules.mobileclip.export import save_open_clip
-from vlightning.lightning_modules.mobileclip.models import build_model
 from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule
+from vlightning.lightning_modules.networks.clip.files import save_open_clip
+from vlightning.lightning_modules.networks.clip.models import build_model
 from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.published_clip import load_published
 

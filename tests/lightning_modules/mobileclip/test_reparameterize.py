@@ -10,8 +10,8 @@ from timm.utils import reparameterize_model
 from support.mobileclip import build_shallow, settle
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip import reparameterize as module_under_test
-from vlightning.lightning_modules.mobileclip.models import PRESETS, build_model
-from vlightning.lightning_modules.mobileclip.reparameterize import norms_left, reparameterize
+from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model
+from vlightning.lightning_modules.networks.clip.reparameterize import norms_left, reparameterize
 
 VENDOR = {  # image tower without the bias of timm's projection, text tower, norms that the vendor's code leaves
     "MobileCLIP-S0": (11_356_992, 42_435_072, 24),

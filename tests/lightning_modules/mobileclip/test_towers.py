@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from support.towers import batch, features, plain_clip, smallest_cosine, trained
-from vlightning.lightning_modules.mobileclip.towers import towers
+from vlightning.lightning_modules.networks.clip.towers import towers
 
 MODELS = ["MobileCLIP-tiny", "MobileCLIP-S0", "MobileCLIP-B"]
 

@@ -17,9 +17,9 @@ from support.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_mod
 from support.mobileclip import features, random_images, settle, texts
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.frozen import Frozen
-from vlightning.lightning_modules.mobileclip.export import save_open_clip
-from vlightning.lightning_modules.mobileclip.models import build_model
-from vlightning.lightning_modules.mobileclip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.networks.clip.files import save_open_clip
+from vlightning.lightning_modules.networks.clip.models import build_model
+from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
 from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.published_clip import load_published
 

@@ -23,8 +23,8 @@ from timm.models.fastvit import (
 )
 from torch import Tensor, nn
 
-from ...common.errors import UserError
-from ..networks.batch_norm import BatchNorm
+from ....common.errors import UserError
+from ..batch_norm import BatchNorm
 from .text_mixer import ConvNorm, TextRepMixer, TextRepMixerBlock, folded
 
 Folds = Literal["all", "branches"]

@@ -14,9 +14,9 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from open_clip.timm_model import TimmModel
 from torch import nn
 
-from ...common.errors import UserError
-from ...common.names import did_you_mean
-from ..networks.clip_preprocessing import Interpolation
+from ....common.errors import UserError
+from ....common.names import did_you_mean
+from ..clip_preprocessing import Interpolation
 from .shapes import Model, ModelShape, resolved
 from .text_mixer import add_mixers
 

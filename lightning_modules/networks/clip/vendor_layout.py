@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from ...common.errors import UserError
+from ....common.errors import UserError
 
 _PROJECTION = "visual.trunk.head."
 _FIFTH_STAGE = "visual.trunk.stages.4."

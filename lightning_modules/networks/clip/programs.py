@@ -21,8 +21,8 @@ from open_clip import CLIP, CustomTextCLIP
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ...common.errors import UserError
-from ...common.files import check_free, replacing, writing
+from ....common.errors import UserError
+from ....common.files import check_free, replacing, writing
 from .towers import towers
 
 Format = Literal["torch_export", "onnx"]

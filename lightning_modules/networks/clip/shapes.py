@@ -7,11 +7,11 @@ from typing import Any
 
 import timm
 
-from ...common.configs import read_config
-from ...common.errors import UserError
-from ...common.names import did_you_mean
-from ..base.settings import settings
-from ..networks.clip_preprocessing import Interpolation, Three
+from ....common.configs import read_config
+from ....common.errors import UserError
+from ....common.names import did_you_mean
+from ...base.settings import settings
+from ..clip_preprocessing import Interpolation, Three
 from . import tiny  # noqa: F401, registers its tower with timm
 
 _ENDINGS = (".yaml", ".yml", ".json")

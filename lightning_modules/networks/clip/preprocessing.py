@@ -9,15 +9,31 @@ from typing import Any
 import open_clip
 from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
-from ...callbacks import AtomicCheckpointIO
-from ..base.preprocessing import is_checkpoint, recorded_preprocessing
-from ..base.settings import settings
-from ..networks.clip_preprocessing import Preprocessing
-from ..networks.open_clip_folder import CONFIG_NAME, WEIGHTS_NAME
-from ..networks.teacher_images import Normalisation
+from ....callbacks import AtomicCheckpointIO
+from ...base.preprocessing import is_checkpoint, recorded_preprocessing
+from ..clip_preprocessing import Interpolation, Preprocessing, Three
+from ..open_clip_folder import CONFIG_NAME, WEIGHTS_NAME
+from ..teacher_images import Normalisation
 from .models import model_config, preset_of
-from .settings import VisionSettings
 from .shapes import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSettings:
+    """Images of a pair of towers. The command line takes these from the data.
+
+    Args:
+        image_size: side of the square images in pixels; None means the model's own.
+        image_mean: mean of each channel for exports, if no datamodule of this package records it; None means the
+            model's own.
+        image_std: standard deviation that belongs to `image_mean`.
+        image_interpolation: interpolation of the resize for exports; None means the model's own.
+    """
+
+    image_size: int | None = None
+    image_mean: Three | None = None
+    image_std: Three | None = None
+    image_interpolation: Interpolation | None = None
 
 
 def preprocessing_of(name: Model, image_size: int | None = None) -> Preprocessing:
@@ -84,18 +100,20 @@ def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preprocessing_of_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the preprocessing that the arguments of `MobileCLIPModule` give, completed by the model's own."""
-    return dataclasses.asdict(student_preprocessing(arguments["model"], settings(VisionSettings, arguments["vision"])))
+    """Return the preprocessing that a module's arguments `model` and `vision` give, completed by the model's own."""
+    names = [field.name for field in dataclasses.fields(ImageSettings)]
+    images = ImageSettings(**{name: arguments["vision"].get(name) for name in names})
+    return dataclasses.asdict(student_preprocessing(arguments["model"], images))
 
 
-def student_preprocessing(model: Model, vision: VisionSettings) -> Preprocessing:
+def student_preprocessing(model: Model, vision: ImageSettings) -> Preprocessing:
     """Return the preprocessing of a model's images, with the given values in place of its own."""
     given = {part: getattr(vision, f"image_{part}") for part in ("mean", "std", "interpolation")}
     own = preprocessing_of(model, vision.image_size)
     return dataclasses.replace(own, **{part: value for part, value in given.items() if value is not None})
 
 
-def training_normalization(datamodule: Any, model: Model, vision: VisionSettings) -> Normalisation:
+def training_normalization(datamodule: Any, model: Model, vision: ImageSettings) -> Normalisation:
     """Return the normalization of training images: that of the run's datamodule, else the student's."""
     found: Any = getattr(datamodule, "normalization", None)
     if found is None:

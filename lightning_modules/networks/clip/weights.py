@@ -18,11 +18,11 @@ from timm.layers import resample_abs_pos_embed
 from timm.models import VisionTransformer as TimmViT
 from torch import Tensor, nn
 
-from ...callbacks import AtomicCheckpointIO
-from ...callbacks.checkpoints.sharded_checkpoint import METADATA
-from ...common.errors import UserError
-from ..networks.clip_preprocessing import Preprocessing
-from ..networks.open_clip_folder import WEIGHTS_NAME
+from ....callbacks import AtomicCheckpointIO
+from ....callbacks.checkpoints.sharded_checkpoint import METADATA
+from ....common.errors import UserError
+from ..clip_preprocessing import Preprocessing
+from ..open_clip_folder import WEIGHTS_NAME
 from .models import build_model
 from .preprocessing import preprocessing_of
 from .shapes import Model

@@ -8,11 +8,11 @@ import open_clip
 from open_clip import CustomTextCLIP
 from torch import Tensor
 
-from ...callbacks import AtomicCheckpointIO
-from ...common.errors import UserError
-from ..base.frozen import reads_weights
-from ..networks.clip_preprocessing import Preprocessing
-from ..networks.file_readers import Loaded
+from ....callbacks import AtomicCheckpointIO
+from ....common.errors import UserError
+from ...base.frozen import reads_weights
+from ..clip_preprocessing import Preprocessing
+from ..file_readers import Loaded
 from .models import build_model, preset_of
 from .preprocessing import preprocessing_of, preprocessing_of_training
 from .shapes import resolved

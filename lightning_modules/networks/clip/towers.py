@@ -11,8 +11,8 @@ from open_clip import CLIP, CustomTextCLIP
 from open_clip.transformer import LayerNormFp32
 from torch import Tensor, nn
 
-from ...common.errors import UserError
-from ..networks.precision import unit
+from ....common.errors import UserError
+from ..precision import unit
 from .reparameterize import reparameterize
 
 

@@ -1,0 +1,1 @@
+"""Pairs of an image and a text tower, MobileCLIP's and open_clip's: building, weights, preprocessing, export."""
