@@ -107,7 +107,7 @@ def masked_language_modelling(
         alpha: weight of the soft labels.
         slice_rows: pairs that are fused, and whose share of the words is predicted, at a time; None for all at once.
     """
-    taught = []
+    taught = list[Tensor]()
     if encoded.masked_states is not None:
 
         def fuse_rows(states: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor]:
