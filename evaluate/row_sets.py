@@ -113,12 +113,21 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of Parquet files, or of the Arrow files that `datasets` saves."""
     import pyarrow
     import pyarrow.parquet
 
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    def read(file: Path) -> Any:
+        if file.suffix != ".arrow":
+            return pyarrow.parquet.read_table(file)
+        with pyarrow.memory_map(str(file)) as content:
+            return pyarrow.ipc.open_stream(content).read_all()
+
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.rglob("*.parquet")) or sorted(path.rglob("*.arrow"))
     try:
-        return [row for file in files for row in pyarrow.parquet.read_table(file).to_pylist()]
+        return [row for file in files for row in read(file).to_pylist()]
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(
             f"Expected Parquet files in {str(path)!r}, got an error ({error}): get the set again."

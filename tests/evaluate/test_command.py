@@ -188,6 +188,8 @@ def test_own_images_are_classified(trained, tmp_path):
         ),
         (("--model", "ViT-B-32", "--weights", "none", "--root", "."), "Expected one of open_clip's tags of ViT-B-32"),
         (("--model", "none.ckpt"), "Expected --root with sets, or --images"),
+        (("--model", "none.ckpt", "--suite", "all", "--images", "."), "Expected --root with sets, or --images"),
+        (("--model", "none.ckpt", "--suite", "all"), "Expected an existing checkpoint or export after --model"),
         (("--compare", "a.jsonl", "b.jsonl"), "Expected results as JSON lines, got no file 'a.jsonl'"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 
+import datasets
 import pyarrow.parquet
 import pytest
 import torch
@@ -12,6 +13,7 @@ from sklearn.metrics import f1_score, recall_score
 
 from support.command_line import run
 from support.evaluation_sets import (
+    CUES,
     FACE_NAMES,
     FACES,
     GROUPS,
@@ -19,6 +21,7 @@ from support.evaluation_sets import (
     NAMES,
     SHOWN,
     colour_model,
+    picture,
     write_image_set,
     write_tar,
     write_task,
@@ -273,6 +276,28 @@ def test_missing_groups_are_one_sentence(tmp_path):
     assert "a .npy file with the group of each sample of wilds/fmow" in result.missing
 
 
+@pytest.mark.parametrize("column", ["candidates_images", "candidate_images"])
+@pytest.mark.parametrize("saved", ["parquet", "arrow"])
+def test_rows_of_winogavil_may_hold_their_images(root, results, tmp_path, column, saved):
+    task, key = TASKS["misc/winogavil"], "misc/winogavil"
+    rows = [
+        {**cue, column: [{"bytes": picture(*_colour(name)), "path": None} for name in cue["candidates"]]}
+        for cue in CUES
+    ]
+    if saved == "parquet":
+        (tmp_path / task.folder).mkdir()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / task.folder / "test.parquet")
+    else:
+        datasets.Dataset.from_list(rows).save_to_disk(tmp_path / task.folder)
+    (result,) = evaluate(colour_model(), [task], settings(tmp_path), tmp_path / "r.jsonl")
+    assert result.metrics == pytest.approx(results[key].metrics)
+
+
+def _colour(name):
+    colour, _, seed = name.partition("-")
+    return colour, int(seed)
+
+
 def test_cues_begin_with_an_article():
     assert [cue_prompt(cue) for cue in ("Apple", "Car", "UMBRELLA")] == ["An apple", "A car", "An umbrella"]
 
@@ -354,8 +379,6 @@ def test_probes_read_the_training_split_and_keep_its_features(tmp_path, monkeypa
 
 
 def test_own_images_get_their_best_classes_and_a_page(tmp_path):
-    from support.evaluation_sets import picture
-
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
     for number, colour in enumerate(NAMES):

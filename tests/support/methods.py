@@ -14,11 +14,14 @@ import torch
 from support.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, tiny_albef
 from support.captioning import caption_data, caption_module, write_data
 from support.classifier import shape_classes, tiny_classifier
-from support.clip import LENGTH, SIZE, WORDS
+from support.clip import LENGTH, SIZE, WORDS, add_clip
 from support.cocord import HEADS, teacher_file
 from support.groups import merged
 from support.mmlg import tiny_extraction
 from support.mmlg import write_teacher as write_clip
+from support.published import LENGTH as TOKENS
+from support.published import SIZE as SIDE
+from support.published import tiny_clip, write_published
 from support.shre import CLASSES, tiny_shre
 from support.tasks import task_and_data
 from vlightning.datamodules import (
@@ -80,10 +83,11 @@ def mmlg(teacher, seed, **data):
     return tiny_extraction(teacher, seed, warmup_steps=3, micro_batch_size=4), ShapesDataModule(**ROWS | words | data)
 
 
-def mobileclip(shards, seed, model="MobileCLIP-tiny", image_size=32, **data):
+def mobileclip(shards, seed, model=None, image_size=32, **data):
+    """MobileCLIP-tiny's image tower; the text tower is narrower, or a checkpoint would have 100 MB."""
     torch.manual_seed(seed)
     module = MobileCLIPModule(
-        model,
+        model or add_clip("narrow-text-of-the-tests", {"timm_model_name": "fastvit_mci_tiny", "timm_pool": "avg"}),
         max_tokens=16,
         vision={"image_size": image_size},
         teacher={"dims": [64, 96], "scales": [30.0, 30.0]},
@@ -99,6 +103,14 @@ def shre(teacher, seed, **data):
     words = {"vocab_size": 320, "dropout": 0.1}
     module = tiny_shre(None, seed, text=words, memory={"micro_batch_size": 3}, **taught)
     return module, ShapesDataModule(**ROWS | {"image_size": 16, "max_tokens": 8} | data)
+
+
+def clip(weights, seed, **data):
+    """A fine-tuning of a published model."""
+    module = tiny_clip(seed, weights=weights, tuning={"layer_decay": 0.7}, memory={"micro_batch_size": 3})
+    vars(module).pop("log"), vars(module).pop("log_dict")
+    words = {"tokenizer": "clip", "vocab_size": WORDS, "max_tokens": TOKENS, "image_size": SIDE}
+    return module, ShapesDataModule(**ROWS | words | data)
 
 
 def classifier(outside, seed, **data):
@@ -168,6 +180,9 @@ OTHERS = {
     "nlvr": Method(lambda folder: None, nlvr, ("teacher.cls_head", "student.text_encoder")),
     "assignment": Method(lambda folder: None, assignment, ("student.ta_head", "student.text_encoder")),
     "albef_vqa": Method(lambda folder: None, albef_vqa, ("teacher.", "student.text_decoder.cls.predictions.bias")),
+    "clip": Method(
+        lambda folder: write_published(folder / "published"), clip, ("student.logit_scale", "student.text.")
+    ),
     "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
     "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),
 }

@@ -56,6 +56,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     **dict.fromkeys(("EntailmentModule", "NLVR2Module", "TextAssignmentModule"), TASK),
     "VQAModule": TASK | {"answers.candidates": 3},
+    "CLIPModule": {},
     "CoCoRDModule": {
         "contrast.queue_size": 16,
         "heads.embed_dim": 16,
@@ -89,6 +90,8 @@ MODELS: dict[str, dict[str, Any]] = {
 """Sizes of networks, by module; a group's setting has a dotted name."""
 SWAPPED = {
     "ViT-B-16": "tiny-clip-of-the-tests",
+    "ViT-B-32": "tiny-clip-of-the-tests",
+    "laion2b_s34b_b79k": "clip.safetensors",
     "MobileCLIP-S0": "MobileCLIP-tiny",
     "MobileCLIP-B": "tiny-clip-of-the-tests",
     "MobileCLIP2-S0": "MobileCLIP-tiny",
@@ -278,6 +281,14 @@ def ran_together(commands: list[str]) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "NODE_RANK": "0"}  # Lightning then launches nothing itself
     return [asdict(ran(command)) for command in commands]
+
+
+@functools.cache
+def compose(*configs: Path) -> Any:
+    """Return what a fit with these configs prints."""
+    done = run("fit", *(word for config in configs for word in ("--config", str(config))), "--print_config")
+    assert done.status == 0, done.err
+    return yaml.safe_load(done.out)
 
 
 def says(found: Any, given: Any) -> bool:
