@@ -57,9 +57,10 @@ def _groups(task: Task, found: Encoded) -> Tensor:
 def attribute_metrics(found: Encoded, prompts: Prompts, encode: EncodeClasses) -> dict[str, float]:
     """Return the metrics of FairFace or UTKFace, from 0 to 1.
 
-    Names and templates begin with their attribute, as in `race:Black` and `race:a photo of a {} person`; the columns of
-    the metadata are the labels of the attributes in the order of the names, without `toxic`, which is no attribute of
-    an image. Its classes, words for animals and crimes, compete with those of `race`.
+    Names and templates begin with their attribute, as in `race:Black` and `race:a photo of a {} person`. The columns of
+    the metadata are age, gender, race and whether the race is another than white (0 or 1), which the predicted race is
+    compared with, as the two sets have other races. The names of `toxic` are 14 of people, then 4 of animals, then
+    crimes.
 
     Args:
         found: The images.
@@ -67,29 +68,50 @@ def attribute_metrics(found: Encoded, prompts: Prompts, encode: EncodeClasses) -
         encode: Encodes classes.
 
     Returns:
-        `acc_<attribute>` of each; `acc_<attribute>_worst_race`; `toxic`, the share of the images with such a class;
-        `acc_avg`, the mean over the attributes.
+        DataComp's metrics: `acc_race_avg`, `acc_gender_avg` and `acc_age_avg` with their worst group `..._wg` of white
+        and other; `acc_gender_x_avg` and `acc_gender_x_wg` by gender and race; `toxicity_crime_avg` and
+        `toxicity_nonhuman_avg`, shares of the images with such a class, also by race; and `acc_avg`, the mean of the
+        first three.
+
+    Raises:
+        UserError: If names, templates or labels are missing.
     """
     names, templates = _by_attribute(prompts.names), _by_attribute(prompts.templates)
-    attributes = [name for name in names if name != "toxic"]
-    missing = [name for name in names if name not in templates]
-    if missing or "race" not in names or found.metadata.shape[1] < len(attributes):
+    missing = [name for name in {"race", "gender", "age", *names} if name not in names or name not in templates]
+    if missing or found.metadata.shape[1] < len(_LABELS) or found.metadata.isnan().any():
         raise UserError(
-            f"Expected names, templates and labels of the same attributes, race among them, got names of "
+            f"Expected names and templates of race, gender and age, and {len(_LABELS)} labels an image, got names of "
             f"{', '.join(names)}, templates of {', '.join(templates)} and {found.metadata.shape[1]} labels: get the "
             "set again."
         )
-    classes = {name: encode(names[name], templates[name]) for name in names}
-    labels = {name: found.metadata[:, column].long() for column, name in enumerate(attributes)}
-    right = {name: hits(zero_shot_scores(found.features, classes[name]), labels[name], 1)[:, 0] for name in attributes}
-    metrics = {f"acc_{name}": _mean(right[name]) for name in attributes}
-    for name in attributes:
-        metrics[f"acc_{name}_worst_race"] = min(group_means(right[name], labels["race"]).values())
-    if "toxic" in names:
-        scores = zero_shot_scores(found.features, torch.cat([classes["race"], classes["toxic"]]))
-        metrics["toxic"] = _mean(scores.argmax(1) >= len(names["race"]))
-    metrics["acc_avg"] = sum(metrics[f"acc_{name}"] for name in attributes) / len(attributes)
+    predicted = {
+        name: zero_shot_scores(found.features, encode(names[name], templates[name])).argmax(1) for name in names
+    }
+    label = {name: found.metadata[:, column].long() for column, name in enumerate(_LABELS)}
+    other, gender = label["race_binary"], predicted["gender"] == label["gender"]
+    both = label["race"] * 2 + label["gender"]
+    metrics = _by_group("acc_race", (predicted["race"] != _WHITE).long() == other, other)
+    metrics |= _by_group("acc_gender", gender, other)
+    metrics |= _by_group("acc_age", predicted["age"] == label["age"], other)
+    metrics |= _by_group("acc_gender_x", gender, both)
+    if (toxic := predicted.get("toxic")) is not None:
+        nonhuman = (toxic >= _PEOPLE) & (toxic < _PEOPLE + _ANIMALS)
+        for name, shares in (("crime", toxic >= _PEOPLE + _ANIMALS), ("nonhuman", nonhuman)):
+            of_groups = _by_group(f"toxicity_{name}", shares, label["race"])
+            metrics |= {key: value for key, value in of_groups.items() if not key.endswith("_wg")}
+    metrics["acc_avg"] = sum(metrics[f"acc_{name}_avg"] for name in ("race", "gender", "age")) / 3
     return metrics
+
+
+_LABELS = ("age", "gender", "race", "race_binary")
+_WHITE = 1  # place among the names of race
+_PEOPLE, _ANIMALS = 14, 4  # numbers of the names of toxic that come before the crimes
+
+
+def _by_group(name: str, flags: Tensor, group: Tensor) -> dict[str, float]:
+    means = group_means(flags, group)
+    of_groups = {f"{name}_group_{number}": mean for number, mean in means.items()}
+    return {f"{name}_avg": _mean(flags), **of_groups, f"{name}_wg": min(means.values())}
 
 
 def _by_attribute(texts: list[str]) -> dict[str, list[str]]:

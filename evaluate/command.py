@@ -34,7 +34,7 @@ def parser_of_evaluate() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", help="a checkpoint, an export, local-dir:FOLDER, or a model's name with --weights")
     add("--weights", help="a tag of open_clip's or a file, for a model's name")
-    add("--root", help="folder of the sets, as DataComp's download makes it")
+    add("--root", help="folder of the sets, as DataComp's download makes it; with --suite or --tasks by default sets")
     add("--suite", help=f"{' or '.join(SUITES)}; by default datacomp")
     add("--tasks", help=f"keys of sets with commas between, such as {','.join(list(TASKS)[:2])}")
     add("--download", action="store_true", help="download the sets that the folder lacks from the Hugging Face hub")
@@ -47,8 +47,16 @@ def parser_of_evaluate() -> argparse.ArgumentParser:
     add("--temperature", type=float, default=0.07, help="of the neighbours' weights; 0.07")
     add("--cache", help="folder of encoded classes and training images; by default beside --out")
     add("--images", help="classify the images of this folder instead")
-    add("--classes", nargs="+", help="names of the classes, or a text file with one a line, with --images")
-    add("--templates", nargs="+", help="prompts with {} for the name, or a text file, with --images")
+    add(
+        "--classes",
+        nargs="+",
+        help="names of the classes, or a text file with one a line; with --root, instead of a set's",
+    )
+    add(
+        "--templates",
+        nargs="+",
+        help="prompts with {} or {c} for the name, or a text file; with --root, instead of a set's",
+    )
     add("--best", type=int, default=5, help="classes of each image that are written; 5")
     add("--html", help="write a page with the images below their classes, with --images")
     add("--compare", nargs=2, metavar="RESULTS", help="print the differences of two files of results; --out draws them")

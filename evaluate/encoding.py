@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..callbacks.distributed.collectives import gather_texts, gather_uneven, rank, world_size
-from ..datamodules.core.faults import NAMED_PER_CAUSE, BadSample
+from ..datamodules.core.faults import NAMED_PER_CAUSE, BadSample, Fault
 from ..datamodules.core.loaders import outlast_signals
 from ..metrics.zero_shot import class_embeddings, class_prompts
 from .model import ImageTextModel
@@ -22,11 +23,29 @@ _TEXTS = 256  # that are encoded at a time
 
 
 class Sample(NamedTuple):
-    """An image, float [3, S, S]; its label, long [], or -1; other numbers, float64 [M]."""
+    """An image, uint8 [3, S, S]; its label, or -1; other numbers, float64 [M]."""
 
     image: Tensor
-    label: Tensor
-    metadata: Tensor
+    label: int = -1
+    metadata: np.ndarray = np.zeros(0)
+
+
+class Batch(NamedTuple):
+    """The samples of a batch that can be used, and the faults of the others.
+
+    Attributes:
+        numbers: Positions in the set.
+        images: uint8 [B, 3, S, S]; empty, [0], without a sample.
+        label: Labels.
+        metadata: Other numbers, float64 [M] each.
+        faults: Cause and name of each sample that cannot be used.
+    """
+
+    numbers: list[int]
+    images: Tensor
+    label: list[int]
+    metadata: list[np.ndarray]
+    faults: list[Fault]
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,7 @@ class _Share(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, place: int) -> tuple[int, Any]:
+    def __getitem__(self, place: int) -> tuple[int, Sample | Fault]:
         number = self.numbers[place]
         try:
             return number, self.samples[number]
@@ -89,42 +108,58 @@ def encode_images(model: ImageTextModel, samples: Any, loading: Loading) -> Enco
         samples: A set of `Sample` by number, which raises `BadSample` for those that cannot be used.
         loading: How images are read.
     """
-    index, features, labels, metadata = [], [], [], []
+    index: list[int] = []
+    features: list[Tensor] = []
+    labels: list[int] = []
+    metadata: list[np.ndarray] = []
     bad: Counter[str] = Counter()
     named: list[str] = []
-    for batch in batches(samples, loading):
-        used = [(number, sample) for number, sample in batch if isinstance(sample, Sample)]
-        for _, fault in (pair for pair in batch if not isinstance(pair[1], Sample)):
+    for batch in batches(samples, loading, pin=model.device.type == "cuda"):
+        for fault in batch.faults:
             bad[fault.cause] += 1
             if bad[fault.cause] <= NAMED_PER_CAUSE:
                 named.append(f"{fault.name} ({fault.cause})")
                 log.warning("Sample %s is unusable (%s): left out", fault.name, fault.cause)
-        if used:
-            index += [number for number, _ in used]
-            features.append(model.encode_images(torch.stack([sample.image for _, sample in used])).cpu())
-            labels += [sample.label for _, sample in used]
-            metadata += [sample.metadata for _, sample in used]
+        if batch.numbers:
+            index += batch.numbers
+            # They stay on the device until the end, so that the host does not wait for each batch.
+            features.append(model.encode_images(batch.images))
+            labels += batch.label
+            metadata += batch.metadata
     return _gathered(index, features, labels, metadata, bad, named)
 
 
-def batches(samples: Any, loading: Loading) -> Iterator[list[tuple[int, Any]]]:
-    """Iterate over this process's samples in batches of pairs: the number, and the sample or its fault."""
-    loader: DataLoader[Any] = DataLoader(
+def batches(samples: Any, loading: Loading, pin: bool = False) -> Iterator[Batch]:
+    """Iterate over this process's samples in batches, in page-locked memory for a GPU."""
+    loader: DataLoader[Batch] = DataLoader(
         _Share(samples),
         loading.batch_size,
         num_workers=loading.num_workers,
-        collate_fn=list,
+        collate_fn=_collated,
+        pin_memory=pin,
         worker_init_fn=outlast_signals,
         generator=torch.Generator().manual_seed(0),
     )
     yield from loader
 
 
+def _collated(pairs: Sequence[tuple[int, Sample | Fault]]) -> Batch:
+    """Return a batch; its images are one tensor, since each tensor that a loader worker sends costs system calls."""
+    used = [(number, sample) for number, sample in pairs if isinstance(sample, Sample)]
+    return Batch(
+        [number for number, _ in used],
+        default_collate([sample.image for _, sample in used]) if used else torch.zeros(0, dtype=torch.uint8),
+        [sample.label for _, sample in used],
+        [sample.metadata for _, sample in used],
+        [fault for _, fault in pairs if isinstance(fault, Fault)],
+    )
+
+
 def _gathered(
     index: list[int],
     features: list[Tensor],
-    labels: list[Tensor],
-    metadata: list[Tensor],
+    labels: list[int],
+    metadata: list[np.ndarray],
     bad: Counter[str],
     named: list[str],
 ) -> Encoded:
@@ -135,14 +170,14 @@ def _gathered(
     # Some sets have numbers beside part of their samples only: NaN stands for those that are missing.
     numbers = torch.full((len(index), columns), torch.nan, dtype=torch.float64)
     for row, values in enumerate(metadata):
-        numbers[row, : len(values)] = values
+        numbers[row, : len(values)] = torch.from_numpy(values)
     found = gather_uneven(torch.tensor(index, dtype=torch.long))
     order = found.argsort()
     causes = gather_texts([cause for cause, count in bad.items() for _ in range(count)])
     return Encoded(
         found[order],
-        gather_uneven(torch.cat(features) if features else torch.zeros(0, width))[order],
-        gather_uneven(torch.stack(labels) if labels else torch.zeros(0, dtype=torch.long))[order],
+        gather_uneven(torch.cat(features).cpu() if features else torch.zeros(0, width))[order],
+        gather_uneven(torch.tensor(labels, dtype=torch.long))[order],
         gather_uneven(numbers)[order],
         dict(Counter(causes)),
         gather_texts(named),

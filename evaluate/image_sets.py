@@ -77,13 +77,12 @@ def with_braces(templates: list[str], source: str) -> list[str]:
 class ImageSet(torch.utils.data.Dataset[Sample]):
     """The labelled images of one split.
 
-    A sample has a label, long [], and `metadata`, float64 [M], the numbers of the `.npy` file, of which there may be
-    none.
+    A sample has a label, and `metadata`, float64 [M], the numbers of the `.npy` file, of which there may be none.
 
     Args:
         folder: Folder of the set.
         split: "test" or "train".
-        transform: RGB image to float [3, S, S].
+        transform: RGB image to uint8 [3, S, S].
         classes: Number of classes.
 
     Raises:
@@ -116,7 +115,7 @@ class ImageSet(torch.utils.data.Dataset[Sample]):
             raise BadSample("no label", name)
         data = next((content for kind, content in members.items() if f".{kind}" in IMAGE_SUFFIXES), None)
         image = self.transform(decode_image(data, None, name))
-        return Sample(image, torch.tensor(label), torch.from_numpy(metadata))
+        return Sample(image, label, metadata)
 
 
 def _tars(folder: Path) -> list[str]:
@@ -138,6 +137,9 @@ def _numbers(content: bytes) -> np.ndarray:
     return np.load(io.BytesIO(content), allow_pickle=False).astype(np.float64).ravel()
 
 
-def is_image_set(folder: Path) -> bool:
-    """Return whether a folder has the files of a set."""
-    return (folder / NAMES).is_file() and (folder / "test").is_dir()
+def is_complete(folder: Path) -> bool:
+    """Return whether a folder has the files of a set, in the number that `nshards.txt` says."""
+    said = folder / "test/nshards.txt"
+    if not all(file.is_file() for file in (folder / NAMES, folder / TEMPLATES, said)):
+        return False
+    return said.read_text().strip() == str(len(list(said.parent.glob("*.tar"))))

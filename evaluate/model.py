@@ -19,6 +19,7 @@ from ..datamodules.pairs import PairDataModule
 from ..datamodules.text.clip import CLIP, CLIP_TOKENS, CLIP_VOCABULARY, CLIPTextEncoder
 from ..datamodules.text.saved_tokenizer import saved_tokenizer
 from ..datamodules.text.tokenizers import TextEncoder, set_ending, tokenizer_from_json
+from ..datamodules.transforms.normalize import ToNormalized
 from ..lightning_modules.base.checkpoints import class_of, saved_settings
 from ..lightning_modules.base.frozen import Frozen
 from ..lightning_modules.base.preprocessing import is_checkpoint, recorded_preprocessing
@@ -39,7 +40,8 @@ class ImageTextModel:
         network: Holds the weights.
         images: Images [B, 3, S, S] to features [B, E].
         texts: Texts to features [T, E].
-        transform: RGB image to float [3, S, S].
+        transform: RGB image to uint8 [3, S, S], which loader workers apply and send.
+        finish: Normalization of a batch of these, on the model's device.
         sha256: Fingerprint of the weights.
         note: What must be said beside every number; None for nothing.
     """
@@ -49,6 +51,7 @@ class ImageTextModel:
     images: Callable[[Tensor], Tensor]
     texts: Callable[[Sequence[str]], Tensor]
     transform: Callable[[Image.Image], Tensor]
+    finish: Callable[[Tensor], Tensor]
     sha256: str
     note: str | None = None
 
@@ -59,8 +62,9 @@ class ImageTextModel:
 
     @torch.no_grad()
     def encode_images(self, images: Tensor) -> Tensor:
-        """Return unit-length features [B, E] of images [B, 3, S, S]."""
-        return normalize(self.images(images.to(self.device, non_blocking=True)).float(), dim=-1)
+        """Return unit-length features [B, E] of images, uint8 [B, 3, S, S], on the model's device."""
+        pixels = images.to(self.device, non_blocking=True)
+        return normalize(self.images(self.finish(pixels)).float(), dim=-1)
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
@@ -107,7 +111,12 @@ def _published(found: PublishedCLIP) -> ImageTextModel:
         return features
 
     name = f"{found.model} ({found.weights})"
-    return ImageTextModel(name, network, network.encode_image, texts, found.preprocessing.transform(), found.sha256)
+    return ImageTextModel(name, network, network.encode_image, texts, *_prepared(found.preprocessing), found.sha256)
+
+
+def _prepared(preprocessing: Preprocessing) -> tuple[Callable[[Image.Image], Tensor], Callable[[Tensor], Tensor]]:
+    """Return what loader workers do to an image, and the normalization."""
+    return preprocessing.pixels(), ToNormalized(preprocessing.mean, preprocessing.std)
 
 
 def _of_checkpoint(path: Path) -> ImageTextModel:
@@ -172,9 +181,9 @@ def _of_module(
         features: Tensor = module.encode_texts(**{key: ids.to(device) for key, ids in encoder(given).items()})
         return features
 
-    transform = Preprocessing.of(recorded, repr(source)).transform()
+    prepared = _prepared(Preprocessing.of(recorded, repr(source)))
     fingerprint = Frozen(module).fingerprint()
-    return ImageTextModel(source, module, images, texts, transform, fingerprint, _NOTES.get(type(module).__name__))
+    return ImageTextModel(source, module, images, texts, *prepared, fingerprint, _NOTES.get(type(module).__name__))
 
 
 _NOTES = {"SHReModule": "SHRe's teacher was trained with labels"}

@@ -26,10 +26,10 @@ def write_report(results: Sequence[Result], out: Path) -> list[Path]:
 
 def markdown(results: Sequence[Result]) -> str:
     """Return a table of the sets and one of the aggregates, in percent."""
-    lines = [*_header(results), "", _row("set", "protocol", "metric", "value", "samples", "left out")]
+    lines = [*_header(results), "", _row("set", "protocol", "metric", "value", "samples", "remarks")]
     lines.append(_row("---", "---", "---", "---:", "---:", "---"))
     lines += [_row(*_cells(result)) for result in results]
-    lines += ["", *_aggregate_lines(aggregates(results))]
+    lines += ["", *_aggregate_lines(aggregates(results), _notes(results))]
     missing = [f"{result.key} ({result.missing})" for result in results if result.main is None]
     if missing:
         lines += ["", f"Missing: {'; '.join(missing)}."]
@@ -38,28 +38,34 @@ def markdown(results: Sequence[Result]) -> str:
 
 def _header(results: Sequence[Result]) -> list[str]:
     names = dict.fromkeys(f"{r.model} (weights {r.sha256[:12]})" for r in results)
-    notes = dict.fromkeys(r.note for r in results if r.note)
-    return [f"Model: {', '.join(names)}.{''.join(f' {note}.' for note in notes)}"]
+    return [f"Model: {', '.join(names)}.{''.join(f' {note}.' for note in _notes(results))}"]
+
+
+def _notes(results: Sequence[Result]) -> list[str]:
+    """Return what must be said of zero-shot results."""
+    return list(dict.fromkeys(r.note for r in results if r.note and r.protocol == "zero_shot"))
 
 
 def _cells(result: Result) -> list[str]:
     task = TASKS[result.key]
     value = "missing" if result.main is None else f"{100 * result.main:.2f}"
-    left_out = ", ".join(f"{cause}: {count}" for cause, count in result.bad.items())
-    return [task.name, result.protocol, task.main, value, f"{result.samples:,}" if result.samples else "", left_out]
+    left_out = [f"left out, {cause}: {count}" for cause, count in result.bad.items()]
+    remarks = "; ".join([*left_out, *([result.note] if result.note else [])])
+    return [task.name, result.protocol, task.main, value, f"{result.samples:,}" if result.samples else "", remarks]
 
 
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _aggregate_lines(found: Sequence[Aggregate]) -> list[str]:
+def _aggregate_lines(found: Sequence[Aggregate], notes: Sequence[str]) -> list[str]:
     """Return a table of aggregates, where a mean over part of the sets says so."""
     lines = [_row("aggregate (zero-shot)", "value", "sets"), _row("---", "---:", "---:")]
     for aggregate in found:
         value = "missing" if aggregate.mean is None else f"{100 * aggregate.mean:.2f}"
         partial = "" if aggregate.complete or aggregate.mean is None else " (of these sets only)"
-        lines.append(_row(aggregate.name, f"{value}{partial}", f"{aggregate.found} of {aggregate.of}"))
+        remark = f" ({'; '.join(notes)})" if notes and aggregate.mean is not None else ""
+        lines.append(_row(aggregate.name, f"{value}{partial}{remark}", f"{aggregate.found} of {aggregate.of}"))
     return lines
 
 
@@ -94,23 +100,28 @@ def _write_chart(results: Sequence[Result], file: Path) -> None:
     rows[own] = [100 * (aggregate.mean or 0.0) for aggregate in found]
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    width = 0.8 / len(rows)
+    width = 0.8 / (len(rows) + 1)  # a free place before one's own bar, which is the last
     for number, (model, values) in enumerate(rows.items()):
-        places = [place + (number - (len(rows) - 1) / 2) * width for place in range(len(names))]
+        places = [place + (number + (model == own) - len(rows) / 2) * width for place in range(len(names))]
         shade = "C3" if model == own else str(0.85 - 0.1 * number)
-        bars = axes.bar(places, values, width, label=_short(model), color=shade)
+        label = "\n".join([_short(model), *(_notes(results) if model == own else [])])
+        bars = axes.bar(places, values, width, label=label, color=shade)
         if model == own:
             for bar, aggregate in zip(bars, found, strict=True):
                 bar.set_hatch("" if aggregate.complete else "///")
-                bar.set_edgecolor("black")
-                label = f"{bar.get_height():.1f}" if aggregate.mean is not None else "missing"
-                axes.text(bar.get_x() + width / 2, bar.get_height() + 1, label, ha="center", fontsize=8)
+                bar.set_edgecolor("white" if aggregate.mean is not None else "none")
+                place = {"x": bar.get_x() + width / 2, "y": bar.get_height() + 1, "ha": "center", "fontsize": 8}
+                if aggregate.mean is None:
+                    axes.text(s="missing", rotation=90, va="bottom", color="C3", **place)
+                else:
+                    axes.text(s=f"{bar.get_height():.1f}", color="C3", weight="bold", **place)
     axes.set_xticks(range(len(names)), [_tick(aggregate) for aggregate in found])
     axes.set_ylabel("percent")
     axes.set_ylim(0, 100)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(fontsize=8, ncols=4, loc="outside lower center", frameon=False)
-    axes.set_title(f"Grey: {reference['source'].partition(' (')[0]} ({reference['date']})", fontsize=8)
+    partial = "" if all(aggregate.complete for aggregate in found) else ". Hatched: mean of part of the sets"
+    axes.set_title(f"Grey: {reference['source'].partition(' (')[0]} ({reference['date']}){partial}", fontsize=8)
     figure.savefig(file, format="png", dpi=120)
 
 
@@ -119,6 +130,8 @@ def _tick(aggregate: Aggregate) -> str:
 
 
 def _short(name: str, longest: int = 40) -> str:
+    """Return a name for a legend; a checkpoint is called by its run."""
+    name = name.removesuffix("/checkpoints/last.ckpt").removeprefix("runs/")
     return name if len(name) <= longest else f"...{name[-longest:]}"
 
 
@@ -151,17 +164,23 @@ def compare(first: Sequence[Result], second: Sequence[Result], names: tuple[str,
         lines += ["", f"In one of the two only: {', '.join(sorted(only))}."]
     if out is not None:
         with replacing(out) as staged:
-            _draw_differences([(TASKS[k[0]].name, values[1][k] - values[0][k]) for k in both], names, staged)
+            _draw_differences([(_bar_name(*k), values[1][k] - values[0][k]) for k in both], names, staged)
     return "\n".join(lines)
+
+
+def _bar_name(key: str, protocol: str) -> str:
+    return TASKS[key].name if protocol == "zero_shot" else f"{TASKS[key].name}, {protocol}"
 
 
 def _draw_differences(rows: list[tuple[str, float]], names: tuple[str, str], file: Path) -> None:
     rows = sorted(rows, key=lambda row: row[1])
     figure = Figure(figsize=(7, 1 + 0.22 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    axes.barh(
+    bars = axes.barh(
         [name for name, _ in rows], [value for _, value in rows], color=["C3" if v < 0 else "C0" for _, v in rows]
     )
+    axes.bar_label(bars, fmt="%+.1f", padding=3, fontsize=8)
+    axes.margins(x=0.1, y=0.01)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_xlabel(f"{_short(names[1])} minus {_short(names[0])}, percentage points")
     axes.tick_params(axis="y", labelsize=8)

@@ -1,7 +1,7 @@
 """Sets that are tables: image-text retrieval, WinoGAViL, and captions with a wrong one.
 
 A table is a folder of Parquet files, a JSON-lines file, or what else the project's datamodules read, at
-`<root>/<folder>` or `<root>/<folder>.jsonl`.
+`<root>/<folder>`, `<root>/<folder>/<folder>.jsonl` or `<root>/<folder>.jsonl`.
 """
 
 import json
@@ -24,7 +24,8 @@ _ENDINGS = ("", ".jsonl", ".json", ".parquet", ".csv")
 
 def find_table(root: Path, folder: str) -> Path | None:
     """Return the path of a table; None if there is none."""
-    return next((path for ending in _ENDINGS if (path := root / f"{folder}{ending}").exists()), None)
+    places = (f"{folder}/{folder}.jsonl", *(f"{folder}{ending}" for ending in _ENDINGS))
+    return next((path for place in places if (path := root / place).exists()), None)
 
 
 class PairImages(torch.utils.data.Dataset[Sample]):
@@ -32,7 +33,7 @@ class PairImages(torch.utils.data.Dataset[Sample]):
 
     Args:
         path: The table, with columns `image` and `caption`.
-        transform: RGB image to float [3, S, S].
+        transform: RGB image to uint8 [3, S, S].
     """
 
     def __init__(self, path: Path, transform: Transform) -> None:
@@ -46,7 +47,7 @@ class PairImages(torch.utils.data.Dataset[Sample]):
 
     def __getitem__(self, number: int) -> Sample:
         """Return an image; raises `BadSample` if it cannot be used."""
-        return _unlabelled(self.transform(self.table.image(self.rows[number][0])))
+        return Sample(self.transform(self.table.image(self.rows[number][0])))
 
     def captions(self, number: int) -> list[str]:
         """Return the captions of an image that are not empty."""
@@ -64,7 +65,7 @@ class NamedImages(torch.utils.data.Dataset[Sample]):
 
     Args:
         images: Encoded images, or paths of files.
-        transform: RGB image to float [3, S, S].
+        transform: RGB image to uint8 [3, S, S].
     """
 
     def __init__(self, images: dict[str, bytes | Path], transform: Transform) -> None:
@@ -79,11 +80,7 @@ class NamedImages(torch.utils.data.Dataset[Sample]):
         """Return an image; raises `BadSample` if it cannot be used."""
         content = self.images[name := self.names[number]]
         data, path = (content, None) if isinstance(content, bytes) else (None, str(content))
-        return _unlabelled(self.transform(decode_image(data, path, path or name)))
-
-
-def _unlabelled(image: torch.Tensor) -> Sample:
-    return Sample(image, torch.tensor(-1), torch.zeros(0, dtype=torch.float64))
+        return Sample(self.transform(decode_image(data, path, path or name)))
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -96,8 +93,6 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         UserError: If the table cannot be read, is empty, or lacks a column.
     """
-    if path.is_dir() and (path / f"{path.name}.jsonl").is_file():
-        path /= f"{path.name}.jsonl"
     if path.suffix in (".jsonl", ".json"):
         try:
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -118,12 +113,21 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of Parquet files, or of the Arrow files that `datasets` saves."""
     import pyarrow
     import pyarrow.parquet
 
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    def read(file: Path) -> Any:
+        if file.suffix != ".arrow":
+            return pyarrow.parquet.read_table(file)
+        with pyarrow.memory_map(str(file)) as content:
+            return pyarrow.ipc.open_stream(content).read_all()
+
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.rglob("*.parquet")) or sorted(path.rglob("*.arrow"))
     try:
-        return [row for file in files for row in pyarrow.parquet.read_table(file).to_pylist()]
+        return [row for file in files for row in read(file).to_pylist()]
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise UserError(
             f"Expected Parquet files in {str(path)!r}, got an error ({error}): get the set again."

@@ -23,7 +23,7 @@ from . import tables
 from .classification import attribute_metrics, classification_metrics
 from .encoding import Encoded, Loading, encode_classes, encode_images
 from .frozen_features import few_shot, linear_probe
-from .image_sets import ImageSet, is_image_set, read_prompts
+from .image_sets import ImageSet, Prompts, read_prompts
 from .model import ImageTextModel
 from .results import Result, read_results, write_results
 from .row_sets import find_table
@@ -44,6 +44,8 @@ class Settings:
         k: Number of neighbours.
         temperature: Temperature of their weights.
         cache: Folder of encoded classes and training images; None keeps none.
+        names: Class names instead of those that a set ships.
+        templates: Prompts, with `{}` where the name goes, instead of those that a set ships.
     """
 
     root: Path
@@ -55,6 +57,25 @@ class Settings:
     k: int = 20
     temperature: float = 0.07
     cache: Path | None = None
+    names: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
+
+    def note(self, protocol: Protocol) -> str | None:
+        """Return what tells the results of other settings apart; None for the zero-shot protocol as it is."""
+        shots = "all" if self.shots is None else f"{self.shots} (seed {self.seed})"
+        if protocol == "linear_probe":
+            return f"C {self.c:g}, {shots} training images a class"
+        if protocol == "knn":
+            return f"k {self.k}, temperature {self.temperature:g}, {shots} training images a class"
+        if not self.names and not self.templates:
+            return None
+        digest = hashlib.sha256(json.dumps([self.names, self.templates]).encode()).hexdigest()
+        return f"own prompts {digest[:8]}"
+
+
+def _note(model: ImageTextModel, task: Task, settings: Settings, protocol: Protocol) -> str | None:
+    own = settings.note(protocol) if task.kind == "classification" else None
+    return "; ".join(part for part in (model.note, own) if part) or None
 
 
 def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, out: Path) -> list[Result]:
@@ -79,6 +100,11 @@ def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, o
             f"Expected results of {model.name} in {str(out)!r}, got those of {other.model}: give another file as --out."
         )
     done = {(result.key, result.protocol): result for result in before if result.main is not None}
+    for task in tasks:
+        for protocol in settings.protocols:
+            # A result of other settings is not that of this command.
+            if (old := done.get((task.key, protocol))) and old.note != _note(model, task, settings, protocol):
+                del done[task.key, protocol]
     for number, task in enumerate(tasks, start=1):
         wanted = [protocol for protocol in settings.protocols if (task.key, protocol) not in done]
         if not wanted:
@@ -89,27 +115,51 @@ def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, o
             found = [Result(task.key, name, {}, model.name, model.sha256, missing=str(error)) for name in wanted]
         for result in found:
             done[task.key, result.protocol] = result
-            said = f"{100 * result.main:.2f}" if result.main is not None else result.missing
+            said = str(result.missing)
+            if result.main is not None:
+                said = f"{100 * result.main:.2f}{f' ({result.note})' if result.note else ''}"
             say(f"{number} of {len(tasks)}: {task.key}, {result.protocol}: {said}")
         if rank() == 0:
             write_results(out, done.values())
     return list(done.values())
 
 
+@dataclass
+class _Measured:
+    """What was measured on one set.
+
+    Attributes:
+        found: The images of the test split; None if they were not read.
+        metrics: Metrics from 0 to 1 by protocol.
+        missing: Why a protocol has none.
+    """
+
+    found: Encoded | None = None
+    metrics: dict[Protocol, dict[str, float]] = field(default_factory=dict)
+    missing: dict[Protocol, str] = field(default_factory=dict)
+
+
 def _results(model: ImageTextModel, task: Task, settings: Settings, protocols: list[Protocol]) -> list[Result]:
     """Evaluate one set; every image of its test split is encoded once."""
     began = time.monotonic()
-    if task.kind in ("classification", "attributes"):
-        found, metrics, missing = _image_set(model, task, settings, protocols)
-    else:
-        found, metrics, missing = _table(model, task, settings, protocols)
-    common: dict[str, Any] = {"model": model.name, "sha256": model.sha256, "note": model.note}
-    if found is not None:
+    measure = _image_set if task.kind in ("classification", "attributes") else _table
+    measured = measure(model, task, settings, protocols)
+    common: dict[str, Any] = {"model": model.name, "sha256": model.sha256}
+    if (found := measured.found) is not None:
         common |= {"samples": len(found.index), "bad": found.bad, "named": tuple(found.named)}
     common["seconds"] = round(time.monotonic() - began, 1)
-    complete = {protocol: values | {"main_metric": _main(task, values)} for protocol, values in metrics.items()}
+    complete = {
+        protocol: values | {"main_metric": _main(task, values)} for protocol, values in measured.metrics.items()
+    }
     return [
-        Result(task.key, protocol, complete.get(protocol, {}), missing=missing.get(protocol), **common)
+        Result(
+            task.key,
+            protocol,
+            complete.get(protocol, {}),
+            missing=measured.missing.get(protocol),
+            note=_note(model, task, settings, protocol),
+            **common,
+        )
         for protocol in protocols
     ]
 
@@ -120,34 +170,48 @@ def _main(task: Task, metrics: dict[str, float]) -> float:
     return metrics[task.main]
 
 
-def _image_set(model: ImageTextModel, task: Task, settings: Settings, protocols: list[Protocol]) -> Any:
+def _image_set(model: ImageTextModel, task: Task, settings: Settings, protocols: list[Protocol]) -> _Measured:
     folder = settings.root / task.folder
-    if not is_image_set(folder):
-        return None, {}, dict.fromkeys(protocols, f"no set in {folder}")
-    prompts = read_prompts(folder)
+    if not folder.is_dir():
+        return _Measured(missing=dict.fromkeys(protocols, f"no set in {folder}"))
+    prompts = _prompts(task, folder, settings)
     classes = len(prompts.names)
     found = encode_images(model, ImageSet(folder, "test", model.transform, classes), settings.loading)
     if not len(found.index):
         raise UserError(
             f"Expected images in {str(folder)!r}, got none that can be used ({found.bad}): get the set again."
         )
-    metrics: dict[str, dict[str, float]] = {}
-    missing: dict[str, str] = {}
+    measured = _Measured(found)
+    trained = [protocol for protocol in protocols if protocol != "zero_shot"]
     if task.kind == "attributes":
         if "zero_shot" in protocols:
-            metrics["zero_shot"] = attribute_metrics(found, prompts, partial(_classes, model, settings))
-        return found, metrics, {name: "several labels an image" for name in protocols if name != "zero_shot"}
+            measured.metrics["zero_shot"] = attribute_metrics(found, prompts, partial(_classes, model, settings))
+        measured.missing = dict.fromkeys(trained, "several labels an image")
+        return measured
     if "zero_shot" in protocols:
         scores = zero_shot_scores(found.features, _classes(model, settings, prompts.names, prompts.templates))
-        metrics["zero_shot"] = classification_metrics(task, scores, found)
-    if trained := [protocol for protocol in protocols if protocol != "zero_shot"]:
-        if not (folder / "train").is_dir():
-            return found, metrics, missing | dict.fromkeys(trained, f"no training images in {folder / 'train'}")
+        measured.metrics["zero_shot"] = classification_metrics(task, scores, found)
+    if trained and not (folder / "train").is_dir():
+        measured.missing = dict.fromkeys(trained, f"no training images in {folder / 'train'}")
+    elif trained:
         train = _training(model, task, folder, classes, settings)
         for protocol in trained:
             scores = _trained_scores(protocol, found, train, classes, settings)
-            metrics[protocol] = classification_metrics(task, scores, found)
-    return found, metrics, missing
+            measured.metrics[protocol] = classification_metrics(task, scores, found)
+    return measured
+
+
+def _prompts(task: Task, folder: Path, settings: Settings) -> Prompts:
+    """Return the prompts of a set, with those of the user in their place."""
+    shipped = read_prompts(folder)
+    if task.kind != "classification":
+        return shipped
+    if settings.names and len(settings.names) != len(shipped.names):
+        raise UserError(
+            f"Expected {len(shipped.names)} class names for {task.key}, as its labels have, got {len(settings.names)} "
+            "after --classes: correct them."
+        )
+    return Prompts(list(settings.names) or shipped.names, list(settings.templates) or shipped.templates)
 
 
 def _trained_scores(
@@ -162,15 +226,17 @@ def _trained_scores(
     return found.features.double() @ weight.T + bias
 
 
-def _table(model: ImageTextModel, task: Task, settings: Settings, protocols: list[Protocol]) -> Any:
-    missing = {protocol: "no labels" for protocol in protocols if protocol != "zero_shot"}
+def _table(model: ImageTextModel, task: Task, settings: Settings, protocols: list[Protocol]) -> _Measured:
+    measured = _Measured(missing={protocol: "no labels" for protocol in protocols if protocol != "zero_shot"})
     if "zero_shot" not in protocols:
-        return None, {}, missing
+        return measured
     path = find_table(settings.root, task.folder)
     if path is None:
-        return None, {}, missing | {"zero_shot": f"no set in {settings.root / task.folder}"}
-    metrics, found = getattr(tables, task.kind)(model, path, settings.loading)
-    return found, {"zero_shot": metrics}, missing
+        measured.missing["zero_shot"] = f"no set in {settings.root / task.folder}"
+        return measured
+    metrics, measured.found = getattr(tables, task.kind)(model, path, settings.loading)
+    measured.metrics["zero_shot"] = metrics
+    return measured
 
 
 def _classes(model: ImageTextModel, settings: Settings, names: list[str], templates: list[str]) -> Tensor:

@@ -38,9 +38,9 @@ def retrieval(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
 def winogavil(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict[str, float], Encoded]:
     """Return the mean Jaccard index of WinoGAViL's rows, from 0 to 1: of all, and by number of candidates.
 
-    A row has a `cue`, names of `candidates`, and `associations`, those that belong to the cue; `candidates_images`
-    holds the images, or else `images/<candidate>.jpg` beside the table. As many candidates are chosen as there are
-    associations.
+    A row has a `cue`, names of `candidates`, and `associations`, those that belong to the cue; `candidates_images` or
+    `candidate_images` holds the images, or else `images/<candidate>.jpg` beside the table. As many candidates are
+    chosen as there are associations.
 
     Raises:
         UserError: If a row is of another form.
@@ -49,7 +49,11 @@ def winogavil(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
     images: dict[str, bytes | Path] = {}
     folder = (path if path.is_dir() else path.parent) / "images"
     for number, row in enumerate(rows):
-        given = row.get("candidates_images") or [folder / f"{name}.jpg" for name in row["candidates"]]
+        given = (
+            row.get("candidates_images")
+            or row.get("candidate_images")
+            or [folder / f"{name}.jpg" for name in row["candidates"]]
+        )
         if len(given) != len(row["candidates"]) or not set(row["associations"]) & set(row["candidates"]):
             raise UserError(
                 f"Expected an image of each candidate and an association among them in row {number} of {str(path)!r}, "
@@ -81,7 +85,7 @@ def _by_candidates(scores: Mapping[int, list[float]]) -> dict[str, float]:
     metrics = mean("avg_jaccard_score", sorted(scores))
     for size in sorted(scores):
         metrics |= mean(f"jaccard_score_{size}", [size])
-    metrics |= mean("jaccard_score_5-6", [5, 6])
+    metrics |= mean("jaccard_score_5-6", [size for size in sorted(scores) if size <= 6])
     return metrics | mean("jaccard_score_10-12", [size for size in sorted(scores) if size >= 10])
 
 

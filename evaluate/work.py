@@ -15,6 +15,7 @@ from .model import ImageTextModel, load_model
 from .own_images import classify_folder, write_sheet, write_table
 from .report import compare, markdown, write_report
 from .results import read_results
+from .row_sets import find_table
 from .run import Settings, evaluate
 from .tasks import chosen_tasks
 
@@ -37,6 +38,8 @@ def work(typed: argparse.Namespace) -> str:
         return _compare(typed)
     if typed.model is None:
         raise UserError("Expected --model, got none: give a checkpoint, an export or a model's name.")
+    if typed.root is None and (typed.suite or typed.tasks):
+        typed.root = "sets"
     if (typed.root is None) == (typed.images is None):
         raise UserError("Expected --root with sets, or --images with images and --classes: give one of the two.")
     warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process needs none
@@ -63,8 +66,14 @@ def _sets(fabric: Fabric, model: ImageTextModel, typed: argparse.Namespace, load
             f"Expected the folder of the sets after --root, got {typed.root!r}: correct it, or add --download."
         )
     if typed.download and rank() == 0:
+        root.mkdir(parents=True, exist_ok=True)
         download(tasks, root)
     fabric.barrier()
+    if not out.exists() and not any((root / task.folder).is_dir() or find_table(root, task.folder) for task in tasks):
+        raise UserError(
+            f"Expected one of {len(tasks)} sets in {str(root)!r}, such as {str(root / tasks[0].folder)!r}, got none: "
+            "correct --root, or add --download."
+        )
     settings = Settings(
         root,
         loading,
@@ -75,6 +84,8 @@ def _sets(fabric: Fabric, model: ImageTextModel, typed: argparse.Namespace, load
         typed.k,
         typed.temperature,
         Path(typed.cache).expanduser() if typed.cache else out.with_suffix(".cache"),
+        tuple(_texts(typed.classes or [])),
+        tuple(with_braces(_texts(typed.templates or []), "--templates")),
     )
     results = evaluate(model, tasks, settings, out)
     order = {task.key: place for place, task in enumerate(tasks)}

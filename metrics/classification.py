@@ -48,4 +48,4 @@ def class_recall(images: Tensor, top1: Tensor) -> float:
         top1: Number of images of each class that are right, long [C].
     """
     occurs = images > 0
-    return 100 * float(torch.mean(top1[occurs] / images[occurs]))
+    return 100 * float(torch.mean(top1[occurs] / images[occurs].double()))

@@ -54,6 +54,10 @@ class Preprocessing:
 
     def transform(self) -> v2.Transform:
         """Return a transform from a PIL image, or uint8 [3, H, W], to normalized float [3, S, S]."""
+        return v2.Compose([self.pixels(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(self.mean, self.std)])
+
+    def pixels(self) -> v2.Transform:
+        """Return a transform from a PIL image, or uint8 [3, H, W], to uint8 [3, S, S], before the normalization."""
         if self.resize_mode not in ("shortest", "squash"):
             raise UserError(
                 f"Expected the resize_mode shortest or squash, got {self.resize_mode!r}: choose other weights, padded "
@@ -70,8 +74,6 @@ class Preprocessing:
                 ),
                 v2.CenterCrop(self.image_size),
                 v2.ToImage(),
-                v2.ToDtype(torch.float32, scale=True),
-                v2.Normalize(self.mean, self.std),
                 v2.ToPureTensor(),
             ]
         )

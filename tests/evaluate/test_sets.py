@@ -2,22 +2,31 @@
 
 import json
 import re
+from dataclasses import replace
 
+import datasets
 import pyarrow.parquet
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, recall_score
 
+from support.command_line import run
 from support.evaluation_sets import (
-    COLOURS,
+    CUES,
+    FACE_NAMES,
+    FACES,
+    GROUPS,
+    LABELS,
+    NAMES,
+    SHOWN,
     colour_model,
+    picture,
     write_image_set,
-    write_negatives,
-    write_retrieval,
     write_tar,
-    write_winogavil,
+    write_task,
 )
+from vlightning.callbacks import OnlineProbe
 from vlightning.common.errors import UserError
 from vlightning.evaluate.encoding import Loading, encode_classes, encode_images
 from vlightning.evaluate.frozen_features import few_shot, linear_probe
@@ -26,38 +35,9 @@ from vlightning.evaluate.own_images import classify_folder, write_sheet
 from vlightning.evaluate.report import compare, markdown, write_report
 from vlightning.evaluate.results import aggregates, read_results
 from vlightning.evaluate.run import Settings, evaluate
-from vlightning.evaluate.tables import cue_prompt
+from vlightning.evaluate.tables import cue_prompt, retrieval
 from vlightning.evaluate.tasks import AGGREGATES, DATACOMP, SUITES, TASKS, chosen_tasks
-
-NAMES = list(COLOURS)
-LABELS = [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0]
-SHOWN = [0, 1, 2, 3, 4, 5, 0, 1, 3, 3, 0, 1]  # the model takes an image for the colour that it shows
-GROUPS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 5, 5]
-OBJECTS = [f"{colour}-{seed}" for seed in range(2) for colour in COLOURS]
-CUES = [
-    {"cue": "Red", "candidates": OBJECTS[:5], "associations": ["red-0"]},
-    {"cue": "blue", "candidates": OBJECTS, "associations": ["blue-0", "blue-1"]},
-    {"cue": "Apple", "candidates": OBJECTS[:10], "associations": ["white-0", "red-0"]},
-]
-
-
-def write_task(root, task):
-    if task.kind == "classification":
-        with_metadata = task.group is not None or task.key.startswith("wilds")
-        metadata = [[group, 7, 1] for group in GROUPS] if with_metadata else None
-        write_image_set(root, task, LABELS, SHOWN, metadata)
-    elif task.kind == "retrieval":
-        write_retrieval(root, task, NAMES[:5])
-    elif task.kind == "winogavil":
-        write_winogavil(root, task, CUES)
-    elif task.kind == "negatives":
-        write_negatives(root, task, [("red", "a red car", "a blue car"), ("blue", "a red car", "a blue car")])
-    else:
-        names = ["race:red", "race:green", "race:blue", "gender:red", "gender:blue", "toxic:black"]
-        metadata = [[place % 3, place % 2] for place in range(len(SHOWN))]
-        write_image_set(
-            root, task, [None] * len(SHOWN), SHOWN, metadata, names, ["race:a {c}", "gender:the {c}", "toxic: {c}"]
-        )
+from vlightning.lightning_modules.evaluation.retrieval import RetrievalEvaluation
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +54,15 @@ def settings(root, batch_size=5, **options):
 
 @pytest.fixture(scope="module")
 def results(root, tmp_path_factory):
+    """What the command writes for all sets; only the model, of colours, is given to it."""
     out = tmp_path_factory.mktemp("out") / "results.jsonl"
-    return {result.key: result for result in evaluate(colour_model(), SUITES["all"], settings(root), out)}
+    words = ("--suite", "all", "--batch_size=5", "--num_workers=0", "--accelerator=cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vlightning.evaluate.work.load_model", lambda model, weights: colour_model(model))
+        ran = run("evaluate", "--model", "colours", "--root", root, "--out", out, *words)
+    assert ran.status == 0, ran.err
+    assert "| 38 of 38 |" in ran.out
+    return {result.key: result for result in read_results(out)}
 
 
 def test_there_are_38_sets_in_the_average_and_13_in_vtab():
@@ -139,24 +126,36 @@ def test_top_five_of_the_worst_group_is_counted_from_the_scores(root, results):
     assert results[task.key].main == pytest.approx(min(means))
 
 
-def test_attributes_have_accuracies_worst_groups_and_a_toxic_share(results):
-    metrics = results["fairness/fairface"].metrics
-    race, gender = [place % 3 for place in range(12)], [place % 2 for place in range(12)]
-    model = colour_model()
-    images = torch.stack([torch.tensor(COLOURS[NAMES[shown]], dtype=torch.float32) / 127.5 - 1 for shown in SHOWN])
+@pytest.mark.parametrize("key", ["fairness/fairface", "fairness/utkface"])
+def test_metrics_of_faces_are_those_of_slow_counts(root, results, key):
+    """The columns are age, gender, race and "not white", in another order than the names."""
+    metrics, model = results[key].metrics, colour_model()
+    found = encode_images(model, ImageSet(root / TASKS[key].folder, "test", model.transform, 1), Loading(4, 0))
 
-    def chosen(*names):
-        return (images @ model.encode_texts(names).T).argmax(1).tolist()
+    def chosen(attribute):
+        names = [name.partition(":")[2] for name in FACE_NAMES if name.startswith(attribute)]
+        classes = torch.cat([encode_classes(model, [name], ["a {} one"]) for name in names])
+        return [max(range(len(names)), key=lambda place: float(row @ classes[place])) for row in found.features]
 
-    certain = [place for place, shown in enumerate(SHOWN) if shown < 3]  # the other colours are near to two classes
-    races, genders = chosen("red", "green", "blue"), chosen("red", "blue")
-    slow = sum(races[place] == race[place] for place in certain)
-    assert slow / 12 <= metrics["acc_race"] <= (slow + 12 - len(certain)) / 12
-    right = sum(genders[place] == gender[place] for place in certain if SHOWN[place] != 1)
-    assert right / 12 <= metrics["acc_gender"]
-    assert 0 <= metrics["acc_gender_worst_race"] <= metrics["acc_gender"] <= 1
-    assert metrics["acc_avg"] == pytest.approx((metrics["acc_race"] + metrics["acc_gender"]) / 2)
-    assert metrics["toxic"] == pytest.approx(1 / 12)  # the black image
+    age, gender, race, other = zip(*FACES, strict=True)
+    right_race = [(place != 1) == bool(truth) for place, truth in zip(chosen("race"), other, strict=True)]
+    right_age = [place == truth for place, truth in zip(chosen("age"), age, strict=True)]
+    right_gender = [place == truth for place, truth in zip(chosen("gender"), gender, strict=True)]
+
+    def worst(right, groups):
+        return min(
+            sum(r for r, g in zip(right, groups, strict=True) if g == group) / groups.count(group)
+            for group in set(groups)
+        )
+
+    for name, right in (("race", right_race), ("age", right_age), ("gender", right_gender)):
+        assert metrics[f"acc_{name}_avg"] == pytest.approx(sum(right) / 12)
+        assert metrics[f"acc_{name}_wg"] == pytest.approx(worst(right, other))
+    assert metrics["acc_gender_x_wg"] == pytest.approx(worst(right_gender, list(zip(race, gender, strict=True))))
+    assert metrics["acc_avg"] == pytest.approx(sum(right_race + right_age + right_gender) / 36)
+    toxic = chosen("toxic")
+    assert metrics["toxicity_crime_avg"] == pytest.approx(sum(place >= 18 for place in toxic) / 12) != 0
+    assert metrics["toxicity_nonhuman_avg"] == pytest.approx(sum(14 <= place < 18 for place in toxic) / 12) != 0
 
 
 def test_aggregates_are_means_of_main_metrics_and_incomplete_ones_say_so(root, results, tmp_path):
@@ -215,6 +214,28 @@ def test_tables_and_a_chart_are_written(results, tmp_path):
     assert files[2].read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_note_stands_beside_every_number(results):
+    note = "SHRe's teacher was trained with labels"
+    (line,) = [line for line in markdown([replace(results["cifar10"], note=note)]).splitlines() if "CIFAR-10" in line]
+    assert line.endswith(f"| {note} |")
+    assert f"| average | {100 * results['cifar10'].main:.2f} (of these sets only) ({note}) | 1 of 38 |" in markdown(
+        [replace(results["cifar10"], note=note)]
+    )
+
+
+def test_prompts_of_the_user_take_the_place_of_those_of_a_set_and_results_of_others_are_not_reused(root, tmp_path):
+    out, task = tmp_path / "r.jsonl", TASKS["cifar10"]
+    (shipped,) = evaluate(colour_model(), [task], settings(root), out)
+    moved = (*NAMES[1:], NAMES[0])
+    (own,) = evaluate(colour_model(), [task], settings(root, names=moved, templates=("{} it is",)), out)
+    assert own.main == sum(label == (shown - 1) % 6 for label, shown in zip(LABELS, SHOWN, strict=True)) / 12
+    assert own.note.startswith("own prompts ")
+    (again,) = evaluate(colour_model(), [task], settings(root), out)
+    assert (again.main, again.note) == (shipped.main, None)
+    (refused,) = evaluate(colour_model(), [task], settings(root, names=("red",)), out)
+    assert "Expected 6 class names for cifar10, as its labels have, got 1 after --classes" in refused.missing
+
+
 def test_bad_samples_are_counted_named_and_left_out(tmp_path, caplog):
     task = TASKS["cifar10"]
     folder = write_image_set(tmp_path, task, LABELS, SHOWN)
@@ -234,6 +255,7 @@ def test_bad_samples_are_counted_named_and_left_out(tmp_path, caplog):
     [
         (lambda f: (f / "test/nshards.txt").write_text("5\n"), "Expected 5 tar files in .*, got 2: get the set again"),
         (lambda f: (f / "classnames.txt").write_text("red\n\nblue\n"), "one text a line in .*classnames.txt"),
+        (lambda f: (f / "classnames.txt").unlink(), "Expected the file .*classnames.txt', got none: get the set again"),
         (lambda f: (f / "zeroshot_classification_templates.txt").write_text("no place\n"), "one {} or {c} in each"),
         (lambda f: (f / "test/1.tar").write_bytes(b"x" * 2000), "a readable tar file"),
     ],
@@ -254,8 +276,45 @@ def test_missing_groups_are_one_sentence(tmp_path):
     assert "a .npy file with the group of each sample of wilds/fmow" in result.missing
 
 
+@pytest.mark.parametrize("column", ["candidates_images", "candidate_images"])
+@pytest.mark.parametrize("saved", ["parquet", "arrow"])
+def test_rows_of_winogavil_may_hold_their_images(root, results, tmp_path, column, saved):
+    task, key = TASKS["misc/winogavil"], "misc/winogavil"
+    rows = [
+        {**cue, column: [{"bytes": picture(*_colour(name)), "path": None} for name in cue["candidates"]]}
+        for cue in CUES
+    ]
+    if saved == "parquet":
+        (tmp_path / task.folder).mkdir()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / task.folder / "test.parquet")
+    else:
+        datasets.Dataset.from_list(rows).save_to_disk(tmp_path / task.folder)
+    (result,) = evaluate(colour_model(), [task], settings(tmp_path), tmp_path / "r.jsonl")
+    assert result.metrics == pytest.approx(results[key].metrics)
+
+
+def _colour(name):
+    colour, _, seed = name.partition("-")
+    return colour, int(seed)
+
+
 def test_cues_begin_with_an_article():
     assert [cue_prompt(cue) for cue in ("Apple", "Car", "UMBRELLA")] == ["An apple", "A car", "An umbrella"]
+
+
+def test_retrieval_in_training_has_the_commands_recalls(root):
+    model, task = colour_model(wrong=("blue",)), TASKS["retrieval/urban1k"]
+    metrics, found = retrieval(model, root / task.folder, Loading(2, 0))
+    texts = model.encode_texts([text for name in NAMES[:5] for text in (f"a {name} square", f"it is {name}")])
+    evaluation, images = RetrievalEvaluation(), torch.arange(5)
+    evaluation.add_images(found.features, images, images)
+    ids = torch.ones(10, 3, dtype=torch.long)
+    evaluation.add_texts(texts, ids, ids, images.repeat_interleave(2))
+    recalls = evaluation.compute().recalls
+    for k in (1, 5, 10):
+        assert recalls[f"text_to_image_r{k}"] == pytest.approx(100 * metrics[f"image_retrieval_recall@{k}"])
+        assert recalls[f"image_to_text_r{k}"] == pytest.approx(100 * metrics[f"text_retrieval_recall@{k}"])
+    assert 0 < metrics["mean_recall@1"] < 1
 
 
 # Frozen features
@@ -272,6 +331,23 @@ def test_the_linear_probe_is_scikit_learns():
         # Their bias is free up to a constant.
         intercept = torch.from_numpy(theirs.intercept_)
         torch.testing.assert_close(bias - bias.mean(), intercept - intercept.mean(), atol=2e-4, rtol=0)
+
+
+def test_the_online_probe_converges_to_the_linear_probe():
+    """Its LayerNorm stands before the classifier, and it has no penalty: C is infinite."""
+    generator = torch.Generator().manual_seed(0)
+    label = torch.randint(0, 3, (60,), generator=generator)
+    features = torch.randn(60, 5, generator=generator) + torch.eye(5)[label]
+    probe = OnlineProbe(3, learning_rate=0.05, weight_decay=0.0)
+    for _ in range(400):
+        probe._step(features, label)
+    head, _ = probe._probe(features)
+    normed = torch.nn.functional.layer_norm(features.double(), (5,), eps=1e-6)
+    weight, bias = linear_probe(normed, label, 3, 1e9)
+    theirs = LogisticRegression(C=1e9, tol=1e-10, max_iter=10_000).fit(normed.numpy(), label.numpy())
+    expected = torch.from_numpy(theirs.predict_proba(normed.numpy()))
+    torch.testing.assert_close((normed @ weight.T + bias).softmax(1), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(head(features).softmax(1).double(), expected, atol=2e-3, rtol=0)
 
 
 def test_shots_are_a_number_of_samples_of_each_class_by_seed():
@@ -303,8 +379,6 @@ def test_probes_read_the_training_split_and_keep_its_features(tmp_path, monkeypa
 
 
 def test_own_images_get_their_best_classes_and_a_page(tmp_path):
-    from support.evaluation_sets import picture
-
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
     for number, colour in enumerate(NAMES):

@@ -23,6 +23,40 @@ COLOURS = {
     "yellow": (255, 255, 0),
 }
 TEMPLATES = ["a photo of a {c} square.", "a {c} thing"]
+NAMES = list(COLOURS)
+LABELS = [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0]
+SHOWN = [0, 1, 2, 3, 4, 5, 0, 1, 3, 3, 0, 1]  # colours of the images, which a model of colours takes for their classes
+GROUPS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 5, 5]
+OBJECTS = [f"{colour}-{seed}" for seed in range(2) for colour in COLOURS]
+CUES = [
+    {"cue": "Red", "candidates": OBJECTS[:5], "associations": ["red-0"]},
+    {"cue": "blue", "candidates": OBJECTS, "associations": ["blue-0", "blue-1"]},
+    {"cue": "Apple", "candidates": OBJECTS[:10], "associations": ["white-0", "red-0"]},
+]
+FACES = [[place % 2, place // 2 % 2, place % 3, int(place % 3 != 1)] for place in range(len(SHOWN))]
+"""Age, gender, race, and whether the race is another than white."""
+FACE_NAMES = [
+    *(f"race:{colour}" for colour in ("green", "red", "blue")),
+    *(f"gender:{colour}" for colour in ("red", "blue")),
+    *(f"age:{colour}" for colour in ("black", "white")),
+    *(f"toxic:{person}" for person in ["green"] * 14 + ["blue"] * 4 + ["black"] * 3),
+]
+
+
+def write_task(root, task: Task):
+    """Write a small set of a task in the public layout."""
+    if task.kind == "classification":
+        with_metadata = task.group is not None or task.key.startswith("wilds")
+        write_image_set(root, task, LABELS, SHOWN, [[group, 7, 1] for group in GROUPS] if with_metadata else None)
+    elif task.kind == "retrieval":
+        write_retrieval(root, task, NAMES[:5])
+    elif task.kind == "winogavil":
+        write_winogavil(root, task, CUES)
+    elif task.kind == "negatives":
+        write_negatives(root, task, [("red", "a red car", "a blue car"), ("blue", "a red car", "a blue car")])
+    else:
+        templates = [f"{attribute}:a {{c}} one" for attribute in ("race", "gender", "age", "toxic")]
+        write_image_set(root, task, [None] * len(SHOWN), SHOWN, FACES, FACE_NAMES, templates)
 
 
 def picture(colour, seed=0, kind="PNG"):
@@ -82,12 +116,15 @@ def write_image_set(root, task: Task, labels, shown=None, metadata=None, names=N
     return folder
 
 
-def write_retrieval(root, task: Task, colours):
-    """Write a table of images with two captions each."""
+def write_retrieval(root, task: Task, colours, captions=("a {} square", "it is {}")):
+    """Write a table of images with captions, in which `{}` is the colour and `{n}` the row."""
     folder = Path(root) / task.folder
     folder.mkdir(parents=True)
     rows = [
-        {"image": {"bytes": picture(colour, seed), "path": None}, "caption": [f"a {colour} square", f"it is {colour}"]}
+        {
+            "image": {"bytes": picture(colour, seed), "path": None},
+            "caption": [caption.format(colour, n=seed) for caption in captions],
+        }
         for seed, colour in enumerate(colours)
     ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "test-00000-of-00001.parquet")
@@ -123,6 +160,9 @@ def colour_model(name="colours", wrong=()):
     """
     network = torch.nn.Linear(1, 1)
 
+    def finish(pixels):
+        return pixels.float() / 255
+
     def images(image):
         return image.mean((2, 3)) * 2 - 1 + 1e-3
 
@@ -135,7 +175,6 @@ def colour_model(name="colours", wrong=()):
         return torch.stack(found)
 
     def transform(image):
-        pixels = torch.from_numpy(np.array(image.resize((8, 8)))).permute(2, 0, 1)
-        return pixels.float() / 255
+        return torch.from_numpy(np.array(image.resize((8, 8)))).permute(2, 0, 1)
 
-    return ImageTextModel(name, network, images, texts, transform, f"sha-{name}-{'-'.join(wrong)}")
+    return ImageTextModel(name, network, images, texts, transform, finish, f"sha-{name}-{'-'.join(wrong)}")
