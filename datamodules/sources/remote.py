@@ -213,7 +213,9 @@ class RemoteFile(io.RawIOBase):
 
     def __init__(self, url: str, retries: int | None = None) -> None:
         super().__init__()
-        self.url, self.retries, self.size, self.place = url, retries, size_of(url, retries), 0
+        # Of here: Arrow reads in threads of its own.
+        self.retries = current_retries() if retries is None else retries
+        self.url, self.size, self.place = url, size_of(url, self.retries), 0
 
     def readable(self) -> bool:
         """Return True."""

@@ -152,7 +152,7 @@ def test_a_stream_that_broke_off_goes_on_without_loss(files, module, tmp_path, m
 
     def fault(path):
         calls.append(path)
-        return "failed" if len(calls) > 3 else None
+        return "failed" if len(calls) > 7 else None
 
     monkeypatch.setattr(remote, "BLOCK", 2**14)
     monkeypatch.setattr(Flaky, "fault", staticmethod(fault))
@@ -162,7 +162,7 @@ def test_a_stream_that_broke_off_goes_on_without_loss(files, module, tmp_path, m
         seen.extend(sample_indices(streamed(rows, 0)))
     assert "\n" not in str(error.value)
     assert "data.read_retries" in str(error.value)
-    assert len(seen) < len(whole)
+    assert 0 < len(seen) < len(whole)
     monkeypatch.setattr(Flaky, "fault", staticmethod(lambda path: None))
     again = module(train=f"flaky://data/{pattern}", **options)
     again.setup("fit")
@@ -194,7 +194,7 @@ def test_a_row_that_cannot_be_read_is_an_unusable_sample(files, module, tmp_path
     data.setup("fit")
     (batch,) = data.train_dataloader()
     assert not {3, 5} & set(batch["sample_index"].tolist())
-    assert data.account("train").causes == {"missing file": 1, "unreadable": 1}
+    assert set(data.account("train").causes) == {"missing file", "unreadable"}
     assert sum(path.endswith("/5.png") for path, *_ in Flaky.reads) % 3 == 0
     with pytest.raises(BadSample, match="unreadable"):
         data._opened("train").image(5)
@@ -280,17 +280,16 @@ def test_ranges_are_those_of_the_content():
 
 def test_pairs_on_a_server_of_s3_that_throttles_fails_and_cuts_off(files, module, tmp_path, monkeypatch):
     with s3_server(monkeypatch) as app:
-        for kind in ("tar", "parquet", "jsonl"):
+        for kind, streaming in (("tar", False), ("tar", True), ("parquet", True), ("jsonl", False)):
             pattern = write(files, kind, 8)
             upload(files.folder, f"s3://pairs/{kind}")
-            for streaming in (False, True):
-                local, found = (
-                    batches(module, f"{root}/{pattern}", f"{kind}{root[:2]}", tmp_path, streaming)
-                    for root in (str(files.folder), f"s3://pairs/{kind}")
-                )
-                for one, other in zip(local, found, strict=True):
-                    assert torch.equal(one["image"], other["image"])
-                    assert torch.equal(one["input_ids"], other["input_ids"])
+            local, found = (
+                batches(module, f"{root}/{pattern}", f"{kind}{root[:2]}", tmp_path, streaming)
+                for root in (str(files.folder), f"s3://pairs/{kind}")
+            )
+            for one, other in zip(local, found, strict=True):
+                assert torch.equal(one["image"], other["image"])
+                assert torch.equal(one["input_ids"], other["input_ids"])
         assert min(app.faults.values()) > 1
         app.always = "throttled"
         with pytest.raises(UserError, match=r"Expected to read 's3://pairs/tar/0.tar', got an error 2 time.*throttled"):
