@@ -300,14 +300,14 @@ def _mobileclip(module: Any, networks: dict[str, Any]) -> Method:
 
 def _shre(module: Any, networks: dict[str, Any]) -> Method:
     widths = [module.student.widths[name] for name in module.scales]
-    masks = module.contrast.mask_same_image
+    masks = module.contrast.mask_same_image + module.contrast.mask_same_text
     return Method(
         moments=2,
         features=2 * sum(widths) * FLOAT,
         keys=0,
         ids=LONG * masks,
         counts=0,
-        tables=clip_tables(2 * len(widths), 0, masks),
+        tables=clip_tables(2 * len(widths), 0, masks > 0),
         **networks,
     )
 

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from .online_probe import OnlineProbe
     from .optimizer_step import OptimizerStepCallback
     from .queue import FeatureQueue, QueueCallback
+    from .starting_point import StartingPoint
     from .step_seed import StepSeedCallback
     from .stopping import StopOnSignal
+    from .stuck_loss import StuckLossWarning
     from .writers.answers import AnswerWriter
     from .writers.captions import CaptionWriter
     from .writers.class_predictions import ClassPredictionWriter
@@ -66,8 +68,10 @@ _NAMES = {
     "online_probe": ("OnlineProbe",),
     "optimizer_step": ("OptimizerStepCallback",),
     "queue": ("FeatureQueue", "QueueCallback"),
+    "starting_point": ("StartingPoint",),
     "step_seed": ("StepSeedCallback",),
     "stopping": ("StopOnSignal",),
+    "stuck_loss": ("StuckLossWarning",),
     "writers.answers": ("AnswerWriter",),
     "writers.captions": ("CaptionWriter",),
     "writers.class_predictions": ("ClassPredictionWriter",),
@@ -110,8 +114,10 @@ __all__ = [
     "RetrievalPredictionWriter",
     "ShardedStrategy",
     "SkipNonFiniteSteps",
+    "StartingPoint",
     "StepSeedCallback",
     "StopOnSignal",
+    "StuckLossWarning",
     "TextClassPredictionWriter",
     "WordMapFigures",
     "ZeroShotClassification",

@@ -49,6 +49,8 @@ class ImageTextDataModule(PairDataModule):
         samples: whether a training row is an image, for which one of its captions is drawn, or a caption: an image with
             five captions is then five rows of an epoch.
         image_size: side of the square images, pixels; by default what the module's weights expect, or else 256 (ALBEF).
+        augmentation: changes of training images: "albef", as in that pre-training (crops of 20 to 100% of the area and
+            RandAugment), or "crop", crops of 90 to 100%, for fine-tuning. Has no effect with ``train_transform``.
         horizontal_flip: whether to flip half of the training images, as ALBEF does; set it to false if captions
             distinguish left and right. Has no effect with ``train_transform``.
         max_pixels: images with more pixels are refused before they are decoded.
@@ -75,6 +77,7 @@ class ImageTextDataModule(PairDataModule):
         image_id_column: str | None = None,
         samples: Literal["images", "captions"] = "images",
         image_size: int | None = None,
+        augmentation: Literal["albef", "crop"] = "albef",
         horizontal_flip: bool = True,
         max_pixels: int = MAX_PIXELS,
         streaming: bool = False,
@@ -104,6 +107,7 @@ class ImageTextDataModule(PairDataModule):
         self.streaming = streaming
         self.samples_per_epoch = samples_per_epoch
         self.shuffle_block = shuffle_block
+        self.augmentation = augmentation
         self.horizontal_flip = horizontal_flip
         self.samples = samples
         self._image_size = image_size
@@ -121,9 +125,11 @@ class ImageTextDataModule(PairDataModule):
         return self._image_size or self.expected_preprocessing().get("image_size") or 256
 
     def default_train_transform(self) -> nn.Module:
-        """Return ALBEF's training transform, with the normalization that trained weights expect."""
-        flip = 0.5 if self.horizontal_flip else 0.0
-        return pair_train_transform(self.image_size, self.expected_preprocessing(), horizontal_flip=flip)
+        """Return the transform of `augmentation`, with the normalization that trained weights expect."""
+        options: dict[str, Any] = {"horizontal_flip": 0.5 if self.horizontal_flip else 0.0}
+        if self.augmentation == "crop":
+            options |= {"scale": (0.9, 1.0), "rand_augment": False}
+        return pair_train_transform(self.image_size, self.expected_preprocessing(), **options)
 
     def default_eval_transform(self) -> nn.Module:
         """Return the transform that trained weights expect, else ALBEF's."""

@@ -34,6 +34,7 @@ def parser_of_evaluate() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", help="a checkpoint, an export, local-dir:FOLDER, or a model's name with --weights")
     add("--weights", help="a tag of open_clip's or a file, for a model's name")
+    add("--interpolate", nargs="+", type=float, help="shares of a fine-tuning's weights, the rest published (WiSE-FT)")
     add("--root", help="folder of the sets, as DataComp's download makes it; with --suite or --tasks by default sets")
     add("--suite", help=f"{' or '.join(SUITES)}; by default datacomp")
     add("--tasks", help=f"keys of sets with commas between, such as {','.join(list(TASKS)[:2])}")

@@ -119,10 +119,34 @@ def _prepared(preprocessing: Preprocessing) -> tuple[Callable[[Image.Image], Ten
     return preprocessing.pixels(), ToNormalized(preprocessing.mean, preprocessing.std)
 
 
+def load_interpolated(path: str, ratio: float) -> ImageTextModel:
+    """Load a model between published weights and a fine-tuning that started with them (WiSE-FT), on the CPU.
+
+    Args:
+        path: Checkpoint of the fine-tuning.
+        ratio: Share of its weights.
+
+    Raises:
+        UserError: If there is no such checkpoint, it is of something else, or the published weights cannot be read.
+    """
+    if not is_checkpoint(path):
+        raise UserError(f"Expected a checkpoint of a fine-tuning with --interpolate, got {path!r}: correct --model.")
+    from ..lightning_modules.clip.interpolation import interpolated
+
+    content = interpolated(AtomicCheckpointIO().load_checkpoint(Path(path).expanduser()), repr(path), ratio)
+    module = lightning_modules.CLIPModule(**content["hyper_parameters"])
+    module.load_state_dict(content["state_dict"])
+    return _of_content(module, content, f"{path} at {ratio:g}")
+
+
 def _of_checkpoint(path: Path) -> ImageTextModel:
     content = AtomicCheckpointIO().load_checkpoint(path)
     cls = _class_of(class_of(saved_settings(content)), str(path))
-    module = cls.load_from_checkpoint(path, map_location="cpu")
+    return _of_content(cls.load_from_checkpoint(path, map_location="cpu"), content, str(path))
+
+
+def _of_content(module: Any, content: Mapping[str, Any], path: str) -> ImageTextModel:
+    """Return the model of a module with the preprocessing and the tokenizer in its checkpoint."""
     data = content.get("datamodule_hyper_parameters") or {}
     text, note = saved_tokenizer(content)
     tokenizer = None if text is None else tokenizer_from_json(text)

@@ -11,10 +11,10 @@ from ..common.errors import UserError
 from .encoding import Loading
 from .hub import download
 from .image_sets import read_lines, with_braces
-from .model import ImageTextModel, load_model
+from .model import ImageTextModel, load_interpolated, load_model
 from .own_images import classify_folder, write_sheet, write_table
 from .report import compare, markdown, write_report
-from .results import read_results
+from .results import Result, read_results
 from .row_sets import find_table
 from .run import Settings, evaluate
 from .tasks import chosen_tasks
@@ -50,17 +50,51 @@ def work(typed: argparse.Namespace) -> str:
         strategy="ddp" if typed.devices * typed.num_nodes > 1 else "auto",
     )
     fabric.launch()
-    model = load_model(typed.model, typed.weights)
-    model.network.to(fabric.device)
-    loading = Loading(typed.batch_size, typed.num_workers)
-    said = _own_images(model, typed, loading) if typed.images else _sets(fabric, model, typed, loading)
+    loading, out = Loading(typed.batch_size, typed.num_workers), Path(typed.out or "results.jsonl").expanduser()
+    if typed.interpolate:
+        said = _along_the_line(fabric, typed, loading, out)
+    else:
+        model = load_model(typed.model, typed.weights)
+        model.network.to(fabric.device)
+        said = _own_images(model, typed, loading) if typed.images else _sets(fabric, model, typed, loading, out)
     fabric.barrier()
     return said if rank() == 0 else ""
 
 
-def _sets(fabric: Fabric, model: ImageTextModel, typed: argparse.Namespace, loading: Loading) -> str:
+def _along_the_line(fabric: Fabric, typed: argparse.Namespace, loading: Loading, out: Path) -> str:
+    """Evaluate models between published weights and a fine-tuning; return a row of main metrics for each."""
+    if typed.root is None:
+        raise UserError("Expected --root with sets beside --interpolate, got --images: leave one out.")
+    rows = []
+    for ratio in typed.interpolate:
+        model = load_interpolated(typed.model, ratio)
+        model.network.to(fabric.device)
+        file = out.with_name(f"{out.stem}-{ratio:g}{out.suffix}")
+        results = _results(fabric, model, typed, loading, file)
+        rows.append((ratio, [result for result in results if result.main is not None]))
+        if rank() == 0:
+            write_report(results, file)
+    names = [f"{result.key} ({result.protocol})" for result in rows[0][1]]
+    lines = [f"| ratio | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    lines += [
+        f"| {ratio:g} | {' | '.join(f'{100 * (each.main or 0):.1f}' for each in found)} |" for ratio, found in rows
+    ]
+    return "\n".join([*lines, f"Wrote {out.with_name(out.stem)}-<ratio>{out.suffix}, and a report beside each."])
+
+
+def _sets(fabric: Fabric, model: ImageTextModel, typed: argparse.Namespace, loading: Loading, out: Path) -> str:
+    results = _results(fabric, model, typed, loading, out)
+    if rank() != 0:
+        return ""
+    files = write_report(results, out)
+    return f"{markdown(results)}\nWrote {out}, {', '.join(map(str, files))}."
+
+
+def _results(
+    fabric: Fabric, model: ImageTextModel, typed: argparse.Namespace, loading: Loading, out: Path
+) -> list[Result]:
     tasks = chosen_tasks(typed.suite, [key for key in (typed.tasks or "").split(",") if key])
-    root, out = Path(typed.root).expanduser(), Path(typed.out or "results.jsonl").expanduser()
+    root = Path(typed.root).expanduser()
     if not root.is_dir() and not typed.download:
         raise UserError(
             f"Expected the folder of the sets after --root, got {typed.root!r}: correct it, or add --download."
@@ -89,11 +123,7 @@ def _sets(fabric: Fabric, model: ImageTextModel, typed: argparse.Namespace, load
     )
     results = evaluate(model, tasks, settings, out)
     order = {task.key: place for place, task in enumerate(tasks)}
-    results = sorted((r for r in results if r.key in order), key=lambda r: (order[r.key], r.protocol != "zero_shot"))
-    if rank() != 0:
-        return ""
-    files = write_report(results, out)
-    return f"{markdown(results)}\nWrote {out}, {', '.join(map(str, files))}."
+    return sorted((r for r in results if r.key in order), key=lambda r: (order[r.key], r.protocol != "zero_shot"))
 
 
 def _own_images(model: ImageTextModel, typed: argparse.Namespace, loading: Loading) -> str:

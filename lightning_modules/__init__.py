@@ -11,6 +11,7 @@ from .networks.file_readers import Loaded, register_file_reader
 
 if TYPE_CHECKING:
     from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule
+    from .clip import CLIPModule
     from .cocord import CoCoRDModule, LinearProbeModule
     from .mmlg import CaptioningModule, ImageEmbeddingModule, MMLGModule, VisionClassifierModule
     from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
@@ -24,6 +25,7 @@ _NAMES = {
         "TextAssignmentModule",
         "VQAModule",
     ),
+    "clip": ("CLIPModule",),
     "cocord": (
         "CoCoRDModule",
         "LinearProbeModule",
@@ -49,6 +51,7 @@ _LAZY = LazyNames(__name__, _NAMES)
 
 __all__ = [
     "ALBEFModule",
+    "CLIPModule",
     "CaptioningModule",
     "CoCaCaptioner",
     "CoCoRDModule",

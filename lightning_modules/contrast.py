@@ -33,13 +33,50 @@ class Terms(NamedTuple):
     entropy: Tensor  # of the teachers; entropy + distillation is the cross entropy of student and teacher
 
 
-def all_image_ids(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Return the image ids of the pairs of this rank, long [b], and of all ranks, long [n]; None without ids.
+def pair_ids(batch: Mapping[str, Tensor], same_image: bool, same_text: bool) -> tuple[Tensor, Tensor] | None:
+    """Return ids [b, k] of the pairs of this rank and [n, k] of all ranks; None if there are none.
 
-    Every rank must call it: it gathers.
+    Two pairs that share an id in any column are no negatives of each other. Every rank must call it: it gathers.
+
+    Args:
+        batch: a batch, perhaps with `image_id`, long [b].
+        same_image: whether pairs of the same image share an id.
+        same_text: whether pairs of the same text share an id.
     """
-    ids = batch.get("image_id")
-    return None if ids is None else (ids, gather(ids))
+    columns = [batch["image_id"]] if same_image and "image_id" in batch else []
+    if same_text:
+        ids = batch["input_ids"]  # without a mask all texts have the same length, padding included
+        columns.append(text_ids(ids, batch.get("attention_mask", torch.ones_like(ids))))
+    if not columns:
+        return None
+    own = torch.stack(columns, 1)
+    return own, gather(own)
+
+
+def text_ids(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Return an id of each text, long [b]: a polynomial hash of its tokens modulo 2^64, whatever its padding.
+
+    Two texts have the same id if their tokens are the same, and else with a probability of about 2^-64.
+
+    Args:
+        input_ids: long [b, L].
+        attention_mask: [b, L].
+    """
+    places = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
+    factors = (places * _FACTOR) ^ (places * _FACTOR >> 29)  # integers of torch wrap around
+    factors = factors * _FACTOR
+    mixed = (input_ids + 1) * factors
+    return ((mixed ^ (mixed >> 31)) * _FACTOR * attention_mask.long()).sum(1)
+
+
+def share_of_repeats(ids: Tensor) -> Tensor:
+    """Return the share of entries [n] that repeat an entry before them, 0-D: 1 - distinct / n."""
+    ordered = ids.sort().values
+    return (ordered[1:] == ordered[:-1]).sum() / len(ids)
+
+
+_FACTOR = -7046029254386353131
+"""2^64 over the golden ratio, odd, as a signed integer (Fibonacci hashing)."""
 
 
 def contrast_terms(
@@ -47,7 +84,7 @@ def contrast_terms(
     teachers: Sequence[Side],
     first: int = 0,
     chunk: int | None = None,
-    image_ids: tuple[Tensor, Tensor] | None = None,
+    ids: tuple[Tensor, Tensor] | None = None,
 ) -> Terms:
     """Compute the contrastive and the distillation loss of one batch of pairs.
 
@@ -59,24 +96,23 @@ def contrast_terms(
         teachers: embeddings of the teachers, without gradient; dimensions and scales may differ.
         first: column of the first pair of this rank.
         chunk: number of rows whose logits are held at a time and computed again in the backward pass; None holds all.
-        image_ids: image ids, long [b] and [n]. If given, other pairs of the same image are not negatives: their columns
+        ids: ids of `pair_ids`, long [b, k] and [n, k]. If given, pairs that share an id are no negatives: their columns
             are masked.
 
     Raises:
-        ValueError: if `image_ids` are given together with teachers, whose targets include those pairs.
+        ValueError: if `ids` are given together with teachers, whose targets include those pairs.
     """
-    if image_ids is not None and teachers:
+    if ids is not None and teachers:
         raise ValueError(
-            "Expected no image_ids with teachers, whose targets include pairs of the same image, got both: leave one "
-            "out."
+            "Expected no ids with teachers, whose targets include pairs of the same image, got both: leave one out."
         )
-    ids = image_ids or (None, None)
+    columns = ids or (None, None)
     directions = [
         _direction(
-            student.image, student.all_text, student.scale, [(t.image, t.all_text, t.scale) for t in teachers], *ids
+            student.image, student.all_text, student.scale, [(t.image, t.all_text, t.scale) for t in teachers], *columns
         ),
         _direction(
-            student.text, student.all_image, student.scale, [(t.text, t.all_image, t.scale) for t in teachers], *ids
+            student.text, student.all_image, student.scale, [(t.text, t.all_image, t.scale) for t in teachers], *columns
         ),
     ]
     found = zip(*(_rows(direction, first, chunk) for direction in directions), strict=True)
@@ -127,8 +163,7 @@ def _sums(direction: _Direction, first: int) -> tuple[Tensor, Tensor, Tensor]:
         logits = direction.scale * direction.row @ direction.column.T
         pairs = torch.arange(len(direction.row), device=direction.row.device)
         if direction.row_id is not None and direction.column_id is not None:
-            same = direction.row_id[:, None].eq(direction.column_id)
-            same[pairs, pairs + first] = False
+            same = same_pairs(direction.row_id, direction.column_id, first)
             logits = logits.masked_fill(same, -torch.inf)
         log_student = F.log_softmax(logits, -1)
         contrast = -log_student[pairs, pairs + first].sum()
@@ -143,3 +178,19 @@ def _sums(direction: _Direction, first: int) -> tuple[Tensor, Tensor, Tensor]:
                 mean += teacher / len(direction.teachers)
         # Mean of the K divergences: only the cross entropy with their mean has a gradient.
         return contrast, negative_entropy - (mean * log_student).sum(), -negative_entropy
+
+
+def same_pairs(row_id: Tensor, column_id: Tensor, first: int) -> Tensor:
+    """Return which columns are other pairs of the image or the text of a row, boolean [b, n].
+
+    Args:
+        row_id: long [b, k].
+        column_id: long [n, k].
+        first: column of the first row's own pair.
+    """
+    same = row_id[:, 0, None] == column_id[:, 0]
+    for own, other in zip(row_id.T[1:], column_id.T[1:], strict=True):
+        same |= own[:, None] == other
+    own = torch.arange(len(row_id), device=row_id.device)
+    same[own, own + first] = False
+    return same

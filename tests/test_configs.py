@@ -452,7 +452,8 @@ def test_shres_distillation_has_the_thesis_settings():
     text = {"vocab_size": 30522, "max_tokens": 64, "depth": 6, "dropout": 0.1, "weights": "bert-base-uncased"}
     assert model["text"] == text
     assert model["kl"] == {"weight": 1.0, "image_share": 0.5, "temperature": 1.0}
-    contrast = {"weight": 1.0, "layers": None, "temperature": 0.07, "max_logit_scale": 100.0, "mask_same_image": False}
+    contrast = {"weight": 1.0, "layers": None, "temperature": 0.07, "max_logit_scale": 100.0}
+    contrast |= {"mask_same_image": False, "mask_same_text": False}
     assert model["contrast"] == contrast
     optim = {"learning_rate": 1e-4, "warmup_share": 0.1, "weight_decay": 0.01, "betas": [0.9, 0.98], "eps": 1e-6}
     assert model["optim"] == optim

@@ -21,7 +21,7 @@ WITHOUT = {
 }
 NUMBER = re.compile(r"(Paper|Thesis), [^:]*\b([Tt]ables?|[Ff]igure|[Ss]ection|Appendix|page)\b[^:]*: .*?\d+\.\d")
 NONE = re.compile(r"The (paper|thesis) gives no number for this recipe\b")
-METHODS = ("albef", "cocord", "mmlg", "mobileclip", "shre")
+METHODS = ("albef", "clip", "cocord", "mmlg", "mobileclip", "shre")
 FILES = [path for method in METHODS for path in sorted((CONFIGS / method).rglob("*.yaml"))]
 NAMES = [path.relative_to(CONFIGS).with_suffix("").as_posix() for path in FILES if "quickstart" not in path.name]
 

@@ -31,7 +31,7 @@ from ..base.method import Bound, Method
 from ..base.preprocessing import preprocessing_of_checkpoint
 from ..base.settings import settings
 from ..base.sharding import full_state
-from ..contrast import Side, all_image_ids, contrast_terms
+from ..contrast import Side, contrast_terms, pair_ids
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.precision import unit
@@ -118,7 +118,8 @@ class MMLGModule(Method):
         teachers = self._teacher_sides(batch)  # before the student: its activations are freed by then
         image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], self.memory.micro_batch_size)
         student = gathered_side(image, text, self.student.logit_scale.exp(), gradient=True)
-        ids = None if teachers else all_image_ids(batch)  # the teacher's targets include pairs of the same image
+        # The teacher's targets include pairs of the same image.
+        ids = None if teachers else pair_ids(batch, True, self.distillation.mask_same_text)
         terms = contrast_terms(student, teachers, rank() * len(student.image), self.memory.loss_rows, ids)
         loss = extraction_loss(terms, self.distillation.distillation_weight)
 

@@ -66,11 +66,14 @@ class TeacherSettings:
         model: name of one of open_clip's models (paper: OpenAI's ViT-B/16).
         weights: a tag of open_clip's, which also selects QuickGELU; a folder or a file, as in `load_published`.
         distillation_weight: lambda (paper); 0 trains without a teacher.
+        mask_same_text: whether other pairs of the same text, like those of the same image, are no negatives in a
+            training without a teacher.
     """
 
     model: str = "ViT-B-16"
     weights: str = "openai"
     distillation_weight: float = 1.0
+    mask_same_text: bool = True
 
     def __post_init__(self) -> None:
         """Check the weight."""

@@ -1,58 +1,6 @@
 """Export of a MobileCLIP checkpoint: the evaluated network, in several layouts."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from ..networks.clip.export import LAYOUTS
+from ..networks.clip.export import export_network as export
 
-from ...common.errors import UserError
-from ..base.preprocessing import described, recorded_preprocessing
-from ..networks.clip.files import save_open_clip, save_vendor
-from ..networks.clip.models import model_config
-from ..networks.clip.preprocessing import preprocessing_of_training
-from ..networks.clip.programs import export_towers
-from ..networks.clip.shapes import resolved
-from ..networks.clip.trained import network_of_training
-from ..networks.clip_preprocessing import Preprocessing
-
-LAYOUTS = {
-    "torch_export": "a folder with image.pt2 and text.pt2, reparameterized, for torch.export.load",
-    "onnx": "a folder with image.onnx and text.onnx, reparameterized; needs the extra 'onnx'",
-    "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads",
-    "vendor": "a .pt file as the vendor's code and model.weights load it, of MobileCLIP-S0, -S1, -S2 and -B",
-}
-"""Description of each layout; the first is the default."""
-
-
-def export(content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
-    """Write the network of a checkpoint: the moving average if there is one, else the student.
-
-    Args:
-        content: the checkpoint.
-        source: where the checkpoint is from, for messages.
-        target: a new file or folder, or an empty folder.
-        layout: one of `LAYOUTS`.
-
-    Returns:
-        A sentence about what was written.
-
-    Raises:
-        UserError: if the checkpoint does not fit its own arguments, the model has no such layout, the target is a
-            folder instead of a file, or the exported features differ from the network's.
-        OSError: if the target cannot be written.
-    """
-    network, kind = network_of_training(content, source)
-    arguments = content["hyper_parameters"]
-    name, size = resolved(arguments["model"]), arguments["vision"]["image_size"]
-    record = preprocessing_of_training(content)
-    if layout == "vendor":
-        if Path(target).is_dir():
-            raise UserError(f"Expected the name of a new file, such as student.pt, got the folder {target!r}.")
-        save_vendor(network, target)
-    elif layout == "open_clip":
-        save_open_clip(network, name, Preprocessing.of(record, source), target)
-    else:
-        size = size or model_config(name)["vision_cfg"]["image_size"]
-        export_towers(network, target, layout, size, preprocessing=record)  # type: ignore[arg-type]
-    assumed = recorded_preprocessing(content) is None
-    unsure = " (by the arguments of its module, since no datamodule of this package has evaluated it)" * assumed
-    return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}; {described(record)}{unsure}."
+__all__ = ["LAYOUTS", "export"]

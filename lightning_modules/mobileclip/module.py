@@ -22,11 +22,13 @@ from ..base.data_sizes import DataSizes
 from ..base.method import Method
 from ..base.settings import plain, settings
 from ..base.sharding import full_state
-from ..contrast import all_image_ids, contrast_terms
+from ..contrast import contrast_terms, pair_ids
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.clip.models import build_model, model_config
+from ..networks.clip.pairs import check_length, student_sides
 from ..networks.clip.preprocessing import preprocessing_of_arguments, preprocessing_of_file, training_normalization
 from ..networks.clip.programs import Format, export_towers
+from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import ModelShape, resolved
 from ..networks.clip.trained import rebuild
 from ..networks.clip.weights import load_weights
@@ -37,9 +39,9 @@ from ..optim.layout import channels_last
 from ..optim.schedules import Schedule, WarmupCosine
 from .losses import reinforced_loss
 from .online import OnlineTeachers
-from .pairs import caption_kinds, check_length, student_sides
+from .pairs import CAPTIONS, caption_kinds
 from .range_augment import RangeAugment, student_batch
-from .settings import MemorySettings, MomentumSettings, OptimSettings, TeacherSettings, VisionSettings
+from .settings import MomentumSettings, OptimSettings, TeacherSettings, VisionSettings
 from .teachers import Teachers
 
 
@@ -112,9 +114,11 @@ class MobileCLIPModule(Method):
         weight, size = self.teacher.distillation_weight, self.memory.micro_batch_size  # weight: lambda
         embedded = self.online.add(batch, kinds, size) if self.online.loaded else batch  # before activations are held
         seen, losses = student_batch(self.augment, self, batch)  # the teachers' images are not augmented
-        student = student_sides(self.student, seen, kinds, size)
+        texts = {kind: seen[CAPTIONS[kind]] for kind in kinds}
+        student = student_sides(self.student, seen["image"], texts, size)
         teachers = self.teachers.sides(embedded, kinds) if weight > 0 else {}
-        ids = None if weight > 0 else all_image_ids(batch)  # the teachers' targets include pairs of the same image
+        # The teachers' targets include pairs of the same image.
+        ids = None if weight > 0 else pair_ids(batch, True, self.teacher.mask_same_text)
         first = rank() * len(batch["image"])
         for kind in kinds:
             terms = contrast_terms(student[kind], teachers.get(kind, []), first, self.memory.loss_rows, ids)

@@ -50,12 +50,15 @@ class TeacherSettings:
         models: published models that embed each batch online, in place of stored embeddings, each with its scale:
             pairs need no reinforcement then. They take the student's images, resized and normalized, and CLIP's token
             ids. The checkpoint holds their fingerprint instead of their weights.
+        mask_same_text: whether other pairs of the same real caption, like those of the same image, are no negatives in
+            a training without teachers.
     """
 
     distillation_weight: float = 1.0
     dims: list[int] | None = None
     scales: list[float] | None = None
     models: list[Teacher] | None = None
+    mask_same_text: bool = True
 
     def online(self) -> list[Teacher]:
         """Return `models`, which are mappings in a checkpoint; none with a weight of 0."""
@@ -116,24 +119,3 @@ class OptimSettings:
     decay_layer_scales: bool = False
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-
-
-@dataclass(frozen=True)
-class MemorySettings:
-    """Large batches on small memory.
-
-    Args:
-        micro_batch_size: pairs that go through the towers at a time, with activations computed again in the backward
-            pass: the loss of the whole batch in the memory of a small one. Exact without BatchNorm. BatchNorm (MCi,
-            MCt) normalizes each slice by its own statistics, and its running statistics move once a step, towards
-            their mean over the slices. None means the whole batch.
-        loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None means all.
-    """
-
-    micro_batch_size: int | None = None
-    loss_rows: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("micro_batch_size", self.micro_batch_size), ("loss_rows", self.loss_rows)):
-            if value is not None and value < 1:
-                raise UserError(f"Expected a memory.{name} of at least 1, got {value}: correct it, or leave it out.")

@@ -41,7 +41,7 @@ def contrasts(
     images: Mapping[str, Tensor],
     texts: Mapping[str, Tensor],
     scales: Mapping[str, Tensor],
-    image_id: Tensor | None = None,
+    ids: tuple[Tensor, Tensor] | None = None,
     rows: int | None = None,
 ) -> dict[str, Tensor]:
     """Compute CLIP's loss of each contrasted result, over the pairs of all processes.
@@ -50,12 +50,11 @@ def contrasts(
         images: results of the images [B, ...] by name.
         texts: results of the captions [B, ...] by name.
         scales: logarithm of the inverse temperature [1] of each contrasted result.
-        image_id: ids [B] of the images. If given, other captions of an image are not negatives.
+        ids: ids of `pair_ids`; pairs that share one are no negatives of each other.
         rows: rows of the logits that are held at a time; None holds all.
     """
     own = [unit(side[name]) for side in (images, texts) for name in scales]
     everyone = gather(torch.cat(own, 1), gradient=True).split([part.shape[1] for part in own], 1)
-    ids = None if image_id is None else (image_id, gather(image_id))
     losses = {}
     for image, name in enumerate(scales):
         text = image + len(scales)

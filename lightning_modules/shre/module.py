@@ -23,6 +23,7 @@ from ..base.preprocessing import preprocessing_of_checkpoint
 from ..base.settings import settings
 from ..base.trainers import callbacks_of
 from ..base.vocabulary import TextTower
+from ..contrast import pair_ids
 from ..evaluation.protocol import Batch
 from ..memory import in_slices
 from ..networks.precision import at_least_float32, unit
@@ -132,7 +133,7 @@ class SHReModule(Method):
             self.log_dict(distilled.logs)
             keys = distilled.keys_of(self.target.queue)
         if self.scales:  # mean of itc_loss over the results
-            losses.append(self.contrast.weight * self._contrast(image, text, batch["image_id"]))
+            losses.append(self.contrast.weight * self._contrast(image, text, batch))
         loss = torch.stack(losses).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)
         return {"loss": loss, **keys} if keys else loss
@@ -141,9 +142,9 @@ class SHReModule(Method):
         """Return what `QueueCallback` fills after each batch: the teacher's embeddings."""
         return {} if self.target.queue is None or not self.kl.weight else {"target": self.target.queue}
 
-    def _contrast(self, image: Results, text: Results, image_id: Tensor) -> Tensor:
+    def _contrast(self, image: Results, text: Results, batch: Batch) -> Tensor:
         """Compute the mean of CLIP's loss over the contrasted results."""
-        ids = image_id if self.contrast.mask_same_image else None
+        ids = pair_ids(batch, self.contrast.mask_same_image, self.contrast.mask_same_text)
         losses = contrasts(image, text, dict(self.scales.items()), ids, self.memory.loss_rows)
         logs = {f"train/contrast_{name}": loss.detach() for name, loss in losses.items()}
         logs |= {f"train/logit_scale_{name}": scale.detach().exp().squeeze() for name, scale in self.scales.items()}

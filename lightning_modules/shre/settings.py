@@ -132,6 +132,7 @@ class ContrastSettings:
         temperature: initial temperature of each contrast; it is learned (CLIP).
         max_logit_scale: upper bound of the inverse temperature (CLIP).
         mask_same_image: exclude other captions of an image from its negatives (thesis: they count).
+        mask_same_text: exclude other pairs of the same caption from its negatives (thesis: they count).
     """
 
     weight: float = 1.0
@@ -139,6 +140,7 @@ class ContrastSettings:
     temperature: float = 0.07
     max_logit_scale: float = 100.0
     mask_same_image: bool = True
+    mask_same_text: bool = True
 
 
 @dataclass(frozen=True)

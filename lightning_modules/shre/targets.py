@@ -94,7 +94,7 @@ class EmbeddingTarget(nn.Module):
             columns = torch.cat([keys, self.queue.features.to(keys.dtype)])
             ids = torch.cat([key_ids, self.queue.ids])
         side = Side(unit(image), unit(text), columns, columns, self.scale)
-        known = (image_id, ids) if self.mask_same_image else None
+        known = (image_id[:, None], ids[:, None]) if self.mask_same_image else None
         loss = contrast_terms(side, [], rank() * len(image), self.rows, known).contrast
         return Distilled(loss, {"train/target_contrast": loss.detach()}, keys, key_ids)
 

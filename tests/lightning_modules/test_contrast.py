@@ -7,7 +7,14 @@ import torch.nn.functional as F
 
 from support.distributed import run_distributed
 from vlightning.callbacks import gather, rank
-from vlightning.lightning_modules.contrast import Side, contrast_terms
+from vlightning.lightning_modules.contrast import (
+    Side,
+    contrast_terms,
+    pair_ids,
+    same_pairs,
+    share_of_repeats,
+    text_ids,
+)
 
 PAIRS, WIDTH = 6, 8
 
@@ -130,15 +137,15 @@ def test_two_processes_equal_one(chunk):
 def test_masking_pairs_of_an_image_is_refused_with_distillation():
     image, text, scale, taught = features()
     ids = torch.arange(PAIRS)
-    with pytest.raises(ValueError, match="Expected no image_ids with teachers"):
-        contrast_terms(whole(image, text, scale), [whole(*taught[0])], image_ids=(ids, ids))
+    with pytest.raises(ValueError, match="Expected no ids with teachers"):
+        contrast_terms(whole(image, text, scale), [whole(*taught[0])], ids=(ids[:, None], ids[:, None]))
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])
 def test_other_pairs_of_a_rows_image_are_masked(chunk):
     image, text, scale, _ = features()
     ids = torch.tensor([4, 7, 4, 4, 9, 7])
-    found = contrast_terms(whole(image, text, scale), [], chunk=chunk, image_ids=(ids, ids)).contrast
+    found = contrast_terms(whole(image, text, scale), [], chunk=chunk, ids=(ids[:, None], ids[:, None])).contrast
     expected = 0.0
     for rows, columns in ((image, text), (text, image)):
         for i in range(PAIRS):
@@ -146,3 +153,27 @@ def test_other_pairs_of_a_rows_image_are_masked(chunk):
             scores = scale * columns[kept] @ rows[i]
             expected = expected - scores.softmax(0)[kept.index(i)].log() / PAIRS / 2
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+def test_texts_have_the_same_id_if_their_tokens_are_the_same_whatever_the_padding():
+    ids = torch.tensor([[5, 6, 9, 0], [5, 6, 9, 4], [6, 5, 9, 0], [5, 6, 9, 0], [5, 6, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 0, 0]])
+    found = text_ids(ids, mask)
+    shorter = text_ids(ids[[0]][:, :3], mask[[0]][:, :3])
+    assert found[0] == found[1] == found[3] == shorter[0]
+    assert len(set(found.tolist())) == 3
+    every = torch.cartesian_prod(*[torch.arange(1, 30)] * 3)  # no two of 24,389 texts share an id
+    assert len(text_ids(every, torch.ones_like(every)).unique()) == len(every)
+
+
+def test_pairs_of_the_same_text_share_an_id_beside_those_of_the_same_image():
+    batch = {
+        "input_ids": torch.tensor([[1, 2], [3, 4], [1, 2]]),
+        "attention_mask": torch.ones(3, 2),
+        "image_id": torch.tensor([7, 7, 8]),
+    }
+    both = pair_ids(batch, True, True)[0]
+    assert torch.equal(same_pairs(both, both, 0), torch.tensor([[0, 1, 1], [1, 0, 0], [1, 0, 0]]).bool())
+    assert pair_ids(batch, True, False)[0].shape == (3, 1)
+    assert pair_ids(batch, False, False) is None
+    assert share_of_repeats(both[:, 0]) == pytest.approx(1 / 3)

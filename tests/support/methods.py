@@ -19,6 +19,9 @@ from support.cocord import HEADS, teacher_file
 from support.groups import merged
 from support.mmlg import tiny_extraction
 from support.mmlg import write_teacher as write_clip
+from support.published import LENGTH as TOKENS
+from support.published import SIZE as SIDE
+from support.published import tiny_clip, write_published
 from support.shre import CLASSES, tiny_shre
 from support.tasks import task_and_data
 from vlightning.datamodules import (
@@ -97,6 +100,14 @@ def shre(teacher, seed, **data):
     return module, ShapesDataModule(**ROWS | {"image_size": 16, "max_tokens": 8} | data)
 
 
+def clip(weights, seed, **data):
+    """A fine-tuning of a published model."""
+    module = tiny_clip(seed, weights=weights, tuning={"layer_decay": 0.7}, memory={"micro_batch_size": 3})
+    vars(module).pop("log"), vars(module).pop("log_dict")
+    words = {"tokenizer": "clip", "vocab_size": WORDS, "max_tokens": TOKENS, "image_size": SIDE}
+    return module, ShapesDataModule(**ROWS | words | data)
+
+
 def classifier(outside, seed, **data):
     """A vision classifier on a descendant's tower."""
     return tiny_classifier(seed), shape_classes(**ROWS | {"length": 32, "seed": None} | data)
@@ -163,6 +174,9 @@ OTHERS = {
     "entailment": Method(lambda folder: None, entailment, ("teacher.cls_head", "student.visual_encoder")),
     "nlvr": Method(lambda folder: None, nlvr, ("teacher.cls_head", "student.text_encoder")),
     "albef_vqa": Method(lambda folder: None, albef_vqa, ("teacher.", "student.text_decoder.cls.predictions.bias")),
+    "clip": Method(
+        lambda folder: write_published(folder / "published"), clip, ("student.logit_scale", "student.text.")
+    ),
     "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
     "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),
 }

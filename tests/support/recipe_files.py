@@ -82,6 +82,9 @@ def _write_pairs(folder):
         (folder / f"data/{name}.json").write_text(json.dumps(rows))
     lines = [json.dumps({"image": f"images/{number}.jpg", "caption": caption(number)}) for number in range(TRAINED)]
     (folder / "data/pairs.jsonl").write_text("\n".join(lines))
+    table = [f"data/images/{number}.jpg,{caption(number)}" for number in range(TRAINED)]
+    for name in ("pairs", "held_out"):
+        (folder / f"{name}.csv").write_text("\n".join(["image,caption", *table]))
     (folder / "my_data.yaml").write_text(
         "data:\n  class_path: ImageTextDataModule\n"
         "  init_args: {train: data/pairs.jsonl, validation: data/pairs.jsonl, image_root: data}\n"

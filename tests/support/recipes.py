@@ -56,6 +56,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     **dict.fromkeys(("EntailmentModule", "NLVR2Module", "TextAssignmentModule"), TASK),
     "VQAModule": TASK | {"answers.candidates": 3},
+    "CLIPModule": {},
     "CoCoRDModule": {
         "contrast.queue_size": 16,
         "heads.embed_dim": 16,
@@ -89,6 +90,8 @@ MODELS: dict[str, dict[str, Any]] = {
 """Sizes of networks, by module; a group's setting has a dotted name."""
 SWAPPED = {
     "ViT-B-16": "tiny-clip-of-the-tests",
+    "ViT-B-32": "tiny-clip-of-the-tests",
+    "laion2b_s34b_b79k": "clip.safetensors",
     "MobileCLIP-S0": "MobileCLIP-tiny",
     "MobileCLIP-B": "tiny-clip-of-the-tests",
     "MobileCLIP2-S0": "MobileCLIP-tiny",

@@ -4,6 +4,7 @@ Sizes and normalizations are those of the vendor's and open_clip's configuration
 them: the text tower of S0, the vendor's stem of B, the first generation's S3, S4 and L-14, and a tiny model for tests.
 """
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from ....common.errors import UserError
 from ....common.names import did_you_mean
 from ..clip_preprocessing import Interpolation
-from .shapes import Model, ModelShape, resolved
+from .shapes import Model, ModelShape, OpenClipConfig, resolved
 from .text_mixer import add_mixers
 
 
@@ -53,8 +54,10 @@ PRESETS = {
 
 
 def preset_of(model: Model) -> ModelShape | None:
-    """Return the shape of a model of `PRESETS`, of a file or of given fields; None for another name."""
+    """Return the shape of a model of `PRESETS`, of a file or of given fields; None for a model of open_clip's."""
     found = resolved(model)
+    if isinstance(found, OpenClipConfig):
+        return None
     return PRESETS.get(found) if isinstance(found, str) else found
 
 
@@ -64,7 +67,7 @@ def build_model(name: Model, image_size: int | None = None, context_length: int 
     The logarithm of the logit scale has the shape [1], since FSDP2 cannot shard a scalar.
 
     Args:
-        name: one of `PRESETS`, a model of open_clip's with a text tower of open_clip's, or a shape as in `resolved`.
+        name: one of `PRESETS`, a model of open_clip's with a text tower of open_clip's, or fields as in `resolved`.
         image_size: side of the images in pixels; None means the model's own.
         context_length: number of tokens in a text; None means the model's own, which is 77 for all of MobileCLIP's.
 
@@ -100,7 +103,7 @@ def model_config(name: Model, image_size: int | None = None, context_length: int
         UserError: as `build_model` does.
     """
     preset = preset_of(name)
-    config = _open_clips_config(str(name)) if preset is None else _preset_config(preset)
+    config = _open_clips_config(resolved(name)) if preset is None else _preset_config(preset)
     if image_size is not None:
         config["vision_cfg"]["image_size"] = image_size
     if context_length is not None:
@@ -150,11 +153,15 @@ def _preset_config(preset: ModelShape) -> dict[str, Any]:
     return {"embed_dim": preset.embed_dim, "vision_cfg": vision, "text_cfg": text, "custom_text": True}
 
 
-def _open_clips_config(name: str) -> dict[str, Any]:
-    if name not in open_clip.list_models():
+def _open_clips_config(model: str | ModelShape | OpenClipConfig) -> dict[str, Any]:
+    name = str(model)
+    if isinstance(model, OpenClipConfig):
+        config = copy.deepcopy(model.config)
+    elif name not in open_clip.list_models():
         hint = did_you_mean(name, [*PRESETS, *open_clip.list_models()])
         raise UserError(f"Expected one of MobileCLIP's or open_clip's models, got {name!r}: {hint}")
-    config: dict[str, Any] = open_clip.get_model_config(name)
+    else:
+        config = open_clip.get_model_config(name)
     if "multimodal_cfg" in config:
         raise UserError(f"Expected a pair of towers, got the captioner {name}: name a model such as ViT-B-16.")
     if "hf_model_name" in config["text_cfg"]:

@@ -36,14 +36,15 @@ class ImageSettings:
     image_interpolation: Interpolation | None = None
 
 
-def preprocessing_of(name: Model, image_size: int | None = None) -> Preprocessing:
+def preprocessing_of(name: Model, image_size: int | None = None, tag: str | None = None) -> Preprocessing:
     """Return the preprocessing of a model.
 
-    Weights of one name may differ in it; of open_clip's models it is that of the first listed weights.
+    Weights of one name may differ in it; of open_clip's models it is that of the first listed weights, or of `tag`.
 
     Args:
         name: as in `build_model`.
         image_size: side of the images in pixels; None means the model's own.
+        tag: one of open_clip's tags of the model.
 
     Raises:
         UserError: as `build_model` does.
@@ -52,7 +53,7 @@ def preprocessing_of(name: Model, image_size: int | None = None) -> Preprocessin
     preset = preset_of(name)
     if preset is not None:
         return Preprocessing(size, preset.mean, preset.std, preset.interpolation)
-    tags = open_clip.list_pretrained_tags_by_model(str(name))
+    tags = [tag] if tag is not None else open_clip.list_pretrained_tags_by_model(str(name))
     listed = open_clip.get_pretrained_cfg(str(name), tags[0]) if tags else {}
     own = PreprocessCfg(**merge_preprocess_dict(PreprocessCfg(), listed))
     return Preprocessing(size, own.mean, own.std, own.interpolation, own.resize_mode)
@@ -75,8 +76,8 @@ def preprocessing_of_file(name: Model, path: str | Path, image_size: int | None 
         content = AtomicCheckpointIO().load_checkpoint(file)
         return preprocessing_of_training(content) if "model" in content.get("hyper_parameters", {}) else None
     own = dataclasses.asdict(preprocessing_of(name, image_size))
-    config = file.parent / CONFIG_NAME
-    if file.name == WEIGHTS_NAME and config.is_file():
+    config = (file if file.is_dir() else file.parent) / CONFIG_NAME
+    if (file.is_dir() or file.name == WEIGHTS_NAME) and config.is_file():
         stored = json.loads(config.read_text(encoding="utf-8")).get("preprocess_cfg", {})
         own |= {field: value for field, value in stored.items() if field in own}
     return own

@@ -67,19 +67,37 @@ class ModelShape:
         return f"{self.image_tower} of its own shape"
 
 
-Model = str | ModelShape | Mapping[str, Any]
-"""A name, the path of a YAML or JSON file with the fields of `ModelShape`, or these fields."""
+@dataclasses.dataclass(frozen=True)
+class OpenClipConfig:
+    """A model by open_clip's configuration, for one whose name open_clip does not know.
+
+    Args:
+        name: name for messages.
+        config: the `model_cfg` of its `open_clip_config.json`.
+    """
+
+    name: str
+    config: dict[str, Any]
+
+    def __str__(self) -> str:
+        return self.name
 
 
-def resolved(model: Model) -> str | ModelShape:
-    """Return a name unchanged, and a path or fields as the shape that they describe.
+Model = str | ModelShape | OpenClipConfig | Mapping[str, Any]
+"""A name, the path of a YAML or JSON file with the fields of `ModelShape`, or the fields of one of both classes."""
+
+
+def resolved(model: Model) -> str | ModelShape | OpenClipConfig:
+    """Return a name unchanged, and a path or fields as what they describe.
 
     Raises:
         UserError: if the file cannot be read, or describes no shape.
     """
-    if isinstance(model, ModelShape) or (isinstance(model, str) and not model.endswith(_ENDINGS)):
+    if not isinstance(model, (str, Mapping)) or (isinstance(model, str) and not model.endswith(_ENDINGS)):
         return model
     fields, source = (_read(model), repr(model)) if isinstance(model, str) else (model, "the model's shape")
+    if "config" in fields:
+        return settings(OpenClipConfig, fields)
     if "image_tower" not in fields:
         raise UserError(f"Expected an image_tower in {source}, got none: name one of timm's, such as fastvit_mci0.")
     return settings(ModelShape, fields)

@@ -1,4 +1,4 @@
-"""The network of a MobileCLIP training, read from its checkpoint."""
+"""The network of a training of a pair of towers, read from its checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +11,10 @@ from torch import Tensor
 from ....callbacks import AtomicCheckpointIO
 from ....common.errors import UserError
 from ...base.frozen import reads_weights
+from ...base.settings import settings
 from ..clip_preprocessing import Preprocessing
 from ..file_readers import Loaded
+from .lora import LoRASettings, merged_state
 from .models import build_model, preset_of
 from .preprocessing import preprocessing_of, preprocessing_of_training
 from .shapes import resolved
@@ -23,7 +25,7 @@ def rebuild(arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: s
     """Build the evaluated network of a training, in eval mode.
 
     Args:
-        arguments: hyperparameters of the module.
+        arguments: hyperparameters of the module; `tuning.lora` describes adapters, which are merged.
         state: state dict of that network.
         source: where the state is from, for messages.
 
@@ -31,6 +33,8 @@ def rebuild(arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: s
         UserError: if the state does not fit.
     """
     model = build_model(arguments["model"], arguments["vision"]["image_size"], arguments["max_tokens"])
+    if lora := arguments.get("tuning", {}).get("lora"):
+        state = merged_state(state, settings(LoRASettings, lora))
     if "logit_bias" not in state:
         model.logit_bias = None
     model.load_state_dict(fit(model, state, source))
@@ -55,8 +59,8 @@ def network_of_training(content: Mapping[str, Any], source: str) -> tuple[Custom
     missing = [name for name in ("model", "vision", "max_tokens") if name not in arguments]
     if missing:
         raise UserError(
-            f"Expected the hyper_parameters of MobileCLIPModule, found no {' and no '.join(missing)} among the "
-            f"hyper_parameters of {source}: it is of another class, or of another version of vlightning."
+            f"Expected the hyper_parameters of MobileCLIPModule or CLIPModule, found no {' and no '.join(missing)} "
+            f"among the hyper_parameters of {source}: it is of another class, or of another version of vlightning."
         )
     return rebuild(arguments, below(f"{kind}.", state), source), kind
 

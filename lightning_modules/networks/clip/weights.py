@@ -81,10 +81,36 @@ def load_weights(model: CustomTextCLIP, name: Model, path: str | Path) -> str:
     """
     source = repr(str(path))
     state, kind = _read(Path(path).expanduser(), source)
-    reported: Callable[[str], str | None] = str
     if any(key.startswith("image_encoder.") for key in state):
-        state, reported = from_vendor(model, state), partial(vendor_name, vit=is_vit(model.state_dict()))
-        kind = "the vendor's checkpoint"
+        reported = partial(vendor_name, vit=is_vit(model.state_dict()))
+        return load_state(model, name, from_vendor(model, state), source, "the vendor's checkpoint", reported)
+    return load_state(model, name, state, source, kind)
+
+
+def load_state(
+    model: CustomTextCLIP,
+    name: Model,
+    state: dict[str, Tensor],
+    source: str,
+    kind: str,
+    reported: Callable[[str], str | None] = str,
+) -> str:
+    """Load a state dict into a model, with positions resampled for its image size.
+
+    Args:
+        model: the network to fill.
+        name: its name, for messages.
+        state: weights under the model's names.
+        source: where they are from, for messages.
+        kind: what that is, for the log.
+        reported: returns the source's name for one of the model's.
+
+    Returns:
+        A sentence for the log.
+
+    Raises:
+        UserError: if the weights are of another model.
+    """
     if model.logit_bias is None:
         state.pop("logit_bias", None)  # SigLIP's; no feature depends on it
     notes = _resize_positions(model, state)

@@ -41,6 +41,7 @@ def test_images_of_another_size_are_refused(name, tmp_path):
     method = (METHODS | OTHERS)[name]
     outside, options = method.prepare(tmp_path), {"seed": 0, "batch_size": 4, "num_workers": 0}
     module, data = method.build(outside, **options)
+    module.load_initial_weights()
     side = data.image_size
     data = type(data)(**data.hparams | {"image_size": 2 * side})
     found = rf"images of {side} x {side} pixels, got {2 * side} x {2 * side} in the data: set the data's"

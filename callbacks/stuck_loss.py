@@ -1,0 +1,48 @@
+"""A warning about a contrastive loss that stays at the value of chance."""
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from ..common.messages import warn
+
+
+class StuckLossWarning(Callback):
+    """Warn once if a contrastive loss stays at ln B, the loss of a model that tells no pair of a batch from another.
+
+    The mean over `steps` batches is read at their end, for which the host waits for the device once.
+
+    Args:
+        metric: logged loss as a share of ln B, such as "train/loss_share".
+        steps: number of batches.
+        share: smallest share that counts as chance.
+    """
+
+    def __init__(self, metric: str, steps: int = 100, share: float = 0.98) -> None:
+        self.metric, self.steps, self.share = metric, steps, share
+        self._sum: Tensor | float = 0.0
+        self._count = 0
+        self._warned = False
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        found = trainer.callback_metrics.get(self.metric)
+        if found is None or self._warned:
+            return
+        self._sum, self._count = self._sum + found.detach(), self._count + 1
+        if self._count < self.steps:
+            return
+        mean = float(self._sum) / self._count
+        self._sum, self._count = 0.0, 0
+        if mean >= self.share:
+            self._warned = True
+            warn(
+                f"The loss of the last {self.steps} batches is {mean:.2f} times ln B, that of a model that tells no "
+                "pair of a batch from another. Look for captions that belong to other images or are all alike, for "
+                "another tokenizer or preprocessing than the model was trained with, for random weights, or a learning "
+                "rate that has destroyed them; `vlightning data` shows what the model sees."
+            )

@@ -1,0 +1,234 @@
+"""Fine-tuning of a published CLIP on one's own pairs: in full, with locked layers, or with low-rank adapters."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from open_clip import CustomTextCLIP
+from timm.layers import to_2tuple
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, StuckLossWarning, missing_callbacks, rank
+from ...common.errors import UserError
+from ..base.data_sizes import DataSizes
+from ..base.method import Bound, Method
+from ..base.settings import plain, settings
+from ..contrast import contrast_terms, pair_ids, share_of_repeats
+from ..evaluation.protocol import Batch
+from ..evaluation.retrieval import RetrievalEvaluation
+from ..networks.clip.lora import base_state
+from ..networks.clip.models import build_model, model_config
+from ..networks.clip.pairs import check_length, student_sides
+from ..networks.clip.preprocessing import ImageSettings
+from ..networks.clip.settings import MemorySettings
+from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig
+from ..networks.precision import unit
+from ..optim.adamw import adamw
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.layout import channels_last
+from ..optim.schedules import Schedule, WarmupShareCosine
+from ..sigmoid_contrast import sigmoid_loss
+from .settings import LossSettings, OptimSettings, TuningSettings
+from .start import load_start, model_of, needed_tokenizer, start_preprocessing
+from .tuning import fix_batch_norm, parameter_groups, prepare
+
+SIGLIP_SCALE, SIGLIP_BIAS = 10.0, -10.0
+"""Initial logit scale and bias of SigLIP (section 3.2), for weights that were trained without a bias."""
+
+
+class CLIPModule(Method):
+    """Fine-tuning of a pair of towers with CLIP's or SigLIP's loss over the pairs of all processes.
+
+    Args:
+        model: a model of MobileCLIP's or of open_clip's by name, or the shape of its towers (see `MobileCLIPModule`);
+            left out for a folder.
+        weights: published weights to start from: a tag of open_clip's (which is downloaded), a file of open_clip's, of
+            the vendor's or of this package, or a folder of open_clip's (`local-dir:`). Datamodules of this package then
+            use their preprocessing.
+        max_tokens: number of tokens of a text (CLIP: 77).
+        match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
+        vision: see `ImageSettings`.
+        loss: see `LossSettings`.
+        tuning: which weights train, and how fast; see `TuningSettings`.
+        optim: see `OptimSettings`.
+        memory: see `MemorySettings`.
+        optimizer: replaces AdamW.
+        lr_scheduler: replaces the schedule.
+
+    Raises:
+        UserError: if settings do not fit together, or the model is unknown.
+    """
+
+    def __init__(
+        self,
+        model: str | ModelShape | OpenClipConfig | None = None,
+        weights: str | None = None,
+        max_tokens: int = 77,
+        match_equal_texts: bool = True,
+        vision: ImageSettings = ImageSettings(),
+        loss: LossSettings = LossSettings(),
+        tuning: TuningSettings = TuningSettings(),
+        optim: OptimSettings = OptimSettings(),
+        memory: MemorySettings = MemorySettings(),
+        optimizer: OptimizerCallable | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__(optimizer, lr_scheduler)
+        self.save_settings()
+        self.model: Model = model_of(model, weights)
+        self.hparams.update(plain({"model": self.model}))  # not a folder: a checkpoint needs no other file
+        self.given, self.weights, self.max_tokens = model, weights, max_tokens
+        self.vision, self.loss = settings(ImageSettings, vision), settings(LossSettings, loss)
+        self.tuning, self.optim = settings(TuningSettings, tuning), settings(OptimSettings, optim)
+        self.memory = settings(MemorySettings, memory)
+        self.student = self._build()
+        prepare(self.student, self.tuning)
+        self.evaluation = RetrievalEvaluation(match_equal_texts)
+        self.train()
+
+    def _build(self) -> CustomTextCLIP:
+        network = build_model(self.model, self.vision.image_size, self.max_tokens)
+        network.logit_bias = None
+        if self.loss.name == "sigmoid":
+            network.logit_scale.data.fill_(math.log(SIGLIP_SCALE))
+            network.logit_bias = nn.Parameter(torch.full([1], SIGLIP_BIAS))
+        return network
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the contrastive loss of a batch of pairs."""
+        check_length(batch["input_ids"], self.max_tokens)
+        ids = self._ids(batch)
+        texts = {"text": batch["input_ids"]}
+        side = student_sides(self.student, batch["image"], texts, self.memory.micro_batch_size)["text"]
+        first, pairs = rank() * len(side.image), len(side.all_image)
+        if pairs < 2:
+            raise UserError("Expected a batch of at least 2 pairs, got 1 without a negative: raise data.batch_size.")
+        if self.loss.name == "sigmoid":
+            loss = sigmoid_loss(side, self.student.logit_bias, first, self.memory.loss_rows, ids)
+        else:
+            loss = contrast_terms(side, [], first, self.memory.loss_rows, ids).contrast
+            self.log("train/loss_share", loss.detach() / math.log(pairs))  # 1: no better than chance
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
+        return loss
+
+    def _ids(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
+        """Return the ids of pairs that are no negatives of each other; log how many images and texts repeat."""
+        found = pair_ids(batch, True, True)
+        assert found is not None  # texts always have an id
+        names = ["image", "text"][-found[0].shape[1] :]
+        masked = []
+        for name, own, everyone in zip(names, found[0].T, found[1].T, strict=True):
+            self.log(f"train/repeated_{name}s", share_of_repeats(everyone))
+            if getattr(self.loss, f"mask_same_{name}"):
+                masked.append((own, everyone))
+        if not masked:
+            return None
+        rows, columns = (torch.stack(part, 1) for part in zip(*masked, strict=True))
+        return rows, columns
+
+    def train(self, mode: bool = True) -> "CLIPModule":
+        """Set the mode; statistics of BatchNorm that must not change stay in eval mode."""
+        super().train(mode)
+        fix_batch_norm(self.student, self.tuning)
+        return self
+
+    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return unit-length features [B, E] of images and texts."""
+        return self.encode_images(batch["image"])[0], self.encode_texts(batch["input_ids"], batch["attention_mask"])
+
+    def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
+        """Return unit-length features [B, E] of images [B, 3, S, S]."""
+        return unit(self.student.encode_image(image)), None
+
+    def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return unit-length features [B, E] of texts [B, L]; the towers need no mask."""
+        check_length(input_ids, self.max_tokens)
+        return unit(self.student.encode_text(input_ids))
+
+    # Overrides of Method
+
+    def load_initial_weights(self) -> None:
+        """Load `weights`, below the adapters if there are any."""
+        if self.weights is None:
+            return
+        network = self.student if self.tuning.lora is None else self._build()
+        load_start(network, self.model, self.given, self.weights)
+        if network.logit_bias is not None and not network.logit_bias.any():  # the weights have none
+            network.logit_scale.data.fill_(math.log(SIGLIP_SCALE))
+            network.logit_bias.data.fill_(SIGLIP_BIAS)
+        if self.tuning.lora is not None:
+            own, loaded = self.student.state_dict(), network.state_dict()
+            with torch.no_grad():
+                for name, name_here in base_state(own).items():
+                    own[name_here].copy_(loaded[name])
+
+    def initial_preprocessing(self) -> dict[str, Any] | None:
+        """Return the preprocessing that `weights` expect."""
+        if self.weights is None:
+            return None
+        return start_preprocessing(self.model, self.given, self.weights, self.vision.image_size)
+
+    def setup(self, stage: str) -> None:
+        """Compare the data's tokenizer with that of the model.
+
+        Raises:
+            UserError: if the model was trained with a tokenizer of the hub and the data has CLIP's.
+        """
+        super().setup(stage)
+        needed, own = needed_tokenizer(self.model), getattr(self.datamodule, "tokenizer", None)
+        if needed is not None and getattr(own, "vocab_size", None) == 49408:
+            raise UserError(
+                f"Expected the tokenizer {needed} of {self.model}, got CLIP's: set data.tokenizer to {needed}, and "
+                f"data.vocab_size and data.max_tokens to the model's."
+            )
+
+    def expected_image_size(self) -> int:
+        """Return the argument, else the model's own size."""
+        return self.vision.image_size or int(model_config(self.model)["vision_cfg"]["image_size"])
+
+    def data_sizes(self) -> DataSizes:
+        """Return the sizes that the towers were built for."""
+        size = self.vision.image_size or to_2tuple(self.student.visual.image_size)[0]
+        return DataSizes(size, self.student.vocab_size)
+
+    def sharded_networks(self) -> list[nn.Module]:
+        """Return the towers."""
+        return [self.student]
+
+    def configure_model(self) -> None:
+        """Shard the towers, or lay out convolutions with channels last, which FSDP2 does not support."""
+        super().configure_model()
+        if self.device_mesh is None:
+            channels_last(self)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Add seeds, the writer of predictions, and a warning for a loss that does not fall, if they are missing."""
+        own = StepSeedCallback(), RetrievalPredictionWriter(), StuckLossWarning("train/loss_share")
+        return missing_callbacks(self.trainer.callbacks, *own)  # type: ignore[attr-defined]
+
+    def bounds(self) -> list[Bound]:
+        """Return the logarithm of the logit scale, from 0 to that of `loss.max_logit_scale`."""
+        return [(self.student.logit_scale, 0.0, math.log(self.loss.max_logit_scale))]
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return groups with and without weight decay, and of each layer if the rates differ."""
+        return parameter_groups(self, self.student, self.tuning.layer_decay)
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak learning rate: the given one, or the default of what trains."""
+        if self.optim.learning_rate is not None:
+            return self.optim.learning_rate
+        return 1e-5 if self.tuning.lora is None else 2e-4
+
+    def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Return AdamW."""
+        return adamw(groups, self.learning_rate, self.optim.weight_decay, self.optim.betas, self.optim.eps)
+
+    def paper_schedule(self) -> Schedule:
+        """Return a linear warm-up and half a cosine to 0."""
+        return WarmupShareCosine(self.learning_rate, self.optim.warmup_share)

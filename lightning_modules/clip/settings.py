@@ -1,0 +1,83 @@
+"""Settings of the fine-tuning of a CLIP, in groups."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...common.errors import UserError
+from ..base.settings import settings
+from ..networks.clip.lora import LoRASettings
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """The contrastive loss.
+
+    Args:
+        name: "softmax", CLIP's, or "sigmoid", SigLIP's of single pairs.
+        mask_same_image: whether other pairs of the same image are no negatives.
+        mask_same_text: whether other pairs of the same text are no negatives.
+        max_logit_scale: upper bound of the logit scale, applied after each optimizer step (CLIP: 100).
+    """
+
+    name: Literal["softmax", "sigmoid"] = "softmax"
+    mask_same_image: bool = True
+    mask_same_text: bool = True
+    max_logit_scale: float = 100.0
+
+
+@dataclass(frozen=True)
+class TuningSettings:
+    """Which weights train, and how fast.
+
+    Args:
+        lock_image: number of first blocks of the image tower that do not train, embeddings included; "all" locks the
+            tower.
+        lock_text: the same of the text tower.
+        layer_decay: factor of the learning rate from each layer of a tower to the layer below, separately for both
+            towers; 1 gives all layers the same rate (BEiT: 0.65 to 0.75 for fine-tuning).
+        batch_norm: "fixed" normalizes by the statistics of the pre-training, which do not change; "trained" by those of
+            the batch.
+        lora: trains low-rank adapters in place of the weights; those of locked layers stay zero.
+
+    Raises:
+        UserError: if a lock or the decay is impossible.
+    """
+
+    lock_image: int | Literal["all"] = 0
+    lock_text: int | Literal["all"] = 0
+    layer_decay: float = 1.0
+    batch_norm: Literal["fixed", "trained"] = "fixed"
+    lora: LoRASettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.lora is not None:  # a mapping in a checkpoint
+            object.__setattr__(self, "lora", settings(LoRASettings, self.lora))
+        for name, lock in (("lock_image", self.lock_image), ("lock_text", self.lock_text)):
+            if lock != "all" and (isinstance(lock, str) or lock < 0):
+                raise UserError(f"Expected a number of blocks or all as tuning.{name}, got {lock!r}: correct it.")
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"Expected a tuning.layer_decay above 0, at most 1, got {self.layer_decay}: correct it.")
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """AdamW with a linear warm-up over a share of the run, then half a cosine to 0.
+
+    Args:
+        learning_rate: peak learning rate. None: 1e-5, a hundredth of that of a pre-training, with which a model learns
+            in some epochs and forgets little (WiSE-FT, arXiv 2109.01903, fine-tunes with 1e-5 to 3e-5); 2e-4 with LoRA.
+        warmup_share: share of the run's steps in which the rate rises.
+        weight_decay: weight decay of matrices (WiSE-FT: 0.1); norms, biases, scales and adapters do not decay.
+        betas: beta1 and beta2 (CLIP).
+        eps: epsilon (CLIP's ViTs).
+    """
+
+    learning_rate: float | None = None
+    warmup_share: float = 0.1
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_share < 1:
+            raise UserError(f"Expected an optim.warmup_share from 0 to below 1, got {self.warmup_share}: correct it.")
