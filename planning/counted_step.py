@@ -24,7 +24,6 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..callbacks import gather
-from ..lightning_modules.albef import mlm
 from ..lightning_modules.networks import attention
 
 PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -206,6 +205,8 @@ def count_step(
         precision: a key of `PRECISIONS`.
         cuda: whether attention and autocast are those of a GPU, not of a CPU.
     """
+    from ..lightning_modules.albef import mlm  # imports ALBEF, which nothing else here needs
+
     rows = len(batch["image"])
     for parameter in module.parameters():
         if parameter.requires_grad:

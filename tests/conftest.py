@@ -1,9 +1,12 @@
 """Configuration of all tests."""
 
+import atexit
+import gc
 import os
 
 import pytest
 
+from support.fork_server import share_server
 from support.tiers import starts_something
 
 pytest_plugins = ["support.faults"]
@@ -15,7 +18,23 @@ if workers > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
 
-def pytest_collection_modifyitems(items):
+def pytest_configure(config):
+    if workers_are_started_by(config) and "unit" not in config.option.markexpr:
+        share_server()
+
+
+def workers_are_started_by(config):
+    return bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+
+
+def pytest_collection_modifyitems(config, items):
+    if "unit" not in config.option.markexpr:  # it takes seconds in every worker to find them
+        return
     for item in items:
         if item.get_closest_marker("slow") is None and not starts_something(item.path, item.originalname):
             item.add_marker(pytest.mark.unit)
+
+
+def pytest_collection_finish():
+    gc.freeze()  # a collection would go through what is imported, a second each time
+    atexit.register(gc.unfreeze)  # or triton reports leaks

@@ -28,12 +28,12 @@ class Kill(NamedTuple):
 
 
 KILLS = {
-    "killed in mid-epoch": Kill("before the optimizer's step", "on_before_optimizer_step", 7, 1),
+    "killed in mid-epoch": Kill("before the optimizer's step", "on_before_optimizer_step", 7, 3),
     "killed between two batches of one step": Kill("in the second of them", "on_train_batch_start", 8, 1, 2),
     "killed on the last batch of an epoch": Kill("after its checkpoint", "on_train_epoch_end", 8, 4),
     "killed after an epoch's end": Kill("before the next one's first batch", "on_train_epoch_start", 8, None),
     "killed in validation": Kill("before its first batch", "on_validation_batch_start", 8, 3),
-    "killed during a checkpoint write": Kill("before it gets its name", "checkpoint", 7, 1),
+    "killed during a checkpoint write": Kill("before it gets its name", "checkpoint", 7, 3),
     "stopped in mid-epoch": Kill("in a step", "on_before_optimizer_step", 6, None, 1, "SIGTERM", 143),
     "stopped in validation": Kill("in its first batch", "on_validation_batch_start", 8, None, 1, "SIGUSR1", 138),
 }

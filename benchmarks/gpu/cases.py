@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
+from setting import Setting, has
 from torch import Tensor
 
 Batch = dict[str, Tensor]
@@ -21,6 +22,8 @@ class Case(NamedTuple):
     """From the number of images, and whether at toy sizes."""
     images: int
     """Images of a batch at full size."""
+    package: str = "torch"
+    """Package that the networks are made of."""
 
 
 def _pairs(images: int, size: int, length: int, words: int) -> Batch:
@@ -146,11 +149,25 @@ def _cocord_batch(images: int, toy: bool) -> Batch:
 
 
 CASES = {
-    "CLIP ViT-B/16, 224 px": Case(partial(_mobileclip, "ViT-B-16", 0.0), _clip_batch, 512),
+    "CLIP ViT-B/16, 224 px": Case(partial(_mobileclip, "ViT-B-16", 0.0), _clip_batch, 512, "open_clip"),
     "ALBEF base, 256 px": Case(_albef, _albef_batch, 64),
-    "MobileCLIP-S0, reinforced": Case(partial(_mobileclip, "MobileCLIP-S0", 1.0), partial(_mobileclip_batch, 256), 256),
-    "MobileCLIP-B, reinforced": Case(partial(_mobileclip, "MobileCLIP-B", 0.75), partial(_mobileclip_batch, 224), 256),
-    "MM-LG, extraction": Case(_mmlg, _mmlg_batch, 256),
+    "MobileCLIP-S0, reinforced": Case(
+        partial(_mobileclip, "MobileCLIP-S0", 1.0), partial(_mobileclip_batch, 256), 256, "open_clip"
+    ),
+    "MobileCLIP-B, reinforced": Case(
+        partial(_mobileclip, "MobileCLIP-B", 0.75), partial(_mobileclip_batch, 224), 256, "open_clip"
+    ),
+    "MM-LG, extraction": Case(_mmlg, _mmlg_batch, 256, "open_clip"),
     "SHRe": Case(_shre, _shre_batch, 256),
     "CoCoRD, ResNet-34 to ResNet-18": Case(_cocord, _cocord_batch, 256),
 }
+
+
+def chosen(setting: Setting) -> list[str]:
+    """Return the names of the cases to measure; say which are left out because their networks' package is missing."""
+    names = list(filter(setting.chooses, CASES))
+    missing = {CASES[name].package for name in names if not has(CASES[name].package)}
+    for package in sorted(missing):
+        left_out = "; ".join(name for name in names if CASES[name].package == package)
+        setting.say(f"Left out, because {package} is missing: {left_out}.\n")
+    return [name for name in names if CASES[name].package not in missing]

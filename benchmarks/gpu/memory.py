@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import CASES
+from cases import CASES, chosen
 from rivals import images_of
 from runs import release, train
 from setting import Setting, Table
@@ -31,7 +31,7 @@ def main() -> None:
     setting = Setting.parsed(__doc__)
     if setting.pretend:
         setting.say("A CPU has no counter of memory, and no limit that a trial may reach: the columns stay 0.\n")
-    cases = [(name, way) for name in filter(setting.chooses, CASES) for way in WAYS if way == "whole" or _slices(name)]
+    cases = [(name, way) for name in chosen(setting) for way in WAYS if way == "whole" or _slices(name)]
     with ExitStack() as stack:
         # A plan takes half a minute of one core, in a process of its own while the device measures.
         workers = max(1, min(len(cases), (os.cpu_count() or 2) - 2))

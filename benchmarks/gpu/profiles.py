@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from cases import CASES
+from cases import CASES, chosen
 from lightning.pytorch import Callback
 from runs import release, train
 from setting import Setting
@@ -42,7 +42,7 @@ class Profiled(Callback):
 def main() -> None:
     """Write two tables for each method."""
     setting = Setting.parsed(__doc__)
-    for name in filter(setting.chooses, CASES):
+    for name in chosen(setting):
         setting.say(f"\n{name}\n")
         table = setting.table(("kernel", "calls", "share of the busy time"))
         setting.measured("profile", 25.0, partial(one, setting, table, name), table, name)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cases import CASES
+from cases import CASES, chosen
 from files import loader
 from rivals import images_of, rivals_of
 from runs import COUNTED, WARM_UP, Clock, release, train
@@ -110,9 +110,9 @@ def main() -> None:
     setting.say(
         f"Matrix product in bf16: {rate / 1e12:.3g} TFLOP/s. Steps in bf16-mixed, with all callbacks of a run.\n"
     )
+    names = chosen(setting)
     table = setting.table(COLUMNS)
     rows = Rows(setting, table, rate)
-    names = list(filter(setting.chooses, CASES))
     first = [name for name in names if name.split()[0] in GOALS]
     others = [name for name in names if name not in first]
     order = [(name, way) for name in first for way in ("eager", "compiled")]

@@ -15,18 +15,23 @@ DIMS, SCALES = [5, 7], [20.0, 40.0]
 
 def add_tiny_clip():
     """Register the model with open_clip on the first call."""
-    if NAME in open_clip.list_models():
-        return NAME
+    return add_clip(NAME, {"layers": 1, "width": 16, "head_width": 8, "patch_size": 8})
+
+
+def add_clip(name, vision):
+    """Register a model with a text tower of one narrow layer with open_clip on the first call; return its name."""
+    if name in open_clip.list_models():
+        return name
     config = {
         "embed_dim": 8,
-        "vision_cfg": {"image_size": SIZE, "layers": 1, "width": 16, "head_width": 8, "patch_size": 8},
+        "vision_cfg": {"image_size": SIZE} | vision,
         "text_cfg": {"context_length": LENGTH, "vocab_size": WORDS, "width": 16, "heads": 2, "layers": 1},
     }
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{NAME}.json"
+        path = Path(folder) / f"{name}.json"
         path.write_text(json.dumps(config))
         open_clip.add_model_config(path)
-    return NAME
+    return name
 
 
 def randomized(model, seed=0, scale=3.0):

@@ -3,14 +3,20 @@
 import json
 import os
 import sys
+from collections import Counter
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import timm
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from support import random_batches
 from support.clip import DIMS, SCALES, reinforced_batch
+from support.collectives import RecordCollectives
 from support.methods import OTHERS
 from support.pretend_cuda import Questions, pretended_cuda, questions
 from support.shre import CLASSES, random_batch, tiny_shre
@@ -25,28 +31,75 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 ROWS, SLICE = 8, 4
 
 
+class _Event:
+    """An event on a simulated stream."""
+
+    waited = 0
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        _Event.waited += 1
+
+
+@contextmanager
+def over_nccl():
+    """A process group of two on GPUs, of which this is the first, and which sends nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    empty = torch.empty
+    changes = (
+        patch.object(distributed.dist, "get_backend", lambda *_: "nccl"),
+        patch.object(torch.cuda, "current_device", lambda: 0),
+        patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)),
+        patch.object(torch.cuda, "Event", _Event),
+        patch.object(torch, "empty", lambda *sizes, pin_memory=False, **options: empty(*sizes, **options)),
+    )
+    with ExitStack() as stack:
+        stack.callback(dist.destroy_process_group)
+        for change in changes:
+            stack.enter_context(change)
+        yield
+
+
+SHALLOW = {"albef": {"vision": {"depth": 1}}, "shre": {"vision": {"depth": 1}, "text": {"depth": 1}}}
+"""Networks with every kind of layer once."""
+
+
 def steps(folder):
-    """Every method in every precision, the memory settings in turn: all pairs of two of these."""
+    """Every method in every precision, the memory settings in turn: all pairs of two of these.
+
+    As the first of two processes, which send over NCCL; the devices of what is sent are counted too.
+    """
     found = {}
     for number, name in enumerate(random_batches.NAMES):
         for place, precision in enumerate(PRECISIONS):
             memory = ("whole", "slices", "accumulation")[(number + place) % 3]
             if name == "cocord" and memory == "slices":  # it has none
                 memory = "whole"
-            changes = {"memory": {"micro_batch_size": SLICE}} if memory == "slices" else {}
+            changes = SHALLOW.get(name, {}) | ({"memory": {"micro_batch_size": SLICE}} if memory == "slices" else {})
             own = folder / f"{name}-{precision}"
             own.mkdir()
-            found[f"{name} {memory} {precision}"] = questions(
-                random_batches.small(name, own, **changes),
-                random_batches.random_rows(name, ROWS),
-                SkipNonFiniteSteps(),
-                StopOnSignal(),
-                StepSeedCallback(),
-                folder=own,
-                precision=precision,
-                accumulate=2 if memory == "accumulation" else 1,
-            )
+            sent = RecordCollectives()
+            with over_nccl():
+                asked = questions(
+                    random_batches.small(name, own, **changes),
+                    random_batches.random_rows(name, ROWS),
+                    sent,
+                    SkipNonFiniteSteps(),
+                    StopOnSignal(),
+                    StepSeedCallback(),
+                    folder=own,
+                    precision=precision,
+                    accumulate=2 if memory == "accumulation" else 1,
+                )
+            found[f"{name} {memory} {precision}"] = {"asked": asked, "devices": devices(sent)}
     return found
+
+
+def devices(sent):
+    """Return the devices of all tensors that were sent, with their number."""
+    return Counter(device for _, tensors, _ in sent.recorded.calls for _, device, _ in tensors)
 
 
 def evaluations(folder):
@@ -59,7 +112,8 @@ def evaluations(folder):
         for place, stage in enumerate(("validate", "predict")):
             precision = PRECISIONS[(number + place) % 3]
             memory = ("whole", "slices", "accumulation")[(number + 2 * place) % 3]
-            changes = {"rerank": {"when": "always", "k": 10}} if name == "albef" else {}
+            changes = dict(SHALLOW.get(name, {}))
+            changes |= {"rerank": {"when": "always", "k": 10}} if name == "albef" else {}
             if memory == "slices" and name != "cocord":
                 changes["memory"] = {"micro_batch_size": SLICE}
             own = folder / f"{name}-{stage}"
@@ -228,29 +282,20 @@ def mixed_devices(folder):
         return {str(error).splitlines()[0]: 1}
 
 
-class _Event:
-    """An event on a simulated stream."""
-
-    waited = 0
-
-    def record(self):
-        pass
-
-    def synchronize(self):
-        _Event.waited += 1
+def sent_from_the_host(folder):
+    """The devices of what is sent in two steps with a tensor on the host."""
+    module, sent = random_batches.small("mobileclip", folder), RecordCollectives()
+    step = module.training_step
+    module.training_step = lambda *given: dist.all_reduce(torch.ones(1)) or step(*given)
+    with over_nccl():
+        questions(module, random_batches.random_rows("mobileclip", ROWS), sent, folder=folder, precision="32-true")
+    return devices(sent)
 
 
 def stop_on_signal_of_two(folder):
     """Count the waits of two processes that agree over NCCL in six steps, and the reads of earlier answers."""
-    distributed.world_size = lambda: 2
-    distributed.dist.get_backend = lambda: "nccl"
-    distributed.dist.all_reduce = lambda *_: None
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.Event = _Event
-    empty = torch.empty
-    torch.empty = lambda *sizes, pin_memory=False, **options: empty(*sizes, **options)
-    stop, counted = StopOnSignal(), Questions()
-    with pretended_cuda(), counted:
+    stop, counted, _Event.waited = StopOnSignal(), Questions(), 0
+    with over_nccl(), pretended_cuda(), counted:
         counted.on = True
         for _ in range(6):
             stop._stop_if_asked(None)
@@ -260,7 +305,7 @@ def stop_on_signal_of_two(folder):
 if __name__ == "__main__":
     found = {}
     cases = (steps, evaluations, tasks, mobileclip, shre, albef_vqa, pixels, planted, mixed_devices)
-    for case in (*cases, stop_on_signal_of_two):
+    for case in (*cases, sent_from_the_host, stop_on_signal_of_two):
         place = Path(sys.argv[1]) / case.__name__
         place.mkdir()
         found[case.__name__] = case(place)

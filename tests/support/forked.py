@@ -19,7 +19,8 @@ Execute the interpreter instead where one of these differences matters:
 - The parent is the server, and `multiprocessing` knows that it started the process.
 - After the exit handlers the process is gone: nothing is finalized.
 
-What the script starts itself, such as the processes of Lightning's launcher, is executed as usual.
+The other processes of a node, which Lightning's launcher starts from the script, are forked too unless `executes`; what
+else the script starts is executed as usual.
 """
 
 import atexit
@@ -37,8 +38,9 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from support.fork_server import enter, fork_context
@@ -57,6 +59,7 @@ class Forked:
         terminal: A file descriptor that is its input and output; otherwise the input is empty, and the output is
             captured.
         merged: Whether standard error goes where standard output goes.
+        executes: Whether processes that Lightning's launcher starts are executed.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Forked:
         env: Mapping[str, str] | None = None,
         terminal: int | None = None,
         merged: bool = False,
+        executes: bool = False,
     ) -> None:
         context = fork_context()
         self.args = [str(word) for word in command]
@@ -80,7 +84,7 @@ class Forked:
         else:
             files = [Connection(os.dup(terminal))]
         environment = dict(os.environ if env is None else env)
-        arguments = (self.args, str(cwd or Path.cwd()), environment, files)
+        arguments = (self.args, str(cwd or Path.cwd()), environment, files, executes)
         self._process = context.Process(target=_execute, args=arguments)
         self._process.start()
         for file in files:
@@ -144,9 +148,10 @@ def run_script(
     env: Mapping[str, str] | None = None,
     timeout: float = 120.0,
     merged: bool = False,
+    executes: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a script to its end, as `subprocess.run` does; after so many seconds its process group is killed."""
-    process = Forked(command, cwd=cwd, env=env, merged=merged)
+    process = Forked(command, cwd=cwd, env=env, merged=merged, executes=executes)
     written = process.communicate(timeout)
     return subprocess.CompletedProcess(process.args, process.wait(), *written)
 
@@ -189,9 +194,53 @@ def run_ranks(
     ]
 
 
-def _execute(command: list[str], folder: str, environment: dict[str, str], files: list[Connection]) -> None:
+class _OfLauncher:
+    """A process of Lightning's launcher, with the methods of `subprocess.Popen` that `WatchedLauncher` calls.
+
+    The forked script is not its parent, and the group that a terminal interrupts is another.
+
+    Args:
+        command: An interpreter, and what it executes.
+        env: Its environment.
+        cwd: Its folder, that of the caller if None.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str | None = None) -> None:
+        assert command[0] == sys.executable, command
+        context, files = fork_context(), [Connection(os.dup(number)) for number in range(3)]
+        arguments = (list(command[1:]), cwd or str(Path.cwd()), dict(env), files, False)
+        self._process = context.Process(target=_execute, args=arguments)
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # or the fork imports the script before it executes it
+        try:
+            self._process.start()
+        finally:
+            sys.modules["__main__"] = script
+        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]  # or it is awaited
+        self._lock = threading.Lock()
+        for file in files:
+            file.close()
+
+    def poll(self) -> int | None:
+        with self._lock:  # two threads ask, and the status can be read once
+            return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        if not wait([self._process.sentinel], timeout) or (status := self.poll()) is None:
+            raise subprocess.TimeoutExpired("forked", timeout)
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self._process.pid or 0, signal.SIGKILL)
+
+
+def _execute(
+    command: list[str], folder: str, environment: dict[str, str], files: list[Connection], executes: bool
+) -> None:
     """Become the process, from a fork of the server."""
     from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
+    from lightning.pytorch.strategies.launchers import subprocess_script
 
     from support.preloaded import PATH
 
@@ -208,6 +257,8 @@ def _execute(command: list[str], folder: str, environment: dict[str, str], files
     sys.argv[:] = command[1:] if is_module else command
     rank_zero_only.rank = _get_rank() or 0  # Lightning reads it at import
     multiprocessing.set_start_method(None, force=True)  # the server set its own for what it forks
+    if not executes:
+        subprocess_script.subprocess = SimpleNamespace(Popen=_OfLauncher)  # type: ignore[assignment]
     if is_module:
         sys.modules.pop(command[1], None)  # `runpy` warns of a module that has been imported
         os._exit(_end(lambda: runpy.run_module(command[1], run_name="__main__", alter_sys=True)))

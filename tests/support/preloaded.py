@@ -14,6 +14,8 @@ MODULES = (
     "attrs",  # jsonargparse looks whether a class is one of attrs
     "datasets",
     "pytest",
+    "support.forked",
+    "support.killed_run",
     "torch._dynamo",
     "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
     "torch.distributed.checkpoint",
@@ -21,13 +23,13 @@ MODULES = (
     "torch.utils.tensorboard",
     "vlightning.cli",
     "vlightning.datamodules",
-    "vlightning.lightning_modules",
 )
 
 _before = dict(os.environ)
 for _name in MODULES:
     import_module(_name)
-import_module("vlightning.callbacks").load_all()
+for _name in ("vlightning.callbacks", "vlightning.lightning_modules"):
+    import_module(_name).load_all()
 
 SET_BY_IMPORTS = {name: value for name, value in os.environ.items() if _before.get(name) != value}
 PATH = [entry for entry in sys.path if entry and entry not in _before.get("PYTHONPATH", "").split(os.pathsep)]

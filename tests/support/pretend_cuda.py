@@ -164,7 +164,7 @@ class PretendedGPU(SingleDeviceStrategy):
 
         def move(tensor):
             if id(tensor) not in moved:
-                there = self.mode.from_tensor(tensor.detach()).to("cuda")
+                there = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
                 trains = isinstance(tensor, torch.nn.Parameter)
                 moved[id(tensor)] = torch.nn.Parameter(there, tensor.requires_grad) if trains else there
             return moved[id(tensor)]

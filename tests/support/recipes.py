@@ -283,6 +283,14 @@ def ran_together(commands: list[str]) -> list[dict[str, Any]]:
     return [asdict(ran(command)) for command in commands]
 
 
+@functools.cache
+def compose(*configs: Path) -> Any:
+    """Return what a fit with these configs prints."""
+    done = run("fit", *(word for config in configs for word in ("--config", str(config))), "--print_config")
+    assert done.status == 0, done.err
+    return yaml.safe_load(done.out)
+
+
 def says(found: Any, given: Any) -> bool:
     """Whether all that was given is there; classes get their whole path, and what was not given is filled in."""
     if isinstance(given, dict):

@@ -177,7 +177,7 @@ def test_a_killed_first_process_ends_the_other(tmp_path, strategy):
 @by_strategy("fsdp")
 @pytest.mark.fault("second of two processes hangs in mid-epoch", "SIGSTOP before a step", HANGS)
 def test_a_process_that_hangs_ends_the_first_within_the_time_limit(tmp_path, strategy):
-    status, sentence = quickstart(tmp_path, strategy, "SIGSTOP", 1, "--trainer.strategy.timeout=0:00:30")
+    status, sentence = quickstart(tmp_path, strategy, "SIGSTOP", 1, "--trainer.strategy.timeout=0:00:15")
     assert status == 1
     assert sentence.startswith("No answer from another of the 2 processes of this run, which hangs, ")
 

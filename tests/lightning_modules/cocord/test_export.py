@@ -69,8 +69,7 @@ def _refused(capsys, *words):
     return line
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".pt"])
-@pytest.mark.parametrize("student", ["resnet8", "resnet50"])
+@pytest.mark.parametrize(("student", "suffix"), [("resnet8", ".pt"), ("resnet50", ".pth")])
 def test_student_file_is_the_public_form_with_the_student_and_nothing_else(student, suffix, request, tmp_path):
     module, checkpoint = request.getfixturevalue(student)
     main([str(checkpoint), str(tmp_path / f"student{suffix}")])

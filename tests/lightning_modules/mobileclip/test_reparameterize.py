@@ -9,7 +9,7 @@ from timm.utils import reparameterize_model
 
 from support.mobileclip import build_shallow, settle
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.mobileclip import reparameterize as module_under_test
+from vlightning.lightning_modules.networks.clip import reparameterize as module_under_test
 from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model
 from vlightning.lightning_modules.networks.clip.reparameterize import norms_left, reparameterize
 

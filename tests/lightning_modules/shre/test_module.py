@@ -351,8 +351,8 @@ def test_a_scale_stays_in_its_bounds(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", ["mlp", "transformer"])
-def test_64_pairs_are_overfitted(tmp_path, shared):
-    """64 pairs: every contrast picks the pair, and both posteriors come near to the teacher's."""
+def test_36_pairs_are_overfitted(tmp_path, shared):
+    """Every contrast picks the pair, and both posteriors come near to the teacher's."""
     module = tiny_shre(vision={"width": 64, "heads": 4}, shared=shared, **write_teacher(tmp_path, 40))
     module.setup("fit")
     with torch.no_grad():  # the posteriors of a random network are flat
@@ -360,16 +360,16 @@ def test_64_pairs_are_overfitted(tmp_path, shared):
     module.log = lambda *_, **__: None
     logged = {}
     module.log_dict = lambda values, **_: logged.update(values)
-    batch = random_batch(64, dtype=torch.float32)
-    batch["input_ids"][:, 1:3] = torch.cartesian_prod(torch.arange(104, 112), torch.arange(104, 112))
+    batch = random_batch(36, dtype=torch.float32)
+    batch["input_ids"][:, 1:3] = torch.cartesian_prod(torch.arange(104, 110), torch.arange(104, 110))
     batch["attention_mask"][:, :3] = 1
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=2e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=3e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1, (step + 1) / 50) * max(0.1, 1 - step / 600)
+        optimizer, lambda step: min(1, (step + 1) / 50) * max(0.1, 1 - step / 400)
     )
     starts = None
-    for _ in range(600):
+    for _ in range(400):
         optimizer.zero_grad()
         module.training_step(batch, 0).backward()
         starts = starts or {name: float(logged[f"train/kl_{name}"]) for name in ("image", "text")}
@@ -378,8 +378,8 @@ def test_64_pairs_are_overfitted(tmp_path, shared):
     images, texts = encoded(module, batch)
     for name in module.scales:
         scores = F.normalize(images[name]) @ F.normalize(texts[name]).T
-        assert (scores.argmax(0) == torch.arange(64)).all(), name
-        assert (scores.argmax(1) == torch.arange(64)).all(), name
+        assert (scores.argmax(0) == torch.arange(36)).all(), name
+        assert (scores.argmax(1) == torch.arange(36)).all(), name
     # It stays above 0: the contrast of the logits separates all pairs, the teacher only those of different classes.
     for name, start in starts.items():
         assert start > 1
