@@ -23,6 +23,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -110,6 +111,7 @@ def main() -> None:
                 both = time.perf_counter() - wall, processor_seconds() - processor
                 # The other package measures itself, without its start.
                 spent[name].append(metrics[name].get("seconds") or both)
+                print(f"{name}: {spent[name][-1][0]:.2f} s", file=sys.stderr, flush=True)
     median, used = ({name: statistics.median(v[k] for v in values) for name, values in spent.items()} for k in (0, 1))
     print(
         f"{device_name(device)}, {typed.model}, {typed.images} images, batches of {typed.batch_size}, {typed.workers} "
