@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from ..datamodules.core.decode import content_hash, decode_image, decoding_by, read_image
+from ..datamodules.core.decode import content_hash, decode_image, decoding_by
 from ..datamodules.core.faults import BadSample, Fault
 from ..datamodules.core.loaders import inner_loader
 from ..datamodules.sources.caption_rows import CaptionRows
@@ -118,7 +118,7 @@ def read_split(rows: Any, limit: int | None, num_workers: int, decoder: Any) -> 
 def _streamed(stream: Stream, limit: int, decoder: Any) -> Iterator[Read]:
     known: set[int] = set()
     for item in itertools.islice(stream.all_rows(), limit):
-        row, layout = item.row, stream.layout_of(item)
+        row = item.row
         if row.fault is not None:
             yield Read(item.name, [], [], 0, [], [row.fault])
             continue
@@ -128,9 +128,7 @@ def _streamed(stream: Stream, limit: int, decoder: Any) -> Iterator[Read]:
             continue
         known.add(identity)
         try:
-            if row.data is None:
-                layout.check_inside(row.path)
-            data = read_image(row.data, row.path, row.path or item.name)
+            data = stream.encoded(item)
             with decoding_by(decoder):
                 image = decode_image(data, None, item.name, stream.max_pixels)
             yield Read(item.name, [content_hash(data)], [image.size], len(data), row.captions, [])

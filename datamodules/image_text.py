@@ -19,6 +19,7 @@ from .core.stages import Split
 from .pairs import PairDataModule
 from .sources.caption_rows import CaptionRows
 from .sources.open import Opening
+from .sources.remote import RETRIES
 from .sources.splits import PairSources, Sources, by_split
 from .sources.stream import Stream
 from .sources.stream_sets import StreamedEvaluationSet, StreamedTrainingSet
@@ -27,14 +28,15 @@ from .transforms.clip import pair_eval_transform, pair_train_transform
 
 
 class ImageTextDataModule(PairDataModule):
-    """Image-caption pairs from Parquet, JSON, CSV, image folders, WebDataset shards or the hub.
+    """Image-caption pairs from Parquet, JSON, CSV, image folders, WebDataset shards or the hub, on disks or by URL.
 
     Args:
         train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these, read one
             after another. Files: ``.parquet``; ``.json`` in ALBEF's form (a list of objects), ``.jsonl``, ``.csv``;
             ``.tar`` in WebDataset's form; ``dataset_coco.json`` and ``dataset_flickr30k.json`` with Karpathy's splits,
             of which each argument reads its own. Folders: of such files, of images with a ``metadata.jsonl`` (key
-            ``file_name``), or saved by ``datasets``.
+            ``file_name``), or saved by ``datasets``. URLs of Parquet, JSON, CSV and tar files, such as
+            ``s3://bucket/pairs/*.tar``.
         validation: rows for validation, in the same forms.
         test: rows for testing, in the same forms.
         predict: rows for prediction; captions are optional, and image files may be named directly.
@@ -58,6 +60,8 @@ class ImageTextDataModule(PairDataModule):
         shuffle_block: number of rows that are shuffled together in streaming; each loader worker holds as many rows in
             memory.
         cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
+        read_retries: number of times that a failed read of a file by URL is tried again, after waits that double from
+            half a second. A row that still cannot be read is an unusable sample; a table or shard ends the run.
         **options: see :class:`PairDataModule`.
     """
 
@@ -80,6 +84,7 @@ class ImageTextDataModule(PairDataModule):
         samples_per_epoch: int | None = None,
         shuffle_block: int = 1024,
         cache_dir: str | None = None,
+        read_retries: int = RETRIES,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -98,7 +103,7 @@ class ImageTextDataModule(PairDataModule):
                 f"Expected data.mixing_temperature 1 with data.streaming, which does not know the numbers of rows, got "
                 f"{self.mixing_temperature:g}: give the sources weights, or set data.streaming to false."
             )
-        check_least(shuffle_block=(shuffle_block, 1))
+        check_least(shuffle_block=(shuffle_block, 1), read_retries=(read_retries, 0))
         self.streaming = streaming
         self.samples_per_epoch = samples_per_epoch
         self.shuffle_block = shuffle_block
@@ -109,7 +114,7 @@ class ImageTextDataModule(PairDataModule):
         self.max_pixels = max_pixels
         self.pairs = PairSources(
             by_split(train, validation, test, predict),
-            Opening(image_root, image_column, caption_column, image_id_column, cache_dir),
+            Opening(image_root, image_column, caption_column, image_id_column, cache_dir, retries=read_retries),
             max_pixels,
             streaming,
         )

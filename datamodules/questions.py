@@ -10,37 +10,43 @@ import torch
 from ..common.errors import UserError
 from .core.contract import ListsAnswers
 from .core.hyperparameters import check_least
+from .core.mixing import Mix
 from .core.question_samples import (
     QuestionCollate,
     QuestionEvaluationCollate,
     QuestionEvaluationSet,
     QuestionReader,
     QuestionRows,
+    question_groups,
 )
+from .core.samples import TrainingSet
 from .core.stages import Split
-from .pairs import PairDataModule
 from .text.questions import QuestionEncoder, encode_answers, usable_answers
+from .texts import TextDataModule
 from .transforms.normalize import in_pixels
 
 NO_LIMIT = 512
 """Longest question of an evaluation in tokens: what a BERT has positions for."""
 
 
-class QuestionDataModule(PairDataModule, ListsAnswers):
+class QuestionDataModule(TextDataModule, ListsAnswers):
     """Questions about images, each with the answers that people gave.
 
     Evaluation reads each image once, with all of its questions, and ``eval_batch_size`` counts images. A subclass
     defines the rows in :meth:`open_split`, and :attr:`answers`.
 
     Args:
-        tokenizer: as in :class:`PairDataModule`; one with [CLS] and [SEP]. A trained one is trained on the training
-            questions and answers.
+        tokenizer: as in :class:`~.texts.TextDataModule`; one with [CLS] and [SEP]. A trained one is trained on the
+            training questions and answers.
         max_tokens: longest question in training, in tokens (ALBEF: 25); in evaluation questions are not truncated.
         append_sep: whether questions end with [SEP]; the ALBEF authors omit it. Answers end with it in any case.
         clean_questions: whether to apply ALBEF's question cleaning.
         max_words: number of words that the cleaning keeps in training (ALBEF: 30).
         eval_max_words: number of words that it keeps in evaluation (ALBEF: 50).
-        **options: see :class:`PairDataModule`; captions and texts for prediction have no meaning here.
+        questions_per_image: most questions of an image that a training batch asks about one augmented version of it,
+            which is encoded once for all of them (ALBEF: 1). Above 1, batch sizes of training count images, and an
+            epoch still reads each question once.
+        **options: see :class:`~.texts.TextDataModule`; captions and texts for prediction have no meaning here.
     """
 
     def __init__(
@@ -49,16 +55,19 @@ class QuestionDataModule(PairDataModule, ListsAnswers):
         append_sep: bool = False,
         clean_questions: bool = True,
         eval_max_words: int = 50,
+        questions_per_image: int = 1,
         **options: Any,
     ) -> None:
         super().__init__(append_sep=append_sep, **options)
-        check_least(eval_max_words=(eval_max_words, 1))
+        check_least(eval_max_words=(eval_max_words, 1), questions_per_image=(questions_per_image, 1))
         if self.predict_texts:
             raise UserError(
                 "Expected questions in data.predict, each with its image, got data.predict_texts: leave it out."
             )
         self.clean_questions = clean_questions
         self.eval_max_words = eval_max_words
+        self.questions_per_image = questions_per_image
+        self._grouped: tuple[Any, list[list[int]], Mix] | None = None
         self._encoded: dict[str, torch.Tensor] | None = None
 
     # Methods that the base class calls
@@ -70,22 +79,44 @@ class QuestionDataModule(PairDataModule, ListsAnswers):
     def _encoder(self, max_tokens: int, max_words: int) -> QuestionEncoder:
         return QuestionEncoder(self.tokenizer, max_tokens, self.clean_questions, max_words)
 
-    def training_reader(self, rows: QuestionRows) -> QuestionReader:  # type: ignore[override]
-        """Return a reader of an augmented image with a question and its answers."""
-        return QuestionReader(rows, self.worker_transform(training=True), self.encoder())
+    def training_reader(self, rows: QuestionRows) -> QuestionReader:
+        """Return a reader of an augmented image with a question, or several, and their answers."""
+        groups = None if self.questions_per_image == 1 else self._groups(rows)[0]
+        return QuestionReader(rows, self.worker_transform(training=True), self.encoder(), groups)
+
+    def training_set(self, rows: QuestionRows) -> TrainingSet:
+        """Return the dataset of training samples."""
+        return TrainingSet(self.training_mix(rows).rows, self.training_reader(rows), self.run_seed)
+
+    def training_mix(self, rows: QuestionRows) -> Mix:
+        """Return how often an epoch reads the questions, or the groups of questions, of each source."""
+        return self.question_mix(rows) if self.questions_per_image == 1 else self._groups(rows)[1]
+
+    def question_mix(self, rows: Any) -> Mix:
+        """Return how often an epoch reads the questions of each source; by default each once."""
+        return Mix([len(rows)])
+
+    def _groups(self, rows: QuestionRows) -> tuple[list[list[int]], Mix]:
+        if self._grouped is None or self._grouped[0] is not rows:
+            mix = self.question_mix(rows)
+            groups, sizes = question_groups(rows, mix.sizes, self.questions_per_image)
+            self._grouped = rows, groups, Mix(sizes, mix.weights)
+        return self._grouped[1:]
 
     def training_collate(self) -> QuestionCollate:
         """Stack the images, encode questions and answers."""
-        return QuestionCollate(self.encoder(), self.tokenizer)
+        return QuestionCollate(self.encoder(), self.tokenizer, grouped=self.questions_per_image > 1)
 
-    def evaluation_set(  # type: ignore[override]
-        self, rows: QuestionRows, items: list[list[int]], split: Split
-    ) -> QuestionEvaluationSet:
+    def evaluation_items(self, rows: QuestionRows) -> list[list[int]]:
+        """Return the rows of each image."""
+        return rows.images()
+
+    def evaluation_set(self, rows: QuestionRows, items: list[list[int]], split: Split) -> QuestionEvaluationSet:
         """Return a dataset of images with all of their questions."""
         encoder = self._encoder(NO_LIMIT, self.eval_max_words)
         return QuestionEvaluationSet(rows, items, self.worker_transform(training=False), encoder, self.run_seed)
 
-    def evaluation_collate(self) -> QuestionEvaluationCollate:  # type: ignore[override]
+    def evaluation_collate(self) -> QuestionEvaluationCollate:
         """Stack the images, and encode all of their questions."""
         return QuestionEvaluationCollate(self._encoder(NO_LIMIT, self.eval_max_words), in_pixels(self.eval_transform))
 

@@ -1,4 +1,4 @@
-"""Datamodules of generated colored shapes with texts to judge, for a first run without a download."""
+"""Datamodules of generated colored shapes for tasks, for a first run without a download: texts to judge, questions."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from torch import nn
 from .core.stages import Split
 from .sources.shape_tasks import ShapeEntailmentTable, ShapePairTable
 from .tasks import TaskDataModule
+from .texts import TextDataModule
 from .transforms.clip import pair_eval_transform, pair_train_transform
 
 
-class _ShapeTask(TaskDataModule):
-    """Common part of both.
+class DrawnShapes(TextDataModule):
+    """Arguments and transforms of the datamodules of drawn shapes; a base class before that of the task.
 
     Args:
-        length: number of training rows in an epoch.
-        eval_length: number of rows in the validation split, and in the test split.
+        length: number of training rows in an epoch; of questions, number of images.
+        eval_length: number of rows in the validation split, and in the test split; of questions, number of images.
         data_seed: seed of the content. Separate from ``seed``, so that runs with different seeds have the same test
             split.
         image_size: side of the images, pixels.
@@ -26,7 +27,7 @@ class _ShapeTask(TaskDataModule):
         num_workers: loader workers per process.
         vocab_size: largest number of tokenizer entries.
         append_sep: whether sequences end with [SEP], as in the ALBEF quickstart.
-        **options: see :class:`~.tasks.TaskDataModule`. Prediction reads the images of the test split.
+        **options: see the base class of the task. Prediction reads the images of the test split.
     """
 
     def __init__(
@@ -59,14 +60,14 @@ class _ShapeTask(TaskDataModule):
         return pair_eval_transform(self.image_size, self.expected_preprocessing())
 
 
-class ShapesEntailmentDataModule(_ShapeTask):
+class ShapesEntailmentDataModule(DrawnShapes, TaskDataModule):
     """Captions that an image of two shapes, of which a panel may hide one, entails, contradicts, or leaves open.
 
     A fixture for trials, not a benchmark. Chance is 33.3%; whoever sees only whether there is a panel gets 66.7%, and
     the caption alone tells nothing.
 
     Args:
-        **options: see :class:`_ShapeTask`.
+        **options: see :class:`DrawnShapes` and :class:`~.tasks.TaskDataModule`.
     """
 
     class_names = ("contradiction", "neutral", "entailment")
@@ -79,13 +80,13 @@ class ShapesEntailmentDataModule(_ShapeTask):
         return ShapeEntailmentTable(split, *self.content)
 
 
-class ShapesNLVR2DataModule(_ShapeTask):
+class ShapesNLVR2DataModule(DrawnShapes, TaskDataModule):
     """Statements such as "a red ring in the left image", true or false, about two images of two shapes each.
 
     A fixture for trials, not a benchmark. Chance is 50%, also from the statement or from the images alone.
 
     Args:
-        **options: see :class:`_ShapeTask`.
+        **options: see :class:`DrawnShapes` and :class:`~.tasks.TaskDataModule`.
     """
 
     image_names = ("image_left", "image_right")

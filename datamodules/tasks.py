@@ -13,15 +13,15 @@ from .core.faults import BadSample
 from .core.mixing import Mix
 from .core.stages import Split
 from .core.task_samples import TaskCollate, TaskEvaluationSet, TaskReader, TaskRows
-from .pairs import PairDataModule
 from .sources.annotations import Annotations
 from .sources.splits import Sources, by_split
 from .sources.task_table import TaskTable
+from .texts import TextDataModule
 from .transforms.clip import pair_eval_transform, pair_train_transform
 from .transforms.normalize import in_pixels
 
 
-class TaskDataModule(PairDataModule):
+class TaskDataModule(TextDataModule):
     """Samples of one or two images, a text and a target, in batches of the project's contract (dicts of tensors).
 
     A batch holds the images, float [B, 3, H, W], under the names of :attr:`image_names`; ``input_ids`` and
@@ -33,7 +33,7 @@ class TaskDataModule(PairDataModule):
             fine-tuning.
         append_sep: whether sequences end with [SEP]; the ALBEF authors omit it.
         clean_captions: whether to apply ALBEF's caption cleaning, which keeps ``max_words`` words.
-        **options: see :class:`PairDataModule`.
+        **options: see :class:`~.texts.TextDataModule`.
     """
 
     image_names: ClassVar[tuple[str, ...]] = ("image",)
@@ -52,7 +52,7 @@ class TaskDataModule(PairDataModule):
         """Number of classes; None without classes."""
         return None if self.class_names is None else len(self.class_names)
 
-    def training_reader(self, rows: TaskRows) -> TaskReader:  # type: ignore[override]
+    def training_reader(self, rows: TaskRows) -> TaskReader:
         """Return a reader of augmented images with a text and a target."""
         return TaskReader(rows, self.worker_transform(training=True), self.encoder())
 
@@ -60,16 +60,12 @@ class TaskDataModule(PairDataModule):
         """Stack the images and encode the texts."""
         return TaskCollate(self.image_names, self.encoder())
 
-    def evaluation_items(self, rows: TaskRows) -> Sequence[int]:  # type: ignore[override]
-        """Return the rows."""
-        return range(len(rows))
-
-    def evaluation_set(self, rows: TaskRows, items: Sequence[int], split: Split) -> TaskEvaluationSet:  # type: ignore[override]
+    def evaluation_set(self, rows: TaskRows, items: Sequence[int], split: Split) -> TaskEvaluationSet:
         """Return a dataset of images with a text and, but for prediction, a target."""
         reader = TaskReader(rows, self.worker_transform(training=False), self.encoder())
         return TaskEvaluationSet(len(rows), reader, self.run_seed)
 
-    def evaluation_collate(self) -> TaskCollate:  # type: ignore[override]
+    def evaluation_collate(self) -> TaskCollate:
         """Stack the images and encode the texts."""
         return TaskCollate(self.image_names, self.encoder(), in_pixels(self.eval_transform))
 
@@ -90,6 +86,11 @@ class TaskDataModule(PairDataModule):
     def text(self, split: Split, sample_index: int) -> str:
         """Return the text of a ``sample_index``."""
         return str(self._opened(split).text(sample_index))
+
+    def described(self, split: Split, sample_index: int) -> dict[str, str]:
+        """Return the columns by which files of predictions name a ``sample_index``: each image, and the text."""
+        names = self._opened(split).all_image_names(sample_index)
+        return dict(zip(self.image_names, names, strict=True)) | {"text": self.text(split, sample_index)}
 
 
 class AnnotationDataModule(TaskDataModule):

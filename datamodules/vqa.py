@@ -129,7 +129,7 @@ class VQADataModule(QuestionDataModule):
             return self.sources["validation"], None
         return self.sources["train"], (0.0, self.held_out)
 
-    def training_mix(self, rows: QuestionTable) -> Mix:
+    def question_mix(self, rows: QuestionTable) -> Mix:
         """Return the weights of the sources."""
         return rows.mix
 

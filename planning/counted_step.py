@@ -200,14 +200,14 @@ def count_step(
 
     Args:
         module: the module, whose `training_step` runs without a Trainer.
-        batch: the batch of one process.
+        batch: the batch of one process, an image first.
         processes: number of processes.
         precision: a key of `PRECISIONS`.
         cuda: whether attention and autocast are those of a GPU, not of a CPU.
     """
     from ..lightning_modules.albef import mlm  # imports ALBEF, which nothing else here needs
 
-    rows = len(batch["image"])
+    rows = len(next(iter(batch.values())))
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)

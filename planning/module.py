@@ -10,8 +10,15 @@ from torch import Tensor
 from ..common.errors import UserError
 from ..lightning_modules.base.frozen import without_weights
 
-METHODS = ("ALBEFModule", "CoCoRDModule", "MMLGModule", "MobileCLIPModule", "SHReModule")
+METHODS = (
+    *("ALBEFModule", "CoCoRDModule", "MMLGModule", "MobileCLIPModule", "SHReModule"),
+    *("EntailmentModule", "NLVR2Module", "TextAssignmentModule", "VQAModule"),
+)
 """Names of the classes, and with them of their subclasses, which are not imported here."""
+LONGEST = 40
+"""Tokens of a text that its datamodule does not truncate: 30 words, of which some are several tokens."""
+ANSWERS, ANSWER, PREDICTED = 3, 5, 3
+"""Distinct answers of a question (ten people give about three), tokens of the longest, and predicted tokens of each."""
 _HALF = (0.5, 0.5, 0.5)
 
 
@@ -75,12 +82,17 @@ def batch_of(module: Any, data: Mapping[str, Any], rows: int) -> dict[str, Tenso
     """
     side = data.get("image_size") or module.expected_image_size() or (32 if data.get("preset") == "cifar" else 224)
     ids = torch.zeros(rows, dtype=torch.long)
-    image = {name: torch.zeros(rows, 3, side, side) for name in getattr(module, "views", ["image"])}
-    found = image | {"image_id": ids, "label": ids.clone(), "sample_index": ids.clone()}
     method = method_of(module)
+    names = ["image_left", "image_right"] if method == "NLVR2Module" else getattr(module, "views", ["image"])
+    image = {name: torch.zeros(rows, 3, side, side) for name in names}
+    found = image | {"image_id": ids, "label": ids.clone(), "sample_index": ids.clone()}
     if method == "CoCoRDModule":
         return found
     length = data.get("max_tokens") or getattr(getattr(module, "text", None), "max_tokens", None) or module.max_tokens
+    if method in ("EntailmentModule", "NLVR2Module"):
+        length = min(length, LONGEST)
+    if method == "VQAModule":
+        return image | _questions(rows, data.get("questions_per_image") or 1, length)
     words = torch.zeros(rows, length, dtype=torch.long)
     found |= {"input_ids": words, "attention_mask": words.clone()}
     if method == "MobileCLIPModule":
@@ -91,3 +103,21 @@ def batch_of(module: Any, data: Mapping[str, Any], rows: int) -> dict[str, Tenso
             width = sum(module.teachers.dims)
             found |= {name: torch.zeros(rows, width) for name in ("teacher_image", "teacher_text", "teacher_synthetic")}
     return found
+
+
+def _questions(images: int, per_image: int, length: int) -> dict[str, Tensor]:
+    """Return what a batch of VQA has beside images: questions, and `ANSWERS` of each."""
+    asked = torch.zeros(images * per_image, length, dtype=torch.long)
+    answers = torch.zeros(len(asked) * ANSWERS, ANSWER, dtype=torch.long)
+    owner = torch.arange(len(asked))
+    found = {
+        "input_ids": asked,
+        "attention_mask": asked.clone(),
+        "sample_index": owner,
+        "answer_ids": answers,
+        "answer_mask": torch.ones_like(answers),
+        "answer_index": owner.repeat_interleave(ANSWERS),
+        "answer_weight": torch.ones(len(answers)),
+        "answer_places": torch.arange(len(answers) * PREDICTED),
+    }
+    return found if per_image == 1 else found | {"image_index": owner // per_image}

@@ -26,7 +26,7 @@ IN_PYTHON = {
 }
 QUICKSTARTS = IN_PYTHON | {
     "cocord/quickstart": "val/top1",
-    "mmlg/quickstart": "val/recall_mean",
+    "mmlg/quickstart": "val/karpathy5/recall_mean",
     "shre/quickstart_teacher": "val/top1",
     "shre/quickstart": "val/h2/recall_mean",
 }

@@ -6,7 +6,8 @@ from .classes import ClassesWriter
 class ClassPredictionWriter(ClassesWriter):
     """Write `predictions.parquet` after `predict`, a row for each image in the order of the data.
 
-    Columns: sample_index; image, its path, or its source and row; label, the most probable class; name of that class;
+    Columns: sample_index; image, its path, or its source and row (of a task with texts also text; of pairs image_left,
+    image_right and text); label, the most probable class; name of that class;
     probability; top_labels and top_probabilities, the `top_k` most probable, best first. Names come from the
     datamodule's `image_name` and `class_names`; unknown values are null. The file is
     written atomically.

@@ -19,10 +19,10 @@ from .parquet import prediction_folder, write_table
 class PredictionRowsWriter(Callback):
     """Write a row for each image, or for each text, after `predict`, in the order of the data.
 
-    Columns of images: sample_index; image, its path, or its source and row, from the datamodule's `image_name`. Of
-    texts: text_index, the index in the list of texts; text, from the datamodule's `predict_texts`. Unknown values are
-    null. The columns of the subclass follow. The file is written atomically. Every process holds all rows in main
-    memory.
+    Columns of images: sample_index; image, its path, or its source and row, from the datamodule's `image_name`; of a
+    datamodule with `described`, such as those of pairs of images, the columns that it returns instead. Of texts:
+    text_index, the index in the list of texts; text, from the datamodule's `predict_texts`. Unknown values are null.
+    The columns of the subclass follow. The file is written atomically. Every process holds all rows in main memory.
 
     A subclass defines what `predict_step` returns beside `sample_index` or `text_index`, long [B], and how these values
     are gathered and written. Batches of the other kind are skipped.
@@ -88,20 +88,26 @@ class PredictionRowsWriter(Callback):
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         order = index.argsort()
-        number, name = ("text_index", "text") if self.of_texts else ("sample_index", "image")
-        names = pa.array(self._names(trainer, index[order].tolist()), "string")
-        table = pa.table({number: index[order].numpy(), name: names, **self.columns(gathered, order, trainer)})
+        number = "text_index" if self.of_texts else "sample_index"
+        names = self._names(trainer, index[order].tolist())
+        table = pa.table({number: index[order].numpy(), **names, **self.columns(gathered, order, trainer)})
         file = prediction_folder(trainer, self.folder) / self.file
         write_table(table.replace_schema_metadata(self.metadata(pl_module)), file)
         rank_zero_info(f"{len(index)} {'texts' if self.of_texts else 'images'}: {self.written} in {file}.")
 
-    def _names(self, trainer: Trainer, numbers: list[int]) -> list[str | None]:
+    def _names(self, trainer: Trainer, numbers: list[int]) -> dict[str, pa.Array]:
         data: Any = getattr(trainer, "datamodule", None)
+        found: dict[str, list[str | None]]
         if self.of_texts:
             texts = getattr(data, "predict_texts", None)
-            return [None if texts is None else texts[number] for number in numbers]
-        named = hasattr(data, "image_name")
-        return [data.image_name("predict", number) if named else None for number in numbers]
+            found = {"text": [None if texts is None else texts[number] for number in numbers]}
+        elif hasattr(data, "described") and numbers:
+            rows = [data.described("predict", number) for number in numbers]
+            found = {name: [row[name] for row in rows] for name in rows[0]}
+        else:
+            named = hasattr(data, "image_name")
+            found = {"image": [data.image_name("predict", number) if named else None for number in numbers]}
+        return {name: pa.array(values, "string") for name, values in found.items()}
 
     def metadata(self, pl_module: LightningModule) -> dict[bytes, bytes] | None:
         """Return the metadata of the file."""

@@ -33,7 +33,7 @@ class ExpectsPreprocessing(Protocol):
 
 
 class AdoptsVocabulary(Protocol):
-    """A module that can adopt the size of a trained vocabulary; read by :class:`PairDataModule`."""
+    """A module that can adopt the size of a trained vocabulary; read by :class:`TextDataModule`."""
 
     def adopt_vocabulary(self, size: Callable[[], int]) -> None:
         """Adopt the number of entries of a tokenizer that the datamodule trains.
@@ -82,7 +82,7 @@ class PreprocessesImages(Protocol):
 
 
 class Tokenizes(Protocol):
-    """A datamodule of captions: every :class:`PairDataModule`."""
+    """A datamodule of captions: every :class:`TextDataModule`."""
 
     @property
     def tokenizer(self) -> Any:

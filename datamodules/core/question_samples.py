@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from ..text.questions import encode_answers, usable_answers
@@ -43,11 +44,42 @@ class QuestionRows(Rows, Protocol):
 class Question(NamedTuple):
     """A usable question with its distinct answers and their weights."""
 
-    image: torch.Tensor
-    question: str
+    text: str
     answers: list[str]
     weights: list[float]
     sample_index: int
+
+
+class Questions(NamedTuple):
+    """An image with some of its usable questions, and the faults of the others."""
+
+    image: torch.Tensor
+    questions: list[Question]
+    faults: list[Fault]
+
+
+def question_groups(rows: QuestionRows, sizes: Sequence[int], most: int) -> tuple[list[list[int]], list[int]]:
+    """Divide the rows of each image into groups of rows of one source, in the order of their first rows.
+
+    Args:
+        rows: rows of the split.
+        sizes: number of rows of each source.
+        most: largest number of rows of a group.
+
+    Returns:
+        The groups, and the number of groups of each source.
+    """
+    ends = np.cumsum(sizes)
+    found: dict[tuple[int, int], list[int]] = {}
+    for image, own in enumerate(rows.images()):
+        for row, source in zip(own, np.searchsorted(ends, own, side="right").tolist(), strict=True):
+            found.setdefault((source, image), []).append(row)
+    pieces = [
+        (source, own[start : start + most]) for (source, _), own in found.items() for start in range(0, len(own), most)
+    ]
+    pieces.sort(key=lambda piece: piece[1][0])
+    counts = Counter(source for source, _ in pieces)
+    return [own for _, own in pieces], [counts[source] for source in range(len(sizes))]
 
 
 def weighted_answers(rows: QuestionRows, row: int) -> tuple[list[str], list[float]]:
@@ -66,20 +98,38 @@ def weighted_answers(rows: QuestionRows, row: int) -> tuple[list[str], list[floa
 
 @dataclass
 class QuestionReader:
-    """Reader of training samples: an augmented image, a question, and its weighted answers."""
+    """Reader of training samples: an augmented image, a question or several, and the weighted answers of each.
+
+    Args:
+        rows: rows of the split.
+        transform: image to float [3, H, W].
+        encoder: decides which questions are usable.
+        groups: the rows of each sample, on one image; None for a row in each.
+    """
 
     rows: QuestionRows
     transform: Transform
     encoder: Encoder
+    groups: Sequence[Sequence[int]] | None = None
 
-    def __call__(self, row: int, numbers: tuple[int, int]) -> Question:
-        """Read a row; arguments and errors as in :class:`~.samples.Reader`."""
-        question = usable_question(self.rows, row, self.encoder)
-        answers, weights = weighted_answers(self.rows, row)
-        raw = self.rows.image(row)
+    def __call__(self, row: int, numbers: tuple[int, int]) -> Questions:
+        """Read a row or a group; arguments and errors as in :class:`~.samples.Reader`.
+
+        A group is read without its unusable questions, if one is usable.
+        """
+        questions, bad = list[Question](), list[BadSample]()
+        for own in [row] if self.groups is None else self.groups[row]:
+            try:
+                text = usable_question(self.rows, own, self.encoder)
+                questions.append(Question(text, *weighted_answers(self.rows, own), own))
+            except BadSample as error:
+                bad.append(error)
+        if not questions:
+            raise bad[0]
+        raw = self.rows.image(questions[0].sample_index)
         with seeded(numbers[0]):
             image = self.transform(raw)
-        return Question(image, question, answers, weights, row)
+        return Questions(image, questions, [error.fault for error in bad])
 
 
 def usable_question(rows: QuestionRows, row: int, encoder: Encoder) -> str:
@@ -101,28 +151,35 @@ class QuestionCollate:
     ``image`` [B, 3, H, W], ``input_ids`` and ``attention_mask`` [B, L] of the questions, ``sample_index`` [B]; the
     answers of all questions, ``answer_ids`` and ``answer_mask`` [A, M], with ``answer_index`` [A], the question of
     each, ``answer_weight`` [A], and ``answer_places`` [P], the indices in [A, M - 1] of tokens before another token.
+    If ``grouped``, there are several questions of an image: ``image`` [I, 3, H, W] and ``image_index`` [B].
     """
 
     encoder: Encoder
     tokenizer: Any
+    grouped: bool = False
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images, encode questions and answers."""
         samples, seen, faults = usable_samples(outcomes)
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
             return Collated(None, seen, faults)
-        encoded = encode_answers(self.tokenizer, [answer for sample in samples for answer in sample.answers])
-        owners = [place for place, sample in enumerate(samples) for _ in sample.answers]
+        asked = [question for sample in samples for question in sample.questions]
+        unusable = [fault for sample in samples for fault in sample.faults]
+        encoded = encode_answers(self.tokenizer, [answer for question in asked for answer in question.answers])
+        owners = [place for place, question in enumerate(asked) for _ in question.answers]
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]),
-            **self.encoder([sample.question for sample in samples]),
-            "sample_index": torch.tensor([sample.sample_index for sample in samples]),
+            **self.encoder([question.text for question in asked]),
+            "sample_index": torch.tensor([question.sample_index for question in asked]),
             **encoded,
             "answer_index": torch.tensor(owners),
-            "answer_weight": torch.tensor([weight for sample in samples for weight in sample.weights]),
+            "answer_weight": torch.tensor([weight for question in asked for weight in question.weights]),
             "answer_places": encoded["answer_mask"][:, 1:].flatten().nonzero()[:, 0],
         }
-        return Collated(batch, seen, faults)
+        if self.grouped:
+            places = [place for place, sample in enumerate(samples) for _ in sample.questions]
+            batch["image_index"] = torch.tensor(places)
+        return Collated(batch, seen + len(asked) + len(unusable) - len(samples), faults + unusable)
 
 
 class Asked(NamedTuple):

@@ -24,6 +24,9 @@ class TaskRows(Rows, Protocol):
     def all_images(self, row: int) -> list[Image.Image]:
         """Return the decoded images (RGB) of a row; raises :class:`BadSample`."""
 
+    def all_image_names(self, row: int) -> list[str]:
+        """Return the path of each image, or the name of the row if the data contains the image."""
+
     def text(self, row: int) -> str:
         """Return the raw text; raises :class:`BadSample`."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...common.errors import UserError
@@ -127,7 +126,7 @@ def read_annotations(form: Annotations, files: list[str], stamp: list[str]) -> I
     none: Record = {name: {"bytes": None, "path": None} for name in form.images}
     none |= {TEXT: "", **{column: [] for column in form.values}}
     for file in files:
-        items = _parquet_items(file) if file.endswith(".parquet") else read_items(Path(file))
+        items = _parquet_items(file) if file.endswith(".parquet") else read_items(file)
         for read in items:
             try:
                 row = _row(form, read())

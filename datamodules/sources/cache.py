@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ...common.files import replacing
+from .remote import stamp_of
 
 log = logging.getLogger(__name__)
 _VERSION = 1
@@ -34,13 +35,12 @@ def cached_arrays(file: str, cache: Path, what: str, make: Callable[[], Arrays])
     """Return arrays computed from a file; they are cached until the file's path, size or modification time changes.
 
     Args:
-        file: absolute path.
+        file: absolute path or URL.
         cache: folder of the cached arrays.
         what: what the arrays contain, in the key of the cache and in messages.
         make: function that computes the arrays.
     """
-    state = os.stat(file)
-    stamp = hashlib.sha1(f"{_VERSION}\0{file}\0{state.st_mtime_ns}\0{state.st_size}\0{what}".encode()).hexdigest()
+    stamp = hashlib.sha1(f"{_VERSION}\0{stamp_of(file)}\0{what}".encode()).hexdigest()
     kept = cache / f"{stamp}.npz"
     try:
         with np.load(kept, allow_pickle=False) as arrays:

@@ -172,7 +172,7 @@ def read_columns(source: str | Source) -> Iterator[dict[str, Any]]:
             rows = pq.ParquetFile(file).metadata.num_rows
             yield from pq.read_table(file, columns=names).to_pylist() if names else ({} for _ in range(rows))
             continue
-        for read in read_items(Path(file)):
+        for read in read_items(file):
             try:
                 item = read()
                 yield {name: item[name] for name in COLUMNS if name in item}

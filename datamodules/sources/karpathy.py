@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ...common.errors import UserError
 from ..core.faults import BadSample
 from .record import Record, identity_in, record
+from .remote import open_file, suffix_of
 from .text_files import ENCODING, parse_json, require_utf8
 
 # The splits of the literature for each split of the datamodule. Flickr30k has no "restval".
@@ -18,10 +18,10 @@ _DEFAULT_SPLITS = {"train": {"train", "restval"}, "validation": {"val"}, "test":
 
 def is_karpathy(file: str) -> bool:
     """Return whether a JSON file is in Karpathy's form, which is an object; reads the first 100 characters only."""
-    if not file.lower().endswith(".json"):
+    if suffix_of(file) != ".json":
         return False
-    with open(file, encoding=ENCODING, errors="replace") as text:
-        return text.read(100).lstrip().startswith("{")
+    with open_file(file) as content:
+        return content.read(100).decode(ENCODING, errors="replace").lstrip().startswith("{")
 
 
 def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[str]) -> Iterator[Record]:
@@ -63,8 +63,8 @@ def _of_image(image: Any) -> Record:
 
 
 def _images(file: str) -> list[Any]:
-    with require_utf8(Path(file)):
-        content = parse_json(Path(file).read_text(encoding=ENCODING), Path(file))
+    with require_utf8(file), open_file(file) as opened:
+        content = parse_json(opened.read().decode(ENCODING), file)
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list):
         what = f"object with the keys {', '.join(content)}" if isinstance(content, dict) else type(content).__name__

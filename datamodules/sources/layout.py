@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import pyarrow as pa
 from ..core.faults import BadSample, Fault, reading
 from ..text.captions import text_id
 from .record import FAULT, image_identity
+from .remote import RETRIES, is_inside, joined
 
 PROBED_ROWS = 64
 """Number of rows that are tried when a split is opened."""
@@ -45,6 +45,7 @@ class Layout:
         needs_id: whether a row without an id is unusable, which is so if the user named the column of ids; otherwise
             the path identifies the image.
         weight: number of times that an epoch of training reads each row.
+        retries: number of times that a failed read of an image by URL is tried again.
     """
 
     origin: str
@@ -57,6 +58,7 @@ class Layout:
     confined: bool = False
     needs_id: bool = False
     weight: float = 1.0
+    retries: int = RETRIES
 
     def encoded_image(self, values: dict[str, Any]) -> tuple[bytes | None, str | None]:
         """Return the encoded image, or the absolute path of its file."""
@@ -69,7 +71,7 @@ class Layout:
         elif isinstance(image, dict):
             data, path = image.get("bytes"), image.get("path")
         if data is None and path is not None:
-            path = os.path.join(self.root, path)
+            path = joined(self.root, path)
         return data, path
 
     def texts(self, values: dict[str, Any]) -> list[str]:
@@ -106,11 +108,6 @@ class Layout:
         """
         if self.confined and path is not None and not is_inside(path, self.root):
             raise BadSample("outside image_root", path)
-
-
-def is_inside(path: str, root: str) -> bool:
-    """Return whether a path starts with a folder after ".." is resolved."""
-    return os.path.normpath(path).startswith(os.path.join(root, ""))
 
 
 def known_identity(value: Any, name: str) -> int | str | None:

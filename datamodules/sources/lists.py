@@ -10,32 +10,37 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ...common.errors import UserError
 from ..core.faults import ROW_ERRORS, BadSample
 from .record import Record, captions_in, identity_in, record
+from .remote import open_file, suffix_of
 from .text_files import ENCODING, parse_integer, parse_json, require_utf8
 
 
-def read_list(files: list[str], image: str, caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
+def read_list(
+    files: list[str], image: str, caption: str, image_id: str | None, stamp: list[str], retries: int | None = None
+) -> Iterator[Record]:
     """Yield the records of files in JSON (a list of objects, as ALBEF's), JSON lines or CSV.
 
     Args:
-        files: ``.json``, ``.jsonl`` or ``.csv`` files.
+        files: ``.json``, ``.jsonl`` or ``.csv`` files, paths or URLs.
         image: key of the path of the image.
         caption: key of the caption, a string or a list of strings.
         image_id: key of the id of the image; None for "image_id" if that exists.
         stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
+        retries: as in :func:`~.remote.attempted`.
 
     Raises:
         UserError: if a file has another form.
     """
     for file in files:
-        for read in read_items(Path(file)):
+        for read in read_items(file, retries):
             yield record(lambda read=read: _listed(read(), image, caption, image_id))  # type: ignore[misc]
 
 
@@ -56,7 +61,7 @@ def _listed(item: Any, image: str, caption: str, image_id: str | None) -> Record
 
 def first_keys(file: str) -> list[str]:
     """Return the keys of the first object in a file, so that column names are checked before the file is read."""
-    for read in read_items(Path(file)):
+    for read in read_items(file):
         try:
             item = read()
         except (BadSample, *ROW_ERRORS):
@@ -66,33 +71,38 @@ def first_keys(file: str) -> list[str]:
     return []
 
 
-def read_items(path: Path) -> Iterator[Callable[[], Any]]:
-    """Yield a function for each item of a file, which returns the item or raises the fault of the item."""
-    with require_utf8(path):
-        yield from _decoded_items(path)
+def read_items(path: str, retries: int | None = None) -> Iterator[Callable[[], Any]]:
+    """Yield a function for each item of a file, which returns the item or raises the fault of the item.
+
+    Args:
+        path: path or URL.
+        retries: as in :func:`~.remote.attempted`.
+    """
+    with require_utf8(path), open_file(path, retries) as content:
+        yield from _decoded_items(path, content)
 
 
-def _decoded_items(path: Path) -> Iterator[Callable[[], Any]]:
-    ending = path.suffix.lower()
+def _decoded_items(path: str, content: IO[bytes]) -> Iterator[Callable[[], Any]]:
+    ending = suffix_of(path)
     if ending == ".json":
-        items = parse_json(path.read_text(encoding=ENCODING), path)
+        items = parse_json(content.read().decode(ENCODING), path)
         if not isinstance(items, list):
             raise UserError(
-                f"Expected a list of objects with an image and its caption in {str(path)!r}, got a JSON "
+                f"Expected a list of objects with an image and its caption in {path!r}, got a JSON "
                 f"{type(items).__name__}: convert the file."
             )
         yield from (lambda item=item: item for item in items)
         return
     if ending == ".csv":
-        with path.open(encoding=ENCODING, newline="") as file:
-            delimiter = _delimiter(file.readline())
-            file.seek(0)
-            rows = csv.DictReader(file, delimiter=delimiter)
-            while (read := _next_row(rows)) is not None:
-                yield read
+        file = io.TextIOWrapper(content, encoding=ENCODING, newline="")
+        delimiter = _delimiter(file.readline())
+        file.seek(0)
+        rows = csv.DictReader(file, delimiter=delimiter)
+        while (read := _next_row(rows)) is not None:
+            yield read
         return
-    with path.open("rb") as lines:  # bytes, so that a line that is not UTF-8 is one bad row
-        yield from (lambda line=line: _json_line(line) for line in lines if line.strip())
+    # Bytes, so that a line that is not UTF-8 is one bad row.
+    yield from (lambda line=line: _json_line(line) for line in content if line.strip())
 
 
 def _next_row(rows: Iterator[Any]) -> Callable[[], Any] | None:

@@ -18,9 +18,11 @@ from .karpathy import is_karpathy, read_karpathy
 from .layout import Layout
 from .lists import first_keys, read_class_folders, read_folder, read_list
 from .record import FAULT
-from .resolve import METADATA, Format, Source, as_source, nearest_path, resolve
+from .remote import RETRIES, is_remote, retrying, stamp_of
+from .remote_parquet import RemoteParquetSource, column_names, read_parquets
+from .resolve import METADATA, Format, Source, as_source, nearest_path, resolve, resolve_url
 from .streamed import LibrarySource, ParquetSource
-from .tar_records import TarSource, read_tars
+from .tar_records import TarSource, read_remote_tars, read_tars
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Opening:
         need_captions: whether a source without captions (or labels) is an error.
         labels: whether the caption column holds labels (integers or names). The label of an image in a folder is the
             name of the folder.
+        retries: number of times that a failed read of a file by URL is tried again.
     """
 
     image_root: str | None
@@ -45,6 +48,7 @@ class Opening:
     cache_dir: str | None
     need_captions: bool = True
     labels: bool = False
+    retries: int = RETRIES
 
     def open(self, source: str | Source, split: str, streaming: bool = False) -> tuple[Any, Layout]:
         """Open one source.
@@ -61,28 +65,41 @@ class Opening:
         Raises:
             UserError: if the source does not exist, or lacks a column.
         """
-        spec = as_source(source)
-        kind, files, folder = resolve(spec)
+        with retrying(self.retries):
+            return self._open(as_source(source), split, streaming)
+
+    def _open(self, spec: Source, split: str, streaming: bool) -> tuple[Any, Layout]:
+        remote = is_remote(spec.path)
+        kind, files, folder = resolve_url(spec) if remote else resolve(spec)
         image = spec.image_column or self.image_column
         caption = spec.caption_column or self.caption_column
         image_id = spec.image_id_column or self.image_id_column
         named = spec.image_root or self.image_root
-        root = os.path.abspath(os.path.expanduser(named or folder))
+        root = named or folder
+        root = root if is_remote(root) else os.path.abspath(os.path.expanduser(root))
         columns = (image, caption, image_id)
         try:
             if kind in ("oxford_iiit_pet", "food101"):
                 files = [list_of_split(kind, folder, spec.split, split)]
                 dataset = self._records(spec, kind, files, columns, split, streaming, folder)
                 return dataset, Layout(spec.path, "image", "caption", None, root, class_names(kind, folder), FAULT)
-            if kind in ("json", "imagefolder", "webdataset"):
+            if kind in ("json", "imagefolder", "webdataset") or remote:
                 dataset = self._records(spec, kind, files, columns, split, streaming)
                 # The root confines the paths in lists only: the reader itself finds the files of a folder.
-                confined = named is not None and kind == "json"
-                named_id = image_id is not None
-                layout = Layout(
-                    spec.path, "image", "caption", "image_id", root, None, FAULT, confined, named_id, spec.weight
+                # Of a list by URL they are always confined, since it may come from anyone.
+                confined = (named is not None and kind == "json") or (is_remote(root) and kind != "webdataset")
+                return dataset, Layout(
+                    spec.path,
+                    "image",
+                    "caption",
+                    "image_id",
+                    root,
+                    fault=FAULT,
+                    confined=confined,
+                    needs_id=image_id is not None,
+                    weight=spec.weight,
+                    retries=self.retries,
                 )
-                return dataset, layout
             dataset = self._library(spec, kind, files, split, streaming)
         except ValueError as error:
             if "corresponds to no data" not in str(error):
@@ -124,7 +141,7 @@ class Opening:
             reader = read_authors_list
             arguments |= {"data_set": kind, "folder": folder}
         elif kind == "webdataset":
-            reader = read_tars
+            reader = read_remote_tars if is_remote(files[0]) else read_tars
             arguments |= {"caption": caption, "image_id": image_id}
         elif kind == "imagefolder" and not files[0].endswith(METADATA):
             reader = read_folder
@@ -146,17 +163,21 @@ class Opening:
             reader = read_karpathy
             arguments |= {"split": spec.split, "role": split}
         else:
-            reader = read_list
+            reader = read_parquets if kind == "parquet" else read_list
             if kind == "imagefolder":
                 image = "file_name"
-            keys = first_keys(files[0])
+            keys = column_names(files[0]) if kind == "parquet" else first_keys(files[0])
             options = ("image_column", self._caption_option, "image_id_column")
             for column, option in zip((image, caption, image_id), options, strict=True):
                 if keys and column is not None and column not in keys and (column != caption or self.need_captions):
                     raise UserError(no_column(column, keys, spec.path, option))
             arguments |= {"image": image, "caption": caption, "image_id": image_id}
         if streaming and kind == "webdataset":
-            return TarSource(files, caption, image_id, index_cache(self.cache_dir))
+            return TarSource(files, caption, image_id, index_cache(self.cache_dir), self.retries)
+        if streaming and kind == "parquet":
+            return RemoteParquetSource(files, image, caption, image_id, self.retries)
+        if streaming and reader is read_list:
+            arguments["retries"] = self.retries  # the rows are read later, in other processes
         if streaming:
             data = IterableDataset.from_generator(reader, features=features, gen_kwargs=arguments)
             return LibrarySource(data)
@@ -273,5 +294,4 @@ def _holds_labels(feature: Any) -> bool:
 
 def file_stamp(file: str) -> str:
     """Return a text that changes with a file, so that the cache of its rows does not outlive it."""
-    state = os.stat(file)
-    return hashlib.sha1(f"{file}\0{state.st_mtime_ns}\0{state.st_size}".encode()).hexdigest()
+    return hashlib.sha1(stamp_of(file).encode()).hexdigest()

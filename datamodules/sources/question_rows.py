@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -12,9 +11,9 @@ import pyarrow.parquet as pq
 from ...common.errors import UserError
 from ..core.faults import BadSample
 from ..text.captions import is_text, text_id
-from .layout import is_inside
 from .lists import read_items
 from .record import FAULT, Record, captions_in, identity_in, record
+from .remote import is_inside
 
 SHARES = 1_000_000
 """Largest value, exclusive, of the column `share`, by which images are held out of training."""
@@ -42,7 +41,7 @@ def read_questions(
         UserError: if a file has another form.
     """
     for file in files:
-        for read in _parquet_rows(file) if file.endswith(".parquet") else read_items(Path(file)):
+        for read in _parquet_rows(file) if file.endswith(".parquet") else read_items(file):
             made = record(lambda read=read: _question(read(), columns, roots, weights, root))  # type: ignore[misc]
             if made[FAULT] is not None:
                 made |= {"question": None, "question_id": None, "weight": None, "group": None, "share": None}

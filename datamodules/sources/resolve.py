@@ -15,6 +15,7 @@ from ...common.errors import UserError
 from ...common.names import nearest
 from .authors_folder import DataSet, data_set_in
 from .members import IMAGE_SUFFIXES
+from .remote import find_files, is_remote, suffix_of
 
 METADATA = ("metadata.jsonl", "metadata.csv")
 Format = Literal["auto", "parquet", "json", "imagefolder", "webdataset", "hub", "disk"]
@@ -27,6 +28,14 @@ _ENDINGS: dict[str, Format] = {
     ".tar": "webdataset",
     **{ending: "imagefolder" for ending in IMAGE_SUFFIXES},
 }
+_BY_URL: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".tar": "webdataset",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "json",
+}
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -35,7 +44,7 @@ class Source:
     """A source of rows with options that a path alone cannot express.
 
     Args:
-        path: file, glob pattern, folder, or hub name.
+        path: file, glob pattern, folder, hub name, or URL of a file, pattern or folder, such as ``s3://bucket/*.tar``.
         format: format of the files; by default detected from the suffix or the content of the folder.
         split: split of a hub dataset; by default the split of the datamodule ("test" for prediction). For a file with
             Karpathy's splits, "+" joins several; the default for training is "train+restval". Oxford-IIIT Pet has
@@ -88,6 +97,11 @@ def resolve(spec: Source) -> tuple[Format | DataSet, list[str], str]:
     Raises:
         UserError: if the source does not exist, or its format is not known.
     """
+    if is_remote(spec.path):
+        raise UserError(
+            f"Expected a file or a folder on a disk, got {spec.path!r}: copy it, since only image-caption pairs, "
+            "labelled images and reinforced shards are read by URL."
+        )
     path = os.path.expanduser(spec.path)
     if os.path.isdir(path):
         return _resolve_folder(spec, path)
@@ -116,6 +130,30 @@ def resolve(spec: Source) -> tuple[Format | DataSet, list[str], str]:
             )
         kind = kinds.pop()  # type: ignore[assignment]
     return kind, [os.path.abspath(file) for file in files], os.path.dirname(os.path.abspath(files[0]))
+
+
+def resolve_url(spec: Source) -> tuple[Format | DataSet, list[str], str]:
+    """Return the format, the files and the folder of a source by URL; see :func:`resolve`.
+
+    Raises:
+        UserError: if there are no files, or the format is not one that is read by URL.
+    """
+    suffixes = tuple(suffix for suffix, kind in _BY_URL.items() if spec.format in ("auto", kind))
+    if not suffixes:
+        raise UserError(
+            f"Expected one of {', '.join(dict.fromkeys(_BY_URL.values()))} as the format of {spec.path!r}, got "
+            f"{spec.format}: convert the data, or copy it to a disk."
+        )
+    files = find_files(spec.path, suffixes)
+    kinds = {_BY_URL.get(suffix_of(file)) for file in files}
+    kind = kinds.pop()
+    if kinds or kind is None:
+        endings = sorted({suffix_of(file) for file in files})
+        raise UserError(
+            f"Expected one suffix among {', '.join(suffixes)} in {spec.path!r}, got {endings}: narrow the pattern."
+        )
+    folder, _, name = files[0].rpartition("/")
+    return "imagefolder" if name in METADATA else kind, files, folder
 
 
 def _resolve_folder(spec: Source, path: str) -> tuple[Format | DataSet, list[str], str]:

@@ -33,27 +33,31 @@ class ShapeQuestionTable:
 
     Args:
         split: the split.
-        length: number of training rows.
+        length: number of training images.
         eval_length: number of images of the validation split, and of the test split, with four questions each.
         image_size: side of the images, pixels.
         seed: seed of the content.
+        per_image: number of questions about a training image. A single one is of a random kind; of several, each is of
+            the next kind.
     """
 
-    def __init__(self, split: Split, length: int, eval_length: int, image_size: int, seed: int) -> None:
-        self._evaluates = split != "train"
+    def __init__(
+        self, split: Split, length: int, eval_length: int, image_size: int, seed: int, per_image: int = 1
+    ) -> None:
+        self._per_image = per_image if split == "train" else 4
         self._shapes = ShapesTable(split, length, eval_length, image_size, seed)
         self._draws = _STREAM[split], seed
 
     def __len__(self) -> int:
-        return len(self._shapes) * (4 if self._evaluates else 1)
+        return len(self._shapes) * self._per_image
 
     def _image_of(self, row: int) -> int:
-        return row // 4 if self._evaluates else row
+        return row // self._per_image
 
     def asked(self, row: int) -> Asked:
         """Return the question of a row and its answer."""
         draws = generator(*self._draws, row, _PLAN)
-        kind = row % 4 if self._evaluates else int(draws.integers(4))
+        kind = row % 4 if self._per_image > 1 else int(draws.integers(4))
         scene = self._shapes.scene(self._image_of(row))
         things: tuple[Thing, Thing] = (scene.first, scene.second)
         thing, other = (things[number] for number in draws.permutation(2))
@@ -106,7 +110,7 @@ class ShapeQuestionTable:
 
     def images(self) -> list[list[int]]:
         """Return the rows of each image."""
-        size = 4 if self._evaluates else 1
+        size = self._per_image
         return [list(range(start, start + size)) for start in range(0, len(self), size)]
 
     def texts(self) -> Iterator[str]:

@@ -89,6 +89,10 @@ class ShapeEntailmentTable:
 
     image_name = name
 
+    def all_image_names(self, row: int) -> list[str]:
+        """Return the name of the image of a row."""
+        return [self.name(row)]
+
     def texts(self) -> Iterator[str]:
         """Yield the texts that the tokenizer of :class:`~.shapes.ShapesTable` is trained on, for its checkpoints."""
         return self._shapes.texts()
@@ -186,6 +190,10 @@ class ShapePairTable:
         return f"pair of shape images {row}"
 
     image_name = name
+
+    def all_image_names(self, row: int) -> list[str]:
+        """Return the names of the images of a row."""
+        return [f"{self.name(row)}, {side}" for side in ("left", "right")]
 
     def texts(self) -> Iterator[str]:
         """Yield the texts that the tokenizer of :class:`~.shapes.ShapesTable` is trained on, for its checkpoints."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...common.errors import UserError
 from ..core.decode import read_regular
+from .remote import find_files, is_remote, open_file
 from .tar import read_members
 from .tar_index import tar_index, tar_uids
 
@@ -21,13 +22,16 @@ MANIFEST = "manifest.json"
 
 
 def find_shards(sources: Sequence[str]) -> list[str]:
-    """Return the absolute paths of the tar files in files, glob patterns and folders, in the order of the sources.
+    """Return the paths or URLs of the tar files in files, glob patterns and folders, in the order of the sources.
 
     Raises:
         UserError: if a source has no tar file.
     """
     files: list[str] = []
     for source in sources:
+        if is_remote(source):
+            files += find_files(source, (".tar",))
+            continue
         path = os.path.expanduser(source)
         if os.path.isdir(path):
             found = sorted(str(file) for file in Path(path).rglob("*.tar"))
@@ -53,24 +57,26 @@ def teachers_of(shards: Sequence[str]) -> dict[str, Any] | None:
         UserError: if a manifest cannot be read, or the teachers of several manifests differ.
     """
     found: list[dict[str, Any]] = []
-    for folder in dict.fromkeys(Path(shard).parent for shard in shards):
-        path = folder / MANIFEST
-        if not path.is_file():
+    for path in dict.fromkeys(os.path.join(os.path.dirname(shard), MANIFEST) for shard in shards):
+        try:
+            with open_file(path) as content:
+                text = content.read()
+        except (FileNotFoundError, IsADirectoryError):
             continue
         try:
-            teachers = json.loads(path.read_text(encoding="utf-8"))["teachers"]
+            teachers = json.loads(text)["teachers"]
             dims, scales = ([kind(one[name]) for one in teachers] for name, kind in (("width", int), ("scale", float)))
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(
-                f"Expected width and scale of each teacher in {str(path)!r}, got another content ({error}): restore "
+                f"Expected width and scale of each teacher in {path!r}, got another content ({error}): restore "
                 "the file, or remove it and set widths and scales of the teachers in the model."
             ) from None
-        found.append({"dims": dims, "scales": scales, "source": repr(str(path))})
+        found.append({"dims": dims, "scales": scales, "source": repr(path)})
         if (dims, scales) != (found[0]["dims"], found[0]["scales"]):
             raise UserError(
                 f"Expected the same teachers in all shards, got widths {found[0]['dims']} and scales "
                 f"{found[0]['scales']} in {found[0]['source']}, but widths {dims} and scales {scales} in "
-                f"{str(path)!r}: train on shards that the same teachers reinforced."
+                f"{path!r}: train on shards that the same teachers reinforced."
             )
     return found[0] if found else None
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ...common.errors import UserError
-from ..core.decode import decode_image
+from ..core.decode import decode_image, read_image
 from ..core.faults import BadSample, Fault
 from ..core.mixing import Mix
 from ..text.captions import text_id, usable_caption
 from .layout import PROBED_ROWS, Layout, Row, identity_number
+from .remote import is_remote, read_url
 
 TOKENIZER_ROWS = 100_000
 """Number of rows that a tokenizer is trained on, since a stream may be endless."""
@@ -100,16 +101,23 @@ class Stream:
 
     def decoder(self, item: StreamedRow) -> Callable[[], Any]:
         """Return a function that decodes the image of a row, or raises :class:`BadSample`."""
-        data, path, name = item.row.data, item.row.path, item.name
+        return lambda: decode_image(self.encoded(item), None, self._image_name_of(item), self.max_pixels)
 
-        def decoded() -> Any:
-            if item.row.fault is not None:
-                raise BadSample(*item.row.fault)
-            if data is None and path:
-                self.layout_of(item).check_inside(path)
-            return decode_image(data, path, path if data is None and path else name, self.max_pixels)
+    def encoded(self, item: StreamedRow) -> bytes:
+        """Return the encoded image of a row; raises :class:`BadSample`."""
+        if item.row.fault is not None:
+            raise BadSample(*item.row.fault)
+        data, path, name = item.row.data, item.row.path, self._image_name_of(item)
+        if data is None and path:
+            layout = self.layout_of(item)
+            layout.check_inside(path)
+            if is_remote(path):
+                return read_url(path, name, layout.retries)
+        return read_image(data, path, name)
 
-        return decoded
+    @staticmethod
+    def _image_name_of(item: StreamedRow) -> str:
+        return item.row.path if item.row.data is None and item.row.path else item.name
 
     def texts(self) -> Iterator[str]:
         """Yield the captions of the first :data:`TOKENIZER_ROWS` rows, to train a tokenizer on."""

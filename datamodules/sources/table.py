@@ -19,6 +19,7 @@ from ..core.faults import EMPTY_CAPTION, BadSample, Fault, reading
 from ..core.mixing import Mix
 from ..text.captions import text_id, usable_caption
 from .layout import PROBED_ROWS, Ids, Layout, read_ids
+from .remote import is_remote, read_url
 
 
 class ImageTable:
@@ -90,7 +91,10 @@ class ImageTable:
         data, path = self._data_or_path(row)
         if data is not None or not path:
             return data, None, self.name(row)
-        self.layouts[self._locate(row)[0]].check_inside(path)
+        layout = self.layouts[self._locate(row)[0]]
+        layout.check_inside(path)
+        if is_remote(path):
+            return read_url(path, path, layout.retries), None, path
         return None, path, path
 
     def _value(self, row: int, column: str) -> Any:

@@ -17,9 +17,12 @@ from collections.abc import Iterator
 
 from ...common.errors import UserError
 from ..core.faults import BadSample
+from .remote import is_remote, open_file, read_range, size_of
 
 BLOCK = 512
 """Block size of the tar format, bytes."""
+HEADERS = 2**12
+"""Bytes that are read ahead where only headers and texts of a file by URL are read."""
 STALE = "another sample than in the index"
 TAR_ERRORS = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, ValueError, OverflowError)
 """Errors that damaged tar files raise, also in compressed content and in numbers of extended headers."""
@@ -69,9 +72,9 @@ def sample_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _member_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
-    size = os.path.getsize(file)
-    with require_tar(file):
-        with tarfile.open(file, "r:") as tar:
+    size = size_of(file)
+    with require_tar(file), open_file(file, block=HEADERS) as content:
+        with tarfile.open(fileobj=content, mode="r:") as tar:
             for member in tar:
                 stop = member.offset_data + -(-member.size // BLOCK) * BLOCK
                 if member.offset_data + member.size > size:
@@ -80,11 +83,10 @@ def _member_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
                 if found is not None:
                     yield os.fsencode(found[0]), member.offset, stop  # names need not be UTF-8
             end = tar.offset
-        with open(file, "rb") as content:
-            # The library treats a damaged header as the end of the archive.
-            content.seek(end)
-            if content.read(BLOCK).strip(b"\0"):
-                raise tarfile.ReadError(f"a damaged header at byte {end}")
+        # The library treats a damaged header as the end of the archive.
+        content.seek(end)
+        if content.read(BLOCK).strip(b"\0"):
+            raise tarfile.ReadError(f"a damaged header at byte {end}")
 
 
 def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dict[str, bytes]:
@@ -101,9 +103,12 @@ def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dic
         BadSample: if the file has changed, or cannot be read.
     """
     try:
-        with open(file, "rb") as content:
-            content.seek(start)
-            block = content.read(stop - start)
+        if is_remote(file):
+            block = read_range(file, start, stop)
+        else:
+            with open(file, "rb") as content:
+                content.seek(start)
+                block = content.read(stop - start)
         found = _plain_members(block)
         if found is None:
             found = []

@@ -16,6 +16,7 @@ import numpy as np
 from ..core.faults import BadSample
 from .cache import Arrays, cached_arrays
 from .members import uid_of
+from .remote import open_file, size_of
 from .tar import BLOCK, key_in, read_members, sample_spans
 
 
@@ -34,7 +35,7 @@ def tar_index(file: str, cache: Path) -> TarIndex:
     some samples are looked up here, and :func:`read_members` checks each sample that is read.
 
     Args:
-        file: absolute path.
+        file: absolute path or URL.
         cache: folder of the cached indexes.
 
     Raises:
@@ -58,8 +59,9 @@ def index_beside(path: Path) -> Path:
 def _index_beside(file: str) -> TarIndex | None:
     """Return the index beside a shard; None if there is no index, or it belongs to another file."""
     try:
-        kept = json.loads(index_beside(Path(file)).read_bytes())
-        size = os.path.getsize(file)
+        with open_file(f"{os.path.splitext(file)[0]}.index.json") as content:
+            kept = json.loads(content.read())
+        size = size_of(file)
         if kept["bytes"] != size:
             return None
         start, stop = (np.array(kept[name], np.int64) for name in ("start", "stop"))
@@ -78,7 +80,7 @@ def _matches(index: TarIndex, file: str, size: int) -> bool:
         return True
     if (start < 0).any() or (stop <= start).any() or (start[1:] < stop[:-1]).any() or stop[-1] > size:
         return False
-    with open(file, "rb") as content:
+    with open_file(file, block=BLOCK) as content:
         for place in {0, len(keys) // 2, len(keys) - 1}:
             content.seek(int(start[place]))
             if key_in(content.read(BLOCK)) != keys[place]:

@@ -7,6 +7,7 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ from ..core.faults import BadSample
 from .cache import Arrays, cached_arrays
 from .members import IMAGE_SUFFIXES, TEXT_KEYS
 from .record import Record, captions_in, identity_in, record
-from .tar import TAR_ERRORS, require_tar, sample_of
+from .remote import BLOCK, current_retries, open_file, part
+from .tar import HEADERS, TAR_ERRORS, require_tar, sample_of
 from .text_files import parse_integer
+
+SHARDS_AT_ONCE = 32
+"""Number of shards by URL whose headers are read at the same time, since each read waits for the network."""
 
 
 def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
@@ -40,12 +45,38 @@ def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[
         yield from tar_records(file, caption, image_id)
 
 
-def tar_records(file: str, caption: str, image_id: str | None, start: int = 0) -> Iterator[Record]:
-    """Yield the records of one shard as :func:`read_tars` does, starting at the first byte of a record."""
+def read_remote_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
+    """Yield the records of shards by URL as :func:`read_tars` does, with the URL of an image's bytes in its place.
+
+    Headers and texts are read, of several shards at once; an image is read when its row is.
+    """
+    retries = current_retries()  # which the threads do not know
+
+    def records(file: str) -> list[Record]:
+        return list(tar_records(file, caption, image_id, retries=retries, images=False))
+
+    with ThreadPoolExecutor(SHARDS_AT_ONCE) as pool:
+        for found in pool.map(records, files):
+            yield from found
+
+
+def tar_records(
+    file: str, caption: str, image_id: str | None, start: int = 0, retries: int | None = None, images: bool = True
+) -> Iterator[Record]:
+    """Yield the records of one shard as :func:`read_tars` does, starting at the first byte of a record.
+
+    Args:
+        file: path or URL.
+        caption: as in :func:`read_tars`.
+        image_id: as in :func:`read_tars`.
+        start: first byte of the first record.
+        retries: as in :func:`~.remote.attempted`.
+        images: whether to read the images; otherwise, of a file by URL, the path of an image is that of its bytes.
+    """
     identity = "image_id" if image_id is None else image_id
-    with require_tar(file), open(file, "rb") as content:
+    with require_tar(file), open_file(file, retries, BLOCK if images else HEADERS) as content:
         content.seek(start)
-        with tarfile.open(fileobj=content) as tar:
+        with tarfile.open(fileobj=content, mode="r" if images else "r:") as tar:
             sample: dict[str, Any] = {}
             for first, kind, member in _record_members(tar, caption):
                 if first and sample:
@@ -53,6 +84,9 @@ def tar_records(file: str, caption: str, image_id: str | None, start: int = 0) -
                     sample = {}
                 if member.size > MAX_BYTES:  # a sparse member can declare any size
                     sample["too large"] = b""
+                    continue
+                if kind == "image" and not images and not member.issparse():
+                    sample["path"] = part(file, member.offset_data, member.size)
                     continue
                 # Read before the next header, since a compressed file seeks backwards only by decompressing from the
                 # start.
@@ -65,13 +99,13 @@ def tar_records(file: str, caption: str, image_id: str | None, start: int = 0) -
                 yield _record(sample, caption, identity)
 
 
-def tar_starts(file: str, caption: str) -> list[int]:
+def tar_starts(file: str, caption: str, retries: int | None = None) -> list[int]:
     """Return the first byte of each record of a shard; only headers are read.
 
     Raises:
         tarfile.TarError: if the shard is compressed or damaged.
     """
-    with tarfile.open(file, "r:") as tar:
+    with open_file(file, retries, HEADERS) as content, tarfile.open(fileobj=content, mode="r:") as tar:
         return [member.offset for first, _, member in _record_members(tar, caption) if first]
 
 
@@ -124,18 +158,22 @@ class TarSource:
     The headers of a shard are read when its samples are counted, and the offsets of the samples are cached.
 
     Args:
-        files: absolute paths.
+        files: absolute paths or URLs.
         caption: key of the caption.
         image_id: key of the image id; None for "image_id" if that exists.
         cache: folder of the cached offsets of the samples.
+        retries: as in :func:`~.remote.attempted`.
     """
 
-    def __init__(self, files: Sequence[str], caption: str, image_id: str | None, cache: Path) -> None:
+    def __init__(
+        self, files: Sequence[str], caption: str, image_id: str | None, cache: Path, retries: int | None = None
+    ) -> None:
         self.files = list(files)
         self.num_shards = len(self.files)
         self.caption = caption
         self.image_id = image_id
         self.cache = cache
+        self.retries = retries
         self._starts: dict[int, np.ndarray | None] = {}
 
     def count(self, shard: int) -> int | None:
@@ -147,16 +185,19 @@ class TarSource:
         """Yield the samples of a shard by column, starting at sample ``start``."""
         starts = self._places(shard) if start else None
         if starts is None:
-            yield from itertools.islice(tar_records(self.files[shard], self.caption, self.image_id), start, None)
+            yield from itertools.islice(self._records(shard, 0), start, None)
         elif start < len(starts):
-            yield from tar_records(self.files[shard], self.caption, self.image_id, int(starts[start]))
+            yield from self._records(shard, int(starts[start]))
+
+    def _records(self, shard: int, first: int) -> Iterator[dict[str, Any]]:
+        return tar_records(self.files[shard], self.caption, self.image_id, first, self.retries)
 
     def _places(self, shard: int) -> np.ndarray | None:
         if shard not in self._starts:
             file = self.files[shard]
 
             def make() -> Arrays:
-                return {"start": np.array(tar_starts(file, self.caption), np.int64)}
+                return {"start": np.array(tar_starts(file, self.caption, self.retries), np.int64)}
 
             try:
                 self._starts[shard] = cached_arrays(file, self.cache, f"samples with {self.caption}", make)["start"]

@@ -42,6 +42,12 @@ class TaskTable(LabelTable):
             images.append(decode_image(data, path, path or self.name(row), self.max_pixels))
         return images
 
+    def all_image_names(self, row: int) -> list[str]:
+        """Return the absolute path of each image, or the name of the row if the data contains the image."""
+        layout = self.layouts[self._locate(row)[0]]
+        found = [layout.encoded_image({layout.image: self._value(row, column)}) for column in self.image_columns]
+        return [path if data is None and path else self.name(row) for data, path in found]
+
     def text(self, row: int) -> str:
         """Return the raw text of a row; raises :class:`BadSample`."""
         return str(self._value(row, TEXT))

@@ -16,7 +16,7 @@ ENCODING = "utf-8-sig"
 
 
 @contextlib.contextmanager
-def require_utf8(path: Path) -> Iterator[None]:
+def require_utf8(path: str | Path) -> Iterator[None]:
     """Raise decoding errors of a file that is read in the context as errors for the user, with the remedy.
 
     Raises:
@@ -37,7 +37,7 @@ def parse_integer(digits: str) -> int | str:
     return int(digits) if len(digits) < 4300 else digits
 
 
-def parse_json(text: str, path: Path) -> Any:
+def parse_json(text: str, path: str | Path) -> Any:
     """Parse the JSON text of a file; integers as in :func:`parse_integer`.
 
     Raises:

@@ -101,44 +101,47 @@ def masked_language_modelling(
         student: predicts the words of `fused`.
         teacher: fuses `encoded`, and predicts the soft labels.
         fused: [B, L, D], the student's states of the masked texts after fusion.
-        encoded: the teacher's encoding of the batch before fusion.
+        encoded: the teacher's encoding of the batch before fusion; without masked texts there are no soft labels.
         attention_mask: [B, L].
         masked: from `draw_masked_tokens`.
         alpha: weight of the soft labels.
         slice_rows: pairs that are fused, and whose share of the words is predicted, at a time; None for all at once.
     """
-    assert encoded.masked_states is not None
+    taught = list[Tensor]()
+    if encoded.masked_states is not None:
 
-    def fuse_rows(states: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor]:
-        return (teacher.fuse(states, mask, tokens),)
+        def fuse_rows(states: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor]:
+            return (teacher.fuse(states, mask, tokens),)
 
-    with torch.no_grad():
-        (teacher_fused,) = in_slices(fuse_rows, slice_rows, encoded.masked_states, attention_mask, encoded.image_tokens)
+        with torch.no_grad():
+            taught += in_slices(fuse_rows, slice_rows, encoded.masked_states, attention_mask, encoded.image_tokens)
     count = mean_count((masked.labels != -100).sum(), torch.promote_types(fused.dtype, torch.float32))
 
-    def predict_rows(states: Tensor, teacher_states: Tensor, labels: Tensor) -> tuple[Tensor]:
+    def predict_rows(labels: Tensor, states: Tensor, *teacher_states: Tensor) -> tuple[Tensor]:
         with torch.no_grad():
-            teacher_logits = teacher.predict_words(teacher_states)
+            teacher_logits = teacher.predict_words(teacher_states[0]) if teacher_states else None
         return (mlm_loss(student.predict_words(states), teacher_logits, labels, alpha, count)[None],)
 
     # All processes have the same number of slices for any number of masked words, because sharded networks communicate.
     sizes = slice_rows and [len(part) for part in masked.labels.tensor_split(math.ceil(len(fused) / slice_rows))]
-    states, teacher_states = (part.flatten(0, 1)[masked.positions] for part in (fused, teacher_fused))
-    return in_slices(predict_rows, sizes, states, teacher_states, masked.labels)[0].sum()
+    states = (part.flatten(0, 1)[masked.positions] for part in (fused, *taught))
+    return in_slices(predict_rows, sizes, masked.labels, *states)[0].sum()
 
 
-def mlm_loss(logits: Tensor, teacher_logits: Tensor, labels: Tensor, alpha: float, count: Tensor) -> Tensor:
+def mlm_loss(logits: Tensor, teacher_logits: Tensor | None, labels: Tensor, alpha: float, count: Tensor) -> Tensor:
     """Compute the loss of masked language modelling with distilled soft labels (eqs. 3 and 7).
 
     Args:
         logits: [K, W].
-        teacher_logits: [K, W] of the teacher for the same masked text.
+        teacher_logits: [K, W] of the teacher for the same masked text; None without soft labels.
         labels: long [K]; -100 marks a row without loss.
         alpha: weight of the soft labels.
         count: 0-D, denominator of the sum.
     """
     log_probabilities = logits.log_softmax(-1)
     hard = F.nll_loss(log_probabilities, labels, ignore_index=-100, reduction="none")
+    if teacher_logits is None:
+        return hard.sum() / count
     soft = -(teacher_logits.softmax(-1) * log_probabilities).sum(-1)
     soft = soft.masked_fill(labels == -100, 0.0)
     return ((1 - alpha) * hard + alpha * soft).sum() / count

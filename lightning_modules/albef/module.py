@@ -116,7 +116,7 @@ class ALBEFModule(Method):
 
         student = encode(self.student, batch, masked_ids, slice_rows)
         with torch.no_grad():
-            teacher = encode(self.teacher, batch, masked_ids, slice_rows)
+            teacher = encode(self.teacher, batch, masked_ids if self.momentum.distill_mlm else None, slice_rows)
 
         # Image-text contrastive learning (eqs. 1 and 2) with the teacher's soft targets (eq. 6).
         keys = gather_keys(teacher, batch["image_id"], self.contrast.key_columns)

@@ -41,7 +41,7 @@ Bound = tuple[nn.Parameter, float, float]
 
 
 class Method(CheckedLoading, LightningModule):
-    """Base class of all methods; a method has no other base.
+    """Base class of all methods; methods that share more have one class between.
 
     Hooks that `trainer.fit` calls, in this order, and what they do here (a method that overrides one calls `super()`):
 

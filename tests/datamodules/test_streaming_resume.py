@@ -3,7 +3,6 @@
 import gzip
 import io
 import itertools
-import tarfile
 
 import datasets
 import numpy as np
@@ -17,7 +16,7 @@ from support.streams import indices, read
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.datamodules.core.mixing import Mix
 from vlightning.datamodules.core.sampling import block_order, shard_order
-from vlightning.datamodules.sources import tar_records
+from vlightning.datamodules.sources import remote
 from vlightning.datamodules.sources.open import Opening
 from vlightning.datamodules.sources.stream import Stream
 from vlightning.datamodules.sources.stream_sets import StreamedTrainingSet
@@ -190,8 +189,7 @@ def test_what_a_tar_file_holds_before_the_position_is_not_read(files, monkeypatc
         texts = [(f"{row:04}.txt", b"caption") for row in range(count)]
         files.tar([member for pair in zip(parts, texts, strict=True) for member in pair], f"{shard}.tar")
     sample = 1536 + 512 * -(-len(images[0]) // 512)  # bytes: two headers, the caption and the image, in full blocks
-    monkeypatch.setattr(tar_records, "open", Counted, raising=False)
-    monkeypatch.setattr(tarfile, "bltn_open", Counted)
+    monkeypatch.setattr(remote, "open", Counted, raising=False)
 
     def cost(done, replicas=(1, 0)):
         Counted.total = 0

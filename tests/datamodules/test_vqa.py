@@ -138,6 +138,58 @@ def test_bad_rows_are_counted_by_cause(folder):
     assert set(causes) == named
 
 
+@pytest.mark.parametrize("most", [2, 3])
+def test_questions_of_an_image_share_it_and_each_is_asked_once_in_an_epoch(folder, most):
+    vqa = [
+        {"dataset": "vqa", "image": f"{n % 3}.png", "question": f"what {n} is it?", "answer": ["dog"]} for n in range(8)
+    ]
+    vg = [{"dataset": "vg", "image": "0.png", "question": f"is it {n}?", "answer": "red"} for n in range(5)]
+    sources = [write(folder, "vqa.json", vqa), write(folder, "vg.json", vg)]
+    module = data(folder, train=sources, questions_per_image=most, batch_size=1)
+    module.setup("fit")
+    rows, asked = module._opened("train"), []
+    sizes = {2: [2 + 2 + 1, 3], 3: [3, 2]}[most]  # images of 3, 3 and 2 questions, and of 5
+    assert module.training_mix(rows).sizes == sizes
+    batches = list(module.train_dataloader())
+    assert len(batches) == sum(sizes)
+    for batch in batches:
+        indices = batch["sample_index"].tolist()
+        asked += indices
+        assert batch["image_index"].tolist() == [0] * len(indices)
+        assert len(batch["image"]) == 1
+        assert 1 <= len(indices) <= most
+        assert len({rows.image_name(row) for row in indices}) == 1
+        assert batch["answer_index"].tolist() == list(range(len(indices)))
+        assert batch["answer_weight"].tolist() == [1.0 if row < 8 else 0.5 for row in indices]
+    assert sorted(asked) == list(range(13))
+
+
+def test_an_unusable_question_of_a_group_is_counted_and_the_others_are_asked(folder):
+    good = {"dataset": "vqa", "image": "0.png", "question": "what is it?", "answer": ["dog"]}
+    rows = [good, good | {"question": "?!"}, good, good | {"answer": [" "]}]
+    options = {"questions_per_image": 4, "batch_size": 1, "max_bad_share": 0.5}
+    module = data(folder, train=write(folder, "rows.json", rows), **options)
+    module.setup("fit")
+    (batch,) = module.train_dataloader()
+    assert batch["sample_index"].tolist() == [0, 2]
+    account = module.account("train")
+    assert (account.seen, dict(account.causes)) == (4, {"empty question": 1, "no answer": 1})
+
+
+def test_drawn_images_have_questions_of_all_kinds():
+    module = ShapesVQADataModule(length=3, questions_per_image=4, batch_size=3, image_size=16, num_workers=0)
+    module.setup("fit")
+    rows = module._opened("train")
+    (batch,) = module.train_dataloader()
+    assert batch["image_index"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    indices = batch["sample_index"].tolist()
+    assert sorted(indices) == list(range(12))
+    for place in range(3):
+        own = indices[4 * place : 4 * place + 4]
+        assert len({rows.image_name(row) for row in own}) == 1
+        assert rows.question(own[3]).startswith("is there")
+
+
 def test_a_share_of_the_images_is_held_out(folder):
     for number in range(4, 40):
         draw_image(0).save(folder / "coco" / f"{number}.png")

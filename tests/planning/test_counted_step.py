@@ -7,10 +7,12 @@ from large_batches import ACTIVATIONS, METHODS, batch, ready
 from memory import held_bytes
 from torch import nn
 
+from support.methods import OTHERS
 from support.random_batches import NAMES, random_rows, small
+from support.tasks import KINDS, tiny_task
 from vlightning.planning.counted_step import count_step, fake_tensors, make_fake, optimizer_bytes
 from vlightning.planning.estimate import sizes_of
-from vlightning.planning.module import pretend_run
+from vlightning.planning.module import batch_of, method_of, pretend_run
 
 ROWS = 48  # activations exceed the rest
 
@@ -42,6 +44,27 @@ def test_a_step_takes_the_counted_bytes(name, tmp_path):
     assert found.peak == pytest.approx(held, rel=0.1)
     assert found.activations <= found.peak <= found.activations + found.logits
     print(name, found, held)
+
+
+@pytest.mark.parametrize("name", [*KINDS, "albef_vqa"])
+def test_a_step_of_a_task_takes_the_counted_bytes(name):
+    module = (
+        tiny_task(name) if name in KINDS else OTHERS[name].build(None, 0, {"memory": {"micro_batch_size": None}})[0]
+    )
+    assert method_of(module) == type(module).__name__
+    pretend_run(module)
+    module.train()
+    batch = batch_of(module, {"max_tokens": 12, "questions_per_image": 2}, 8 * ROWS)
+
+    def step():
+        module.training_step(batch, 0).backward()
+
+    step()
+    held = held_bytes(step).most
+    with fake_tensors():
+        make_fake(module)
+        found = count_step(module, {key: torch.empty_like(value) for key, value in batch.items()}, cuda=False)
+    assert found.peak == pytest.approx(held, rel=0.1)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "SHRe"])

@@ -56,6 +56,10 @@ def nlvr(outside, seed, **data):
     return task_and_data("nlvr", seed, **data)
 
 
+def assignment(outside, seed, **data):
+    return task_and_data("assignment", seed, **data)
+
+
 def albef_vqa(outside, seed, changes=None, **data):
     """Answers to questions, in slices."""
     groups = {"vision": SIZES["vision"], "text": SIZES["text"] | {"vocab_size": 200, "max_positions": 48}}
@@ -174,6 +178,7 @@ OTHERS = {
     "albef_fine_tuning": Method(lambda folder: None, albef_fine_tuning, ("teacher.", "image_queue.features")),
     "entailment": Method(lambda folder: None, entailment, ("teacher.cls_head", "student.visual_encoder")),
     "nlvr": Method(lambda folder: None, nlvr, ("teacher.cls_head", "student.text_encoder")),
+    "assignment": Method(lambda folder: None, assignment, ("student.ta_head", "student.text_encoder")),
     "albef_vqa": Method(lambda folder: None, albef_vqa, ("teacher.", "student.text_decoder.cls.predictions.bias")),
     "clip": Method(
         lambda folder: write_published(folder / "published"), clip, ("student.logit_scale", "student.text.")

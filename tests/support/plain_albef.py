@@ -151,9 +151,13 @@ def encode_text(network, input_ids, mask):
 def fuse(network, x, mask, tokens):
     bert = network.text_encoder
     for layer in bert.layers[bert.fusion_layer :]:
-        x = _self_attention(layer, x, mask)
-        cross, own = layer.crossattention, layer.crossattention.self
-        mixed = attention(own["query"](x), own["key"](tokens), own["value"](tokens), cross.heads)
-        x = cross.output.LayerNorm(cross.output.dense(mixed) + x)
-        x = _feed_forward(layer, x)
+        x = fusion_layer(layer, x, mask, tokens)
     return x
+
+
+def fusion_layer(layer, x, mask, tokens):
+    x = _self_attention(layer, x, mask)
+    cross, own = layer.crossattention, layer.crossattention.self
+    mixed = attention(own["query"](x), own["key"](tokens), own["value"](tokens), cross.heads)
+    x = cross.output.LayerNorm(cross.output.dense(mixed) + x)
+    return _feed_forward(layer, x)

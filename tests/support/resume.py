@@ -46,13 +46,13 @@ def recorded(folder, name, rank=0):
     return by_batch
 
 
-def assert_same_end(whole, resumed):
+def assert_same_end(whole, resumed, evaluates=True):
     """Compares samples and final checkpoints bit for bit; returns the leaves of the checkpoint by path."""
     for rank in range(len(list(whole.glob("samples-*.jsonl")))):
-        for name in ("samples", "validations"):
+        for name in ("samples", "validations") if evaluates else ("samples",):
             assert recorded(resumed, name, rank) == recorded(whole, name, rank)
     assert len(recorded(whole, "samples")) == killed_run.BATCHES_AN_EPOCH * killed_run.EPOCHS
-    assert len(recorded(whole, "validations")) == killed_run.EPOCHS
+    assert not evaluates or len(recorded(whole, "validations")) == killed_run.EPOCHS
     return assert_same_checkpoints(whole / "final.ckpt", resumed / "final.ckpt")
 
 

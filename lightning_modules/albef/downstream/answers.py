@@ -49,7 +49,9 @@ def causal(mask: Tensor) -> Tensor:
     return before & (mask != 0)[:, None, None, :]
 
 
-def answer_loss(logits: Tensor, teacher_logits: Tensor | None, answers: Answers, alpha: float, count: int) -> Tensor:
+def answer_loss(
+    logits: Tensor, teacher_logits: Tensor | None, answers: Answers, alpha: float, count: Tensor | int
+) -> Tensor:
     """Compute the loss of generating the answers (eq. 8), with the teacher's soft labels.
 
     Args:
@@ -57,7 +59,7 @@ def answer_loss(logits: Tensor, teacher_logits: Tensor | None, answers: Answers,
         teacher_logits: [P, W] of the teacher for the same answers; None without distillation.
         answers: the answers, whose weights are shares of the people who gave them.
         alpha: weight of the soft labels.
-        count: number of images to divide by.
+        count: number of questions to divide by.
     """
     log_probabilities = logits.log_softmax(-1)
     targets = answers.input_ids[:, 1:].flatten()[answers.places]

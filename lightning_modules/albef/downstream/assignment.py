@@ -6,36 +6,26 @@ device.
 Shapes: B pairs of an image and a text, E embedding dimension.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from torch.optim import Optimizer
 
-from ....callbacks import StepSeedCallback, missing_callbacks
 from ....callbacks.draws import draw_uniform, global_positions
-from ...base.method import Method
-from ...base.preprocessing import preprocessing_of_checkpoint
 from ...base.settings import settings
-from ...base.trainers import trainer_of
 from ...evaluation.protocol import Batch
 from ...memory import in_slices
-from ...optim.adamw import adamw
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
-from ...optim.schedules import Schedule
 from ..counts import mean_count
 from ..itm import forbidden_pairs
-from ..network import FusionBert
-from ..schedule import paper_schedule
 from ..settings import MemorySettings, TextSettings, VisionSettings
 from . import weights as initial_weights
 from .network import AssignmentNetwork
 from .official import double_fusion
 from .settings import AssignmentOptimSettings
+from .task import TaskMethod
 
 TEMPERATURE = 0.07
 """Divisor of the similarities that negatives are drawn by; the authors', whatever the learned temperature is."""
@@ -77,7 +67,7 @@ def draw_assignment(features: Tensor, forbidden: Tensor) -> Assignment:
     return Assignment(left, right, label, candidates > 0)
 
 
-class TextAssignmentModule(Method):
+class TextAssignmentModule(TaskMethod):
     """Three-way classification of a text with two images; its checkpoint starts `NLVR2Module`.
 
     Defaults are the authors'. There is no distillation, and no evaluation.
@@ -111,14 +101,11 @@ class TextAssignmentModule(Method):
         self.text = text = settings(TextSettings, text)
         self.optim = settings(AssignmentOptimSettings, optim)
         self.memory = memory = settings(MemorySettings, memory)
-        self.weights, self.positives = weights, positives
+        self.weights, self.positives, self.momentum = weights, positives, None
         self.save_settings()
-        initial_weights.check_sources(vision, text)
 
-        self.student = AssignmentNetwork(vision, text, embed_dim, memory.activation_checkpointing)
-        self.teacher = None
+        self.build(lambda text, recompute: AssignmentNetwork(vision, text, embed_dim, recompute))
         self.register_buffer("temperature", torch.tensor([TEMPERATURE]))  # of the pre-training, for its layout
-        self.start_vocabulary()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross-entropy of the three classes, averaged over the texts of all processes."""
@@ -133,47 +120,14 @@ class TextAssignmentModule(Method):
         )
         losses = F.cross_entropy(logits, drawn.label, reduction="none") * drawn.exists
         loss = losses.sum() / mean_count(drawn.exists.sum(), logits.dtype)
-        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log_step(loss)
         return loss
 
     def by_process(self) -> list[str]:
         """Return that negatives are of the batch of a process."""
         return ["negatives are drawn from the batch of each process"]
 
-    def configure_callbacks(self) -> list[Callback]:
-        """Supply the seeds, unless the user gives them."""
-        return missing_callbacks(self.trainer.callbacks, StepSeedCallback())  # type: ignore[attr-defined]
-
-    def load_initial_weights(self) -> None:
-        """Load `weights`."""
+    def task_weights(self) -> initial_weights.TaskWeights:
+        """Return that each fusion layer of a trained ALBEF starts both halves, and that the head is new."""
         double = partial(double_fusion, depth=self.text.depth, fusion_depth=self.text.fusion_depth)
-        task = initial_weights.TaskWeights(new=("ta_head.",), unused=("text_encoder.cls.",), convert=double)
-        initial_weights.start(self, self.weights, task)
-
-    def initial_preprocessing(self) -> dict[str, Any] | None:
-        """Return how `weights` expect images to be prepared, if they record it."""
-        return None if self.weights is None else preprocessing_of_checkpoint(self.weights)
-
-    def text_towers(self) -> Iterable[FusionBert]:
-        """Return the BERT."""
-        return [self.student.text_encoder]
-
-    def sharded_networks(self) -> Sequence[AssignmentNetwork]:
-        """Return the networks."""
-        return [self.student]
-
-    def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Return AdamW."""
-        return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas)
-
-    def paper_schedule(self) -> Schedule:
-        """Return warm-up and cosine, or the authors' staircase."""
-        return paper_schedule(self.optim, trainer_of(self))
-
-    def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the state without redundant names, which safetensors refuses."""
-        return initial_weights.without_shared(state)
-
-    def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
-        """Load the state of an export or of a checkpoint."""
-        initial_weights.load_task(self, state, source, initial_weights.COMPLETE)
+        return initial_weights.TaskWeights(new=("ta_head.",), unused=("text_encoder.cls.",), convert=double)

@@ -1,17 +1,16 @@
 """Export of checkpoints of the downstream tasks: the model and the tokenizer of its data."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from ....common.errors import UserError
 from ...base.checkpoints import class_of, saved_settings
-from ...base.preprocessing import described, recorded_preprocessing
-from ...base.pretrained import LAYOUT, TokenizerOf, export_folder, rebuild, without_tokenizer
+from ...base.pretrained import LAYOUT, TokenizerOf, without_tokenizer
+from ..export import write
 from .assignment import TextAssignmentModule
 from .entailment import EntailmentModule
 from .nlvr import NLVR2Module
 from .official import save_official
+from .task import TaskMethod
 from .vqa import VQAModule
 
 LAYOUTS = {"vlightning": LAYOUT, "albef": "a .pth file in the authors' layout of the task"}
@@ -42,14 +41,9 @@ def export(
         UserError: if the target is a folder instead of a file, or the checkpoint does not fit its class.
     """
     task = TASKS[str(class_of(saved_settings(content)))]
-    module = rebuild(task, content["hyper_parameters"], content["state_dict"], source)
-    preprocessing = recorded_preprocessing(content)
-    module.adopt_preprocessing(preprocessing)
-    if layout == "albef":
-        if Path(target).is_dir():
-            raise UserError(
-                f"Expected the name of a new file, such as albef.pth, got the folder {target!r}: name a file."
-            )
-        save_official(module, target)
-        return f"Wrote {target} in the authors' layout of {task.__name__}; {described(preprocessing)}."
-    return f"{export_folder(module, content, target, tokenizer_of)}; {described(preprocessing)}."
+
+    def save(module: TaskMethod, path: str) -> str:
+        save_official(module, path)
+        return f"layout of {task.__name__}"
+
+    return write(task, save, content, source, target, layout, tokenizer_of)

@@ -1,38 +1,27 @@
 """NLVR2: whether a statement about two images is true (section 5 of the paper)."""
 
-from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from torch.optim import Optimizer
 
-from ....callbacks import ClassPredictionWriter, EMACallback, EMAPair, StepSeedCallback, missing_callbacks
-from ...base.method import Method
-from ...base.preprocessing import preprocessing_of_checkpoint
+from ....callbacks import ClassPredictionWriter
 from ...base.settings import settings
-from ...base.trainers import trainer_of
 from ...evaluation.classification import ClassificationEvaluation
 from ...evaluation.protocol import Batch
-from ...optim.adamw import adamw
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
-from ...optim.schedules import Schedule
-from ..network import FusionBert
-from ..schedule import paper_schedule
 from ..settings import MemorySettings, TextSettings
-from ..teacher import copy_student, ramped_alpha, teacher_text
 from . import weights as initial_weights
 from .distillation import distilled_loss
 from .network import TaskNetwork, class_head
 from .official import double_fusion
 from .settings import TaskMomentumSettings, TaskOptimSettings, TaskVisionSettings
+from .task import TaskMethod
 
 INPUTS = ("input_ids", "attention_mask", "image_left", "image_right")
 UNUSED = ("vision_proj.", "text_proj.", "text_encoder.cls.", "ta_head.")
 
 
-class NLVR2Module(Method):
+class NLVR2Module(TaskMethod):
     """Classification of a statement about two images into false (0) and true (1).
 
     Each layer of the fusion encoder is doubled: one half attends to the left image, the other to the right. Defaults
@@ -45,6 +34,8 @@ class NLVR2Module(Method):
             `ALBEFModule` or this class, or the folder of an export.
         optimizer: replaces AdamW. lr_scheduler: replaces the paper's schedule.
     """
+
+    writer = ClassPredictionWriter
 
     def __init__(
         self,
@@ -65,15 +56,12 @@ class NLVR2Module(Method):
         self.memory = memory = settings(MemorySettings, memory)
         self.weights = weights
         self.save_settings()
-        initial_weights.check_sources(vision, text)
 
-        self.student = TaskNetwork(vision, text, class_head(text.width, 2), 2, memory.activation_checkpointing)
-        self.teacher: TaskNetwork | None = None
-        if momentum.distill:
-            self.teacher = TaskNetwork(vision, teacher_text(text, momentum), class_head(text.width, 2), images=2)
-            copy_student(self.student, self.teacher)
+        def network(text: TextSettings, recompute: bool) -> TaskNetwork:
+            return TaskNetwork(vision, text, class_head(text.width, 2), 2, recompute)
+
+        self.build(network)
         self.evaluation = ClassificationEvaluation(INPUTS, {"accuracy": 1}, keeps_result=True)
-        self.start_vocabulary()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross-entropy, with the teacher's classes as soft targets."""
@@ -86,8 +74,7 @@ class NLVR2Module(Method):
             alpha,
             *(batch[name] for name in INPUTS),
         )
-        self.log("train/loss", loss.detach(), prog_bar=True)
-        self.log("train/alpha", alpha)
+        self.log_step(loss, alpha)
         return loss
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -95,53 +82,7 @@ class NLVR2Module(Method):
         logits: Tensor = self.student(input_ids, attention_mask, left, right)
         return logits
 
-    def current_alpha(self) -> float:
-        """Return the weight of the teacher's soft targets in this batch; 0 without a teacher."""
-        return ramped_alpha(self.trainer, self.momentum) if self.momentum.distill else 0.0
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Supply averaging, seeds and the writer of predictions, unless the user gives them."""
-        own: list[Callback] = [EMACallback()] if self.momentum.distill else []
-        own += [StepSeedCallback(), ClassPredictionWriter()]
-        return missing_callbacks(self.trainer.callbacks, *own)  # type: ignore[attr-defined]
-
-    def momentum_pairs(self) -> dict[str, EMAPair]:
-        """Return what `EMACallback` averages after each optimizer step; nothing without a teacher."""
-        pair = EMAPair(source="student", target="teacher", momentum=self.momentum.momentum)
-        return {"teacher": pair} if self.momentum.distill else {}
-
-    def load_initial_weights(self) -> None:
-        """Load `weights`."""
-        initial_weights.start(self, self.weights, self._task())
-
-    def _task(self) -> initial_weights.TaskWeights:
+    def task_weights(self) -> initial_weights.TaskWeights:
+        """Return that each fusion layer of a trained ALBEF starts both halves, and that the head is new."""
         double = partial(double_fusion, depth=self.text.depth, fusion_depth=self.text.fusion_depth)
         return initial_weights.TaskWeights(new=("cls_head.",), unused=UNUSED, convert=double)
-
-    def initial_preprocessing(self) -> dict[str, Any] | None:
-        """Return how `weights` expect images to be prepared, if they record it."""
-        return None if self.weights is None else preprocessing_of_checkpoint(self.weights)
-
-    def text_towers(self) -> Iterable[FusionBert]:
-        """Return the BERTs of student and teacher."""
-        return [network.text_encoder for network in self.sharded_networks()]
-
-    def sharded_networks(self) -> Sequence[TaskNetwork]:
-        """Return the student, and the teacher if there is one."""
-        return [self.student] if self.teacher is None else [self.student, self.teacher]
-
-    def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Return AdamW."""
-        return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas)
-
-    def paper_schedule(self) -> Schedule:
-        """Return warm-up and cosine, or the authors' staircase."""
-        return paper_schedule(self.optim, trainer_of(self))
-
-    def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the state without redundant names, which safetensors refuses."""
-        return initial_weights.without_shared(state)
-
-    def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
-        """Load the state of an export or of a checkpoint."""
-        initial_weights.load_task(self, state, source, initial_weights.COMPLETE)

@@ -1,39 +1,33 @@
 """Visual question answering: an answer decoder on top of ALBEF (section 5 of the paper)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from torch.optim import Optimizer
 
-from ....callbacks import AnswerWriter, EMACallback, EMAPair, StepSeedCallback, missing_callbacks
-from ...base.method import Method
-from ...base.preprocessing import preprocessing_of_checkpoint
+from ....callbacks import AnswerWriter
 from ...base.settings import settings
-from ...base.trainers import trainer_of
 from ...evaluation.answers import AnswerEvaluation
 from ...evaluation.protocol import Batch
 from ...memory import in_slices
-from ...optim.adamw import adamw
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
-from ...optim.schedules import Schedule
+from ..counts import mean_count
 from ..mlm import check_special_tokens
-from ..schedule import paper_schedule
 from ..settings import MemorySettings, TextSettings
-from ..teacher import copy_student, ramped_alpha, teacher_text
 from . import answer_maps as maps
 from . import weights as initial_weights
 from .answering import answered
 from .answers import Answers, Questions, answer_loss, token_logits
 from .official import with_decoder
 from .settings import AnswerSettings, TaskMomentumSettings, TaskVisionSettings, VQAOptimSettings
+from .task import TaskMethod
 from .vqa_network import VQANetwork
 
 
-class VQAModule(Method):
+class VQAModule(TaskMethod):
     """Generation of answers to questions about images; answers come from a list, or are written.
 
     Defaults are the paper's.
@@ -46,6 +40,8 @@ class VQAModule(Method):
             class, or the folder of an export.
         optimizer: replaces AdamW. lr_scheduler: replaces the paper's schedule.
     """
+
+    writer = AnswerWriter
 
     def __init__(
         self,
@@ -69,13 +65,8 @@ class VQAModule(Method):
         self.weights = weights
         self.save_settings()
 
-        self.student = VQANetwork(vision, text, memory.activation_checkpointing)
-        self.teacher: VQANetwork | None = None
-        if momentum.distill:
-            self.teacher = VQANetwork(vision, teacher_text(text, momentum))
-            copy_student(self.student, self.teacher)
+        self.build(lambda text, recompute: VQANetwork(vision, text, recompute))
         self.evaluation = AnswerEvaluation()
-        self.start_vocabulary()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of generating the answers, weighted by how many people gave them, with soft targets."""
@@ -86,21 +77,36 @@ class VQAModule(Method):
         if self.teacher is not None:
             with torch.no_grad():
                 soft = token_logits(self.teacher, self._encode(self.teacher, batch), answers)
-        loss = answer_loss(logits, soft, answers, alpha, len(batch["image"]))
-        self.log("train/loss", loss.detach(), prog_bar=True)
-        self.log("train/alpha", alpha)
+        loss = answer_loss(logits, soft, answers, alpha, self._questions(batch))
+        self.log_step(loss, alpha)
         return loss
 
     def _encode(self, network: VQANetwork, batch: Batch) -> Questions:
-        def encode_rows(image: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor]:
-            return (network.encode_text(ids, mask, network.encode_image(image)),)
+        image, ids, mask = batch["image"], batch["input_ids"], batch["attention_mask"]
+        slice_rows = self.memory.micro_batch_size
+        if "image_index" not in batch:
 
-        inputs = batch["image"], batch["input_ids"], batch["attention_mask"]
-        return Questions(in_slices(encode_rows, self.memory.micro_batch_size, *inputs)[0], batch["attention_mask"])
+            def encode_rows(image: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor]:
+                return (network.encode_text(ids, mask, network.encode_image(image)),)
 
-    def current_alpha(self) -> float:
-        """Return the weight of the teacher's soft targets in this batch; 0 without a teacher."""
-        return ramped_alpha(self.trainer, self.momentum) if self.momentum.distill else 0.0
+            return Questions(in_slices(encode_rows, slice_rows, image, ids, mask)[0], mask)
+        (tokens,) = in_slices(lambda image: (network.encode_image(image),), slice_rows, image)
+        # All processes have the same number of slices for any number of questions: sharded networks communicate.
+        sizes = slice_rows and [len(part) for part in ids.tensor_split(math.ceil(len(image) / slice_rows))]
+        (states,) = in_slices(
+            lambda *rows: (network.encode_text(rows[0], rows[1], tokens, rows[2]),),
+            sizes,
+            *(ids, mask, batch["image_index"]),
+        )
+        return Questions(states, mask)
+
+    @staticmethod
+    def _questions(batch: Batch) -> Tensor | int:
+        """Return the number of questions; where batches differ in it, the mean of the processes."""
+        count = len(batch["input_ids"])
+        if "image_index" not in batch:
+            return count
+        return mean_count(torch.full((), count, device=batch["image"].device), torch.float32)
 
     # Evaluation and use
 
@@ -126,29 +132,9 @@ class VQAModule(Method):
         """Return Grad-CAM maps [B, g, g] of what an answer [B, L] to a question [B, Lq] looked at; in eval mode."""
         return maps.answer_maps(self.student, image, input_ids, attention_mask, answer_ids, self.text.pad_token_id)
 
-    # Start of a run
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Supply averaging, seeds and the writer of predictions, unless the user gives them."""
-        own: list[Callback] = [EMACallback()] if self.momentum.distill else []
-        own += [StepSeedCallback(), AnswerWriter()]
-        return missing_callbacks(self.trainer.callbacks, *own)  # type: ignore[attr-defined]
-
-    def momentum_pairs(self) -> dict[str, EMAPair]:
-        """Return what `EMACallback` averages after each optimizer step; nothing without a teacher."""
-        pair = EMAPair(source="student", target="teacher", momentum=self.momentum.momentum)
-        return {"teacher": pair} if self.momentum.distill else {}
-
-    def load_initial_weights(self) -> None:
-        """Load `weights`; a trained ALBEF starts the decoder with its fusion layers, embeddings and head."""
-        initial_weights.start(self, self.weights, self._task())
-
-    def _task(self) -> initial_weights.TaskWeights:
+    def task_weights(self) -> initial_weights.TaskWeights:
+        """Return that the fusion layers, embeddings and head of a trained ALBEF start the decoder."""
         return initial_weights.TaskWeights(new=(), convert=partial(with_decoder, depth=self.text.depth))
-
-    def initial_preprocessing(self) -> dict[str, Any] | None:
-        """Return how `weights` expect images to be prepared, if they record it."""
-        return None if self.weights is None else preprocessing_of_checkpoint(self.weights)
 
     def on_fit_start(self) -> None:
         """Load initial weights, and compare the special token ids with the data's."""
@@ -158,23 +144,3 @@ class VQAModule(Method):
     def text_towers(self) -> Iterable[VQANetwork]:
         """Return student and teacher, which have words in the question encoder and the decoder."""
         return self.sharded_networks()
-
-    def sharded_networks(self) -> Sequence[VQANetwork]:
-        """Return the student, and the teacher if there is one."""
-        return [self.student] if self.teacher is None else [self.student, self.teacher]
-
-    def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Return AdamW."""
-        return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas)
-
-    def paper_schedule(self) -> Schedule:
-        """Return warm-up and cosine, or the authors' staircase."""
-        return paper_schedule(self.optim, trainer_of(self))
-
-    def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the state without redundant names, which safetensors refuses."""
-        return initial_weights.without_shared(state)
-
-    def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
-        """Load the state of an export or of a checkpoint."""
-        initial_weights.load_task(self, state, source, initial_weights.COMPLETE)

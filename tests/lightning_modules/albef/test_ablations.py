@@ -7,6 +7,7 @@ from support.albef import random_batch, tiny_albef
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.albef.itc import Contrast
 from vlightning.lightning_modules.albef.itm import draw_negatives
+from vlightning.lightning_modules.albef.network import ALBEFNetwork
 from vlightning.lightning_modules.albef.settings import ContrastSettings
 
 RANDOM = {"negatives": "random"}
@@ -65,3 +66,14 @@ def test_each_loss_is_distilled_or_not(monkeypatch, switched):
     assert distilled[switched] != pytest.approx(plain[switched])
     expected = distilled | {switched: plain[switched]}
     assert found == pytest.approx(expected)
+
+
+def test_a_teacher_that_does_not_distil_words_does_not_read_masked_texts(monkeypatch):
+    seen = []
+    encode, fuse = ALBEFNetwork.encode_text, ALBEFNetwork.fuse
+    monkeypatch.setattr(ALBEFNetwork, "encode_text", lambda *given: seen.append(len(given[1])) or encode(*given))
+    monkeypatch.setattr(ALBEFNetwork, "fuse", lambda *given: seen.append("fused") or fuse(*given))
+    for distils, expected in ((True, [16, 16, "fused", "fused"]), (False, [16, 8, "fused"])):
+        seen.clear()
+        _losses(monkeypatch, 0.4, momentum={"distill_mlm": distils})
+        assert seen == expected

@@ -12,6 +12,7 @@ from lightning import Trainer
 from safetensors import safe_open
 from torch.utils.data import DataLoader
 
+from support import golden_tasks
 from support.albef import pairs_loader, random_batch, tiny_albef
 from support.groups import merged
 from vlightning.callbacks.queue import NO_ID
@@ -42,23 +43,7 @@ def build(golden):
 
     def make(**changes):
         torch.manual_seed(9)
-        sizes = {
-            "vision": {
-                "image_size": config["image_size"],
-                "patch_size": config["patch_size"],
-                "width": config["width"],
-                "depth": config["vit_depth"],
-                "heads": config["heads"],
-            },
-            "text": {
-                "vocab_size": config["vocab_size"],
-                "max_positions": 64,
-                "width": config["width"],
-                "heads": config["heads"],
-                "ffn_width": config["intermediate_size"],
-                "depth": config["fusion_layer"],
-                "fusion_depth": config["bert_layers"] - config["fusion_layer"],
-            },
+        sizes = golden_tasks.sizes(config) | {
             "contrast": {"embed_dim": config["embed_dim"], "queue_size": config["queue_size"]},
         }
         return ALBEFModule(**merged(sizes, changes))

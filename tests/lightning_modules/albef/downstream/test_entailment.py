@@ -5,8 +5,10 @@ import torch
 
 from support import golden_tasks
 from vlightning.lightning_modules import EntailmentModule
-from vlightning.lightning_modules.albef.downstream.entailment import TASK
 from vlightning.lightning_modules.albef.downstream.official import to_official
+from vlightning.lightning_modules.albef.downstream.weights import TaskWeights
+
+TASK = TaskWeights(new=("cls_head.",))
 
 
 @pytest.fixture(scope="module")

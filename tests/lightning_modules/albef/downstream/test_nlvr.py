@@ -16,7 +16,7 @@ def golden():
 def _built(golden, tmp_path, **arguments):
     tensors, config = golden
     config = config | {"bert_layers": 12}
-    task = NLVR2Module(**golden_tasks.sizes(config))._task()
+    task = NLVR2Module(**golden_tasks.sizes(config)).task_weights()
     return golden_tasks.built(NLVR2Module, task, tensors, config, tmp_path, **arguments)
 
 

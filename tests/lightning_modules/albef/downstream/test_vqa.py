@@ -41,6 +41,23 @@ def test_the_step_is_the_authors(golden, tmp_path, monkeypatch, memory):
     assert {name.split(".")[0] for name in names} == {"visual_encoder", "text_encoder", "text_decoder"}
 
 
+@pytest.mark.parametrize("memory", [{}, {"micro_batch_size": 1}])
+def test_questions_that_share_an_image_train_as_with_a_copy_each(golden, tmp_path, monkeypatch, memory):
+    module, batch = build(golden, tmp_path, memory=memory), training_batch(golden[0])
+    monkeypatch.setattr(module, "current_alpha", lambda: 0.4)
+    index = torch.arange(len(batch["input_ids"])) // 3
+    found = []
+    for given in ({"image": batch["image"][index]}, {"image": batch["image"][: index[-1] + 1], "image_index": index}):
+        module.zero_grad()
+        loss = module.training_step(batch | given, 0)
+        loss.backward()
+        found.append((loss.detach(), {name: part.grad for name, part in module.student.named_parameters()}))
+    (loss, gradients), (shared, shared_gradients) = found
+    torch.testing.assert_close(shared, loss, rtol=1e-6, atol=0)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(shared_gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: n + m)
+
+
 def test_the_authors_checkpoint_comes_in_and_goes_out_key_by_key(golden, tmp_path):
     official, expected = to_official(build(golden, tmp_path)), golden_tasks.part(golden[0], "state.")
     assert official.keys() == expected.keys()

@@ -1,12 +1,9 @@
 """Networks, loss, ranking and generation of VQA against numbers of the authors' code and slow references."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors import safe_open
 
+from support import golden_tasks
 from vlightning.lightning_modules.albef import network as albef_network
 from vlightning.lightning_modules.albef.downstream.answer_maps import answer_maps
 from vlightning.lightning_modules.albef.downstream.answers import (
@@ -22,14 +19,10 @@ from vlightning.lightning_modules.albef.downstream.answers import (
 from vlightning.lightning_modules.albef.downstream.vqa_network import VQANetwork
 from vlightning.lightning_modules.albef.settings import TextSettings, VisionSettings
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "albef_vqa_dev.safetensors"
-
 
 @pytest.fixture(scope="module")
 def golden():
-    with safe_open(GOLDEN, "pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        return tensors, json.loads(file.metadata()["config"])
+    return golden_tasks.read("vqa")
 
 
 def own_name(name):
@@ -41,20 +34,8 @@ def own_name(name):
 
 
 def network_of(tensors, config, teacher=False):
-    network = VQANetwork(
-        VisionSettings(
-            config["image_size"], config["patch_size"], config["width"], config["vit_depth"], config["heads"]
-        ),
-        TextSettings(
-            vocab_size=config["vocab_size"],
-            max_positions=64,
-            width=config["width"],
-            heads=config["heads"],
-            ffn_width=config["intermediate_size"],
-            depth=config["fusion_layer"],
-            fusion_depth=config["bert_layers"] - config["fusion_layer"],
-        ),
-    )
+    sizes = golden_tasks.sizes(config)
+    network = VQANetwork(VisionSettings(**sizes["vision"]), TextSettings(**sizes["text"]))
     state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
     if teacher:
         state = {name.replace("_m.", ".", 1): value for name, value in state.items() if "_m." in name}

@@ -1,4 +1,7 @@
-"""VQA on two processes: the loss and gradients of one process with twice the batch, and each question answered once."""
+"""VQA on two processes: the loss and gradients of one process with twice the batch, and each question answered once.
+
+Three questions share an image in training.
+"""
 
 import pytest
 import torch
@@ -20,9 +23,8 @@ def fit(kind, rows):
     """Loss of each of four steps, trained weights, accuracy, and the rows that were answered."""
     torch.set_default_dtype(torch.float64)
     changes = {"text": {"dropout": 0.0}}  # whose draws differ by rank
-    module, data = OTHERS["albef_vqa"].build(
-        None, seed=0, changes=changes, batch_size=rows, eval_batch_size=3, num_workers=0
-    )
+    sizes = {"batch_size": rows, "eval_batch_size": 3, "questions_per_image": 3}
+    module, data = OTHERS["albef_vqa"].build(None, seed=0, changes=changes, num_workers=0, **sizes)
     module.double()
     losses = Losses()
     trainer = rank_trainer(kind, {}, callbacks=[losses], max_steps=4, max_epochs=-1, precision="64-true")

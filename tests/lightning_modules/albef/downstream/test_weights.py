@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from support.albef import tiny_albef
+from support.command_line import run
 from support.tasks import KINDS, tiny_task
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import EntailmentModule, NLVR2Module
@@ -84,13 +85,17 @@ def test_nlvr_starts_from_text_assignment_with_the_teacher_as_its_copy_or_as_the
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_layout_of_a_task_round_trips(name, tmp_path):
+def test_every_layout_that_a_task_is_exported_to_is_read_again(name, tmp_path):
     module = tiny_task(name, 5)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter))
-    save_official(module, tmp_path / "task.pth")
-    module.save_pretrained(tmp_path / "task")
+    checkpoint = {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams)}
+    module.on_save_checkpoint(checkpoint)
+    torch.save(checkpoint, tmp_path / "task.ckpt")
+    for words in (["task"], ["task.pth", "--layout", "albef"]):
+        ran = run("export", tmp_path / "task.ckpt", tmp_path / words[0], *words[1:])
+        assert ran.status == 0, ran.err
     read = [KINDS[name].from_pretrained(tmp_path / "task")]
     for source in ("task.pth", "task"):
         read.append(tiny_task(name, 6, weights=str(tmp_path / source)))

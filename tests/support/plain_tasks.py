@@ -1,14 +1,14 @@
-"""ALBEF's VQA written the plain way: the slow reference that `VQAModule` and its speed are compared with.
+"""ALBEF's tasks written the plain way: the slow reference that their modules and their speed are compared with.
 
-Every question has its own copy of its image; the states of a question are repeated for each of its answers, and for
-each candidate of a list; the head runs on every position of every answer, [CLS] included; attention is two matrix
-products.
+The images of a batch go through the image encoder at once, as the authors' do. In VQA every
+question has its own copy of its image; the states of a question are repeated for each of its answers, and for each
+candidate of a list; the head runs on every position of every answer, [CLS] included; attention is two matrix products.
 """
 
 import torch
 import torch.nn.functional as F
 
-from support.plain_albef import attention, encode_image, encode_text, fuse
+from support.plain_albef import attention, encode_image, encode_text, fuse, fusion_layer
 from vlightning.lightning_modules.networks.precision import at_least_float32 as wide
 
 
@@ -34,6 +34,32 @@ def decode(network, ids, mask, states, state_mask):
     for layer in network.text_decoder.layers:
         x = _block(layer, x, mask.to(x.dtype), states, state_mask)
     return wide(network.text_decoder.cls(x))
+
+
+class PlainClassifier:
+    """Entailment of one image, or NLVR2 of two, whose fusion layers are doubled."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def logits(self, network, batch):
+        mask = batch["attention_mask"]
+        tokens = encode_image(network, torch.cat([batch[name] for name in batch if name.startswith("image")]))
+        x = encode_text(network, batch["input_ids"], mask)
+        halves = tokens.chunk(len(tokens) // len(x))
+        if len(halves) == 1:
+            x = fuse(network, x, mask, tokens)
+        else:
+            for layer in network.text_encoder.layers[network.text_encoder.fusion_layer :]:
+                x = fusion_layer(layer.second, fusion_layer(layer.first, x, mask, halves[0]), mask, halves[1])
+        return wide(network.cls_head(x[:, 0]))
+
+    def loss(self, batch, alpha):
+        logits = self.logits(self.module.student, batch)
+        with torch.no_grad():
+            soft = self.logits(self.module.teacher, batch).softmax(-1)
+        distilled = -(logits.log_softmax(-1) * soft).sum(-1).mean()
+        return (1 - alpha) * F.cross_entropy(logits, batch["label"]) + alpha * distilled
 
 
 class PlainVQA:
