@@ -92,7 +92,7 @@ def evaluate(folder: Path, words: Sequence[str], threads: int, program: Sequence
 
 
 def run(words: Sequence[str], output: Path, threads: int, program: Sequence[str] = CLI) -> None:
-    """Run a command of the command line, and append its output to a file.
+    """Run a command of the command line, and append its output and its peak resident memory to a file.
 
     Args:
         words: the command and its arguments.
@@ -107,7 +107,11 @@ def run(words: Sequence[str], output: Path, threads: int, program: Sequence[str]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     with output.open("a") as file:
         command = [sys.executable, *program, *words]
-        if subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment).returncode:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        file.write(f"Peak memory: {usage.ru_maxrss // 1024} MiB\n")
+        if process.returncode:
             raise SystemExit(f"A run failed: see {output}")
 
 
