@@ -451,6 +451,7 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
             "dims": None,
             "scales": [70.0, 60.0] if recipe.startswith("mobileclip2") else None,
             "models": None,
+            "mask_same_text": True,
         }
         paper = recipe.startswith("paper")  # the first paper's
         assert model["vision"]["range_augment"] == ([40.0, 20.0] if paper else None)

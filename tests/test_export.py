@@ -120,9 +120,9 @@ def test_refused_exports_are_one_sentence(trained, tmp_path, capsys):
     assert "Expected a readable checkpoint" in _refused(capsys, full / "file", tmp_path / "out")
 
     content = torch.load(trained, weights_only=True)
-    content["hyper_parameters"]["_class_path"] = "vlightning.lightning_modules.CLIPModule"
+    content["hyper_parameters"]["_class_path"] = "vlightning.lightning_modules.BLIPModule"
     torch.save(content, tmp_path / "x.ckpt")
-    assert "got one of CLIPModule in" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
+    assert "got one of BLIPModule in" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
     content["hyper_parameters"] = {"depth": 1}
     torch.save(content, tmp_path / "x.ckpt")
     assert "got 'depth'" in _refused(capsys, tmp_path / "x.ckpt", tmp_path / "out")
@@ -138,5 +138,5 @@ def test_refused_exports_are_one_sentence(trained, tmp_path, capsys):
 def test_module_runs_as_a_command_and_describes_itself():
     done = run_script(["-m", "vlightning.cli", "export", "--help"])
     assert done.returncode == 0, done.stderr
-    layouts = "vlightning,albef,student,torchvision,detectron2,open_clip,learngene,torch_export,onnx,vendor"
+    layouts = "vlightning,albef,open_clip,torch_export,onnx,vendor,adapters,student,torchvision,detectron2,learngene"
     assert f"--layout {{{layouts}}}" in done.stdout

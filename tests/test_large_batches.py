@@ -52,7 +52,7 @@ def test_the_formula_holds_for_the_logits_of_clips_loss(teachers, masks, slice_r
         return Side(*own, *everyone, torch.tensor(10.0, requires_grad=gradient))
 
     student, taught = side(True), [side(False) for _ in range(teachers)]
-    ids = (torch.arange(run.rows), torch.arange(run.pairs)) if masks else None
+    ids = (torch.arange(run.rows)[:, None], torch.arange(run.pairs)[:, None]) if masks else None
 
     def loss():
         terms = contrast_terms(student, taught, 0, slice_rows, ids)

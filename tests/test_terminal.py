@@ -60,7 +60,11 @@ def test_a_run_in_a_terminal_of_80_columns_keeps_each_bar_on_one_line(tmp_path: 
 def test_a_run_without_a_terminal_leaves_no_noise_in_its_log(tmp_path: Path):
     """Two runs, of which the second resumes from the first's checkpoint in another folder."""
     (tmp_path / "run.yaml").write_text(CONFIG)
-    stop = ("--trainer.callbacks=Sender", "--trainer.callbacks.name=SIGTERM", "--trainer.callbacks.step=20")
+    stop = (
+        "--trainer.callbacks=support.tiny.Sender",
+        "--trainer.callbacks.name=SIGTERM",
+        "--trainer.callbacks.step=20",
+    )
     log = ""
     for words in (stop, ("--ckpt_path", "runs/run/version_0/checkpoints/last.ckpt")):
         done = run_script([TINY_CLI, "fit", "--config", "run.yaml", *words], cwd=tmp_path, merged=True)

@@ -58,7 +58,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         decoder: decoder of JPEG and WebP files without transparency. "torchcodec" needs the extra of this name;
             its pixels are those of "pillow", which decodes all other images.
         mixing_temperature: T of several training sources, whose shares of an epoch are proportional to n^(1/T), n being
-            their numbers of rows; see :func:`~.mixing.tempered`.
+            their numbers of rows; 1 keeps the proportions.
     """
 
     asks: ClassVar[tuple[type, ...]] = ()

@@ -20,7 +20,8 @@ def test_extraction_and_activation_have_the_papers_settings():
     model, data, trainer = extract["model"]["init_args"], extract["data"]["init_args"], extract["trainer"]
     assert model["student"] == "MM-LG"
     assert (model["towers"]["depth"], model["towers"]["width"]) == (12, 384)
-    assert model["teacher"] == {"model": "ViT-B-16", "weights": "openai", "distillation_weight": 1.0}
+    teacher = {"model": "ViT-B-16", "weights": "openai", "distillation_weight": 1.0, "mask_same_text": True}
+    assert model["teacher"] == teacher
     expected = {"learning_rate": 1e-3, "warmup_steps": 10_000, "weight_decay": 0.1}
     assert {name: model["optim"][name] for name in expected} == expected
     assert (data["global_batch_size"], trainer["max_epochs"]) == (512, 32)

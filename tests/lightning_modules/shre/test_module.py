@@ -100,12 +100,12 @@ def test_equal_results_and_the_teachers_logits_leave_the_contrast_of_ties(tmp_pa
 def test_the_first_two_results_are_interchangeable(tmp_path):
     module, batch = ready(tiny_shre(tmp_path)), random_batch()
     images, texts = encoded(module, batch)
-    expected = module._contrast(images, texts, batch["image_id"])
+    expected = module._contrast(images, texts, batch)
     swapped = [{**side, "h1": side["h2"], "h2": side["h1"]} for side in (images, texts)]
-    torch.testing.assert_close(module._contrast(*swapped, batch["image_id"]), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(module._contrast(*swapped, batch), expected, rtol=1e-12, atol=0)
     with torch.no_grad():
         module.scales["h1"].add_(1.0)  # each has a scale of its own
-    assert not torch.allclose(module._contrast(*swapped, batch["image_id"]), expected)
+    assert not torch.allclose(module._contrast(*swapped, batch), expected)
 
 
 @pytest.mark.parametrize("layers", [["h2"], ["h1"], ["h3"], ["h3", "h2"]])
