@@ -25,7 +25,8 @@ class StartingPoint(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.before or trainer.global_step or not trainer.enable_validation or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        tries = getattr(trainer, "fast_dev_run", False)
+        if self.before or trainer.global_step or not trainer.enable_validation or tries:
             return
         loop: Any = trainer.fit_loop.epoch_loop.val_loop
         trainer.validating = True

@@ -33,10 +33,10 @@ def samples_of(data: PairDataModule, count: int = SAMPLES) -> list[tuple[Image.I
 
 def _samples(batch: Mapping[str, torch.Tensor], data: PairDataModule) -> Iterator[tuple[Image.Image, str]]:
     views = [value for value in batch.values() if value.ndim == 4 and value.shape[1] == 3]
-    pictures = [denormalized(view, data.normalization) for view in views]
+    shown = [denormalized(view, data.normalization) for view in views]
     texts = [decoded(batch[name], batch[mask], data) for name, mask in _texts_in(batch)]
     for place in range(len(batch["sample_index"])):
-        whole = beside([images[place] for images in pictures])
+        whole = beside([images[place] for images in shown])
         yield whole, "\n".join(several[place] for several in texts)
 
 

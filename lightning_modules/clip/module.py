@@ -19,7 +19,7 @@ from ..base.settings import plain, settings
 from ..contrast import contrast_terms, pair_ids, share_of_repeats
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..networks.clip.lora import base_state
+from ..networks.clip.lora import base_state, load_adapters
 from ..networks.clip.models import build_model, model_config
 from ..networks.clip.pairs import check_length, student_sides
 from ..networks.clip.preprocessing import ImageSettings
@@ -152,7 +152,10 @@ class CLIPModule(Method):
     # Overrides of Method
 
     def load_initial_weights(self) -> None:
-        """Load `weights`, below the adapters if there are any."""
+        """Load `weights`, below the adapters if there are any, and saved adapters."""
+        lora = self.tuning.lora
+        if lora is not None and lora.weights is not None:
+            load_adapters(self.student, lora.weights)
         if self.weights is None:
             return
         network = self.student if self.tuning.lora is None else self._build()

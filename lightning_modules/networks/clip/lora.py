@@ -104,8 +104,6 @@ def add_adapters(model: nn.Module, settings: LoRASettings) -> None:
         target_modules=found,
     )
     inject_adapter_in_model(config, model)
-    if settings.weights is not None:
-        load_adapters(model, settings.weights)
 
 
 def base_state(state: Mapping[str, Tensor]) -> dict[str, str]:

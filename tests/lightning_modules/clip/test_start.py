@@ -2,15 +2,18 @@
 
 import math
 
+import lightning.pytorch as pl
 import open_clip
 import pytest
 import torch
 
-from support.published import CONFIG, PREPROCESSING, SIZE, pairs, tiny_clip, write_published
+from support.published import CONFIG, LENGTH, PREPROCESSING, SIZE, WORDS, pairs, tiny_clip, write_published
 from vlightning.common.errors import UserError
+from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import CLIPModule
 from vlightning.lightning_modules.clip import start
 from vlightning.lightning_modules.clip.module import SIGLIP_BIAS, SIGLIP_SCALE
+from vlightning.lightning_modules.networks.clip.shapes import OpenClipConfig
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +123,11 @@ def test_a_model_that_does_not_exist_is_refused(options, sentence):
 def test_a_model_with_a_tokenizer_of_the_hub_refuses_clips():
     assert start.needed_tokenizer("ViT-B-16-SigLIP") == "timm/ViT-B-16-SigLIP"
     assert start.needed_tokenizer("ViT-B-32") is None
+    text = CONFIG.config["text_cfg"] | {"hf_tokenizer_name": "hub/words"}
+    module = tiny_clip(model=OpenClipConfig("other", CONFIG.config | {"text_cfg": text}))
+    data = ShapesDataModule(
+        tokenizer="clip", vocab_size=WORDS, max_tokens=LENGTH, image_size=SIZE, length=8, batch_size=4, num_workers=0
+    )
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    with pytest.raises(UserError, match="Expected the tokenizer hub/words of other, got CLIP's"):
+        pl.Trainer(max_steps=1, accelerator="cpu", enable_model_summary=False, **quiet).fit(module, data)

@@ -114,15 +114,16 @@ def test_adapters_start_from_saved_ones_of_the_same_layers_and_rank(tmp_path):
             parameter.data.normal_()
     save_file(adapter_state(module.student.state_dict()), tmp_path / ADAPTER_FILE)
     other = tiny_clip(seed=5, tuning={"lora": {"rank": 2, "weights": str(tmp_path)}})
+    other.load_initial_weights()
     theirs = dict(other.named_parameters())
     adapters = {name: weight for name, weight in module.named_parameters() if ".lora_" in name}
     assert adapters
     assert all(torch.equal(weight, theirs[name]) for name, weight in adapters.items())
     assert not torch.equal(theirs["student.visual.proj"], module.student.visual.proj)
     with pytest.raises(UserError, match="Expected the adapters of this model with the rank"):
-        tiny_clip(tuning={"lora": {"rank": 3, "weights": str(tmp_path)}})
+        tiny_clip(tuning={"lora": {"rank": 3, "weights": str(tmp_path)}}).load_initial_weights()
     with pytest.raises(UserError, match=r"Expected a folder with adapter_model\.safetensors"):
-        tiny_clip(tuning={"lora": {"weights": str(tmp_path / "none")}})
+        tiny_clip(tuning={"lora": {"weights": str(tmp_path / "none")}}).load_initial_weights()
 
 
 def test_every_plain_weight_has_one_place_below_the_adapters():
