@@ -1,10 +1,9 @@
-"""Command line: `vlightning fit|validate|test|predict|evaluate|export|convert|plan|data`, or `python cli.py ...`."""
+"""Command line: what `vlightning` runs after `terminal/start.py`, or `python cli.py ...`."""
 
 import contextlib
 import copy
 import sys
 from functools import partialmethod
-from importlib.metadata import version
 from typing import Any, Literal
 
 from jsonargparse import ArgumentError
@@ -28,12 +27,7 @@ from vlightning.cli_support.help import HelpfulParser
 from vlightning.cli_support.links import apply_links
 from vlightning.common.errors import UserError
 from vlightning.common.messages import silence_noise, table
-
-DESCRIPTION = (
-    "Train and evaluate vision-language models, as in `vlightning fit --config configs/albef/quickstart.yaml`. "
-    "Also: vlightning evaluate, for published benchmarks; export and convert, for checkpoints; plan, for memory and "
-    "time before a run; data, for what is in it (each has a --help); --version; --debug keeps an error's traceback."
-)
+from vlightning.terminal.start import answer
 
 
 class VLightningCLI(LightningCLI):
@@ -133,7 +127,7 @@ def open_cli(args: list[str] | None, kind: type[VLightningCLI] | None = None) ->
         trainer_defaults=copy.deepcopy(defaults.TRAINER_DEFAULTS),
         seed_everything_default=0,
         parser_class=HelpfulParser,
-        parser_kwargs={"prog": "vlightning", "description": DESCRIPTION},
+        parser_kwargs={"prog": "vlightning"},
         auto_configure_optimizers=False,
         args=args,
     )
@@ -149,8 +143,8 @@ def main(args: list[str] | None = None) -> None:
         SystemExit: If the user can fix an error; the status is 2 for the command line, and 1 for a run that stopped.
     """
     words = sys.argv[1:] if args is None else args
-    if words == ["--version"]:
-        sys.stdout.write(f"vlightning {version('vlightning')}\n")
+    if (text := answer(list(words))) is not None:
+        sys.stdout.write(text)
         return
     silence_noise()
     with readable_errors(debug="--debug" in words):

@@ -14,6 +14,7 @@ from ..common.configs import check_needed, find_config, read_config
 from ..common.errors import UserError
 from ..common.names import did_you_mean
 from ..common.typed_values import Source, Typed
+from ..terminal.pages import COMMANDS
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 FLAGS = ("--help", "-h", "--version", "--print_config")  # options without a value
@@ -42,9 +43,7 @@ def read_command_line(words: Sequence[str]) -> Typed:
         return typed
     typed.subcommand, _ = options.pop(place)
     if typed.subcommand not in SUBCOMMANDS:
-        raise UserError(
-            f"Expected a subcommand, got {typed.subcommand!r}: {did_you_mean(typed.subcommand, SUBCOMMANDS)}"
-        )
+        raise UserError(f"Expected a subcommand, got {typed.subcommand!r}: {did_you_mean(typed.subcommand, COMMANDS)}")
     typed.args = [typed.subcommand]
     for number, (option, value) in enumerate(options):
         if not option.startswith("-"):

@@ -32,14 +32,15 @@ def run_data(words: list[str]) -> str:
     Raises:
         UserError: If an argument is wrong, or the data cannot be opened.
     """
-    typed, others = _parser().parse_known_args(words)
+    typed, others = parser_of_data().parse_known_args(words)
     if typed.limit is not None and typed.limit < 1:
         raise UserError(f"Expected at least one image after --limit, got {typed.limit}: increase it.")
     data = open_data([*(f"--config={config}" for config in typed.config), *others])
     return report(data, Path(typed.out), typed.limit)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser_of_data() -> argparse.ArgumentParser:
+    """Return the parser of the arguments after `data`."""
     parser = argparse.ArgumentParser(
         "vlightning data",
         description="Count the images and texts of a `vlightning fit` with the same configs, its duplicates, and what "

@@ -27,7 +27,7 @@ def run_plan(words: list[str]) -> str:
     Raises:
         UserError: If an argument is wrong, or there is no plan for the module.
     """
-    typed, others = _parser().parse_known_args(words)
+    typed, others = parser_of_plan().parse_known_args(words)
     gpu = gpu_of(typed.gpu)
     if not 0 < typed.mfu <= 1:
         raise UserError(f"Expected a share of the GPU's rate after --mfu, from 0 to 1, got {typed.mfu}: correct it.")
@@ -62,7 +62,8 @@ def run_plan(words: list[str]) -> str:
     return "\n".join(parts)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser_of_plan() -> argparse.ArgumentParser:
+    """Return the parser of the arguments after `plan`."""
     parser = argparse.ArgumentParser(
         "vlightning plan",
         description="Compute memory, traffic and time of a `vlightning fit` with the same configs, without data, "

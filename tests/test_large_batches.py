@@ -206,7 +206,7 @@ def test_the_peak_of_a_sliced_step_grows_as_the_formula(name, tmp_path):
 def test_every_method_has_measured_activations():
     assert ACTIVATIONS.keys() == METHODS.keys()
     known = sizes()
-    assert known["SHRe"].trained == 4 * (114_983_656 + 3)  # README, and a temperature for each result
+    assert known["SHRe"].trained == 4 * (114_983_656 + 3)  # docs/methods/shre.md, and a temperature for each result
     assert known["MM-LG"].trained == 4 * 30_311_065
     assert known["MM-LG"].frozen == 4 * 149_620_737  # open_clip's ViT-B/16
 

@@ -33,6 +33,7 @@ CODE_FOLDERS = (
     "lightning_modules",
     "metrics",
     "planning",
+    "terminal",
 )
 
 
@@ -52,7 +53,7 @@ def test_every_folder_with_code_is_in_the_list_of_packages():
 
 def test_every_folder_at_the_root_is_known():
     folders = {path.name for path in ROOT.iterdir() if path.is_dir() and list(path.glob("**/*.py"))}
-    unknown = {name for name in folders if not name.startswith(".")} - {*CODE_FOLDERS, "tests", "benchmarks"}
+    unknown = {name for name in folders if not name.startswith(".")} - {*CODE_FOLDERS, "tests", "benchmarks", "docs"}
     assert unknown <= {"build", "dist"}
 
 

@@ -54,15 +54,19 @@ class ALBEFModule(Method):
     Defaults are the paper's; where the authors' code differs, `configs/albef/official.yaml` sets its behaviour.
 
     Args:
-        vision: the image encoder. text: the text and fusion encoder, and masked words. momentum: the momentum teacher
-        and its soft targets. contrast: contrastive space, temperature and queues. optim: AdamW and its learning rate.
-        memory: activation memory. rerank: re-ranking of retrieval candidates by the matching head (section 5). weights:
-        initial weights of student and teacher: a checkpoint of the authors or of this class, or the folder of an
-            export; excludes `vision.weights` and `text.weights`.
-        mlm: whether words are masked and predicted. False, as in fine-tuning for retrieval, builds no language-model
-        head. match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
+        vision: the image encoder.
+        text: the text and fusion encoder, and masked words.
+        momentum: the momentum teacher and its soft targets.
+        contrast: contrastive space, temperature and queues.
+        optim: AdamW and its learning rate.
+        memory: activation memory.
+        rerank: re-ranking of retrieval candidates by the matching head (section 5).
+        weights: initial weights: the authors' or an own checkpoint, or an export; excludes those of vision and text.
+        mlm: whether words are masked and predicted; False builds no language-model head.
+        match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
         grounding: evaluation of the boxes that texts refer to, instead of retrieval.
-        optimizer: replaces AdamW. lr_scheduler: replaces the paper's schedule.
+        optimizer: replaces AdamW.
+        lr_scheduler: replaces the paper's schedule.
     """
 
     def __init__(
@@ -185,8 +189,6 @@ class ALBEFModule(Method):
         """Return student and teacher."""
         return self.student, self.teacher
 
-    # Optimizer
-
     def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return AdamW."""
         return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas)
@@ -203,8 +205,6 @@ class ALBEFModule(Method):
     def bounds(self) -> Iterable[Bound]:
         """Return the bounds of the temperature."""
         return [(self.temperature, self.contrast.temperature_min, self.contrast.temperature_max)]
-
-    # Evaluation and use
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return unit-length features of the images [B, E] and the texts [T, E] of a batch."""

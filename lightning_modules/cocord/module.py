@@ -1,4 +1,4 @@
-"""CoCoRD: Contrastive Consistent Representation Distillation (Fu et al., BMVC 2023; numbers: see `settings.py`)."""
+"""CoCoRD: Contrastive Consistent Representation Distillation (Fu et al., BMVC 2023)."""
 
 from typing import Any
 

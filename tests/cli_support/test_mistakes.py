@@ -110,7 +110,7 @@ def test_a_missing_model_and_missing_data_name_the_known_classes():
     assert "Expected a class for data, got none" in run("fit", "--model", "TinyModel").sentence
 
 
-@pytest.mark.parametrize("words", [["fti"], [], ["--trainer.max_epochs", "3"]])
+@pytest.mark.parametrize("words", [["fti"], ["--trainer.max_epochs", "3"]])
 def test_a_missing_or_misspelt_subcommand_names_the_four(words: list[str]):
     ran = run(*words)
     assert ran.status == 2

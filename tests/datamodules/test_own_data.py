@@ -1,4 +1,4 @@
-"""Every form of one's own data that the README's table names, trained from as a user does."""
+"""Every form of one's own data that the table of docs/data.md names, trained from as a user does."""
 
 import json
 import re
@@ -15,8 +15,8 @@ from support.images import draw_image, encoded
 from support.tiny import ImageModel
 from vlightning.datamodules import ImageTextDataModule, Source
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-TABLE = README.split("| source | given as |")[1].split("\n\n")[0]
+PAGE = (Path(__file__).resolve().parents[2] / "docs/data.md").read_text()
+TABLE = PAGE.split("| source | given as |")[1].split("\n\n")[0]
 ROWS, BATCH = 6, 2
 CAPTIONS = [f"image number {number}" for number in range(ROWS)]
 OPTIONS = {

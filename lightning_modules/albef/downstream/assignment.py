@@ -73,13 +73,17 @@ class TextAssignmentModule(TaskMethod):
     Defaults are the authors'. There is no distillation, and no evaluation.
 
     Args:
-        vision: the image encoder. text: the text and fusion encoder. optim: AdamW and its learning rate. memory:
-        activation memory. weights: initial weights: a checkpoint of the authors (pre-training or this stage), of
-            `ALBEFModule` or of this class, or the folder of an export.
+        vision: the image encoder.
+        text: the text and fusion encoder.
+        optim: AdamW and its learning rate.
+        memory: activation memory.
+        weights: initial weights: a checkpoint of the authors (pre-training or this stage), of `ALBEFModule` or of this
+            class, or the folder of an export.
         embed_dim: embedding dimension of the contrastive space, in which negatives are similar.
         positives: "image_id" never draws another caption's image or an equal caption as a negative; "diagonal" rules
             out the pair itself alone, as the authors do.
-        optimizer: replaces AdamW. lr_scheduler: replaces the authors' schedule.
+        optimizer: replaces AdamW.
+        lr_scheduler: replaces the authors' schedule.
     """
 
     temperature: Tensor

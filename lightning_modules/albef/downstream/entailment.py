@@ -23,12 +23,16 @@ class EntailmentModule(TaskMethod):
     Defaults are the paper's.
 
     Args:
-        vision: the image encoder. text: the text and fusion encoder. momentum: the momentum teacher and its soft
-        targets. optim: AdamW and its learning rate. memory: activation memory. weights: initial weights of student and
-        teacher: a checkpoint of the authors (pre-training or of this task), of `ALBEFModule` or of this class, or the
-            folder of an export.
+        vision: the image encoder.
+        text: the text and fusion encoder.
+        momentum: the momentum teacher and its soft targets.
+        optim: AdamW and its learning rate.
+        memory: activation memory.
+        weights: initial weights of student and teacher: a checkpoint of the authors (pre-training or of this task), of
+            `ALBEFModule` or of this class, or the folder of an export.
         num_classes: number of classes.
-        optimizer: replaces AdamW. lr_scheduler: replaces the paper's schedule.
+        optimizer: replaces AdamW.
+        lr_scheduler: replaces the paper's schedule.
     """
 
     writer = ClassPredictionWriter

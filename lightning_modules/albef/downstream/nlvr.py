@@ -28,11 +28,15 @@ class NLVR2Module(TaskMethod):
     are the paper's.
 
     Args:
-        vision: the image encoder. text: the text and fusion encoder. momentum: the momentum teacher and its soft
-        targets. optim: AdamW and its learning rate. memory: activation memory. weights: initial weights of student and
-        teacher: a checkpoint of the authors (text assignment, this task, or pre-training), of `TextAssignmentModule`,
-            `ALBEFModule` or this class, or the folder of an export.
-        optimizer: replaces AdamW. lr_scheduler: replaces the paper's schedule.
+        vision: the image encoder.
+        text: the text and fusion encoder.
+        momentum: the momentum teacher and its soft targets.
+        optim: AdamW and its learning rate.
+        memory: activation memory.
+        weights: initial weights of student and teacher: a checkpoint of the authors (text assignment, this task, or
+            pre-training), of `TextAssignmentModule`, `ALBEFModule` or this class, or the folder of an export.
+        optimizer: replaces AdamW.
+        lr_scheduler: replaces the paper's schedule.
     """
 
     writer = ClassPredictionWriter

@@ -33,12 +33,16 @@ class VQAModule(TaskMethod):
     Defaults are the paper's.
 
     Args:
-        vision: the image encoder. text: the question encoder, whose fusion layers the answer decoder resembles.
-        momentum: the momentum teacher and its soft targets. optim: AdamW and its learning rate. memory: activation
-        memory; slices divide images and questions. answers: how questions are answered. weights: initial weights of
-        student and teacher: a checkpoint of the authors (pre-training or of this task), of `ALBEFModule` or of this
-            class, or the folder of an export.
-        optimizer: replaces AdamW. lr_scheduler: replaces the paper's schedule.
+        vision: the image encoder.
+        text: the question encoder, whose fusion layers the answer decoder resembles.
+        momentum: the momentum teacher and its soft targets.
+        optim: AdamW and its learning rate.
+        memory: activation memory; slices divide images and questions.
+        answers: how questions are answered.
+        weights: initial weights of student and teacher: a checkpoint of the authors (pre-training or of this task), of
+            `ALBEFModule` or of this class, or the folder of an export.
+        optimizer: replaces AdamW.
+        lr_scheduler: replaces the paper's schedule.
     """
 
     writer = AnswerWriter

@@ -1,0 +1,54 @@
+"""Print the table of `docs/performance.md`: what `vlightning plan` computes for each method and GPU.
+
+python benchmarks/hardware.py
+"""
+
+import logging
+
+from vlightning import callbacks, lightning_modules
+from vlightning.planning.configuration import read, steps_of
+from vlightning.planning.estimate import estimate
+from vlightning.planning.gpus import GPUS
+from vlightning.planning.module import start
+
+PROCESSES, PRECISION, MFU = 8, "bf16-mixed", 0.4
+SHOWN = ("h100", "a100", "a100-40", "l40s", "v100")
+RECIPES = {
+    "ALBEF, 4M images": ("albef/base", "albef/pretrain_4m"),
+    "ALBEF, retrieval on COCO": ("albef/retrieval_flickr30k", "albef/retrieval_coco"),
+    "CLIP ViT-B-32, all weights": ("clip/finetune",),
+    "CoCoRD, resnet34 to resnet18": ("cocord/imagenet", "cocord/pairs/imagenet_resnet34_resnet18"),
+    "MM-LG, extraction": ("mmlg/extract",),
+    "MobileCLIP-S0, 12M": ("mobileclip/base",),
+    "SHRe": ("shre/distill",),
+}
+WORDS = {"clip/finetune": ["--model.model=ViT-B-32", "--data.train=pairs.csv", "--data.batch_size=128"]}
+
+
+def main() -> None:
+    """Print a row for each recipe, with the largest batch of a process and the hours on each GPU."""
+    callbacks.load_all()
+    lightning_modules.load_all()
+    print("| recipe | pairs of a step | GiB of a process | " + " | ".join(SHOWN) + " | hours on 8 x h100 / a100 |")
+    print("|---|---:|---:|" + "---:|" * (len(SHOWN) + 1))
+    for name, configs in RECIPES.items():
+        planned = read([*(f"--config=configs/{config}.yaml" for config in configs), *WORDS.get(configs[0], [])])
+        batch = planned.data.get("global_batch_size") or (planned.data.get("batch_size") or 32) * PROCESSES
+        logging.disable(logging.WARNING)
+        start(planned.module)
+        found = estimate(planned.module, planned.data, PROCESSES, PRECISION)
+        gib = sum(found.memory(batch // PROCESSES, False).values()) / 2**30
+        largest = [f"{found.largest_rows(GPUS[gpu].memory, False):,}" for gpu in SHOWN]
+        batches = int(planned.trainer.get("accumulate_grad_batches") or 1)
+        steps, operations = steps_of(planned, batch * batches), found.step["flops"](batch // PROCESSES) * batches
+        hours = [
+            "" if steps is None else f"{steps * operations / (GPUS[gpu].half * MFU) / 3600:,.1f}"
+            for gpu in ("h100", "a100")
+        ]
+        print(
+            f"| {name} | {batch:,} | {gib:.1f} | {' | '.join(largest)} | {' / '.join(hours).strip(' /')} |", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Links between the pages, the site's navigation, the examples in Python and YAML, and the API reference."""
+
+import ast
+import contextlib
+import importlib
+import io
+import posixpath
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.pages import PAGES, ROOT, block, blocks, headings
+
+EXAMPLES = [
+    ("docs/callbacks.md", "tests/support/plain_moco.py"),
+    ("docs/adding_a_method.md", "tests/support/toy_method.py"),
+]
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(#[^)\s]*)?\)")
+
+
+@pytest.mark.parametrize(("page", "file"), EXAMPLES)
+def test_examples_are_shown_literally(page, file):
+    assert block(file, page) == (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page):
+    for target, anchor in LINK.findall(re.sub(r"^```.*?^```", "", PAGES[page], flags=re.S | re.M)):
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(page), target)) if target else page
+        assert (ROOT / file).exists(), target
+        if anchor:
+            assert anchor[1:] in headings(file), f"{file}{anchor}"
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    named = re.findall(r"[\w/]+\.md", str(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    pages = {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}
+    assert sorted(named) == sorted({"index.md", *pages})
+
+
+def test_every_public_name_is_in_the_api_reference():
+    shown = {
+        name
+        for page, text in PAGES.items()
+        if page.startswith("docs/api/")
+        for name in re.findall(r"^::: (\S+)", text, re.M)
+    }
+    last = {name.rpartition(".")[2] for name in shown}
+    public = set()
+    for file in ROOT.glob("*/**/__init__.py"):
+        if file.parts[len(ROOT.parts)] not in ("tests", "build"):
+            for node in ast.parse(file.read_text()).body:
+                if (
+                    isinstance(node, ast.Assign)
+                    and isinstance(node.targets[0], ast.Name)
+                    and node.targets[0].id == "__all__"
+                ):
+                    public |= set(ast.literal_eval(node.value))
+    assert len(public) > 90
+    assert public <= last
+    for name in shown:
+        module, _, attribute = name.rpartition(".")
+        with contextlib.suppress(ModuleNotFoundError):  # a module of functions
+            importlib.import_module(name)
+            continue
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+PYTHON = [(page, number) for page in PAGES for number in range(len(blocks(page, "python")))]
+
+
+@pytest.mark.parametrize(("page", "number"), PYTHON)
+def test_python_compiles_and_imports_what_exists(page, number):
+    tree = ast.parse(blocks(page, "python")[number])
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    exec(compile(ast.Module(imports, []), page, "exec"), {})
+
+
+def test_the_callbacks_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    said, names = io.StringIO(), {"__name__": "page"}
+    with contextlib.redirect_stdout(said):
+        for number, code in enumerate(blocks("docs/callbacks.md", "python")):
+            exec(compile(code, f"block {number}", "exec"), names)
+    assert {"last.ckpt", "exported", "classes", "embeddings"} <= {path.name for path in tmp_path.iterdir()}
+    assert "val/loss" in said.getvalue()  # StartingPoint's table
+    assert (
+        "(torch.Size([5, 2]), tensor(3), 0, 1" in said.getvalue()
+        or "torch.Size([5, 2]) tensor(3) 0 1" in said.getvalue()
+    )
+
+
+def test_the_callbacks_page_shows_every_public_callback():
+    page = PAGES["docs/callbacks.md"]
+    source = ast.parse((ROOT / "callbacks/__init__.py").read_text())
+    (names,) = [
+        ast.literal_eval(node.value)
+        for node in source.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+    ]
+    missing = [name for name in names if f"`{name}" not in page and f"{name}(" not in page]
+    assert set(missing) <= {"LeftOut", "load_all"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_yaml_is_yaml(page):
+    for text in blocks(page, "yaml"):
+        assert isinstance(yaml.safe_load(text), dict)
