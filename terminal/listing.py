@@ -122,7 +122,7 @@ def _config(path: Path) -> Config:
 
 
 def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=\w{2}\.) (?=[A-Z])", text, maxsplit=1)[0].rstrip(".:")
+    return re.split(r"(?<=[\w)]\.) (?=[A-Z])", text, maxsplit=1)[0].rstrip(".:")
 
 
 def _wrapped(text: str) -> list[str]:

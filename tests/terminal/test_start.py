@@ -72,8 +72,9 @@ def test_configs_lists_each_config_with_its_first_lines_and_of_a_method_its_comm
     assert "    vlightning " not in listed
     for config in configs():
         first = (ROOT / config.path).read_text().splitlines()[0]
-        assert config.what[:40] == first.removeprefix("# ")[:40].rstrip(".:")
-    quickstart = run("configs", "mobileclip").out.split("configs/mobileclip/quickstart.yaml\n")[1]
+        assert len(config.what) >= 10
+        assert first.startswith(f"# {config.what[:40]}")
+    quickstart = run("configs", "mobileclip").out.split("\nconfigs/mobileclip/quickstart.yaml\n")[1]
     assert "\n    vlightning fit --config configs/mobileclip/quickstart.yaml\n" in quickstart
 
 
