@@ -37,7 +37,7 @@ from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef import module as albef_module
 from vlightning.lightning_modules.albef.encoding import Encoded, encode
-from vlightning.lightning_modules.albef.itc import gather_keys, image_text_contrast
+from vlightning.lightning_modules.albef.itc import gather_keys, image_text_contrast, key_ids
 from vlightning.lightning_modules.albef.itm import (
     Fused,
     HardNegatives,
@@ -207,7 +207,7 @@ def _parts(step: Step, batch: Batch, precision: str, loader: Iterator[Batch]) ->
         return encode(network, batch, masked.input_ids, None)
 
     def contrasted(student: Encoded) -> Any:
-        keys = gather_keys(teacher, batch["image_id"], "global")
+        keys = gather_keys(teacher, key_ids(batch, module.contrast), "global")
         return image_text_contrast(student, teacher, keys, module.queues(), module.temperature, ALPHA, "image_id", None)
 
     def words(fused: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def _parts(step: Step, batch: Batch, precision: str, loader: Iterator[Batch]) ->
     leaves = _as_leaves(student)
     outputs = {
         "keys": {"image": teacher.image_features, "text": teacher.text_features},
-        "key_ids": {"image": batch["image_id"], "text": batch["image_id"]},
+        "key_ids": dict.fromkeys(("image", "text"), key_ids(batch, module.contrast)),
     }
 
     def run(forward: Callable[[], Any], backward: bool = True) -> Callable[[], None]:

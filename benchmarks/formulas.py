@@ -248,7 +248,7 @@ def _albef(module: Any, networks: dict[str, Any]) -> Method:
         moments=2,
         features=0,
         keys=keys,
-        ids=LONG,
+        ids=(1 + module.contrast.match_same_text) * LONG,
         counts=1 + module.mlm,
         # Both directions save the cosine (for the temperature), its log-probability and its target.
         tables=Tables(module.contrast.queue_size, True, kept=24, most=36, slice=32),

@@ -30,14 +30,14 @@ class FeatureQueue(nn.Module):
     Args:
         size: Number of rows.
         dim: Length of a row.
-        ids: Whether every row has an integer id.
+        ids: Number of integer ids of every row.
         random_start: Whether to start with random rows of unit length that count as filled, as MoCo and ALBEF do;
             otherwise with zeros, which `valid` masks until they are overwritten.
 
     Attributes:
         features: float32 [size, dim].
-        ids: long [size], `NO_ID` in empty slots (-1 in older checkpoints, which data may have too, so compare `valid`
-            ids only); None without `ids`.
+        ids: long [size], or [size, ids] with several, `NO_ID` in empty slots (-1 in older checkpoints, which data may
+            have too, so compare `valid` ids only); None without `ids`.
         pointer: long, 0-D: slot of the next row.
         filled: long, 0-D: number of filled slots.
     """
@@ -47,7 +47,7 @@ class FeatureQueue(nn.Module):
     pointer: Tensor
     filled: Tensor
 
-    def __init__(self, size: int, dim: int, ids: bool = False, random_start: bool = False) -> None:
+    def __init__(self, size: int, dim: int, ids: int = 0, random_start: bool = False) -> None:
         super().__init__()
         if size < 1 or dim < 1:
             raise UserError(
@@ -57,7 +57,8 @@ class FeatureQueue(nn.Module):
         self.dim = dim
         features = F.normalize(torch.randn(size, dim), dim=1) if random_start else torch.zeros(size, dim)
         self.register_buffer("features", features)
-        self.register_buffer("ids", torch.full((size,), NO_ID) if ids else None)
+        empty = torch.full((size, ids), NO_ID)
+        self.register_buffer("ids", (empty.squeeze(1) if ids == 1 else empty) if ids else None)
         self.register_buffer("pointer", torch.tensor(0))
         self.register_buffer("filled", torch.tensor(size if random_start else 0))
 
@@ -92,7 +93,7 @@ class FeatureQueue(nn.Module):
 
         Args:
             features: [B, dim] with any B, also 0 and more than `size`.
-            ids: long [B], for a queue with ids.
+            ids: long [B], or [B, ids], for a queue with ids.
 
         Raises:
             ValueError: If a shape is wrong, or ids are missing or unexpected.
@@ -118,13 +119,14 @@ class FeatureQueue(nn.Module):
         self.features.index_copy_(0, slot, kept_features)
         if self.ids is not None and ids is not None:
             ids = ids.to(device=self.ids.device, dtype=self.ids.dtype)
-            self.ids.index_copy_(0, slot, torch.where(real, ids[row], self.ids[slot]))
+            written = real if ids.dim() == 1 else real[:, None]
+            self.ids.index_copy_(0, slot, torch.where(written, ids[row], self.ids[slot]))
         self.pointer.copy_((self.pointer + count) % self.size)
         self.filled.copy_((self.filled + count).clamp(max=self.size))
 
     @override
     def extra_repr(self) -> str:
-        return f"size={self.size}, dim={self.dim}, ids={self.ids is not None}"
+        return f"size={self.size}, dim={self.dim}, ids={self._columns}"
 
     def _check(self, features: Tensor, ids: Tensor | None) -> None:
         if features.dim() != 2 or features.shape[1] != self.dim:
@@ -135,13 +137,17 @@ class FeatureQueue(nn.Module):
         if (ids is not None) != (self.ids is not None):
             expected, found = ("ids", "none") if ids is None else ("no ids", "ids")
             raise ValueError(
-                f"Expected {expected} with the features, as the queue was made with ids={self.ids is not None}, got "
+                f"Expected {expected} with the features, as the queue was made with ids={self._columns}, got "
                 f"{found}: call FeatureQueue and enqueue() consistently."
             )
-        if ids is not None and ids.shape != features.shape[:1]:
+        if (
+            ids is not None
+            and self.ids is not None
+            and ids.shape != (expected_shape := (len(features), *self.ids.shape[1:]))
+        ):
             raise ValueError(
-                f"Expected ids [{features.shape[0]}], one for each row, got ids of shape {list(ids.shape)}: give one "
-                "each."
+                f"Expected ids {list(expected_shape)}, {self._columns} for each row, got ids of shape "
+                f"{list(ids.shape)}: give as many."
             )
 
     @override
@@ -152,18 +158,35 @@ class FeatureQueue(nn.Module):
                 f"Expected {self.size} rows of {self.dim} values in the checkpoint of the queue {prefix[:-1]!r}, got "
                 f"{features.shape[0]} rows of {features.shape[1]}: give the queue the checkpoint's size and dim."
             )
+        ids = state_dict.get(prefix + "ids")
+        if ids is not None and self.ids is not None:
+            state_dict[prefix + "ids"] = self.fitting_ids(ids)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def fitting_ids(self, ids: Tensor) -> Tensor:
+        """Return ids of a queue with another number of ids in this queue's shape; missing ones are `NO_ID`."""
+        assert self.ids is not None
+        if ids.dim() == self.ids.dim() == 1:
+            return ids
+        columns = ids.reshape(len(ids), -1)[:, : self._columns]
+        missing = columns.new_full((len(ids), self._columns - columns.shape[1]), NO_ID)
+        return torch.cat([columns, missing], 1).reshape(len(ids), *self.ids.shape[1:])
+
+    @property
+    def _columns(self) -> int:
+        return 0 if self.ids is None else self.ids[:1].numel()
 
 
 class QueueCallback(Callback):
     """Enqueue the keys of every training batch, after its loss and backward pass.
 
     A training step returns the keys beside the loss, `{"loss": ..., "keys": {name: [B, dim]}}`, with
-    `"key_ids": {name: long [B]}` for a queue with ids. Keys are detached and gathered over all processes, rank 0's rows
-    first, so that the queues of all processes are equal; a checkpoint holds rank 0's. A step that has gathered the keys
-    for its loss returns `"keys_are_gathered": True`, and they are not gathered again. The queue is broadcast once, at
-    the start, and excluded from DDP's `broadcast_buffers`, which would send it before every forward pass (537 MB for
-    65536 rows of 2048 values). All processes must have the same number of rows (`drop_last` in the training loader).
+    `"key_ids": {name: long [B]}`, or [B, ids], for a queue with ids. Keys are detached and gathered over all processes,
+    rank 0's rows first, so that the queues of all processes are equal; a checkpoint holds rank 0's. A step that has
+    gathered the keys for its loss returns `"keys_are_gathered": True`, and they are not gathered again. The queue is
+    broadcast once, at the start, and excluded from DDP's `broadcast_buffers`, which would send it before every forward
+    pass (537 MB for 65536 rows of 2048 values). All processes must have the same number of rows (`drop_last` in the
+    training loader).
 
     A resumed run has exactly the queue of the checkpoint. To end like the uninterrupted run it also needs the same
     batches and the same random draws: see `StopOnSignal`.

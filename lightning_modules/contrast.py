@@ -188,9 +188,21 @@ def same_pairs(row_id: Tensor, column_id: Tensor, first: int) -> Tensor:
         column_id: long [n, k].
         first: column of the first row's own pair.
     """
-    same = row_id[:, 0, None] == column_id[:, 0]
-    for own, other in zip(row_id.T[1:], column_id.T[1:], strict=True):
-        same |= own[:, None] == other
+    same = share_an_id(row_id, column_id)
     own = torch.arange(len(row_id), device=row_id.device)
     same[own, own + first] = False
+    return same
+
+
+def share_an_id(row_id: Tensor, column_id: Tensor) -> Tensor:
+    """Return which columns share an id with which row, boolean [b, n].
+
+    Args:
+        row_id: long [b], or [b, k] with several ids.
+        column_id: long [n] or [n, k].
+    """
+    rows, columns = row_id.reshape(len(row_id), -1), column_id.reshape(len(column_id), -1)
+    same = rows[:, 0, None] == columns[:, 0]
+    for own, other in zip(rows.T[1:], columns.T[1:], strict=True):
+        same |= own[:, None] == other
     return same

@@ -68,7 +68,7 @@ def test_the_formula_holds_for_the_logits_of_albef(slice_rows):
     run = Run(100, 1, slice_rows)
     student = Encoded(None, None, None, unit_rows(100, 8, True), unit_rows(100, 8, True))
     teacher = Encoded(None, None, None, unit_rows(100, 8), unit_rows(100, 8))
-    keys = gather_keys(teacher, torch.arange(100), "global")
+    keys = gather_keys(teacher, torch.arange(200).view(100, 2), "global")
 
     def loss():
         return image_text_contrast(

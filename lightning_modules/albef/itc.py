@@ -3,7 +3,7 @@
 Logits and softmax are in float32 or better.
 
 Shapes: B pairs of this process, n keys of the batch (of this process or of all), E embedding dimension, M candidates:
-the keys of the batch, then the slots of the queue.
+the keys of the batch, then the slots of the queue. Each key has k ids: of its image, and perhaps of its text.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -13,8 +13,11 @@ from torch import Tensor
 
 from ...callbacks import FeatureQueue
 from ...callbacks.distributed.collectives import gather, rank
+from ..contrast import share_an_id, text_ids
+from ..evaluation.protocol import Batch
 from ..memory import in_slices
 from .encoding import Encoded
+from .settings import ContrastSettings
 
 
 class Keys(NamedTuple):
@@ -22,12 +25,12 @@ class Keys(NamedTuple):
 
     image: Tensor  # [n, E]
     text: Tensor  # [n, E]
-    image_id: Tensor  # long [n]
+    ids: Tensor  # long [n] or [n, k]
     first: int  # index of this process's first key
 
     def for_queues(self, gathered: bool) -> dict[str, Any]:
         """Return what `QueueCallback` reads of a step's output; `gathered` says whether the keys are of all."""
-        ids = {"image": self.image_id, "text": self.image_id}
+        ids = {"image": self.ids, "text": self.ids}
         return {"keys": {"image": self.image, "text": self.text}, "key_ids": ids, "keys_are_gathered": gathered}
 
 
@@ -35,17 +38,17 @@ class Candidates(NamedTuple):
     """Keys that the features of the other modality are contrasted with: of the batch and of a queue."""
 
     keys: Tensor  # [n, E]
-    key_id: Tensor  # long [n]
+    key_ids: Tensor  # long [n] or [n, k]
     queue: FeatureQueue
 
     def valid(self) -> Tensor:
         """Boolean [M], false for empty slots of the queue."""
-        return torch.cat([torch.ones_like(self.key_id, dtype=torch.bool), self.queue.valid])
+        return torch.cat([self.queue.valid.new_ones(len(self.keys)), self.queue.valid])
 
-    def image_id(self) -> Tensor:
-        """Long [M], arbitrary for empty slots of the queue."""
+    def ids(self) -> Tensor:
+        """Long [M] or [M, k], arbitrary for empty slots of the queue."""
         assert self.queue.ids is not None
-        return torch.cat([self.key_id, self.queue.ids])
+        return torch.cat([self.key_ids, self.queue.ids])
 
     def logits(self, queries: Tensor, temperature: Tensor) -> Tensor:
         """Similarities [R, M] of queries [R, E] over the temperature (the exponents of eq. 1)."""
@@ -62,12 +65,19 @@ class Contrast(NamedTuple):
     text_logits: Tensor  # [B, B], without gradient: texts of this process to its image keys
 
 
-def gather_keys(teacher: Encoded, image_id: Tensor, columns: Literal["global", "local"]) -> Keys:
+def key_ids(batch: Batch, settings: ContrastSettings) -> Tensor:
+    """Return the ids of a batch's keys: of images, long [B], or with `match_same_text` of images and texts, [B, 2]."""
+    if not settings.match_same_text:
+        return batch["image_id"]
+    return torch.stack([batch["image_id"], text_ids(batch["input_ids"], batch["attention_mask"])], 1)
+
+
+def gather_keys(teacher: Encoded, ids: Tensor, columns: Literal["global", "local"]) -> Keys:
     """Return the teacher's features of all processes, or of this one; one collective for both modalities."""
     if columns == "local":
-        return Keys(teacher.image_features, teacher.text_features, image_id, first=0)
+        return Keys(teacher.image_features, teacher.text_features, ids, first=0)
     image, text = gather(torch.cat([teacher.image_features, teacher.text_features], 1)).chunk(2, 1)
-    return Keys(image, text, gather(image_id), first=rank() * len(image_id))
+    return Keys(image, text, gather(ids), first=rank() * len(ids))
 
 
 def image_text_contrast(
@@ -89,16 +99,16 @@ def image_text_contrast(
         queues: queues by modality, "image" and "text".
         temperature: [1], learnable.
         alpha: weight of the teacher's soft targets.
-        positives: which candidates match a row: those of the same image, or the row's own key alone.
+        positives: which candidates match a row: those that share an id, or the row's own key alone.
         slice_rows: rows whose logits are held at a time; None for all at once.
     """
-    images = Candidates(keys.image, keys.image_id, queues["image"])
-    texts = Candidates(keys.text, keys.image_id, queues["text"])
+    images = Candidates(keys.image, keys.ids, queues["image"])
+    texts = Candidates(keys.text, keys.ids, queues["text"])
     pairs = len(student.image_features)
     own = slice(keys.first, keys.first + pairs)
 
     def contrast_rows(
-        image_id: Tensor,
+        ids: Tensor,
         own_key: Tensor,
         teacher_image: Tensor,
         teacher_text: Tensor,
@@ -106,14 +116,14 @@ def image_text_contrast(
         student_text: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         def targets(queries: Tensor, candidates: Candidates) -> Tensor:
-            matches = matching(positives, image_id, own_key, candidates.image_id()) & candidates.valid()
+            matches = matching(positives, ids, own_key, candidates.ids()) & candidates.valid()
             return contrastive_targets(candidates.logits(queries, temperature), matches, alpha)
 
         with torch.no_grad():
             image_targets, text_targets = targets(teacher_image, texts), targets(teacher_text, images)
         image_logits = texts.logits(student_image, temperature)
         text_logits = images.logits(student_text, temperature)
-        loss = itc_loss(image_logits, text_logits, image_targets, text_targets) * len(image_id)
+        loss = itc_loss(image_logits, text_logits, image_targets, text_targets) * len(ids)
         # Clones, because a view of some columns would keep the logits of every slice in memory.
         return loss[None], image_logits.detach()[:, own].clone(), text_logits.detach()[:, own].clone()
 
@@ -122,7 +132,7 @@ def image_text_contrast(
         loss, image_logits, text_logits = in_slices(
             contrast_rows,
             slice_rows,
-            keys.image_id[own],
+            keys.ids[own],
             torch.arange(own.start, own.stop, device=device),
             teacher.image_features,
             teacher.text_features,
@@ -132,20 +142,18 @@ def image_text_contrast(
     return Contrast(loss.sum() / pairs, image_logits, text_logits)
 
 
-def matching(
-    positives: Literal["image_id", "diagonal"], image_id: Tensor, own_key: Tensor, candidate_id: Tensor
-) -> Tensor:
+def matching(positives: Literal["image_id", "diagonal"], ids: Tensor, own_key: Tensor, candidate_ids: Tensor) -> Tensor:
     """Return which candidates match which row, boolean [R, M].
 
     Args:
-        positives: "image_id" matches all candidates of the row's image, "diagonal" the row's own key.
-        image_id: long [R].
+        positives: "image_id" matches all candidates that share an id with the row, "diagonal" the row's own key.
+        ids: long [R] or [R, k].
         own_key: long [R], index of the row's own key among the candidates.
-        candidate_id: long [M], image ids.
+        candidate_ids: long [M] or [M, k].
     """
-    if positives == "image_id":
-        return image_id[:, None] == candidate_id
-    return torch.arange(len(candidate_id), device=candidate_id.device) == own_key[:, None]
+    if positives == "diagonal":
+        return torch.arange(len(candidate_ids), device=candidate_ids.device) == own_key[:, None]
+    return share_an_id(ids, candidate_ids)
 
 
 def contrastive_targets(teacher_logits: Tensor, positives: Tensor, alpha: float) -> Tensor:

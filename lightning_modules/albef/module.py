@@ -38,7 +38,7 @@ from . import gradcam
 from . import weights as initial_weights
 from .encoding import encode
 from .grounding import GroundingSettings, evaluation_of, grounding_maps
-from .itc import gather_keys, image_text_contrast
+from .itc import gather_keys, image_text_contrast, key_ids
 from .itm import draw_negatives, fuse_pairs, image_text_matching
 from .mlm import check_special_tokens, draw_masked_tokens, masked_language_modelling
 from .network import ALBEFNetwork, FusionBert
@@ -102,9 +102,8 @@ class ALBEFModule(Method):
         self.teacher = ALBEFNetwork(vision, teacher_text(text, momentum), contrast.embed_dim, mlm)
         self.itm_head = nn.Linear(text.width, 2)
         self.temperature = nn.Parameter(torch.tensor([contrast.temperature]))  # [1]: FSDP2 cannot shard a 0-D tensor
-        random_start = contrast.queue_start == "random"
-        self.image_queue = FeatureQueue(contrast.queue_size, contrast.embed_dim, ids=True, random_start=random_start)
-        self.text_queue = FeatureQueue(contrast.queue_size, contrast.embed_dim, ids=True, random_start=random_start)
+        queue = contrast.queue_size, contrast.embed_dim, 1 + contrast.match_same_text, contrast.queue_start == "random"
+        self.image_queue, self.text_queue = FeatureQueue(*queue), FeatureQueue(*queue)
         self.evaluation = evaluation_of(grounding, match_equal_texts, rerank)
         copy_student(self.student, self.teacher)
         for part in () if contrast.itc else (self.student.vision_proj, self.student.text_proj, self.temperature):
@@ -123,7 +122,7 @@ class ALBEFModule(Method):
             teacher = encode(self.teacher, batch, masked_ids if self.momentum.distill_mlm else None, slice_rows)
 
         # Image-text contrastive learning (eqs. 1 and 2) with the teacher's soft targets (eq. 6).
-        keys = gather_keys(teacher, batch["image_id"], self.contrast.key_columns)
+        keys = gather_keys(teacher, key_ids(batch, self.contrast), self.contrast.key_columns)
         contrast = image_text_contrast(
             student, teacher, keys, self.queues(), self.temperature, itc_alpha, self.contrast.positives, slice_rows
         )

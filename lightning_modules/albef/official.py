@@ -49,7 +49,7 @@ def to_official(module: "ALBEFModule") -> dict[str, Tensor]:
         "queue_ptr": state["image_queue.pointer"].reshape(1),
     }
     if flat:
-        image_ids, text_ids = (state[f"{name}.ids"] for name in QUEUES)
+        image_ids, text_ids = (state[f"{name}.ids"].unflatten(0, (-1, 1)).flatten(1)[:, 0] for name in QUEUES)
         # Older checkpoints of this package have -1 in empty slots.
         filled = torch.arange(len(image_ids), device=image_ids.device) < state["image_queue.filled"]
         known = (image_ids == text_ids) & (image_ids != NO_ID) & filled

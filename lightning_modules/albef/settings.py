@@ -127,6 +127,8 @@ class ContrastSettings:
         temperature_max: upper bound of the temperature, applied after each optimizer step (the authors').
         positives: "image_id" counts every key of the same image as a match and never draws one as a hard negative;
             "diagonal" only the pair itself, as the authors' pre-training does.
+        match_same_text: whether keys of the same text are matches, too, unless `positives` is "diagonal" (the authors:
+            they are negatives).
         key_columns: "global" contrasts with the teacher's keys of all processes, so that N processes give the loss of
             one process with N times the batch; "local" with the keys of this process, as the authors do.
         negative_rows: rows of the global batch among which hard negatives are drawn, a divisor of the batch of a
@@ -144,6 +146,7 @@ class ContrastSettings:
     temperature_min: float = 0.001
     temperature_max: float = 0.5
     positives: Literal["image_id", "diagonal"] = "image_id"
+    match_same_text: bool = True
     key_columns: Literal["global", "local"] = "global"
     negative_rows: int | None = None
     itc: bool = True

@@ -193,6 +193,9 @@ def load_state(
 
     held = {name for name in state if name in own and name.startswith(QUEUES)}
     fit = all(len(state[name]) == len(own[name]) for name in held if name.endswith(".features"))
+    for name, queue in module.queues().items():  # an older file has no ids of texts
+        if (ids := f"{name}_queue.ids") in held:
+            state[ids] = queue.fitting_ids(state[ids])
     if held and not (queues and fit):
         notes.append("without its queues" + (", which have another size" if queues else ""))
         state = {name: tensor for name, tensor in state.items() if name not in held}

@@ -58,6 +58,29 @@ def test_batches_of_any_size_equal_row_by_row_writing():
     assert min(tried.values()) >= 5, tried  # every case of interest did come up
 
 
+def test_several_ids_of_a_row_are_written_as_one_queue_for_each_would():
+    both, each = FeatureQueue(5, 2, ids=2), [FeatureQueue(5, 2, ids=1) for _ in range(2)]
+    for batch in (3, 4, 9):
+        rows, ids = torch.randn(batch, 2), torch.randint(0, 100, (batch, 2))
+        rows[1] = torch.nan
+        both.enqueue(rows, ids)
+        for column, queue in enumerate(each):
+            queue.enqueue(rows, ids[:, column])
+            assert torch.equal(queue.ids, both.ids[:, column])
+    with pytest.raises(ValueError, match=r"Expected ids \[3, 2\], 2 for each row, got ids of shape \[3\]"):
+        both.enqueue(torch.zeros(3, 2), torch.arange(3))
+
+
+def test_a_checkpoint_with_another_number_of_ids_keeps_those_that_the_queue_has():
+    one, two = FeatureQueue(3, 1, ids=1), FeatureQueue(3, 1, ids=2)
+    one.enqueue(torch.ones(2, 1), torch.tensor([5, 6]))
+    two.load_state_dict(one.state_dict())
+    assert two.ids.tolist() == [[5, NO_ID], [6, NO_ID], [NO_ID, NO_ID]]
+    two.enqueue(torch.ones(1, 1), torch.tensor([[7, 8]]))
+    one.load_state_dict(two.state_dict())
+    assert one.ids.tolist() == [5, 6, 7]
+
+
 def test_enqueueing_does_not_synchronize_with_the_device():
     # Meta tensors have no values: operations that read one (`.item()`, a boolean index) raise.
     queue = FeatureQueue(5, 3, ids=True).to("meta")

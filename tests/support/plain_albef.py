@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from vlightning.callbacks.draws import draw_uniform
+from vlightning.lightning_modules.albef.itc import key_ids
 from vlightning.lightning_modules.albef.mlm import draw_masked_tokens
 from vlightning.lightning_modules.networks.precision import at_least_float32 as wide
 
@@ -39,7 +40,8 @@ class PlainALBEF:
             teacher_text = F.normalize(wide(teacher.text_proj(teacher_states[:, 0])), dim=-1)
             image_bank = torch.cat([teacher_image.t(), module.image_queue.features.clone().t()], dim=1)
             text_bank = torch.cat([teacher_text.t(), module.text_queue.features.clone().t()], dim=1)
-            positives = torch.cat([image_id, module.image_queue.ids])[None] == image_id[:, None]
+            ids = key_ids(batch, module.contrast)
+            positives = (torch.cat([ids, module.image_queue.ids])[None] == ids[:, None]).any(-1)
             truth = positives.double() / positives.double().sum(1, keepdim=True)
             targets = [
                 alpha * F.softmax(self._hide(feature @ bank / module.temperature), dim=1)
@@ -106,8 +108,9 @@ class PlainALBEF:
         loss.backward()
         optimizer.step()
         self.update_teacher()
-        self.module.image_queue.enqueue(image_keys, batch["image_id"])
-        self.module.text_queue.enqueue(text_keys, batch["image_id"])
+        ids = key_ids(batch, self.module.contrast)
+        self.module.image_queue.enqueue(image_keys, ids)
+        self.module.text_queue.enqueue(text_keys, ids)
         return losses
 
 

@@ -30,7 +30,7 @@ def _losses_and_gradients(index, world):
     generator = torch.Generator().manual_seed(5)
     for queue in module.queues().values():
         features = torch.randn(6, 8, generator=generator, dtype=torch.float64)
-        queue.enqueue(torch.nn.functional.normalize(features, dim=-1), torch.arange(2, 8))
+        queue.enqueue(torch.nn.functional.normalize(features, dim=-1), queue.fitting_ids(torch.arange(2, 8)))
     for parameter in module.teacher.parameters():
         parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
 

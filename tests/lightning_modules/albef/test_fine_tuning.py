@@ -45,7 +45,7 @@ def test_keys_of_the_same_image_share_the_target_in_batch_and_queue(monkeypatch)
     batch["image_id"] = torch.tensor([7, 7, 8, 9])
     ids = torch.tensor([9, 1, 7, 7])
     for queue in module.queues().values():
-        queue.enqueue(torch.nn.functional.normalize(torch.randn(4, 8)), ids)
+        queue.enqueue(torch.nn.functional.normalize(torch.randn(4, 8)), queue.fitting_ids(ids))
     seen = []
     monkeypatch.setattr(
         itc,
@@ -58,7 +58,7 @@ def test_keys_of_the_same_image_share_the_target_in_batch_and_queue(monkeypatch)
         rows[row, columns] = True
     assert len(seen) == 2
     assert all(torch.equal(positives, rows) for positives in seen)
-    assert torch.equal(outputs["key_ids"]["image"], batch["image_id"])
+    assert torch.equal(outputs["key_ids"]["image"][:, 0], batch["image_id"])
 
 
 def test_ids_go_into_the_queue_and_the_temperature_stays_in_its_bounds(tmp_path):
@@ -67,6 +67,32 @@ def test_ids_go_into_the_queue_and_the_temperature_stays_in_its_bounds(tmp_path)
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, max_steps=1
     )
     trainer.fit(module, pairs_loader(8, 8))
-    assert sorted(module.text_queue.ids[:8].tolist()) == list(range(8))
+    assert sorted(module.text_queue.ids[:8, 0].tolist()) == list(range(8))
     assert torch.equal(module.text_queue.ids, module.image_queue.ids)
     assert module.temperature.item() in (pytest.approx(0.001), pytest.approx(0.5))  # Adam's first step is of length 1
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_keys_of_the_same_text_share_the_target_in_batch_and_queue_unless_switched_off(monkeypatch, counts):
+    module = tiny_albef(mlm=False, contrast={"match_same_text": counts})
+    first, batch = random_batch(4), random_batch(4)
+    for name, column in (("image_id", torch.tensor([10, 11, 12, 13])), ("input_ids", batch["input_ids"][[1, 1, 2, 3]])):
+        first[name], batch[name] = column, batch[name].clone()
+    first["attention_mask"] = batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
+    batch["input_ids"][0] = batch["input_ids"][3]
+    for name, queue in module.queues().items():
+        outputs, _ = _step(module, monkeypatch, first)
+        queue.enqueue(outputs["keys"][name], outputs["key_ids"][name])
+    seen = []
+    monkeypatch.setattr(
+        itc,
+        "contrastive_targets",
+        lambda logits, positives, alpha: seen.append(positives) or torch.zeros_like(logits),
+    )
+    _step(module, monkeypatch, batch)
+    same = [[0, 3, 7], [1, 4, 5], [2, 6], [0, 3, 7]] if counts else [[0], [1], [2], [3]]
+    rows = torch.zeros(4, 20, dtype=torch.bool)
+    for row, columns in enumerate(same):
+        rows[row, columns] = True
+    assert len(seen) == 2
+    assert all(torch.equal(positives, rows) for positives in seen)

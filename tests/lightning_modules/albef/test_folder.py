@@ -38,7 +38,7 @@ def _noisy(seed=0, **changes):
     module = tiny_albef(seed, changes, text={"dropout": 0.1})
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    module.image_queue.enqueue(torch.randn(3, 8), torch.arange(3))
+    module.image_queue.enqueue(torch.randn(3, 8), module.image_queue.fitting_ids(torch.arange(3)))
     return module
 
 

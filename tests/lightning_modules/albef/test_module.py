@@ -198,7 +198,7 @@ def test_empty_queue_slots_carry_no_loss_and_filled_ones_do(monkeypatch):
     module.text_queue.features.normal_()
     assert torch.equal(_step(module, monkeypatch)["loss"], empty)
     for queue in module.queues().values():
-        queue.enqueue(torch.nn.functional.normalize(torch.randn(3, 8)), torch.arange(100, 103))
+        queue.enqueue(torch.nn.functional.normalize(torch.randn(3, 8)), queue.fitting_ids(torch.arange(100, 103)))
     assert _step(module, monkeypatch)["loss"] > empty
 
 
@@ -212,7 +212,10 @@ def test_any_integer_may_be_an_image_id(monkeypatch, queue_start):
         for queue in module.queues().values():
             if queue_start == "older checkpoint":
                 queue.ids.fill_(-1)
-            queue.enqueue(torch.nn.functional.normalize(torch.eye(queue.dim), dim=1)[:3], torch.tensor([5, own, 6]))
+            queue.enqueue(
+                torch.nn.functional.normalize(torch.eye(queue.dim), dim=1)[:3],
+                queue.fitting_ids(torch.tensor([5, own, 6])),
+            )
         batch = random_batch(8)
         batch["image_id"] = batch["image_id"].clone()
         batch["image_id"][3] = own

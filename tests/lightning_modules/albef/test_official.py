@@ -89,7 +89,7 @@ def test_a_retrieval_file_of_the_authors_round_trips(authors, build):
     load_official(module, retrieval)
     _equal(to_official(module), retrieval)
     for queue in module.queues().values():
-        assert queue.ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] + [NO_ID] * 54
+        assert queue.ids[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] + [NO_ID] * 54
 
 
 @pytest.mark.parametrize("bare", [True, False])
@@ -110,20 +110,20 @@ def test_our_state_through_the_authors_layout_round_trips(tmp_path, changes):
     module, other = _noisy(tiny_albef(0, **changes)), tiny_albef(1, **changes)
     rows = torch.nn.functional.normalize(torch.randn(5, 8), dim=1)
     for queue in module.queues().values():  # filled in part, unless it started with random rows
-        queue.enqueue(rows, torch.tensor([3, 4, 4, -1, 5]))
+        queue.enqueue(rows, queue.fitting_ids(torch.tensor([3, 4, 4, -1, 5])))
     save_official(module, tmp_path / "albef.pth")
     load_official(other, torch.load(tmp_path / "albef.pth", weights_only=True)["model"])
     expected = module.state_dict()
     if module.mlm:  # pre-training files have no ids
         for name in ("image_queue.ids", "text_queue.ids"):
-            expected[name] = torch.full((16,), NO_ID)
+            expected[name] = torch.full((16, 2), NO_ID)
     _equal(other.state_dict(), expected)
 
 
 def test_queue_slots_of_two_images_are_written_without_an_id():
     module = tiny_albef(mlm=False)
-    module.image_queue.ids[:3] = torch.tensor([5, 6, 7])
-    module.text_queue.ids[:3] = torch.tensor([5, 8, 7])
+    module.image_queue.ids[:3, 0] = torch.tensor([5, 6, 7])
+    module.text_queue.ids[:3, 0] = torch.tensor([5, 8, 7])
     for queue in module.queues().values():
         queue.filled.fill_(3)
     assert to_official(module)["idx_queue"][0, :4].tolist() == [5, -100, 7, -100]
