@@ -1,36 +1,32 @@
 """Fine-tuning of a published CLIP on one's own pairs: in full, with locked layers, or with low-rank adapters."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
 from open_clip import CustomTextCLIP
-from timm.layers import to_2tuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, StuckLossWarning, missing_callbacks, rank
 from ...common.errors import UserError
-from ..base.data_sizes import DataSizes
-from ..base.method import Bound, Method
+from ..base.method import Bound
 from ..base.settings import plain, settings
 from ..contrast import contrast_terms, pair_ids, share_of_repeats
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.clip.lora import base_state, load_adapters
-from ..networks.clip.models import build_model, model_config
+from ..networks.clip.models import build_model
 from ..networks.clip.pairs import check_length, student_sides
 from ..networks.clip.preprocessing import ImageSettings
 from ..networks.clip.settings import MemorySettings
-from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig
-from ..networks.precision import unit
+from ..networks.clip.shapes import CLIP_VOCABULARY, Model, ModelShape, OpenClipConfig
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.layout import channels_last
 from ..optim.schedules import Schedule, WarmupShareCosine
 from ..sigmoid_contrast import sigmoid_loss
+from ..two_towers import TwoTowers
 from .settings import LossSettings, OptimSettings, TuningSettings
 from .start import load_start, model_of, needed_tokenizer, start_preprocessing
 from .tuning import fix_batch_norm, parameter_groups, prepare
@@ -39,7 +35,7 @@ SIGLIP_SCALE, SIGLIP_BIAS = 10.0, -10.0
 """Initial logit scale and bias of SigLIP (section 3.2), for weights that were trained without a bias."""
 
 
-class CLIPModule(Method):
+class CLIPModule(TwoTowers):
     """Fine-tuning of a pair of towers with CLIP's or SigLIP's loss over the pairs of all processes.
 
     Args:
@@ -136,19 +132,6 @@ class CLIPModule(Method):
         fix_batch_norm(self.student, self.tuning)
         return self
 
-    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return unit-length features [B, E] of images and texts."""
-        return self.encode_images(batch["image"])[0], self.encode_texts(batch["input_ids"], batch["attention_mask"])
-
-    def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
-        """Return unit-length features [B, E] of images [B, 3, S, S]."""
-        return unit(self.student.encode_image(image)), None
-
-    def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return unit-length features [B, E] of texts [B, L]; the towers need no mask."""
-        check_length(input_ids, self.max_tokens)
-        return unit(self.student.encode_text(input_ids))
-
     # Overrides of Method
 
     def load_initial_weights(self) -> None:
@@ -183,30 +166,15 @@ class CLIPModule(Method):
         """
         super().setup(stage)
         needed, own = needed_tokenizer(self.model), getattr(self.datamodule, "tokenizer", None)
-        if needed is not None and getattr(own, "vocab_size", None) == 49408:
+        if needed is not None and getattr(own, "vocab_size", None) == CLIP_VOCABULARY:
             raise UserError(
                 f"Expected the tokenizer {needed} of {self.model}, got CLIP's: set data.tokenizer to {needed}, and "
                 f"data.vocab_size and data.max_tokens to the model's."
             )
 
-    def expected_image_size(self) -> int:
-        """Return the argument, else the model's own size."""
-        return self.vision.image_size or int(model_config(self.model)["vision_cfg"]["image_size"])
-
-    def data_sizes(self) -> DataSizes:
-        """Return the sizes that the towers were built for."""
-        size = self.vision.image_size or to_2tuple(self.student.visual.image_size)[0]
-        return DataSizes(size, self.student.vocab_size)
-
     def sharded_networks(self) -> list[nn.Module]:
         """Return the towers."""
         return [self.student]
-
-    def configure_model(self) -> None:
-        """Shard the towers, or lay out convolutions with channels last, which FSDP2 does not support."""
-        super().configure_model()
-        if self.device_mesh is None:
-            channels_last(self)
 
     def configure_callbacks(self) -> list[Callback]:
         """Add seeds, the writer of predictions, and a warning for a loss that does not fall, if they are missing."""

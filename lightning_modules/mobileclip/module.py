@@ -13,30 +13,26 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
-from timm.layers import to_2tuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks, rank
-from ..base.data_sizes import DataSizes
-from ..base.method import Method
 from ..base.settings import plain, settings
 from ..base.sharding import full_state
 from ..contrast import contrast_terms, pair_ids
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..networks.clip.models import build_model, model_config
-from ..networks.clip.pairs import check_length, student_sides
+from ..networks.clip.models import build_model
+from ..networks.clip.pairs import student_sides
 from ..networks.clip.preprocessing import preprocessing_of_arguments, preprocessing_of_file, training_normalization
 from ..networks.clip.programs import Format, export_towers
 from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import ModelShape, resolved
 from ..networks.clip.trained import rebuild
 from ..networks.clip.weights import load_weights
-from ..networks.precision import unit
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.layout import channels_last
 from ..optim.schedules import Schedule, WarmupCosine
+from ..two_towers import TwoTowers
 from .losses import reinforced_loss
 from .online import OnlineTeachers
 from .pairs import CAPTIONS, caption_kinds
@@ -45,7 +41,7 @@ from .settings import MomentumSettings, OptimSettings, TeacherSettings, VisionSe
 from .teachers import Teachers
 
 
-class MobileCLIPModule(Method):
+class MobileCLIPModule(TwoTowers):
     """Contrastive training of pairs and distillation of the teachers' similarities, with two captions per image.
 
     Each batch of reinforced data makes two batches of pairs, the augmented images with their real and with a synthetic
@@ -166,19 +162,6 @@ class MobileCLIPModule(Method):
         """The network that is evaluated and exported: the moving average if there is one, else the student."""
         return self.student if self.average is None else self.average
 
-    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return unit-length features [B, E] of images and texts."""
-        return self.encode_images(batch["image"])[0], self.encode_texts(batch["input_ids"], batch["attention_mask"])
-
-    def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
-        """Return unit-length features [B, E] of images [B, 3, S, S]."""
-        return unit(self.evaluated.encode_image(image)), None
-
-    def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return unit-length features [B, E] of texts [B, L]; the towers use all positions and no mask."""
-        check_length(input_ids, self.max_tokens)
-        return unit(self.evaluated.encode_text(input_ids))
-
     # Overrides of Method
 
     def load_initial_weights(self) -> None:
@@ -193,24 +176,9 @@ class MobileCLIPModule(Method):
         """Return the preprocessing that `weights` expect."""
         return None if self.weights is None else preprocessing_of_file(self.model, self.weights, self.vision.image_size)
 
-    def expected_image_size(self) -> int:
-        """Return the argument, else the model's own size."""
-        return self.vision.image_size or int(model_config(self.model)["vision_cfg"]["image_size"])
-
-    def data_sizes(self) -> DataSizes:
-        """Return the sizes that the towers were built for."""
-        size = self.vision.image_size or to_2tuple(self.student.visual.image_size)[0]
-        return DataSizes(size, self.student.vocab_size)
-
     def sharded_networks(self) -> list[nn.Module]:
         """Return the student, its average and the teachers that run online."""
         return [network for network in (self.student, self.average, *self.online.network) if network is not None]
-
-    def configure_model(self) -> None:
-        """Shard the networks, or lay out convolutions with channels last, which FSDP2 does not support."""
-        super().configure_model()
-        if self.device_mesh is None:
-            channels_last(self)
 
     def configure_callbacks(self) -> list[Callback]:
         """Add the seed of each step, the writer of predictions and the moving average, if they are missing."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...common.errors import UserError
 from ..base.frozen import Frozen
 from ..memory import in_slices
+from ..networks.clip.shapes import CLIP_VOCABULARY
 from ..networks.file_readers import PublishedCLIP
 from ..networks.precision import unit
 from ..networks.published_clip import load_published
@@ -57,7 +58,7 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
         if special is not None and special["cls"] != SimpleTokenizer().sot_token_id:
             raise UserError(
                 "Expected CLIP's token ids, which the teachers take, got those of another tokenizer: set "
-                f"data.tokenizer clip, data.vocab_size 49408 and data.max_tokens {max_tokens}."
+                f"data.tokenizer clip, data.vocab_size {CLIP_VOCABULARY} and data.max_tokens {max_tokens}."
             )
         published = [load_published(teacher.model, teacher.weights) for teacher in self.given]
         self._lengths = [_text_length(one, max_tokens) for one in published]

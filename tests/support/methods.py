@@ -105,12 +105,18 @@ def shre(teacher, seed, **data):
     return module, ShapesDataModule(**ROWS | {"image_size": 16, "max_tokens": 8} | data)
 
 
-def clip(weights, seed, **data):
+def clip(weights, seed, tuning=None, **data):
     """A fine-tuning of a published model."""
-    module = tiny_clip(seed, weights=weights, tuning={"layer_decay": 0.7}, memory={"micro_batch_size": 3})
+    tuning = tuning or {"layer_decay": 0.7}
+    module = tiny_clip(seed, weights=weights, tuning=tuning, memory={"micro_batch_size": 3})
     vars(module).pop("log"), vars(module).pop("log_dict")
     words = {"tokenizer": "clip", "vocab_size": WORDS, "max_tokens": TOKENS, "image_size": SIDE}
     return module, ShapesDataModule(**ROWS | words | data)
+
+
+def adapters(weights, seed, **data):
+    """A fine-tuning of a published model by low-rank adapters."""
+    return clip(weights, seed, tuning={"lora": {"rank": 2}}, **data)
 
 
 def classifier(outside, seed, **data):
@@ -182,6 +188,9 @@ OTHERS = {
     "albef_vqa": Method(lambda folder: None, albef_vqa, ("teacher.", "student.text_decoder.cls.predictions.bias")),
     "clip": Method(
         lambda folder: write_published(folder / "published"), clip, ("student.logit_scale", "student.text.")
+    ),
+    "adapters": Method(
+        lambda folder: write_published(folder / "published"), adapters, ("student.visual.", "student.text.")
     ),
     "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
     "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),

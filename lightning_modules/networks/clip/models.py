@@ -18,7 +18,7 @@ from torch import nn
 from ....common.errors import UserError
 from ....common.names import did_you_mean
 from ..clip_preprocessing import Interpolation
-from .shapes import Model, ModelShape, OpenClipConfig, resolved
+from .shapes import CLIP_VOCABULARY, Model, ModelShape, OpenClipConfig, resolved
 from .text_mixer import add_mixers
 
 
@@ -144,7 +144,7 @@ def _preset_config(preset: ModelShape) -> dict[str, Any]:
     }
     text = {
         "context_length": 77,
-        "vocab_size": 49408,
+        "vocab_size": CLIP_VOCABULARY,
         "width": preset.width,
         "heads": preset.width // 64,
         "layers": preset.layers,

@@ -16,6 +16,7 @@ from ...contrast import Side
 from ...memory import in_slices
 from ..batch_norm import kept_statistics, one_update
 from ..precision import unit
+from .shapes import CLIP_VOCABULARY
 
 
 def check_length(input_ids: Tensor, max_tokens: int) -> None:
@@ -27,7 +28,7 @@ def check_length(input_ids: Tensor, max_tokens: int) -> None:
     if input_ids.shape[1] != max_tokens:
         raise UserError(
             f"Expected captions of {max_tokens} tokens, got {input_ids.shape[1]}: give the data tokenizer clip, "
-            f"vocab_size 49408 and max_tokens {max_tokens}."
+            f"vocab_size {CLIP_VOCABULARY} and max_tokens {max_tokens}."
         )
 
 
