@@ -97,3 +97,23 @@ def test_a_mistake_is_one_sentence(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = fit(files, "--data.image_size=64", "--model.vision.image_size=32")
     assert done.sentence.startswith("Expected the same image_size for module and data")
+
+
+def test_the_guard_of_the_page_is_in_the_table_of_what_was_gained_and_forgotten(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/methods/clip.md").read_text()
+    Path("guard.yaml").write_text(page.partition("```yaml\n# guard.yaml\n")[2].partition("```")[0])
+    for name, colour in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):
+        folder = tmp_path / "guard/val" / name
+        folder.mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (40, 36), colour).save(folder / f"{number}.png")
+    done = fit(files, "--config=guard.yaml", "--trainer.max_epochs=2", "--model.optim.learning_rate=1e-2")
+    assert done.status == 0, done.err
+    table = {line.split()[0]: line.split()[1:] for line in done.out.splitlines() if line.startswith("val/")}
+    assert {"val/recall_mean", "val/guard_top1"} <= table.keys()
+    content = AtomicCheckpointIO().load_checkpoint(tmp_path / "runs/clip/finetune/version_0/checkpoints/last.ckpt")
+    before, after, change = map(float, table["val/guard_top1"])
+    assert before == pytest.approx(content["callbacks"]["StartingPoint"]["before"]["val/guard_top1"], abs=0.01)
+    assert {before, after} <= {0.0, 16.67, 33.33, 50.0, 66.67, 83.33, 100.0}  # of six images
+    assert change == pytest.approx(after - before, abs=0.02)
