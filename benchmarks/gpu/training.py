@@ -32,6 +32,8 @@ QUICKSTARTS = IN_PYTHON | {
 }
 SHORT = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 2}
 """Of a Trainer, at toy size."""
+FEW = {"length": 256, "eval_length": 64}
+"""Of the drawn shapes, at toy size."""
 
 
 def main() -> None:
@@ -57,8 +59,7 @@ def in_python(setting: Setting, table: Table, name: str, metric: str, folder: Pa
     config = yaml.safe_load((ROOT / f"configs/{name}.yaml").read_text())
     seed_everything(config["seed_everything"])
     data = config["data"]["init_args"]
-    if not setting.pretend:
-        data["num_workers"] = max(1, min(12, (os.cpu_count() or 2) - 2))
+    data |= FEW if setting.pretend else {"num_workers": max(1, min(12, (os.cpu_count() or 2) - 2))}
     start = time.perf_counter()
     rows: Any = getattr(datamodules, config["data"]["class_path"])(**_in(folder, data))
     kind: Any = getattr(lightning_modules, config["model"]["class_path"])
@@ -111,7 +112,9 @@ def quickstart(setting: Setting, table: Table, name: str, metric: str, folder: P
     command += ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=runs"]
     command += [f"--trainer.logger.name={name.replace('/', '_')}", "--trainer.enable_progress_bar=false"]
     command += [f"--trainer.accelerator={'cpu' if setting.pretend else 'cuda'}"]
-    command += [f"--trainer.{option}={value}" for option, value in SHORT.items() if setting.pretend]
+    if setting.pretend:
+        command += [f"--trainer.{option}={value}" for option, value in SHORT.items()]
+        command += [f"--data.{option}={value}" for option, value in FEW.items()]
     start = time.perf_counter()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=max(1.0, setting.left()))
     seconds = time.perf_counter() - start
