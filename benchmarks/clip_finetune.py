@@ -51,19 +51,26 @@ RATES = {"LoRA, rank 16": 2e-3}
 """Peak learning rates of ways, for a model that is a hundredth of a published one's size; 1e-4 else."""
 RATIOS = (0.25, 0.5, 0.75)
 REACHED, GUARD = "test/recall_mean", "test/guard_top1"
+TRAIN, GUARD_SET = "pairs.parquet", "guard.parquet"
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Write the pairs of CIFAR-10."""
+    """Write the pairs of CIFAR-10, the guard's images, and the pairs to train on."""
     import datasets
 
     target = options.folder / "cifar_pairs.parquet"
     if target.is_file():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    rows = datasets.load_dataset("parquet", data_files=str(options.cifar[0]), split="train")
-    rows = rows.shuffle(seed=0).select(range(min(options.pretraining_pairs, len(rows))))
-    rows = rows.cast_column("img", datasets.Image(decode=False)).rename_column("img", "image")
+
+    def drawn(file: Path, column: str, most: int) -> Any:
+        rows = datasets.load_dataset("parquet", data_files=str(file), split="train")
+        rows = rows.cast_column(column, datasets.Image(decode=False))
+        return rows.shuffle(seed=0).select(range(min(most, len(rows))))
+
+    drawn(options.train, "image", options.pairs).to_parquet(options.folder / TRAIN)
+    drawn(options.cifar[1], "img", options.guard_images).to_parquet(options.folder / GUARD_SET)
+    rows = drawn(options.cifar[0], "img", options.pretraining_pairs).rename_column("img", "image")
     names, draw = rows.features["label"].names, random.Random(0)
     rows = rows.map(lambda row: {"caption": draw.choice(TEMPLATES).format(names[row["label"]])})
     rows.to_parquet(target)
@@ -82,8 +89,8 @@ def words(options: argparse.Namespace, train: Path, seed: int) -> list[str]:
             "data": {
                 "class_path": "ImageClassificationDataModule",
                 "init_args": {
-                    "validation": str(options.cifar[1]),
-                    "test": str(options.cifar[1]),
+                    "validation": str(options.folder / GUARD_SET),
+                    "test": str(options.folder / GUARD_SET),
                     "image_column": "img",
                     "num_classes": 10,
                     "eval_batch_size": 250,
@@ -120,7 +127,7 @@ def tune(way: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
     own = [f"--model.weights={options.folder / 'published'}", f"--model.optim.learning_rate={RATES.get(way, 1e-4)}"]
     if not cost.is_file():
         start = time.perf_counter()
-        given = [*words(options, options.train, seed), *own, *WAYS[way]]
+        given = [*words(options, options.folder / TRAIN, seed), *own, *WAYS[way]]
         fit(place, given, options.epochs, "val/recall_mean", options.threads, every=options.epochs)
         peak = max(int(found) for found in re.findall(r"Peak memory: (\d+) MiB", (place / "output.txt").read_text()))
         cost.write_text(json.dumps({"seconds": time.perf_counter() - start, "peak": peak}))
@@ -154,7 +161,7 @@ def begin(options: argparse.Namespace) -> dict[str, float]:
     results = place / "test.json"
     if not results.is_file():
         place.mkdir(parents=True, exist_ok=True)
-        given = [word for word in words(options, options.train, 0) if not word.startswith("--data.train=")]
+        given = [word for word in words(options, options.folder / TRAIN, 0) if not word.startswith("--data.train=")]
         given += [f"--model.weights={options.folder / 'published'}", f"--data.test={options.test}"]
         given += ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={place}", "--trainer.logger.name=test"]
         run(["test", *given, "--trainer.enable_progress_bar=false"], place / "output.txt", options.threads, CLI)
@@ -173,8 +180,10 @@ def main() -> None:
     for name in ("train", "validation", "test"):
         parser.add_argument(f"--{name}", type=Path, required=True, help="parquet with image and caption")
     parser.add_argument("--pretraining-pairs", type=int, default=20_000)
-    parser.add_argument("--pretraining-epochs", type=int, default=10)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--pretraining-epochs", type=int, default=6)
+    parser.add_argument("--pairs", type=int, default=4_000, help="pairs to train on")
+    parser.add_argument("--guard-images", type=int, default=2_500, help="images of CIFAR-10's test split")
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
