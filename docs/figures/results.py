@@ -53,7 +53,8 @@ def rows(page: str, header: str, column: int) -> list[tuple[str, float, float]]:
 
 def draw(target: Path) -> None:
     """Draw all panels on white, which is readable on light and dark pages."""
-    figure, axes = plt.subplots(2, 2, figsize=(10, 5.4), layout="constrained", facecolor="white")
+    figure, axes = plt.subplots(2, 2, figsize=(10.5, 5.4), layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(wspace=0.06, hspace=0.06)  # type: ignore[union-attr]
     for axis, (page, header, column, title, what) in zip(axes.flat, PANELS, strict=True):
         found = rows(page, header, column)
         names = [name.replace("`", "") for name, *_ in found]
