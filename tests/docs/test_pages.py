@@ -6,6 +6,7 @@ import importlib
 import io
 import posixpath
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,21 @@ def test_quoted_messages_exist():
     source = "".join(file.read_text() for file in (ROOT / "lightning_modules").rglob("*.py"))
     assert len(quoted) >= 10
     assert not [message for message in quoted if message not in source]
+
+
+def test_the_figure_of_results_reads_the_tables_of_the_pages():
+    drawn = runpy.run_path(str(ROOT / "docs/figures/results.py"))
+    for page, header, column, *_ in drawn["PANELS"]:
+        found = drawn["rows"](page, header, column)
+        assert len(found) >= 4
+        assert all(0 < deviation < mean < 100 for _, mean, deviation in found)
+
+
+@pytest.mark.parametrize("page", ["docs/choosing.md", "docs/getting_started.md", "README.md"])
+def test_measured_numbers_stand_on_the_page_of_what_was_measured(page):
+    sources = "".join(text for name, text in PAGES.items() if "/methods/" in name or name == "docs/evaluation.md")
+    numbers = re.findall(
+        r"(?<![\w.])\d+\.\d+(?![\w.]*\])",
+        re.sub(r"^```.*?^```|v?\d\.\d+\.\d+|Python 3\.\d+|Apache-2\.0", "", PAGES[page], flags=re.S | re.M),
+    )
+    assert not [number for number in numbers if number not in sources]
