@@ -134,7 +134,8 @@ def load_interpolated(path: str, ratio: float) -> ImageTextModel:
     from ..lightning_modules.clip.interpolation import interpolated
 
     content = interpolated(AtomicCheckpointIO().load_checkpoint(Path(path).expanduser()), repr(path), ratio)
-    module = lightning_modules.CLIPModule(**content["hyper_parameters"])
+    given = {name: value for name, value in content["hyper_parameters"].items() if not name.startswith("_")}
+    module = lightning_modules.CLIPModule(**given)
     module.load_state_dict(content["state_dict"])
     return _of_content(module, content, f"{path} at {ratio:g}")
 

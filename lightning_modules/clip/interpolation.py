@@ -46,7 +46,7 @@ def interpolated(content: Mapping[str, Any], source: str, ratio: float) -> dict[
         name: value for name, value in content.items() if name not in ("optimizer_states", "lr_schedulers", "loops")
     }
     return kept | {
-        "hyper_parameters": arguments,
+        "hyper_parameters": dict(content["hyper_parameters"]) | arguments,
         "state_dict": {STUDENT + name: tensor for name, tensor in state.items()},
         "callbacks": {},
     }

@@ -86,7 +86,11 @@ def test_one_command_beats_the_starting_point_and_the_result_is_exported_and_eva
     assert shown == ["ratio", "0", "0.5", "1"]
     first, half, last = (read_results(tmp_path / f"line-{ratio}.jsonl")[0].sha256 for ratio in ("0", "0.5", "1"))
     assert len({first, half, last}) == 3
-    content = interpolated(content, "it", 0.5)["state_dict"]
+    half = interpolated(content, "it", 0.5)
+    AtomicCheckpointIO().save_checkpoint(half, tmp_path / "half.ckpt")
+    again = run("validate", "--ckpt_path=half.ckpt", "--trainer.accelerator=cpu")
+    assert again.status == 0, again.err
+    content = half["state_dict"]
     ends = [load_file(folder / "open_clip_model.safetensors") for folder in (files / "model", tmp_path / "merged")]
     for name, found in content.items():
         before, after = (end[name.removeprefix("student.")].reshape(found.shape) for end in ends)
