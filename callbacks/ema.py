@@ -41,8 +41,8 @@ class EMAPair:
         schedule_steps: Optimizer steps until `final_momentum`; None: the length of the run, as the Trainer estimates it
             when training starts.
         buffers: `copy` copies every buffer of the source, of any type; `keep` leaves the target's buffers; `average`
-            averages floating-point buffers like parameters, so that statistics of BatchNorm belong to the averaged
-            weights, and copies the others.
+            averages persistent floating-point buffers like parameters, so that statistics of BatchNorm belong to the
+            averaged weights, and copies the others.
         warmup: Whether m is at most (1 + n) / (10 + n) after n updates, as in TensorFlow's `ExponentialMovingAverage`
             (`num_updates`), so that the average forgets its initial weights. `short` does so only in runs of fewer
             than 10 / (1 - m) optimizer steps, or of unknown length.
@@ -218,9 +218,13 @@ class EMACallback(OptimizerStepCallback):
                 momentum = min(momentum, (1 + count) / (10 + count))
             averages, weights, buffers = _matched(name, pair, pl_module)
             if pair.buffers == "average":
-                floats = [both for both in buffers if both[0].is_floating_point()]
+                target = find_module(pl_module, pair.target, nn.Module, f"target of the EMA pair {name!r}")
+                # Others are constants, such as attention masks, whose infinities have no average.
+                kept = {id(tensor) for tensor in target.state_dict(keep_vars=True).values()}
+                floats = [both for both in buffers if both[0].is_floating_point() and id(both[0]) in kept]
                 averages, weights = averages + [mine for mine, _ in floats], weights + [theirs for _, theirs in floats]
-                buffers = [both for both in buffers if not both[0].is_floating_point()]
+                averaged = {id(mine) for mine, _ in floats}
+                buffers = [both for both in buffers if id(both[0]) not in averaged]
             _lerp(averages, weights, momentum)
             for mine, theirs in buffers:
                 mine.copy_(theirs)

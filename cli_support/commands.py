@@ -1,4 +1,4 @@
-"""The commands beside those of LightningCLI: `vlightning export`, `convert`, `plan`, `data` and `evaluate`."""
+"""The commands beside those of LightningCLI: `vlightning export`, `push`, `convert`, `plan`, `data` and `evaluate`."""
 
 import argparse
 from pathlib import Path
@@ -7,39 +7,9 @@ from ..callbacks import consolidate_checkpoint, divide_checkpoint_file
 from ..common.errors import UserError
 from ..common.files import check_free
 from ..data_report.command import run_data
-from ..datamodules.text.saved_tokenizer import saved_tokenizer
 from ..evaluate.command import run_evaluate
-from ..lightning_modules.exports import export, exporters
+from ..hub.command import run_export, run_push
 from ..planning.command import run_plan
-
-
-def run_export(words: list[str]) -> str:
-    """Run `vlightning export`.
-
-    Args:
-        words: The arguments after `export`.
-
-    Returns:
-        A message that names the written files.
-    """
-    known = exporters()
-    parser = _parser(
-        "vlightning export",
-        "Export the model from a checkpoint, for use without a Trainer, as initial weights of another training, or for "
-        "use in other code.",
-    )
-    parser.add_argument(
-        "--layout",
-        choices=list(dict.fromkeys(layout for exporter in known.values() for layout in exporter.LAYOUTS)),
-        help=" ".join(
-            f"Of {name}, by default {next(iter(exporter.LAYOUTS))}: "
-            + "; ".join(f"{layout}: {what}" for layout, what in exporter.LAYOUTS.items())
-            + "."
-            for name, exporter in known.items()
-        ),
-    )
-    typed = parser.parse_args(words)
-    return export(typed.checkpoint, typed.target, typed.layout, saved_tokenizer)
 
 
 def run_convert(words: list[str]) -> str:
@@ -54,11 +24,14 @@ def run_convert(words: list[str]) -> str:
     Raises:
         UserError: If the checkpoint does not exist, or the target exists.
     """
-    parser = _parser(
+    parser = argparse.ArgumentParser(
         "vlightning convert",
-        "Convert a sharded checkpoint to one file, or a file to a sharded checkpoint. A run resumes from both with any "
-        "strategy; the conversion is for programs that read only one of the two, and for copying.",
+        description="Convert a sharded checkpoint to one file, or a file to a sharded checkpoint. A run resumes from "
+        "both with any strategy; the conversion is for programs that read only one of the two, and for copying.",
+        allow_abbrev=False,
     )
+    parser.add_argument("checkpoint", help="a .ckpt file, or the folder of a sharded checkpoint")
+    parser.add_argument("target", help="the new file or folder, which must not exist")
     parser.add_argument(
         "--processes", type=int, help="number of files with weights in the new folder; only if the checkpoint is a file"
     )
@@ -78,11 +51,11 @@ def run_convert(words: list[str]) -> str:
     return f"Wrote {typed.target}."
 
 
-def _parser(program: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(program, description=description, allow_abbrev=False)
-    parser.add_argument("checkpoint", help="a .ckpt file, or the folder of a sharded checkpoint")
-    parser.add_argument("target", help="the new file or folder, which must not exist")
-    return parser
-
-
-COMMANDS = {"export": run_export, "convert": run_convert, "plan": run_plan, "data": run_data, "evaluate": run_evaluate}
+COMMANDS = {
+    "export": run_export,
+    "push": run_push,
+    "convert": run_convert,
+    "plan": run_plan,
+    "data": run_data,
+    "evaluate": run_evaluate,
+}

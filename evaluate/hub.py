@@ -5,13 +5,13 @@ import csv
 import json
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..common.errors import UserError
 from ..common.files import replacing
 from ..common.messages import say
-from ..datamodules.sources.hub import hub_is_reachable, reason_not_found
+from ..datamodules.sources.hub import hub_is_reachable, reason_refused
 from .image_sets import is_complete
 from .row_sets import find_table
 from .tasks import Task
@@ -47,29 +47,17 @@ def _is_here(task: Task, root: Path) -> bool:
 def _download(task: Task, folder: Path) -> str | None:
     """Download a set; return why there is none."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     fresh = folder if task.kind in ("classification", "attributes") else folder.with_name(f"{folder.name}.download")
     try:
         snapshot_download(task.hub_name, repo_type="dataset", local_dir=fresh)
     except Exception as error:  # of the HTTP library, whose types depend on the version
-        causes = list(_causes(error))
-        if any(isinstance(cause, GatedRepoError) for cause in causes):
-            return "it is gated: accept its terms on its page, and log in with `hf auth login`"
-        if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
-            return "there is no such data set, or it is private: log in with `hf auth login`"
-        return reason_not_found(error)
+        return reason_refused(error, "data set")
     if fresh != folder:
         shutil.rmtree(fresh / ".cache", ignore_errors=True)  # JSON files of the hub's library, which are no table
         unpack_table(fresh)
         fresh.rename(folder)
     return None
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def unpack_table(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """Any image-text model for evaluation: a checkpoint or an export of a method, or a published model."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +9,19 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from transformers import PreTrainedTokenizerFast
 
 from .. import lightning_modules
 from ..callbacks import AtomicCheckpointIO
 from ..common.errors import UserError
-from ..datamodules.pairs import PairDataModule
-from ..datamodules.text.clip import CLIP, CLIP_TOKENS, CLIP_VOCABULARY, CLIPTextEncoder
+from ..datamodules.text.clip import CLIP
 from ..datamodules.text.saved_tokenizer import saved_tokenizer
-from ..datamodules.text.tokenizers import TextEncoder, set_ending, tokenizer_from_json
+from ..datamodules.text.tokenizers import tokenizer_from_json
 from ..datamodules.transforms.normalize import ToNormalized
+from ..hub.texts import has_clip_texts, text_encoder, tokenizer_of_folder
 from ..lightning_modules.base.checkpoints import class_of, saved_settings
+from ..lightning_modules.base.folder import is_folder, read_config
 from ..lightning_modules.base.frozen import Frozen
 from ..lightning_modules.base.preprocessing import is_checkpoint, recorded_preprocessing
-from ..lightning_modules.base.pretrained import is_folder, read_folder
 from ..lightning_modules.networks.clip_preprocessing import Preprocessing
 from ..lightning_modules.networks.file_readers import PublishedCLIP
 from ..lightning_modules.networks.published_clip import load_published
@@ -149,9 +147,9 @@ def _of_checkpoint(path: Path) -> ImageTextModel:
 def _of_content(module: Any, content: Mapping[str, Any], path: str) -> ImageTextModel:
     """Return the model of a module with the preprocessing and the tokenizer in its checkpoint."""
     data = content.get("datamodule_hyper_parameters") or {}
-    text, note = saved_tokenizer(content)
+    text, note = (None, "with CLIP's") if data.get("tokenizer") == CLIP else saved_tokenizer(content)
     tokenizer = None if text is None else tokenizer_from_json(text)
-    if tokenizer is None and data.get("tokenizer") != CLIP and not _clip_texts(module):
+    if tokenizer is None and data.get("tokenizer") != CLIP and not has_clip_texts(module):
         raise UserError(
             f"Expected a checkpoint with its tokenizer in {str(path)!r}, got one {note}: export it with one."
         )
@@ -159,15 +157,14 @@ def _of_content(module: Any, content: Mapping[str, Any], path: str) -> ImageText
 
 
 def _of_export(folder: Path) -> ImageTextModel:
-    config, _ = read_folder(folder)
+    config = read_config(folder)
     module = _class_of(config["class"], str(folder)).from_pretrained(folder)
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    if not has_tokenizer and not _clip_texts(module):
+    tokenizer, data = tokenizer_of_folder(folder, config), config.get("data") or {}
+    if tokenizer is None and not has_clip_texts(module):
         raise UserError(
             f"Expected an export with its tokenizer in {str(folder)!r}, got none: export the checkpoint again."
         )
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder)) if has_tokenizer else None
-    return _of_module(module, str(folder), config.get("preprocessing"), tokenizer, config.get("data") or {})
+    return _of_module(module, str(folder), config.get("preprocessing"), tokenizer, data)
 
 
 def _class_of(name: str | None, source: str) -> Any:
@@ -195,7 +192,7 @@ def _of_module(
             "validated with a datamodule of this package."
         )
     module.eval().requires_grad_(False).float()
-    encoder = _encoder(module, tokenizer, data)
+    encoder = text_encoder(module, tokenizer, data)
 
     def images(image: Tensor) -> Tensor:
         features: Tensor = module.encode_images(image)[0]
@@ -212,21 +209,3 @@ def _of_module(
 
 
 _NOTES = {"SHReModule": "SHRe's teacher was trained with labels"}
-
-
-def _encoder(module: Any, tokenizer: Any, data: Mapping[str, Any]) -> Callable[[Sequence[str]], dict[str, Tensor]]:
-    """Return the encoder of texts as the datamodule of the training would build it."""
-    defaults = {name: option.default for name, option in inspect.signature(PairDataModule).parameters.items()}
-    options = {name: data.get(name, defaults[name]) for name in ("clean_captions", "max_words", "append_sep")}
-    longest = data.get("max_tokens") or module.data_sizes().max_tokens or getattr(module, "max_tokens", None)
-    clean, words = options["clean_captions"], options["max_words"]
-    if tokenizer is None:
-        return CLIPTextEncoder(longest or CLIP_TOKENS, clean, words)
-    set_ending(tokenizer, options["append_sep"])
-    return TextEncoder(tokenizer, longest or defaults["max_tokens"], clean, words)
-
-
-def _clip_texts(module: Any) -> bool:
-    """Return whether a module's texts have CLIP's vocabulary, whose tokenizer is part of open_clip."""
-    vocabulary = module.data_sizes().vocab_size or getattr(getattr(module, "student", None), "vocab_size", None)
-    return vocabulary in (None, CLIP_VOCABULARY)

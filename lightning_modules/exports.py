@@ -1,12 +1,14 @@
-"""Export of a training's checkpoint by the method whose class it names.
+"""Export of a training's checkpoint in a layout of the class that it names.
 
-`ALBEFModule` is exported by `lightning_modules/albef/export.py`, with `LAYOUTS` (name to description, the default
-first) and `export(checkpoint, source, target, layout)`, which returns a sentence about the files written. An `export`
-with a parameter `tokenizer_of` gets the function that reads the tokenizer of a checkpoint's data.
+Every module is exported as a folder of `save_pretrained`. Further layouts of a method are in its `export.py`, for
+`ALBEFModule` in `lightning_modules/albef/export.py`: `LAYOUTS` (name to description) and
+`export(checkpoint, source, target, layout)`, which returns a sentence about the files written. An `export` with a
+parameter `tokenizer_of` gets the function that reads the tokenizer of a checkpoint's data. The first of a class's
+layouts is its default.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,25 +20,42 @@ from ..callbacks import AtomicCheckpointIO
 from ..common.errors import UserError
 from ..common.files import check_free
 from .base.checkpoints import class_of, saved_settings
+from .base.method import Method
+from .base.preprocessing import described, recorded_preprocessing
+from .base.pretrained import LAYOUT, TokenizerOf, export_folder, rebuild, without_tokenizer
 
+FOLDER = "vlightning"
+"""Name of the layout of every module."""
 TASKS_OF_ALBEF = ("EntailmentModule", "NLVR2Module", "TextAssignmentModule", "VQAModule")
 """Methods that `lightning_modules/albef/downstream/export.py` exports."""
+INCOMPLETE = ("CaptioningModule", "LinearProbeModule", "ReinforcementModule")
+"""Methods without an export: their results need a network that is not in the checkpoint, or they do not train."""
 
 
-def exporters() -> dict[str, ModuleType]:
-    """Return the `export` module of each method that has one, by the class of its checkpoints."""
-    root = lightning_modules.__name__
-    folders = {name: f"{root}.{name.removesuffix('Module').lower()}" for name in lightning_modules.__all__}
-    folders |= {name: f"{root}.albef.downstream" for name in TASKS_OF_ALBEF}
-    return {
-        name: import_module(f"{folder}.export")
-        for name, folder in folders.items()
-        if find_spec(folder) and find_spec(f"{folder}.export")
-    }
+def exported_classes() -> dict[str, type[Method]]:
+    """Return the modules that can be exported, by name."""
+    known = {name: getattr(lightning_modules, name) for name in lightning_modules.__all__ if name not in INCOMPLETE}
+    return {name: cls for name, cls in known.items() if isinstance(cls, type) and issubclass(cls, Method)}
+
+
+def layouts() -> dict[str, dict[str, str]]:
+    """Return the description of each layout by class, the default first."""
+    own = {name: getattr(_export_module(name), "LAYOUTS", {}) for name in exported_classes()}
+    return {name: {**of_class, FOLDER: LAYOUT} for name, of_class in own.items()}
+
+
+def described_layouts() -> str:
+    """Return a text about all layouts, for the help of `vlightning export`."""
+    parts = [f"Of every module: {FOLDER}: {LAYOUT}."]
+    for name, known in layouts().items():
+        others = "; ".join(f"{layout}: {what}" for layout, what in known.items() if layout != FOLDER)
+        if others:
+            parts.append(f"Of {name}, by default {next(iter(known))}: {others}.")
+    return " ".join(parts)
 
 
 def export(
-    checkpoint: str, target: str, layout: str | None = None, tokenizer_of: Callable[..., Any] | None = None
+    checkpoint: str, target: str, layout: str | None = None, tokenizer_of: TokenizerOf = without_tokenizer
 ) -> str:
     """Write the model of a training checkpoint, and return a sentence about what was written.
 
@@ -44,7 +63,7 @@ def export(
         checkpoint: A checkpoint file, or the folder of a sharded one.
         target: The file or folder to write.
         layout: One of those of the checkpoint's class; None takes its first.
-        tokenizer_of: Reads the tokenizer of a checkpoint's data; methods do not import datamodules. None exports none.
+        tokenizer_of: Reads the tokenizer of a checkpoint's data; methods do not import datamodules.
 
     Raises:
         UserError: If the checkpoint does not exist, is not of a module that can be exported, or not in this layout; or
@@ -57,18 +76,35 @@ def export(
         )
     check_free(Path(target))
     content = AtomicCheckpointIO().load_checkpoint(checkpoint)
-    known = exporters()
+    known = layouts()
     name = _class_name(content, checkpoint, list(known))
-    layouts = known[name].LAYOUTS
-    if layout not in (None, *layouts):
+    if layout not in (None, *known[name]):
         raise UserError(
-            f"Expected {' or '.join(layouts)} as the layout of {name}, the class of {checkpoint!r}, got {layout!r}: "
-            "correct it."
+            f"Expected {' or '.join(known[name])} as the layout of {name}, the class of {checkpoint!r}, got "
+            f"{layout!r}: correct it."
         )
-    write = known[name].export
-    takes_tokenizer = tokenizer_of is not None and "tokenizer_of" in inspect.signature(write).parameters
-    options = {"tokenizer_of": tokenizer_of} if takes_tokenizer else {}
-    return str(write(content, f"the checkpoint {checkpoint!r}", target, layout or next(iter(layouts)), **options))
+    layout, source = layout or next(iter(known[name])), f"the checkpoint {checkpoint!r}"
+    if layout == FOLDER:
+        return _write_folder(exported_classes()[name], content, source, target, tokenizer_of)
+    write = _export_module(name).export  # type: ignore[union-attr]
+    takes_tokenizer = "tokenizer_of" in inspect.signature(write).parameters
+    return str(write(content, source, target, layout, **{"tokenizer_of": tokenizer_of} if takes_tokenizer else {}))
+
+
+def _write_folder(
+    cls: type[Method], content: Mapping[str, Any], source: str, target: str, tokenizer_of: TokenizerOf
+) -> str:
+    module = rebuild(cls, content["hyper_parameters"], content["state_dict"], source)
+    preprocessing = recorded_preprocessing(content)
+    module.adopt_preprocessing(preprocessing)
+    return f"{export_folder(module, content, target, tokenizer_of)}; {described(preprocessing)}."
+
+
+def _export_module(name: str) -> ModuleType | None:
+    """Return the `export` module of a method with layouts of its own."""
+    folder = "albef.downstream" if name in TASKS_OF_ALBEF else name.removesuffix("Module").lower()
+    path = f"{lightning_modules.__name__}.{folder}"
+    return import_module(f"{path}.export") if find_spec(path) and find_spec(f"{path}.export") else None
 
 
 def _class_name(content: Mapping[str, Any], checkpoint: str, known: list[str]) -> str:

@@ -9,6 +9,7 @@ COMMANDS = {
     "predict": "write predictions or embeddings",
     "evaluate": "evaluate a checkpoint, an export or a published model on published sets or own images",
     "export": "write the model of a checkpoint for use in other code",
+    "push": "publish an export on the Hugging Face hub",
     "convert": "convert a sharded checkpoint to one file, or back",
     "plan": "compute memory, traffic, largest batch and hours of a recipe before a run",
     "data": "count and draw what is in a data set before a run",

@@ -55,3 +55,26 @@ def reason_not_found(error: Exception) -> str:
     if not hub_is_reachable():
         return "the hub cannot be reached, and nothing of that name is cached"
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def reason_refused(error: Exception, what: str) -> str:
+    """Return the reason, for messages, why the hub did not give a repository.
+
+    Args:
+        error: the error that the library raised.
+        what: kind of the repository, such as "data set".
+    """
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    causes = list(_causes(error))
+    if any(isinstance(cause, GatedRepoError) for cause in causes):
+        return "it is gated: accept its terms on its page, and log in with `hf auth login`"
+    if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+        return f"there is no such {what}, or it is private: log in with `hf auth login`"
+    return reason_not_found(error)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from open_clip import SimpleTokenizer
 
+from ...common.clip_vocabulary import clip_tokenizer_json
 from .clip import CLIP_TOKENS
 
 
@@ -26,6 +28,13 @@ class CLIPTokenizer(SimpleTokenizer):
 
     def __len__(self) -> int:
         return int(self.vocab_size)
+
+    @functools.cached_property
+    def backend_tokenizer(self) -> Any:
+        """The tokenizer of the ``tokenizers`` library with this vocabulary."""
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(clip_tokenizer_json())
 
 
 @functools.cache

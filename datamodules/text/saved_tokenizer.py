@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from ...common.clip_vocabulary import clip_tokenizer_json
 from ...common.errors import UserError
+from .clip import CLIP
 from .tokenizers import open_tokenizer, set_ending, tokenizer_from_json
 
 
@@ -58,6 +60,8 @@ def saved_tokenizer(content: Mapping[str, Any]) -> tuple[str | None, str]:
     try:
         if trained is not None:
             tokenizer = tokenizer_from_json(trained)
+        elif data.get("tokenizer") == CLIP:
+            return clip_tokenizer_json(), "with its tokenizer"
         elif data.get("tokenizer") is not None:
             tokenizer = open_tokenizer(data["tokenizer"])
         else:

@@ -16,7 +16,7 @@ from transformers import BertForMaskedLM
 
 from ...common.errors import UserError
 from ..base.fitting import load_fitting
-from ..base.pretrained import read_folder
+from ..base.folder import read_folder
 from ..networks.vit_weights import load_vision_weights, resize_positions
 from .network import FusionBert
 from .official import QUEUES, from_official, is_flat, official_name

@@ -15,6 +15,10 @@ CLASS_KEY = "module_class"
 """Entry of a checkpoint with the name of the module's class."""
 
 
+METRICS_KEY = "validation_metrics"
+"""Entry of a checkpoint with the results of the last validation before it."""
+
+
 def class_name(module: LightningModule) -> str:
     """Return the name of a module's class, which FSDP2 replaces by a subclass of its own."""
     return next(cls.__name__ for cls in type(module).__mro__ if not issubclass(cls, FSDPModule))

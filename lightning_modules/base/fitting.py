@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
-from .pretrained import is_folder, read_folder
+from .folder import is_folder, read_folder
 
 _STUDENT = "student."
 

@@ -24,11 +24,12 @@ from ..optim.clipping import clip_unscaled
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable, start_schedule, with_schedule, with_scheduler
 from ..optim.parameter_groups import scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
-from .checkpoints import CLASS_KEY, class_name, explain_misfit, explain_other_class, saved_settings
+from .checkpoints import CLASS_KEY, METRICS_KEY, class_name, explain_misfit, explain_other_class, saved_settings
 from .data_sizes import DataSizes, compare_sizes
 from .fitting import load_fitting
 from .frozen import Frozen
 from .initial_weights import InitialState, check_one_source, restores_after_setup
+from .model_card import Training, validation_metrics
 from .preprocessing import recorded_preprocessing
 from .pretrained import read_module, tokenizer_of_data, write_folder
 from .settings import plain
@@ -57,7 +58,7 @@ class Method(CheckedLoading, LightningModule):
     8. for each batch: `on_train_batch_start` compares the sizes of the first batch of an epoch with `data_sizes()`;
        `optimizer_step`, which calls the method's `training_step` and `configure_gradient_clipping`, steps, and clamps
        parameters to their `bounds()`.
-    9. `on_save_checkpoint`: adds the name of the class and the records of the frozen networks.
+    9. `on_save_checkpoint`: adds the name of the class, results and the records of the frozen networks.
 
     `validate`, `test` and `predict` run 1 to 4, then `on_<stage>_start` loads initial weights if
     `evaluates_initial_weights()`. They, and validation inside `fit`, delegate steps and results to `self.evaluation`.
@@ -223,8 +224,10 @@ class Method(CheckedLoading, LightningModule):
             self.load_initial_weights()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the name of the class, and the records of the frozen networks."""
+        """Add the name of the class, the results of the last validation, and the records of the frozen networks."""
         checkpoint[CLASS_KEY] = class_name(self)
+        if metrics := validation_metrics(self):
+            checkpoint[METRICS_KEY] = metrics
         for frozen in self.frozen_networks():
             frozen.save_record(checkpoint)
 
@@ -272,9 +275,11 @@ class Method(CheckedLoading, LightningModule):
         """
         load_fitting(self, state, f"{type(self).__name__} from {source}")
 
-    def save_pretrained(self, folder: str | Path, tokenizer_json: str | None = None) -> None:
+    def save_pretrained(
+        self, folder: str | Path, tokenizer_json: str | None = None, training: Training | None = None
+    ) -> None:
         """Write the model to a new folder that `from_pretrained` reads; see `pretrained.write_folder`."""
-        write_folder(self, self.state_dict(), folder, tokenizer_json)
+        write_folder(self, self.state_dict(), folder, tokenizer_json, training)
 
     def export(self, folder: str | Path) -> None:
         """Write the folder of `save_pretrained` with the data's tokenizer during a run; every process must call it."""

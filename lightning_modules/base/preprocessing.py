@@ -7,11 +7,11 @@ not describe itself, a record has only its class, as `transform`.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ...callbacks import AtomicCheckpointIO
 from ...callbacks.checkpoints.sharded_checkpoint import METADATA
-from .pretrained import is_folder, read_folder
+from .folder import is_folder, read_folder
 
 
 def recorded_preprocessing(content: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -44,6 +44,11 @@ def preprocessing_of_checkpoint(path: str | Path) -> dict[str, Any] | None:
     if not is_checkpoint(path):
         return None
     return recorded_preprocessing(AtomicCheckpointIO().load_checkpoint(Path(path).expanduser()))
+
+
+def has_pixels(record: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a record describes the preparation of pixels."""
+    return record is not None and "mean" in record
 
 
 def described(record: Mapping[str, Any] | None) -> str:

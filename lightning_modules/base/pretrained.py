@@ -7,21 +7,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from ...common.clip_vocabulary import END, START
 from ...common.errors import UserError
 from ...common.files import check_free, replacing
 from .checkpoints import class_name
+from .folder import CONFIG_FILE, WEIGHTS_FILE, read_folder
+from .model_card import CARD_FILE, Training, model_card
 
 if TYPE_CHECKING:
     from .method import Method
 
-WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-LAYOUT = "a folder with model.safetensors, config.json and the tokenizer"
+LAYOUT = "a folder with model.safetensors, config.json, the tokenizer and README.md, for vlightning.hub.from_pretrained"
 """Description of the folder for `vlightning export`."""
 TokenizerOf = Callable[[Mapping[str, Any]], tuple[str | None, str]]
 """Function from a checkpoint to its data's tokenizer as JSON text, and a note on it for the message."""
@@ -36,7 +37,7 @@ def without_tokenizer(checkpoint: Mapping[str, Any]) -> tuple[str | None, str]:
 def export_folder(module: "Method", content: Mapping[str, Any], target: str, tokenizer_of: TokenizerOf) -> str:
     """Write the folder of a module that was rebuilt from a checkpoint, and return what was written, for a message."""
     tokenizer, note = tokenizer_of(content)
-    module.save_pretrained(target, tokenizer)
+    module.save_pretrained(target, tokenizer, Training.of_checkpoint(content))
     return f"Wrote {target} {note}; {type(module).__name__}.from_pretrained({target!r}) reads it"
 
 
@@ -47,32 +48,42 @@ def tokenizer_of_data(datamodule: Any | None) -> str | None:
 
 
 def write_folder(
-    module: "Method", state: dict[str, Tensor], folder: str | Path, tokenizer_json: str | None = None
+    module: "Method",
+    state: dict[str, Tensor],
+    folder: str | Path,
+    tokenizer_json: str | None = None,
+    training: Training | None = None,
 ) -> None:
-    """Write `model.safetensors`, `config.json` and the tokenizer, if given, atomically.
+    """Write `model.safetensors`, `config.json`, the tokenizer, if given, and `README.md`, atomically.
 
     Args:
         module: module to write.
         state: its state dict, gathered if it is sharded.
         folder: new or empty folder.
         tokenizer_json: the tokenizer as the JSON text of the `tokenizers` library.
+        training: what is known of the training; None reads the module's run, if it has one.
 
     Raises:
         UserError: if the folder exists and is not empty.
     """
+    training = Training.of_run(module) if training is None else training
     target = Path(folder).expanduser().absolute()
     check_free(target)
     state = {name: tensor.contiguous() for name, tensor in module.pretrained_state(state).items()}
+    preprocessing = module.preprocessing()
     config = {
         "class": class_name(module),
         "vlightning_version": version("vlightning"),
         "arguments": arguments_without_weights(module.hparams),
-        "preprocessing": module.preprocessing(),
+        "preprocessing": preprocessing,
+        "data": training.text_options(),
     }
+    card = model_card(module, training, preprocessing, target.name)
     with replacing(target) as staged:
         staged.mkdir()
         save_file(state, staged / WEIGHTS_FILE, metadata={"format": "pt"})
         (staged / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (staged / CARD_FILE).write_text(card, encoding="utf-8")
         if tokenizer_json is not None:
             _save_tokenizer(module, tokenizer_json, staged)
 
@@ -93,37 +104,6 @@ def read_module(cls: type[Module], folder: str | Path) -> Module:
     module = rebuild(cls, config["arguments"], state, source).eval()
     module.adopt_preprocessing(config.get("preprocessing"))
     return module
-
-
-def is_folder(path: Path) -> bool:
-    """Return whether a path is an exported folder."""
-    return (path / CONFIG_FILE).is_file()
-
-
-def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the configuration and the state of an exported folder.
-
-    Raises:
-        UserError: if the folder is not an export, or is damaged.
-    """
-    missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
-    if missing:
-        raise UserError(
-            f"Expected the folder of an export, got {str(folder)!r} without {' and without '.join(missing)}: correct "
-            "the path, or write an export with `vlightning export`."
-        )
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        state = load_file(folder / WEIGHTS_FILE)
-    except (ValueError, SafetensorError) as error:
-        raise UserError(
-            f"Expected a readable export in {str(folder)!r}, got a damaged one ({error}): export it again."
-        ) from error
-    if not isinstance(config, dict) or not {"class", "vlightning_version", "arguments"} <= config.keys():
-        raise UserError(
-            f"Expected the {CONFIG_FILE} of an export in {str(folder)!r}, got another file: correct the path."
-        )
-    return config, state
 
 
 def rebuild(cls: type[Module], hparams: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Module:
@@ -157,9 +137,27 @@ def arguments_without_weights(hparams: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _save_tokenizer(module: "Method", text: str, folder: Path) -> None:
-    """Write `tokenizer.json` and the special tokens, which the JSON does not contain."""
-    tokenizer = Tokenizer.from_str(text)
+    """Write the tokenizer with the special tokens of the module, which the JSON text does not contain."""
     numbers = getattr(getattr(module, "text", None), "special_token_ids", {})
-    special = {f"{name}_token": tokenizer.id_to_token(number) for name, number in numbers.items()}
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unknown, **special).save_pretrained(folder)
+    length = module.data_sizes().max_tokens or getattr(module, "max_tokens", None)
+    save_tokenizer(text, folder, {name: number for name, number in numbers.items() if number is not None}, length)
+
+
+def save_tokenizer(text: str, folder: Path, special: Mapping[str, int], length: int | None) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, which `AutoTokenizer` reads.
+
+    Args:
+        text: the tokenizer as JSON text of the `tokenizers` library.
+        folder: an existing folder.
+        special: numbers of special tokens, such as "cls"; not used for CLIP's tokenizer, whose tokens are known.
+        length: number of tokens at which texts are cut.
+    """
+    tokenizer, named = Tokenizer.from_str(text), dict[str, str | None]()
+    if tokenizer.token_to_id(START) is not None:
+        # In transformers CLIP's texts are padded with the end token; its causal towers do not see the padding.
+        named |= {"bos_token": START, "eos_token": END, "pad_token": END, "unk_token": END}
+    else:
+        named |= {f"{name}_token": tokenizer.id_to_token(number) for name, number in special.items()}
+        named["unk_token"] = getattr(tokenizer.model, "unk_token", None)
+    options = {} if length is None else {"model_max_length": length}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named, **options).save_pretrained(folder)

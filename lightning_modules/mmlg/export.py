@@ -1,12 +1,18 @@
-"""Export of checkpoints: an ordinary CLIP for open_clip, or a learngene."""
+"""Export of checkpoints: an ordinary CLIP for open_clip or transformers, or a learngene."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import open_clip
+
 from ...callbacks.learngene.file import Learngene, save_learngene
 from ...common.errors import UserError
 from ..base.preprocessing import described
+from ..networks.clip.export import LAYOUTS as TOWER_LAYOUTS
+from ..networks.clip.programs import PROGRAMS, export_towers
+from ..networks.clip.transformers_layout import LAYOUT as TRANSFORMERS
+from ..networks.clip.transformers_layout import save_transformers
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import write_open_clip
 from .descendant import as_clip, clip_config
@@ -14,6 +20,8 @@ from .pretrained import preprocessing_of_training, rebuild_student
 
 LAYOUTS = {
     "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads, and MMLGModule",
+    "transformers": TRANSFORMERS,
+    **{name: TOWER_LAYOUTS[name] for name in PROGRAMS},
     "learngene": "a file for LearngeneExpansionCallback; of an ordinary CLIP the learngene of He-LG",
 }
 """Description of each layout; the first is the default."""
@@ -40,6 +48,15 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         write_open_clip(as_clip(student), clip_config(student.sizes), Preprocessing.of(record, source), target)
         layers = student.sizes.layers
         return f"Wrote {target} with the CLIP of {layers} layers a tower, for open_clip; {described(record)}."
+    if layout in PROGRAMS:
+        plain = open_clip.CLIP(**clip_config(student.sizes), nonscalar_logit_scale=True)
+        plain.load_state_dict(as_clip(student).state_dict())
+        size = student.sizes.image_size
+        export_towers(plain.eval(), target, layout, size, preprocessing=record)  # type: ignore[arg-type]
+        return f"Wrote {target} with the towers in the layout {layout!r}; {described(record)}."
+    if layout == "transformers":
+        save_transformers(as_clip(student), Preprocessing.of(record, source), target)
+        return f"Wrote {target} with the CLIP of {student.sizes.layers} layers a tower; {described(record)}."
     if Path(target).is_dir():
         raise UserError(
             f"Expected the name of a new file, such as learngene.safetensors, got the folder {target!r}: name a file."

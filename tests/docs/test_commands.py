@@ -43,6 +43,9 @@ def test_every_command_that_is_shown_parses(command: str, tmp_path: Path, monkey
             (checkpoint,) = [word for word in words if word.endswith(".ckpt")][:1]
             assert checkpoint in (sentence := run(*words).sentence), sentence
             return
+        case ["push"]:  # the folder is looked for after the options are parsed, and before the hub is asked
+            assert "nothing there" in run(*words).sentence
+            return
         case ["evaluate"]:  # tests/evaluate/test_command.py runs them
             assert parser_of_evaluate().parse_args(words[1:])
             return
@@ -74,7 +77,7 @@ def test_there_are_commands_to_check():
     assert COMMANDS[0] == "vlightning fit --config configs/albef/quickstart.yaml"
 
 
-PROGRAMS = ("pip install ", "python3 -m venv ", "pytest ", "mkdocs ", "sbatch ", "tensorboard --logdir runs", "eval ")
+PROGRAMS = ("pip install ", "python3 -m venv ", "pytest ", "mkdocs ", "sbatch ", "tensorboard --logdir runs", "eval ", "hf auth login")
 
 
 @pytest.mark.parametrize("command", OTHERS)

@@ -1,10 +1,10 @@
-"""Export of checkpoints of the downstream tasks: the model and the tokenizer of its data."""
+"""Export of checkpoints of the downstream tasks in the authors' layouts."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from ...base.checkpoints import class_of, saved_settings
-from ...base.pretrained import LAYOUT, TokenizerOf, without_tokenizer
+from ...base.pretrained import LAYOUT
 from ..export import write
 from .assignment import TextAssignmentModule
 from .entailment import EntailmentModule
@@ -14,25 +14,18 @@ from .task import TaskMethod
 from .vqa import VQAModule
 
 LAYOUTS = {"vlightning": LAYOUT, "albef": "a .pth file in the authors' layout of the task"}
-"""Description of each layout; the first is the default."""
+"""Description of each layout; the first, which `lightning_modules/exports.py` writes, is the default."""
 TASKS = {task.__name__: task for task in (EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule)}
 
 
-def export(
-    content: Mapping[str, Any],
-    source: str,
-    target: str,
-    layout: str,
-    tokenizer_of: TokenizerOf = without_tokenizer,
-) -> str:
+def export(content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
     """Write the model of a checkpoint.
 
     Args:
         content: the checkpoint.
         source: description of the checkpoint for messages.
-        target: path to write to: a new name, or an empty folder.
-        layout: one of `LAYOUTS`.
-        tokenizer_of: reads the tokenizer for the folder; an argument, because methods do not import datamodules.
+        target: name of a new file.
+        layout: "albef".
 
     Returns:
         A sentence for the log.
@@ -46,4 +39,4 @@ def export(
         save_official(module, path)
         return f"layout of {task.__name__}"
 
-    return write(task, save, content, source, target, layout, tokenizer_of)
+    return write(task, save, content, source, target)

@@ -13,11 +13,15 @@ from .preprocessing import preprocessing_of_training
 from .programs import export_towers
 from .shapes import resolved
 from .trained import network_of_training
+from .transformers_layout import LAYOUT as TRANSFORMERS
+from .transformers_layout import save_transformers
 
 LAYOUTS = {
     "torch_export": "a folder with image.pt2 and text.pt2, reparameterized, for torch.export.load",
     "onnx": "a folder with image.onnx and text.onnx, reparameterized; needs the extra 'onnx'",
+    "onnx_int8": "the same with int8 weights of matrices, quantized by ONNX Runtime",
     "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads",
+    "transformers": TRANSFORMERS,
     "vendor": "a .pt file as the vendor's code and model.weights load it, of MobileCLIP-S0, -S1, -S2 and -B",
 }
 """Description of each layout."""
@@ -50,6 +54,8 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
         save_vendor(network, target)
     elif layout == "open_clip":
         save_open_clip(network, name, Preprocessing.of(record, source), target)
+    elif layout == "transformers":
+        save_transformers(network, Preprocessing.of(record, source), target)
     else:
         size = size or model_config(name)["vision_cfg"]["image_size"]
         export_towers(network, target, layout, size, preprocessing=record)  # type: ignore[arg-type]

@@ -25,8 +25,10 @@ from ....common.errors import UserError
 from ....common.files import check_free, replacing, writing
 from .towers import towers
 
-Format = Literal["torch_export", "onnx"]
-_SUFFIXES = {"torch_export": ".pt2", "onnx": ".onnx"}
+Format = Literal["torch_export", "onnx", "onnx_int8"]
+_SUFFIXES = {"torch_export": ".pt2", "onnx": ".onnx", "onnx_int8": ".onnx"}
+PROGRAMS = tuple(_SUFFIXES)
+"""Names of the formats."""
 _TRACED, _CHECKED = 2, (1, 3)  # batch sizes
 _MAX_ERROR, _MIN_COSINE = 1e-4, 0.9995  # of exported features, in float32 and in half precision
 _ONE_FILE = 1.9e9  # bytes of weights; an ONNX file holds at most 2 GiB
@@ -51,7 +53,8 @@ def export_towers(
         model: as in `towers`.
         folder: a new or an empty folder.
         format: "torch_export" writes `image.pt2` and `text.pt2` for `torch.export.load`; "onnx" writes `image.onnx`
-            and `text.onnx`, and a file with the weights of a tower of more than 2 GB.
+            and `text.onnx`, and a file with the weights of a tower of more than 2 GB; "onnx_int8" the same, with int8
+            weights of matrices.
         image_size: S.
         fused: as in `towers`.
         normalize: as in `towers`.
@@ -64,8 +67,8 @@ def export_towers(
 
     Raises:
         UserError: if the folder exists and is not empty, there is no such format, or not in this precision, the
-            libraries for ONNX are not installed, the
-            model takes no images of this size, or the programs' features differ from the towers'.
+            libraries for ONNX are not installed, the model takes no images of this size, or the programs' features
+            differ from the towers'.
         OSError: if the files cannot be written.
     """
     target = Path(folder).expanduser().absolute()
@@ -99,6 +102,8 @@ def export_towers(
             with _quiet():
                 _write(part, path, target)
                 _check(part, _load(path))
+                if format == "onnx_int8":
+                    _quantize(path)
     return sorted(target.iterdir())
 
 
@@ -131,17 +136,20 @@ def _part(tower: nn.Module, name: str, input_name: str, inputs: Tensor) -> _Part
 def _check_format(format: str, dtype: torch.dtype) -> None:
     if format not in _SUFFIXES:
         raise UserError(f"Expected the format {' or '.join(_SUFFIXES)}, got {format!r}.")
-    if format != "onnx":
+    if format == "torch_export":
         return
+    if dtype != torch.float32 and format == "onnx_int8":
+        raise UserError(f"Expected float32 for the format onnx_int8, got {_name(dtype)}: leave dtype out.")
     if dtype == torch.bfloat16:
         raise UserError(
             "Expected float32 or float16, got bfloat16, which ONNX's convolutions do not support: choose another "
             "precision, or the format torch_export."
         )
-    missing = [library for library in ("onnx", "onnxscript") if find_spec(library) is None]
+    needed = ("onnx", "onnxscript", *(["onnxruntime"] if format == "onnx_int8" else []))
+    missing = [library for library in needed if find_spec(library) is None]
     if missing:
         raise UserError(
-            f"Expected {' and '.join(missing)} for the format onnx, found no such library: install it with "
+            f"Expected {' and '.join(missing)} for the format {format}, found no such library: install it with "
             '`pip install "vlightning[onnx]"`.'
         )
 
@@ -164,6 +172,25 @@ def _write(part: _Part, path: Path, target: Path) -> None:
     assert converted is not None
     with writing(target):
         converted.save(path, external_data=_size(program) > _ONE_FILE)
+
+
+def _quantize(path: Path) -> None:
+    """Replace the matrices of an ONNX file by int8 weights with a scale for each column; convolutions stay float32.
+
+    Activations are quantized when the program runs (dynamic quantization).
+    """
+    quantization: Any = importlib.import_module("onnxruntime.quantization")
+    made = path.with_name(f"{path.stem}.int8.onnx")
+    quantization.quantize_dynamic(
+        path,
+        made,
+        op_types_to_quantize=["MatMul", "Gemm"],
+        per_channel=True,
+        weight_type=quantization.QuantType.QInt8,
+        extra_options={"MatMulConstBOnly": True},
+    )
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+    made.replace(path)
 
 
 def _load(path: Path) -> Callable[[Tensor], Tensor] | None:
@@ -232,7 +259,9 @@ def _described(part: _Part, format: str) -> dict[str, Any]:
 
 def _versions(format: str) -> dict[str, str]:
     libraries = ["vlightning", "torch", "timm", "open_clip_torch"]
-    return {name: version(name) for name in [*libraries, *(["onnx", "onnxscript"] if format == "onnx" else [])]}
+    if format != "torch_export":
+        libraries += ["onnx", "onnxscript", *(["onnxruntime"] if format == "onnx_int8" else [])]
+    return {name: version(name) for name in libraries}
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,0 +1,20 @@
+"""CLIP's tokenizer in the form of the `transformers` library, built from the vocabulary that open_clip contains."""
+
+import functools
+
+START, END = "<|startoftext|>", "<|endoftext|>"
+_OPEN_CLIP = {"<start_of_text>": START, "<end_of_text>": END}
+
+
+@functools.cache
+def clip_tokenizer_json() -> str:
+    """Return the tokenizer as JSON text of the `tokenizers` library.
+
+    It has open_clip's token ids, but does not repair damaged Unicode (ftfy) and HTML entities as open_clip does.
+    """
+    from open_clip import SimpleTokenizer
+    from transformers import CLIPTokenizer
+
+    own = SimpleTokenizer()
+    vocabulary = {_OPEN_CLIP.get(token, token): number for token, number in own.encoder.items()}
+    return str(CLIPTokenizer(vocab=vocabulary, merges=list(own.bpe_ranks)).backend_tokenizer.to_str())

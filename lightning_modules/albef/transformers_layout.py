@@ -1,0 +1,121 @@
+"""ALBEF's encoders in the layouts of transformers' ViT and BERT, for contrastive features without this package."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...common.errors import UserError
+from ...common.files import check_free, replacing, writing
+from ..base.preprocessing import has_pixels
+from ..base.pretrained import save_tokenizer
+from ..networks.clip_preprocessing import Preprocessing
+from ..networks.transformers_files import write_model, write_preprocessing
+from .network import ALBEFNetwork, bert_sizes
+
+LAYOUT = (
+    "a folder with image/ for transformers' ViTModel, text/ for BertModel (the text layers below the fusion) and "
+    "projections.safetensors"
+)
+"""Description of the layout."""
+_MAX_ERROR = 1e-4
+_VIT = (
+    (r"patch_embed\.proj\.", r"embeddings.patch_embeddings.projection."),
+    (r"cls_token", r"embeddings.cls_token"),
+    (r"pos_embed", r"embeddings.position_embeddings"),
+    (r"blocks\.(\d+)\.norm1\.", r"encoder.layer.\1.layernorm_before."),
+    (r"blocks\.(\d+)\.norm2\.", r"encoder.layer.\1.layernorm_after."),
+    (r"blocks\.(\d+)\.attn\.proj\.", r"encoder.layer.\1.attention.output.dense."),
+    (r"blocks\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
+    (r"blocks\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
+    (r"norm\.", r"layernorm."),
+)
+
+
+def save_transformers(
+    module: Any, record: Mapping[str, Any] | None, folder: str | Path, tokenizer_json: str | None = None
+) -> None:
+    """Write the encoders of a module's student, atomically; their states are compared with the student's.
+
+    Args:
+        module: an `ALBEFModule`.
+        record: record of the image preprocessing; None if it is unknown.
+        folder: a new or an empty folder.
+        tokenizer_json: the tokenizer as JSON text of the `tokenizers` library.
+
+    Raises:
+        UserError: if the folder exists and is not empty, or the states differ.
+        OSError: if it cannot be written.
+    """
+    from transformers import BertModel, ViTConfig, ViTModel
+
+    network: ALBEFNetwork = module.student.float().eval()
+    vision, trunk = module.vision, network.text_encoder.bert
+    vit = ViTConfig(
+        hidden_size=vision.width,
+        num_hidden_layers=vision.depth,
+        num_attention_heads=vision.heads,
+        intermediate_size=int(vision.width * vision.mlp_ratio),
+        image_size=vision.image_size,
+        patch_size=vision.patch_size,
+        layer_norm_eps=1e-6,
+    )
+    layers = network.text_encoder.fusion_layer
+    outside = tuple(f"encoder.layer.{index}." for index in range(layers, len(network.text_encoder.layers)))
+    words = {name: tensor for name, tensor in trunk.state_dict().items() if not name.startswith(outside)}
+    projections = {
+        f"{name}.{part}": tensor
+        for name, layer in (("image", network.vision_proj), ("text", network.text_proj))
+        for part, tensor in layer.state_dict().items()
+    }
+    target = Path(folder).expanduser().absolute()
+    check_free(target)
+    with replacing(target) as staged, writing(target):
+        for part in ("image", "text"):
+            (staged / part).mkdir(parents=True)
+        write_model(dict(_vit_state(network.visual_encoder.state_dict())), vit, "ViTModel", staged / "image")
+        if has_pixels(record):
+            write_preprocessing(Preprocessing.of(record, "the checkpoint"), staged / "image")
+        write_model(words, bert_sizes(module.text, layers), "BertModel", staged / "text")
+        if tokenizer_json is not None:
+            save_tokenizer(tokenizer_json, staged / "text", module.text.special_token_ids, module.text.max_tokens)
+        save_file(projections, staged / "projections.safetensors")
+        image = ViTModel.from_pretrained(staged / "image", add_pooling_layer=False)
+        text = BertModel.from_pretrained(staged / "text", add_pooling_layer=False)
+        _check(network, image.eval(), text.eval(), module)
+
+
+def _vit_state(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of timm's ViT under the names of published checkpoints of transformers' ViT."""
+    for name, tensor in state.items():
+        if found := re.match(r"blocks\.(\d+)\.attn\.qkv\.(\w+)", name):
+            for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                yield f"encoder.layer.{found[1]}.attention.attention.{part}.{found[2]}", rows.clone()
+            continue
+        for pattern, theirs in _VIT:
+            renamed, count = re.subn(rf"^{pattern}", theirs, name)
+            if count:
+                yield renamed, tensor
+                break
+
+
+@torch.no_grad()
+def _check(network: ALBEFNetwork, image: Any, text: Any, module: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    size, words = module.vision.image_size, module.text.vocab_size
+    pixels = torch.randn(2, 3, size, size, generator=generator)
+    ids = torch.randint(1, words, (2, min(8, module.text.max_positions)), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, -3:] = 0
+    states = text(input_ids=ids, attention_mask=mask).last_hidden_state - network.encode_text(ids, mask)
+    tokens = image(pixel_values=pixels).last_hidden_state - network.encode_image(pixels)
+    error = max(float(tokens.abs().max()), float(states[mask.bool()].abs().max()))
+    if not error < _MAX_ERROR:
+        raise UserError(
+            f"Expected encoders that transformers computes alike, got states that differ by {error:.1g} with this "
+            "version of transformers: install another, or write the layout vlightning."
+        )

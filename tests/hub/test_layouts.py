@@ -1,0 +1,110 @@
+"""Exports in other libraries' layouts, read by these libraries alone: each cell of the table in `docs/export.md`."""
+
+import pytest
+import timm
+import torch
+import torchvision
+from lightning.pytorch import Trainer
+from PIL import Image
+from safetensors.torch import load_file
+from torch.nn.functional import normalize
+from transformers import (
+    AutoImageProcessor,
+    AutoTokenizer,
+    BertModel,
+    CLIPModel,
+    ViTModel,
+)
+
+from support.cocord import OFF
+from support.command_line import run
+from support.methods import METHODS, OTHERS
+from support.mmlg import tiny_extraction
+from vlightning.lightning_modules import CoCoRDModule
+
+KINDS = METHODS | OTHERS
+TEXTS = ["a red circle above a blue square", "it is green"]
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+
+
+def image():
+    return Image.effect_mandelbrot((60, 40), (-2, -1, 1, 1), 60).convert("RGB")
+
+
+def exported(module, data, folder, layout, target="made"):
+    """Train for a step, export the checkpoint, and return the module in eval mode and the target."""
+    trainer = Trainer(**QUIET, max_steps=1, limit_val_batches=0, enable_checkpointing=False)
+    trainer.fit(module, data)
+    trainer.save_checkpoint(folder / "last.ckpt")
+    ran = run("export", folder / "last.ckpt", folder / target, "--layout", layout)
+    assert ran.status == 0, ran.err
+    return module.eval(), folder / target
+
+
+def built(name, folder, **options):
+    method = KINDS[name]
+    return method.build(method.prepare(folder), seed=3, batch_size=8, num_workers=0, **options)
+
+
+@pytest.mark.parametrize("name", ["clip", "MM-LG", "plain"])
+@torch.no_grad()
+def test_transformers_reads_a_clip_of_plain_towers(name, tmp_path):
+    if name == "clip":
+        module, data = built(name, tmp_path)
+    else:
+        _, data = built("mmlg", tmp_path)
+        module = tiny_extraction(None, student=name)
+    with torch.enable_grad():
+        module, folder = exported(module, data, tmp_path, "transformers")
+    model = CLIPModel.from_pretrained(folder).eval()
+    own = data.encoder()(TEXTS)
+    tokens = {"input_ids": own["input_ids"]}
+    if (folder / "tokenizer.json").exists():
+        tokens = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, truncation=True, return_tensors="pt")
+    pixels = AutoImageProcessor.from_pretrained(folder)(image(), return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(pixels[0], data.eval_transform(image()), rtol=0, atol=0.02)  # another resize
+    found = model(pixel_values=pixels, **tokens)
+    torch.testing.assert_close(found.image_embeds, module.encode_images(pixels)[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.text_embeds, module.encode_texts(**own), rtol=0, atol=1e-5)
+
+
+def test_towers_that_transformers_has_not_are_refused(tmp_path):
+    module, data = built("mobileclip", tmp_path)
+    exported(module, data, tmp_path, "vlightning")
+    ran = run("export", tmp_path / "last.ckpt", tmp_path / "clip", "--layout", "transformers")
+    assert ran.sentence.startswith("Expected open_clip's ViT and causal text tower for transformers' CLIPModel")
+    assert not (tmp_path / "clip").exists()
+
+
+@torch.no_grad()
+def test_transformers_reads_albefs_encoders(tmp_path):
+    with torch.enable_grad():
+        module, data = built("albef", tmp_path)
+        module, folder = exported(module, data, tmp_path, "transformers")
+    vit = ViTModel.from_pretrained(folder / "image", add_pooling_layer=False).eval()
+    bert = BertModel.from_pretrained(folder / "text", add_pooling_layer=False).eval()
+    projections = load_file(folder / "projections.safetensors")
+    pixels = AutoImageProcessor.from_pretrained(folder / "image")(image(), return_tensors="pt")["pixel_values"]
+    tokens = AutoTokenizer.from_pretrained(folder / "text")(TEXTS, padding=True, return_tensors="pt")
+    tokens = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+    for kind, states, own in (
+        ("image", vit(pixel_values=pixels).last_hidden_state, module.encode_images(pixels)[0]),
+        ("text", bert(**tokens).last_hidden_state, module.encode_texts(**tokens)),
+    ):
+        found = states[:, 0] @ projections[f"{kind}.weight"].T + projections[f"{kind}.bias"]
+        own = own[0] if isinstance(own, tuple) else own
+        torch.testing.assert_close(normalize(found, dim=-1), own, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "create"), [("resnet18", torchvision.models.resnet18), ("resnet10t", "timm")])
+@torch.no_grad()
+def test_torchvision_and_timm_read_cocords_student(name, create, tmp_path):
+    _, data = built("cocord", tmp_path, length=8)
+    with torch.enable_grad():
+        module = CoCoRDModule(name, data.num_classes, **OFF)
+        module, file = exported(module, data, tmp_path, "student", "student.safetensors")
+    classes = {"num_classes": data.num_classes}
+    model = timm.create_model(name, **classes) if create == "timm" else create(**classes)
+    model.load_state_dict(load_file(file))
+    pixels = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(model.eval()(pixels), module(pixels), rtol=1e-4, atol=1e-5)
