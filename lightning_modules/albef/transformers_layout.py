@@ -14,7 +14,7 @@ from ...common.files import check_free, replacing, writing
 from ..base.preprocessing import has_pixels
 from ..base.pretrained import save_tokenizer
 from ..networks.clip_preprocessing import Preprocessing
-from ..networks.transformers_files import write_model, write_preprocessing
+from ..networks.transformers_files import without_progress, write_model, write_preprocessing
 from .network import ALBEFNetwork, bert_sizes
 
 LAYOUT = (
@@ -84,8 +84,9 @@ def save_transformers(
         if tokenizer_json is not None:
             save_tokenizer(tokenizer_json, staged / "text", module.text.special_token_ids, module.text.max_tokens)
         save_file(projections, staged / "projections.safetensors")
-        image = ViTModel.from_pretrained(staged / "image", add_pooling_layer=False)
-        text = BertModel.from_pretrained(staged / "text", add_pooling_layer=False)
+        with without_progress():
+            image = ViTModel.from_pretrained(staged / "image", add_pooling_layer=False)
+            text = BertModel.from_pretrained(staged / "text", add_pooling_layer=False)
         _check(network, image.eval(), text.eval(), module)
 
 

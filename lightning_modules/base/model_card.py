@@ -15,7 +15,7 @@ from .trainers import datamodule_of, trainer_of
 
 CARD_FILE = "README.md"
 _TEXT_OPTIONS = ("tokenizer", "clean_captions", "max_words", "append_sep", "max_tokens")
-_DATA_OPTIONS = ("train", "validation", "test", "length", "samples", "mixing_temperature")
+_DATA_OPTIONS = ("train", "validation", "test", "length", "samples")
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 Tensors have the names of published checkpoints, which every version of the library reads.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,18 @@ def write_model(state: Mapping[str, Tensor], config: Any, architecture: str, fol
     config.architectures = [architecture]
     config.save_pretrained(folder)
     save_file({name: tensor.detach().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+
+
+@contextlib.contextmanager
+def without_progress() -> Iterator[None]:
+    """Load models within the context without the library's progress bars."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def write_preprocessing(preprocessing: Preprocessing, folder: Path) -> None:

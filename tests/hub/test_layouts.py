@@ -1,5 +1,7 @@
 """Exports in other libraries' layouts, read by these libraries alone: each cell of the table in `docs/export.md`."""
 
+import onnx
+import onnxruntime
 import pytest
 import timm
 import torch
@@ -7,7 +9,7 @@ import torchvision
 from lightning.pytorch import Trainer
 from PIL import Image
 from safetensors.torch import load_file
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity, normalize
 from transformers import (
     AutoImageProcessor,
     AutoTokenizer,
@@ -20,6 +22,7 @@ from support.cocord import OFF
 from support.command_line import run
 from support.methods import METHODS, OTHERS
 from support.mmlg import tiny_extraction
+from vlightning.hub import from_pretrained
 from vlightning.lightning_modules import CoCoRDModule
 
 KINDS = METHODS | OTHERS
@@ -38,6 +41,7 @@ def exported(module, data, folder, layout, target="made"):
     trainer.save_checkpoint(folder / "last.ckpt")
     ran = run("export", folder / "last.ckpt", folder / target, "--layout", layout)
     assert ran.status == 0, ran.err
+    assert "Loading" not in ran.err  # a progress bar of transformers
     return module.eval(), folder / target
 
 
@@ -108,3 +112,43 @@ def test_torchvision_and_timm_read_cocords_student(name, create, tmp_path):
     model.load_state_dict(load_file(file))
     pixels = torch.rand(2, 3, 16, 16)
     torch.testing.assert_close(model.eval()(pixels), module(pixels), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_onnx_runtime_reads_mmlgs_towers_with_int8_weights(tmp_path):
+    _, data = built("mmlg", tmp_path)
+    with torch.enable_grad():
+        module, folder = exported(tiny_extraction(None), data, tmp_path, "onnx_int8")
+    found = {}
+    for name, inputs in (
+        ("image", {"image": torch.stack([data.eval_transform(image())]).numpy()}),
+        ("text", {"input_ids": data.encoder()(TEXTS)["input_ids"].numpy()}),
+    ):
+        session = onnxruntime.InferenceSession(folder / f"{name}.onnx")
+        found[name] = torch.from_numpy(session.run(None, inputs)[0])
+        kinds = {tensor.data_type for tensor in onnx.load(folder / f"{name}.onnx").graph.initializer}
+        assert onnx.TensorProto.INT8 in kinds
+    expected = module.encode_images(data.eval_transform(image())[None])[0], module.encode_texts(**data.encoder()(TEXTS))
+    for features, own in zip(found.values(), expected, strict=True):
+        assert not torch.equal(features, own)
+        assert cosine_similarity(features, own).min() > 0.98
+
+
+@torch.no_grad()
+def test_torch_exports_what_from_pretrained_returns(tmp_path):
+    _, data = built("cocord", tmp_path, length=8)
+    with torch.enable_grad():
+        module, folder = exported(CoCoRDModule("resnet8", data.num_classes, **OFF), data, tmp_path, "vlightning")
+    model, _, _ = from_pretrained(folder)
+    torch.onnx.export(
+        model.student,
+        (torch.rand(2, 3, 32, 32),),
+        tmp_path / "student.onnx",
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes={"image": {0: "batch"}},
+    )
+    images = torch.rand(3, 3, 32, 32)
+    session = onnxruntime.InferenceSession(tmp_path / "student.onnx")
+    found = session.run(None, {session.get_inputs()[0].name: images.numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), module(images), rtol=1e-4, atol=1e-5)

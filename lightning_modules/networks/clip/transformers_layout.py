@@ -15,7 +15,7 @@ from ....common.files import check_free, replacing, writing
 from ...base.pretrained import save_tokenizer
 from ..clip_preprocessing import Preprocessing
 from ..precision import unit
-from ..transformers_files import write_model, write_preprocessing
+from ..transformers_files import without_progress, write_model, write_preprocessing
 
 LAYOUT = "a folder that transformers' CLIPModel, AutoImageProcessor and AutoTokenizer load; of plain ViTs"
 """Description of the layout."""
@@ -75,7 +75,9 @@ def save_transformers(model: CLIP | CustomTextCLIP, preprocessing: Preprocessing
         if model.vocab_size == _VOCABULARY:
             save_tokenizer(clip_tokenizer_json(), staged, {}, model.context_length)
         try:
-            _check(model, CLIPModel.from_pretrained(staged), preprocessing.image_size)
+            with without_progress():
+                written = CLIPModel.from_pretrained(staged)
+            _check(model, written, preprocessing.image_size)
         except RuntimeError as error:  # of tensors of other shapes
             raise _not_plain(str(error).splitlines()[0]) from error
 

@@ -71,7 +71,8 @@ def test_a_later_training_does_not_load_the_initial_weights_again(tmp_path):
 def test_the_folder_holds_every_weight_once_and_no_queue(tmp_path, mlm, dtype):
     module = _noisy(mlm=mlm, optim={"betas": (0.8, 0.9)}).to(dtype)
     module.save_pretrained(tmp_path / "export")
-    assert sorted(path.name for path in (tmp_path / "export").iterdir()) == ["config.json", "model.safetensors"]
+    names = sorted(path.name for path in (tmp_path / "export").iterdir())
+    assert names == ["README.md", "config.json", "model.safetensors"]
     written = load_file(tmp_path / "export" / "model.safetensors")
     # named_parameters names tied weights once, and the queues are buffers
     assert written.keys() == dict(module.named_parameters()).keys()
