@@ -85,19 +85,21 @@ def export(
         )
     layout, source = layout or next(iter(known[name])), f"the checkpoint {checkpoint!r}"
     if layout == FOLDER:
-        return _write_folder(exported_classes()[name], content, source, target, tokenizer_of)
+        return _write_folder(exported_classes()[name], content, Path(checkpoint), target, tokenizer_of)
     write = _export_module(name).export  # type: ignore[union-attr]
     takes_tokenizer = "tokenizer_of" in inspect.signature(write).parameters
     return str(write(content, source, target, layout, **{"tokenizer_of": tokenizer_of} if takes_tokenizer else {}))
 
 
 def _write_folder(
-    cls: type[Method], content: Mapping[str, Any], source: str, target: str, tokenizer_of: TokenizerOf
+    cls: type[Method], content: Mapping[str, Any], checkpoint: Path, target: str, tokenizer_of: TokenizerOf
 ) -> str:
-    module = rebuild(cls, content["hyper_parameters"], content["state_dict"], source)
+    module = rebuild(cls, content["hyper_parameters"], content["state_dict"], f"the checkpoint {str(checkpoint)!r}")
+    folder = checkpoint.absolute().parent
+    run = folder.parent if folder.name == "checkpoints" else folder
     preprocessing = recorded_preprocessing(content)
     module.adopt_preprocessing(preprocessing)
-    return f"{export_folder(module, content, target, tokenizer_of)}; {described(preprocessing)}."
+    return f"{export_folder(module, content, run, target, tokenizer_of)}; {described(preprocessing)}."
 
 
 def _export_module(name: str) -> ModuleType | None:

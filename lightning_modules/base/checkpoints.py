@@ -15,8 +15,8 @@ CLASS_KEY = "module_class"
 """Entry of a checkpoint with the name of the module's class."""
 
 
-METRICS_KEY = "validation_metrics"
-"""Entry of a checkpoint with the results of the last validation before it."""
+RESULTS_KEY = "validation_results"
+"""Entry of a checkpoint with the results of the last validation before it: metrics and known chance levels."""
 
 
 def class_name(module: LightningModule) -> str:

@@ -24,12 +24,12 @@ from ..optim.clipping import clip_unscaled
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable, start_schedule, with_schedule, with_scheduler
 from ..optim.parameter_groups import scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
-from .checkpoints import CLASS_KEY, METRICS_KEY, class_name, explain_misfit, explain_other_class, saved_settings
+from .checkpoints import CLASS_KEY, RESULTS_KEY, class_name, explain_misfit, explain_other_class, saved_settings
 from .data_sizes import DataSizes, compare_sizes
 from .fitting import load_fitting
 from .frozen import Frozen
 from .initial_weights import InitialState, check_one_source, restores_after_setup
-from .model_card import Training, validation_metrics
+from .model_card import Training, validation_results
 from .preprocessing import recorded_preprocessing
 from .pretrained import read_module, tokenizer_of_data, write_folder
 from .settings import plain
@@ -226,8 +226,8 @@ class Method(CheckedLoading, LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the name of the class, the results of the last validation, and the records of the frozen networks."""
         checkpoint[CLASS_KEY] = class_name(self)
-        if metrics := validation_metrics(self):
-            checkpoint[METRICS_KEY] = metrics
+        if (results := validation_results(self))["metrics"]:
+            checkpoint[RESULTS_KEY] = results
         for frozen in self.frozen_networks():
             frozen.save_record(checkpoint)
 

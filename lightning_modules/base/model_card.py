@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from lightning import LightningModule
 
-from .checkpoints import METRICS_KEY, class_name
+from .checkpoints import RESULTS_KEY, class_name
 from .preprocessing import described
 from .trainers import datamodule_of, trainer_of
 
@@ -27,18 +27,20 @@ class Training:
         steps: optimizer steps.
         epochs: epochs, the unfinished one included.
         seed: seed of the run.
-        metrics: results of the last validation in the training, by name.
+        commit: commit of git that the run was started with.
+        results: results by stage, each with "metrics" and "chance", values by name.
     """
 
     data: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None
     epochs: int | None = None
     seed: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    commit: str | None = None
+    results: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
     @classmethod
-    def of_checkpoint(cls, content: Mapping[str, Any]) -> "Training":
-        """Read a checkpoint."""
+    def of_checkpoint(cls, content: Mapping[str, Any], run: Path | None = None) -> "Training":
+        """Read a checkpoint, and the files `environment.json` and `metrics.json` in the folder of its run."""
         states = (content.get("callbacks") or {}).values()
         seeds = [state["seed"] for state in states if isinstance(state, Mapping) and "seed" in state]
         data = dict(content.get("datamodule_hyper_parameters") or {})
@@ -46,12 +48,17 @@ class Training:
         own = (name for name, state in content.items() if isinstance(state, Mapping) and "preprocessing" in state)
         data.setdefault("_class_path", next(own, None))
         epoch = content.get("epoch")
+        results = {"validation": content[RESULTS_KEY]} if RESULTS_KEY in content else {}
+        if run is not None and (tested := _read(run / "metrics.json")).get("stage") == "test":
+            results["test"] = tested
+        git = {} if run is None else _read(run / "environment.json").get("git")
         return cls(
             data,
             steps=content.get("global_step"),
             epochs=None if epoch is None else epoch + 1,
             seed=next(iter(seeds), None),
-            metrics=content.get(METRICS_KEY) or {},
+            commit=(git or {}).get("commit"),
+            results=results,
         )
 
     @classmethod
@@ -65,18 +72,29 @@ class Training:
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             content["callbacks"][callback.state_key] = callback.state_dict()
         state = {"global_step": trainer.global_step, "epoch": max(trainer.current_epoch - 1, 0)}
-        return cls.of_checkpoint(content | state | {METRICS_KEY: validation_metrics(module)})
+        return cls.of_checkpoint(content | state | {RESULTS_KEY: validation_results(module)})
 
     def text_options(self) -> dict[str, Any]:
         """Return the options of the datamodule that decide how a text becomes token ids."""
         return {name: self.data[name] for name in _TEXT_OPTIONS if self.data.get(name) is not None}
 
 
-def validation_metrics(module: LightningModule) -> dict[str, float]:
-    """Return the results of the last validation of a module's run, by name."""
+def validation_results(module: LightningModule) -> dict[str, dict[str, float]]:
+    """Return metrics of the last validation of a module's run, and the chance levels that its evaluation states."""
     trainer = trainer_of(module)
     found = {} if trainer is None else trainer.callback_metrics
-    return {name: float(value) for name, value in found.items() if name.startswith("val/") and value.numel() == 1}
+    metrics = {name: float(value) for name, value in found.items() if name.startswith("val/") and value.numel() == 1}
+    stated = getattr(getattr(getattr(module, "evaluation", None), "summary", None), "chance", {})
+    return {"metrics": metrics, "chance": {f"val/{name}": float(level) for name, level in stated.items()}}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the content of a JSON file of a run; empty if there is none or it is something else."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def model_card(module: LightningModule, training: Training, preprocessing: Mapping[str, Any] | None, name: str) -> str:
@@ -104,9 +122,8 @@ def model_card(module: LightningModule, training: Training, preprocessing: Mappi
         f"## Use\n\n```python\n{_usage(module, name)}\n```",
         f"## Training\n\n{_table(('', ''), _facts(training))}",
     ]
-    if training.metrics:
-        rows = [(result, "validation", f"{value:.4g}") for result, value in sorted(training.metrics.items())]
-        parts.append(f"## Results\n\nOf the last validation in the training.\n\n{_table(_RESULTS, rows)}")
+    if rows := list(_results(training)):
+        parts.append(f"## Results\n\n{_table(('metric', 'stage', 'value', 'chance'), rows)}")
     images = described(preprocessing)
     parts += [
         f"## Images\n\n{images[0].upper()}{images[1:]}.",
@@ -116,7 +133,12 @@ def model_card(module: LightningModule, training: Training, preprocessing: Mappi
     return "\n\n".join(parts) + "\n"
 
 
-_RESULTS = ("metric", "stage", "value")
+def _results(training: Training) -> Iterable[tuple[str, ...]]:
+    for stage, found in training.results.items():
+        chance = found.get("chance") or {}
+        for name, value in sorted((found.get("metrics") or {}).items()):
+            level = f"{chance[name]:.4g}" if name in chance else ""
+            yield name, stage, "not finite" if value is None else f"{value:.4g}", level
 
 
 def _task(module: LightningModule) -> dict[str, str]:
@@ -150,7 +172,12 @@ def _facts(training: Training) -> Iterable[tuple[str, str]]:
     for name in _DATA_OPTIONS:
         if known.get(name) not in (None, []):
             yield name, _without_folders(known[name])
-    for name, value in (("steps", training.steps), ("epochs", training.epochs), ("seed", training.seed)):
+    for name, value in (
+        ("steps", training.steps),
+        ("epochs", training.epochs),
+        ("seed", training.seed),
+        ("commit", training.commit),
+    ):
         yield name, "unknown" if value is None else str(value)
 
 

@@ -34,10 +34,12 @@ def without_tokenizer(checkpoint: Mapping[str, Any]) -> tuple[str | None, str]:
     return None, "without a tokenizer"
 
 
-def export_folder(module: "Method", content: Mapping[str, Any], target: str, tokenizer_of: TokenizerOf) -> str:
+def export_folder(
+    module: "Method", content: Mapping[str, Any], run: Path, target: str, tokenizer_of: TokenizerOf
+) -> str:
     """Write the folder of a module that was rebuilt from a checkpoint, and return what was written, for a message."""
     tokenizer, note = tokenizer_of(content)
-    module.save_pretrained(target, tokenizer, Training.of_checkpoint(content))
+    module.save_pretrained(target, tokenizer, Training.of_checkpoint(content, run))
     return f"Wrote {target} {note}; {type(module).__name__}.from_pretrained({target!r}) reads it"
 
 

@@ -77,7 +77,16 @@ def test_there_are_commands_to_check():
     assert COMMANDS[0] == "vlightning fit --config configs/albef/quickstart.yaml"
 
 
-PROGRAMS = ("pip install ", "python3 -m venv ", "pytest ", "mkdocs ", "sbatch ", "tensorboard --logdir runs", "eval ", "hf auth login")
+PROGRAMS = (
+    "pip install ",
+    "python3 -m venv ",
+    "pytest ",
+    "mkdocs ",
+    "sbatch ",
+    "tensorboard --logdir runs",
+    "eval ",
+    "hf auth login",
+)
 
 
 @pytest.mark.parametrize("command", OTHERS)

@@ -77,8 +77,21 @@ def test_the_model_card_tells_of_the_training(tmp_path):
     ):
         assert line in card, line
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    found = content["validation_metrics"]["val/h2/recall_mean"]
+    found = content["validation_results"]["metrics"]["val/h2/recall_mean"]
     assert f"| val/h2/recall_mean | validation | {found:.4g} |" in card
+    assert "| commit | unknown |" in card
+
+
+def test_the_model_card_reads_the_files_of_the_run(tmp_path):
+    metrics = {"test/top1": 12.5, "test/loss": None}
+    (tmp_path / "metrics.json").write_text(
+        json.dumps({"stage": "test", "metrics": metrics, "chance": {"test/top1": 2.5}})
+    )
+    (tmp_path / "environment.json").write_text(json.dumps({"git": {"commit": "0a1b2c", "changed": []}}))
+    card = (exported("classifier", tmp_path)[2] / "README.md").read_text()
+    assert "| commit | 0a1b2c |" in card
+    assert "| test/top1 | test | 12.5 | 2.5 |" in card
+    assert "| test/loss | test | not finite |  |" in card
 
 
 def test_a_model_card_names_no_folder_of_the_machine(tmp_path):
