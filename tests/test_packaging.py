@@ -32,6 +32,7 @@ CODE_FOLDERS = (
     "evaluate",
     "lightning_modules",
     "metrics",
+    "hub",
     "planning",
     "terminal",
 )
