@@ -52,7 +52,10 @@ def test_refused_exports_are_one_line(tmp_path, capsys):
     torch.save(content | {"hyper_parameters": deeper}, tmp_path / "other.ckpt")
     for words, message in (
         ((checkpoint, str(tmp_path / "empty"), "--layout", "learngene"), "got the folder"),
-        ((checkpoint, str(tmp_path / "out"), "--layout", "vendor"), "Expected open_clip or transformers or torch_export or onnx or onnx_int8 or learngene or vlightning as"),
+        (
+            (checkpoint, str(tmp_path / "out"), "--layout", "vendor"),
+            "Expected open_clip or transformers or torch_export or onnx or onnx_int8 or learngene or vlightning as",
+        ),
         ((str(tmp_path / "other.ckpt"), str(tmp_path / "out")), "the tensors of the student from the checkpoint"),
     ):
         with pytest.raises(SystemExit):
