@@ -240,7 +240,7 @@ def test_invalid_exports_are_refused_and_leave_no_file(resnet8, resnet50, tmp_pa
         line = _refused(capsys, small, tmp_path / name, "--layout", layout)
         assert "got the student resnet8" in line
         assert "Expected a ResNet of torchvision" in line
-    for layout in ("vlightning", "albef"):
+    for layout in ("open_clip", "albef"):
         line = _refused(capsys, small, tmp_path / "x.pth", "--layout", layout)
         assert "Expected student or torchvision or detectron2 or vlightning as the layout" in line
         assert f"got {layout!r}" in line
