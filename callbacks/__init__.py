@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from .non_finite import SkipNonFiniteSteps
     from .online_probe import OnlineProbe
     from .optimizer_step import OptimizerStepCallback
+    from .progress_lines import ProgressLines
     from .queue import FeatureQueue, QueueCallback
+    from .speed import SpeedMonitor
     from .starting_point import StartingPoint
     from .step_seed import StepSeedCallback
     from .stopping import StopOnSignal
@@ -67,7 +69,9 @@ _NAMES = {
     "non_finite": ("SkipNonFiniteSteps",),
     "online_probe": ("OnlineProbe",),
     "optimizer_step": ("OptimizerStepCallback",),
+    "progress_lines": ("ProgressLines",),
     "queue": ("FeatureQueue", "QueueCallback"),
+    "speed": ("SpeedMonitor",),
     "starting_point": ("StartingPoint",),
     "step_seed": ("StepSeedCallback",),
     "stopping": ("StopOnSignal",),
@@ -107,6 +111,7 @@ __all__ = [
     "OptimizerStepCallback",
     "OwnClassification",
     "PredictionFigures",
+    "ProgressLines",
     "QueueCallback",
     "Reinforced",
     "ReinforcementWriter",
@@ -114,6 +119,7 @@ __all__ = [
     "RetrievalPredictionWriter",
     "ShardedStrategy",
     "SkipNonFiniteSteps",
+    "SpeedMonitor",
     "StartingPoint",
     "StepSeedCallback",
     "StopOnSignal",

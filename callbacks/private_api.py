@@ -25,6 +25,12 @@ def validates_next(trainer: Trainer) -> bool:
     return trainer.enable_validation and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
+def logged_step(trainer: Trainer) -> int | None:
+    """Return the step under which the current training batch is logged, None if it is not: both are kept privately."""
+    loop = trainer.fit_loop.epoch_loop
+    return loop._batches_that_stepped if trainer._logger_connector.should_update_logs else None
+
+
 def state_key(callback: Callback, **settings: Any) -> str:
     """Return the key of a callback's state with settings in it; Lightning documents the method under this name."""
     return callback._generate_state_key(**settings)

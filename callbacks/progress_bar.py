@@ -4,15 +4,17 @@ import shutil
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import (
     CustomBarColumn,
     ProcessingSpeedColumn,
     RichProgressBarTheme,
 )
+from rich.console import Console
 from typing_extensions import override
 
 from ..common.private_api import never_wrap
+from .progress_lines import ProgressLines
 
 TIMES = len("0:00:00 • 0:00:00")
 WIDEST_BAR = 40
@@ -62,3 +64,9 @@ class OneLineProgressBar(RichProgressBar):
     def _columns_of_terminal(self) -> int:
         console: Any = self._console
         return int(console.width) if console is not None else shutil.get_terminal_size().columns
+
+
+def progress_of_output() -> ProgressBar:
+    """Return a bar for a terminal or a notebook, and lines for a file, a pipe, or a terminal without cursor."""
+    console = Console()
+    return OneLineProgressBar() if console.is_interactive or console.is_jupyter else ProgressLines()

@@ -1,14 +1,14 @@
-"""Defaults of every run: progress bar, learning rates, checkpoints, atomic writing."""
+"""Defaults of every run: progress, learning rates, speed, checkpoints, atomic writing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, ThroughputMonitor
 from lightning.pytorch.plugins import CheckpointIO
 
-from ..callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, StopOnSignal
-from ..callbacks.progress_bar import OneLineProgressBar
+from ..callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, SpeedMonitor, StopOnSignal
+from ..callbacks.progress_bar import progress_of_output
 from ..callbacks.run_report import RunReport
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -35,9 +35,10 @@ def with_defaults(config: dict[str, Any], checkpoints: Sequence[Callback]) -> tu
     own = _as_list(config.get("callbacks"))
     checkpointing = config.get("enable_checkpointing") is not False
     logs = config.get("logger") not in (False, None, []) and not config.get("fast_dev_run")
-    defaults = [
-        (config.get("enable_progress_bar") is not False, ProgressBar, OneLineProgressBar),
+    defaults: list[tuple[bool, Any, Callable[[], Callback]]] = [
+        (config.get("enable_progress_bar") is not False, ProgressBar, progress_of_output),
         (logs, LearningRateMonitor, lambda: LearningRateMonitor(logging_interval="step")),
+        (logs, (SpeedMonitor, ThroughputMonitor), SpeedMonitor),
         (True, SkipNonFiniteSteps, SkipNonFiniteSteps),
         (checkpointing, StopOnSignal, StopOnSignal),
         (True, RunReport, RunReport),

@@ -73,11 +73,15 @@ def test_a_run_without_a_terminal_leaves_no_noise_in_its_log(tmp_path: Path):
     assert (tmp_path / "runs/run/version_1/checkpoints/last.ckpt").is_file(), log
     assert not [noise for noise in NOISE if noise in log], log
     assert "\x1b" not in log
-    assert max(map(len, (line for line in log.splitlines() if line.startswith("Epoch")))) <= 80
+    lines = [line for line in log.splitlines() if line.startswith("Epoch")]
+    first, resumed, last = lines
+    assert re.fullmatch(r"Epoch 0/2, step 1/48, loss \S+", first)
+    assert resumed.startswith("Epoch 1/2, step 22/48, loss ")
+    assert re.fullmatch(r"Epoch 2/2, step 48/48, loss \S+, val/recall_mean 79.46, \S+ samples/s, 0:00:00 left", last)
     for folder in ("version_0", "version_1"):
         events = EventAccumulator(str(tmp_path / "runs/run" / folder))
         events.Reload()
-        assert "train/loss" in events.Tags()["scalars"]
+        assert {"train/loss", "train/samples_per_second"} <= {*events.Tags()["scalars"]}
         assert "hp_metric" not in events.Tags()["scalars"]
 
 

@@ -1,12 +1,12 @@
 """What every run gets, and when a default steps back."""
 
-from lightning.pytorch.callbacks import LearningRateMonitor, TQDMProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor, ThroughputMonitor, TQDMProgressBar
 from lightning.pytorch.plugins import AsyncCheckpointIO
 
-from vlightning.callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, StopOnSignal
+from vlightning.callbacks import AtomicCheckpointIO, ProgressLines, SkipNonFiniteSteps, SpeedMonitor, StopOnSignal
 from vlightning.callbacks.checkpoints.best import BestCheckpoint
 from vlightning.callbacks.checkpoints.last import LastCheckpoint
-from vlightning.callbacks.progress_bar import OneLineProgressBar
+from vlightning.callbacks.progress_bar import OneLineProgressBar, progress_of_output
 from vlightning.callbacks.run_report import RunReport
 from vlightning.cli_support.defaults import with_defaults
 
@@ -17,16 +17,26 @@ def added(**config: object) -> list[type]:
 
 
 def test_the_defaults():
-    kinds = [OneLineProgressBar, LearningRateMonitor, SkipNonFiniteSteps, StopOnSignal, RunReport]
+    kinds = [ProgressLines, LearningRateMonitor, SpeedMonitor, SkipNonFiniteSteps, StopOnSignal, RunReport]
     assert added() == [*kinds, BestCheckpoint, LastCheckpoint]
 
 
+def test_a_bar_is_for_terminals_that_can_redraw_a_line(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for terminal, kind in {"xterm": OneLineProgressBar, "dumb": ProgressLines}.items():
+        monkeypatch.setenv("TERM", terminal)
+        assert type(progress_of_output()) is kind
+
+
 def test_a_default_steps_back_for_one_of_its_kind_and_for_a_switch():
-    assert OneLineProgressBar not in added(callbacks=[TQDMProgressBar()])
-    assert OneLineProgressBar not in added(enable_progress_bar=False)
+    assert ProgressLines not in added(callbacks=[TQDMProgressBar()])
+    assert ProgressLines not in added(enable_progress_bar=False)
     assert LearningRateMonitor not in added(callbacks=LearningRateMonitor())
     assert LearningRateMonitor not in added(logger=False)
-    assert added(enable_checkpointing=False) == [OneLineProgressBar, LearningRateMonitor, SkipNonFiniteSteps, RunReport]
+    assert SpeedMonitor not in added(logger=False)
+    assert SpeedMonitor not in added(callbacks=ThroughputMonitor(len))
+    left = [ProgressLines, LearningRateMonitor, SpeedMonitor, SkipNonFiniteSteps, RunReport]
+    assert added(enable_checkpointing=False) == left
     assert SkipNonFiniteSteps not in added(callbacks=SkipNonFiniteSteps(3))
     assert StopOnSignal not in added(callbacks=StopOnSignal(requeue=False))
 
