@@ -20,13 +20,14 @@ from vlightning.callbacks.compile import COMPILE_HELP, CompileMode, compiling
 from vlightning.callbacks.distributed.lost_processes import lost_processes_reported
 from vlightning.callbacks.distributed.strategy import check_strategy
 from vlightning.callbacks.optimizer_options import TypedOptimizerOptions
+from vlightning.callbacks.results import report_results
 from vlightning.cli_support import commands, defaults, mistakes, run_folder
 from vlightning.cli_support.command_line import as_config, read_command_line
 from vlightning.cli_support.errors import readable_errors, usage_errors
 from vlightning.cli_support.help import HelpfulParser
 from vlightning.cli_support.links import apply_links
 from vlightning.common.errors import UserError
-from vlightning.common.messages import silence_noise, table
+from vlightning.common.messages import silence_noise
 from vlightning.terminal.start import answer
 
 
@@ -109,8 +110,7 @@ class VLightningCLI(LightningCLI):
 
     def _evaluate(self, subcommand: str, verbose: bool = True, **kwargs: Any) -> None:
         results = getattr(self.trainer, subcommand)(verbose=False, **kwargs)
-        if verbose and self.trainer.is_global_zero:
-            sys.stdout.write(table({name: value for result in results for name, value in result.items()}))
+        report_results(self.trainer, self.model, subcommand, results, verbose)
 
     validate = partialmethod(_evaluate, "validate")
     test = partialmethod(_evaluate, "test")

@@ -161,9 +161,8 @@ def begin(options: argparse.Namespace) -> dict[str, float]:
         given += [f"--model.weights={options.folder / 'published'}", f"--data.test={options.test}"]
         given += ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={place}", "--trainer.logger.name=test"]
         run(["test", *given, "--trainer.enable_progress_bar=false"], place / "output.txt", options.threads, CLI)
-        (file,) = place.glob("test/version_*/metrics.csv")
-        names, values = (line.split(",") for line in file.read_text().strip().splitlines()[:2])
-        results.write_text(json.dumps({name: float(value) for name, value in zip(names, values, strict=True) if value}))
+        (file,) = place.glob("test/version_*/metrics.json")
+        results.write_text(json.dumps(json.loads(file.read_text())["metrics"]))
     found: dict[str, float] = json.loads(results.read_text())
     return found
 

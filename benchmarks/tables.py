@@ -83,10 +83,8 @@ def evaluate(folder: Path, words: Sequence[str], threads: int, program: Sequence
         command = ["test", f"--ckpt_path={last_checkpoint(folder)}", "--trainer.logger=CSVLogger", *words]
         command += [f"--trainer.logger.save_dir={folder}", "--trainer.logger.name=test"]
         run([*command, "--trainer.enable_progress_bar=false"], folder / "output.txt", threads, program)
-        newest = max(folder.glob("test/version_*/metrics.csv"), key=lambda path: path.stat().st_mtime)
-        names, values = (line.split(",") for line in newest.read_text().strip().splitlines()[:2])
-        measured = {name: float(value) for name, value in zip(names, values, strict=True) if value}
-        results.write_text(json.dumps(measured))
+        newest = max(folder.glob("test/version_*/metrics.json"), key=lambda path: path.stat().st_mtime)
+        results.write_text(json.dumps(json.loads(newest.read_text())["metrics"]))
     found: dict[str, float] = json.loads(results.read_text())
     return found
 

@@ -17,12 +17,13 @@ from ..common.messages import say
 from ..common.names import did_you_mean
 from ..common.slurm_job import NOTE, is_requeued, make_numbered, next_free, requeued_folder
 from ..common.typed_values import Typed
+from ..common.wandb_run import ID_FILE, check_wandb, place_wandb_run
 
 # Pass the run folder and the checkpoint of the first process to the processes that Lightning's DDP launcher starts.
 RUN_DIR_VARIABLE = "VLIGHTNING_RUN_DIR"
 CHECKPOINT_VARIABLE = "VLIGHTNING_CHECKPOINT"
 # Files that a run writes before its first batch.
-_BEFORE_FIRST_BATCH = ("config*.yaml", "hparams.yaml", "metrics.csv", "events.out.tfevents.*", NOTE)
+_EARLY = ("config*.yaml", "environment*.json", "hparams.yaml", "metrics.csv", "events.out.tfevents.*", NOTE, ID_FILE)
 
 
 def name_run(config: Any, typed: Typed, saved: SavedRun | None) -> str:
@@ -37,6 +38,7 @@ def name_run(config: Any, typed: Typed, saved: SavedRun | None) -> str:
         typed: The parts of the command line.
         saved: The values of the checkpoint; None without one.
     """
+    check_wandb(config)
     arguments, name = _logger_arguments(config.trainer), _default_name(typed, saved)
     if "name" in arguments and not typed.is_given("trainer.logger.init_args.name"):
         arguments["name"] = name
@@ -76,8 +78,8 @@ def claimed(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> Ite
         for variable in (RUN_DIR_VARIABLE, CHECKPOINT_VARIABLE):
             os.environ.pop(variable, None)
         if made:
-            written = {path.name for path in made[0].rglob("*") if not path.is_dir()} - {NOTE}
-            early = all(any(fnmatch.fnmatch(name, pattern) for pattern in _BEFORE_FIRST_BATCH) for name in written)
+            written = {path.name for path in made[0].rglob("*") if not path.is_dir()} - {NOTE, ID_FILE}
+            early = all(any(fnmatch.fnmatch(name, pattern) for pattern in _EARLY) for name in written)
             if not written or (state["failed"] and not state["began"] and early):
                 shutil.rmtree(made[0], ignore_errors=True)
                 for folder in made[1:]:
@@ -90,10 +92,8 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
     trainer = config.trainer
     arguments = _logger_arguments(trainer)
     made: list[Path] = []
-    parent, version = (
-        Path(arguments.get("save_dir", "runs")) / (arguments.get("name", name) or ""),
-        arguments.get("version"),
-    )
+    parent = Path(arguments.get("save_dir", "runs")) / (arguments.get("name", name) or "")
+    version = arguments.get("version")
     beside = _evaluated_run(typed, saved)
     if beside is not None:
         parent, version = beside.parent, None
@@ -133,6 +133,7 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
         arguments["version"] = int(number) if number.isdigit() else run_dir.name
     if trainer.get("default_root_dir") is None:
         trainer["default_root_dir"] = str(run_dir)
+    place_wandb_run(config, typed, run_dir, _is_first_process())
     return made
 
 
@@ -186,8 +187,7 @@ def _default_name(typed: Typed, saved: SavedRun | None) -> str:
     if not typed.config_files:
         return "vlightning" if saved is None or saved.name is None else saved.name
     path = typed.config_files[0].resolve().with_suffix("")
-    inside = "configs" in path.parts
-    return "/".join(path.parts[-path.parts[::-1].index("configs") :]) if inside else path.name
+    return "/".join(path.parts[-path.parts[::-1].index("configs") :]) if "configs" in path.parts else path.name
 
 
 def _evaluated_run(typed: Typed, saved: SavedRun | None) -> Path | None:

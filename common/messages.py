@@ -44,11 +44,18 @@ def say(line: str) -> None:
         sys.stdout.flush()
 
 
-def table(values: Mapping[str, float]) -> str:
-    """Return names and values in two columns, in the order of the names with numbers counted: r1, r5, r10."""
-    width = max(map(len, values), default=0)
+def table(values: Mapping[str, float], chance: Mapping[str, float] | None = None) -> str:
+    """Return names, values and, if any is known, chance levels in columns, under a header.
+
+    The names are in order with their numbers counted: r1, r5, r10.
+    """
+    width = max(map(len, [*values, "metric"]))
+    known = {name: _readable(level) for name, level in (chance or {}).items() if name in values}
     names = sorted(values, key=lambda name: [(int(n or -1), text) for n, text in re.findall(r"(\d+)|(\D+)", name)])
-    return "".join(f"{name:<{width}}  {_readable(values[name]):>8}\n" for name in names)
+    rows = [("metric", "value", "chance")]
+    rows += [(name, _readable(values[name]), known.get(name, "")) for name in names]
+    lines = (f"{name:<{width}}  {value:>8}" + f"  {level:>8}" * bool(known) for name, value, level in rows)
+    return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def _readable(value: float) -> str:

@@ -188,6 +188,27 @@ def recalls(image_ranks: Tensor, text_ranks: Tensor) -> dict[str, float]:
     return result
 
 
+def chance_recalls(matches: Matches) -> dict[str, float]:
+    """Return what `recalls` gives on average for candidates in random order, in percent, by the same names.
+
+    Of m matches among n candidates none is among the first k with probability C(n - m, k) / C(n, k).
+    """
+    images, texts = len(matches.image_id), len(matches.text_image_id)
+    blocks = [matches.block(slice(start, start + _CHUNK)) for start in range(0, images, _CHUNK)]
+    of_images = torch.cat([block.sum(1) for block in blocks])
+    of_texts = torch.stack([block.sum(0) for block in blocks]).sum(0)
+    result = {}
+    for direction, right, others in (("text_to_image", of_texts, images), ("image_to_text", of_images, texts)):
+        misses = torch.ones(len(right), dtype=torch.float64)
+        for place in range(min(RECALLS[-1], others)):
+            misses *= (others - right - place).clamp(min=0) / (others - place)
+            if place + 1 in RECALLS:
+                result[f"{direction}_r{place + 1}"] = 100 * (1 - misses.mean().item())
+        result |= {f"{direction}_r{k}": 100 * (1 - misses.mean().item()) for k in RECALLS if k > others}
+    result["recall_mean"] = sum(result.values()) / len(result)
+    return result
+
+
 def average_median_ranks(
     image_features: Tensor, text_features: Tensor, matches: Matches, fold: int = 1000
 ) -> dict[str, float]:

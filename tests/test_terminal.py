@@ -1,6 +1,7 @@
 """Output of a run in a terminal of 80 columns and in a file."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -97,9 +98,16 @@ def test_the_numbers_of_a_test_are_readable_and_in_their_order(tmp_path: Path, m
         ["test/text_to_image_r5", "0.6667"],
         ["test/text_to_image_r10", "90"],
     ]
+    assert re.search("^metric +value$", ran.out, re.MULTILINE)  # chance levels are unknown
+    assert not list(tmp_path.rglob("metrics.json"))  # no logger, no file
     assert not [noise for noise in NOISE if noise in ran.out + ran.err]
     silent = run("test", "--config", "run.yaml", "--verbose=false", "--trainer.logger=false")
     assert "test/" not in silent.out
+    assert run("test", "--config", "run.yaml", "--verbose=false").status == 0
+    (file,) = tmp_path.rglob("metrics.json")
+    found = json.loads(file.read_text())
+    assert found["metrics"]["test/text_to_image_median_rank"] == 12345
+    assert (found["stage"], found["checkpoint"], found["step"]) == ("test", None, None)
 
 
 def test_hp_metric_is_written_where_it_was_asked_for(tmp_path: Path, monkeypatch):

@@ -1,12 +1,18 @@
-"""The `config.yaml` in a run's folder, and the run's settings in its checkpoints."""
+"""The `config.yaml` and `environment.json` in a run's folder, and the run's settings in its checkpoints."""
 
 import datetime
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
+from typing_extensions import override
+
+from ...common.environment import environment
+from ..loggers import log_settings
 
 # Where a checkpoint has the settings of its run.
 RUN_KEY = "vlightning_run"
@@ -19,9 +25,10 @@ SHAPING = (
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Save the configuration that repeats the run when it is given to `--config`.
+    """Save the configuration that repeats the run when it is given to `--config`, and the environment of the run.
 
-    The first run of a folder writes `config.yaml`, one that is resumed there `config-<n>.yaml`.
+    The first run of a folder writes `config.yaml` and `environment.json`, one that is resumed there `config-<n>.yaml`
+    and `environment-<n>.json`. Loggers show both, the configuration with the values that were taken from the data.
 
     Args:
         parser: The parser of the subcommand.
@@ -42,6 +49,7 @@ class SaveRunConfig(SaveConfigCallback):
         super().__init__(parser, reproducible, overwrite=True)
         self.run = {"trainer": shaping_settings(config.trainer), "compile": config.compile, "name": name}
         self.on_begin = on_begin
+        self.resolved = config
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the run's settings, so that `--ckpt_path` alone repeats them from wherever the file is."""
@@ -72,7 +80,17 @@ class SaveRunConfig(SaveConfigCallback):
             while (Path(folder) / self.config_filename).exists():
                 number += 1
                 self.config_filename = f"config-{number}.yaml"
+            self.environment_file = Path(folder, self.config_filename.replace("config", "environment")).with_suffix(
+                ".json"
+            )
         super().setup(trainer, pl_module, stage)
+
+    @override
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        started_with = environment(Path.cwd())
+        self.environment_file.write_text(f"{json.dumps(started_with, indent=2)}\n", encoding="utf-8")
+        log_settings(trainer, "config", yaml.safe_load(self.parser.dump(self.resolved, skip_none=False)))
+        log_settings(trainer, "environment", started_with)
 
 
 def shaping_settings(trainer: Any) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Figures in TensorBoard."""
+"""Figures in the loggers of a run."""

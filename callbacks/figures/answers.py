@@ -16,7 +16,7 @@ class AnswerFigures(EvaluationFigures):
 
     Beside the question are the answers that people gave. The image has a green frame if the best answer is one of them,
     normalized as for the accuracy. The heat is the Grad-CAM map of the best answer, the module's `answer_maps`, scaled
-    to its own maximum. The questions stay the same, so the figures "val/answers" and "test/answers" in TensorBoard show
+    to its own maximum. The questions stay the same, so the figures "val/answers" and "test/answers" show
     how a run improves.
 
     Args:

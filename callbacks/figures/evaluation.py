@@ -1,16 +1,16 @@
-"""A base for figures of an evaluation in TensorBoard."""
+"""A base for figures of an evaluation in the loggers of a run."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL.Image import Image
 from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
+from ..loggers import NO_LOGGER, log_figure, shows_figures
 from .grid import Row, draw_rows, missing_glyphs
 
 Split = Literal["validation", "test"]
@@ -52,8 +52,7 @@ class EvaluationFigures(Callback):
         self._draw(trainer, pl_module, "test", "test")
 
     def _draw(self, trainer: Trainer, pl_module: LightningModule, prefix: str, split: Split) -> None:
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        lacking = self._lacking(trainer, pl_module, bool(loggers))
+        lacking = self._lacking(trainer, pl_module)
         if lacking is None:
             try:
                 rows = self.rows(trainer, pl_module, split)
@@ -66,14 +65,13 @@ class EvaluationFigures(Callback):
         elif rows and trainer.is_global_zero:
             figure = draw_rows(rows)
             with missing_glyphs():
-                for logger in loggers:
-                    logger.experiment.add_figure(f"{prefix}/{self.name}", figure, trainer.global_step)
+                log_figure(trainer, f"{prefix}/{self.name}", figure)
 
-    def _lacking(self, trainer: Trainer, pl_module: LightningModule, logs: bool) -> str | None:
+    def _lacking(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
         """Return the reason why no figure can be drawn, if any: the end of a sentence, the same in every process."""
         module = type(pl_module).__name__
-        if not logs:
-            return "the run has no TensorBoardLogger; add one to trainer.logger, or leave the callback out."
+        if not shows_figures(trainer):
+            return f"{NO_LOGGER}, or leave the callback out."
         if not hasattr(getattr(getattr(pl_module, "evaluation", None), "result", None), self.result_needs):
             return f"{module} has no {self.evaluates} evaluation; leave the callback out."
         if self.module_needs is not None and not hasattr(pl_module, self.module_needs):

@@ -14,7 +14,7 @@ class GroundingFigures(EvaluationFigures):
     """Draw texts with their image, and both maps with the right box in green and the chosen box in white.
 
     "itm" is the map of the matching head, "itc" that of the contrastive similarity; the frame of a map is green if the
-    chosen box is correct. The figures are "val/grounding" and "test/grounding" in TensorBoard. The module has a method
+    chosen box is correct. The figures are "val/grounding" and "test/grounding". The module has a method
     `grounding_maps(image, input_ids, attention_mask)` that returns maps [B, g, g] by name, and its evaluation a
     `GroundingResult`.
 

@@ -1,10 +1,9 @@
-"""Figures in TensorBoard of the weighted sums in the extraction of a learngene."""
+"""Figures of the weighted sums in the extraction of a learngene."""
 
 from typing import Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_warn
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -14,13 +13,14 @@ from typing_extensions import override
 from ...common.errors import UserError
 from ..learngene.layers import TOWERS
 from ..learngene.terms import LearngeneTerms, Values
+from ..loggers import NO_LOGGER, log_figure, shows_figures
 
 
 class LearngeneFigures(Callback):
     """Draw the coefficients over training, and the current norms of both terms of each layer.
 
-    A coefficient alone is not comparable, since its block has a free scale; the norms of the products are. TensorBoard
-    shows them as "train/coefficients" and "train/summand_norms".
+    A coefficient alone is not comparable, since its block has a free scale; the norms of the products are. The
+    loggers show them as "train/coefficients" and "train/summand_norms".
 
     The module's method `learngene_terms() -> LearngeneTerms | None` gives both; every rank calls it. The history of the
     coefficients is in the checkpoint. When it exceeds `points` steps, every second step is dropped, and the interval
@@ -78,8 +78,8 @@ class LearngeneFigures(Callback):
         self._has_sums = pl_module.learngene_terms() is not None  # type: ignore[operator]
         if not self._has_sums:
             lacking = "the student has no such sums; remove the callback."
-        elif not _loggers(trainer):
-            lacking = "the run has no TensorBoardLogger; add one to trainer.logger, or remove the callback."
+        elif not shows_figures(trainer):
+            lacking = f"{NO_LOGGER}, or remove the callback."
         if lacking is not None and not self._warned and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._warned = True
             rank_zero_warn(f"LearngeneFigures draws nothing: {lacking}")
@@ -116,8 +116,7 @@ class LearngeneFigures(Callback):
             self._draw(trainer, pl_module)
 
     def _draw(self, trainer: Trainer, pl_module: Any) -> None:
-        loggers = _loggers(trainer)
-        if not self._has_sums or not loggers:
+        if not self._has_sums or not shows_figures(trainer):
             return
         self._drawn = trainer.global_step
         now: LearngeneTerms = pl_module.learngene_terms()
@@ -127,9 +126,8 @@ class LearngeneFigures(Callback):
             "train/coefficients": draw_coefficients({**self.history, self._drawn: now.coefficients}),
             "train/summand_norms": draw_norms(now.norms),
         }
-        for logger in loggers:
-            for tag, figure in figures.items():
-                logger.experiment.add_figure(tag, figure, self._drawn)
+        for name, figure in figures.items():
+            log_figure(trainer, name, figure)
 
 
 def draw_coefficients(history: dict[int, Values]) -> Figure:
@@ -191,7 +189,3 @@ def _colors(count: int) -> Any:
 def _layers(pair: int) -> str:
     """Return the two layers of a pair."""
     return f"{2 * pair} and {2 * pair + 1}"
-
-
-def _loggers(trainer: Trainer) -> list[TensorBoardLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

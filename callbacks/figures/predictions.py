@@ -14,7 +14,7 @@ class PredictionFigures(EvaluationFigures):
     """Draw samples with their images, text, label and predicted class, such as the pairs of images of NLVR2.
 
     Images of correctly classified samples have a green frame. The samples stay the same, so the figures
-    "val/predictions" and "test/predictions" in TensorBoard show how a run improves. The datamodule has
+    "val/predictions" and "test/predictions" show how a run improves. The datamodule has
     `images(split, sample_index)` and `text(split, sample_index)`.
 
     Args:

@@ -15,7 +15,7 @@ class RetrievalFigures(EvaluationFigures):
 
     Images are in their final order, after re-ranking if there is any. Above each image are its rank and its score:
     the matching head's logit if the image was re-ranked, else the cosine similarity. The queries stay the same, so the
-    figures "val/retrieval" and "test/retrieval" in TensorBoard show how a run improves.
+    figures "val/retrieval" and "test/retrieval" show how a run improves.
 
     Args:
         queries: Number of texts, spread evenly over the evaluation set.

@@ -27,7 +27,7 @@ class WordMapFigures(EvaluationFigures):
     one for each token. A word's map is the mean over its pieces; the whole text's is the mean over all tokens, [CLS]
     included. Each map is scaled to its own maximum, so colors show the region; the percentage above a map
     is its maximum relative to the highest maximum among the words shown. The figures are "val/words" and "test/words"
-    in TensorBoard.
+    in the loggers.
 
     Args:
         images: Number of captions with their image, spread evenly over the evaluation set, the same every time.

@@ -18,7 +18,7 @@ from ...callbacks.distributed.collectives import gather_texts, gather_uneven
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...metrics.grounding import NO_BOX, box_iou, box_scores, choose_box
-from ..evaluation.protocol import PREFIXES, Batch, Evaluation, Stage
+from ..evaluation.protocol import PREFIXES, Batch, Evaluation, Stage, Summary
 from ..evaluation.reranking import RerankSettings
 from ..evaluation.retrieval import RetrievalEvaluation
 from .gradcam import cross_attention, recording, relevance, token_maps
@@ -147,6 +147,7 @@ class GroundingEvaluation:
     def __init__(self, settings: GroundingSettings) -> None:
         self.settings = settings
         self.result: GroundingResult | None = None
+        self.summary: Summary | None = None
         self.start()
 
     def start(self) -> None:
@@ -199,7 +200,13 @@ class GroundingEvaluation:
             parts,
         )
         prefix, shown = PREFIXES[stage], f"{PREFIXES[stage]}/{self.settings.map}_accuracy"
-        found = {f"{prefix}/{name}": value for name, value in _accuracies(self.result, rows[:, 5]).items()}
+        accuracies = _accuracies(self.result, rows[:, 5])
+        # The name of an accuracy is [<part>/]<map>_accuracy, that of its chance level [<part>/]chance_accuracy.
+        chance = {
+            name.replace("chance", of): value for name, value in accuracies.items() if "chance_" in name for of in MAPS
+        }
+        self.summary = Summary({"texts": len(rows)}, chance)
+        found = {f"{prefix}/{name}": value for name, value in accuracies.items()}
         for name in MAPS:
             if none := int(self.result.chosen[name].isnan().any(1).sum()):
                 rank_zero_warn(f"No box has a positive score under the {name} map for {none} of {len(rows)} texts.")

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...callbacks.distributed.collectives import gather_texts, gather_uneven
 from ...common.log import log_global
 from ...metrics.vqa import ANSWER_TYPES, answer_accuracy, answer_type
-from .protocol import PREFIXES, Batch, Stage
+from .protocol import PREFIXES, Batch, Stage, Summary
 
 
 class AnsweringMethod(Protocol):
@@ -36,6 +36,7 @@ class AnswerEvaluation:
     """
 
     def __init__(self) -> None:
+        self.summary: Summary | None = None
         self.start()
 
     def start(self) -> None:
@@ -80,6 +81,7 @@ class AnswerEvaluation:
         answers = [[next(texts) for _ in range(width)] for _ in range(len(rows))]
         self.start()
         self.result = Answered(rows[:, 0].long(), rows[:, 1].float(), probabilities, answers)
+        self.summary = Summary({"questions": len(rows)})
         counted, prefix = rows[rows[:, 1] >= 0], PREFIXES[stage]
         if not len(counted):
             rank_zero_warn(

@@ -7,7 +7,7 @@ import torch
 from ...callbacks.distributed.collectives import gather_texts, gather_uneven
 from ...common.log import log_global
 from ...metrics.captions import caption_scores
-from .protocol import PREFIXES, Batch, Stage
+from .protocol import PREFIXES, Batch, Stage, Summary
 
 
 class CaptioningMethod(Protocol):
@@ -24,6 +24,7 @@ class CaptionEvaluation:
     """
 
     def __init__(self) -> None:
+        self.summary: Summary | None = None
         self.start()
 
     def start(self) -> None:
@@ -47,6 +48,7 @@ class CaptionEvaluation:
         counts = gather_uneven(torch.tensor([len(texts) for texts in self._references], dtype=torch.long))
         references = iter(gather_texts([text for texts in self._references for text in texts]))
         grouped = [[next(references) for _ in range(count)] for count in counts.tolist()]
+        self.summary = Summary({"images": len(grouped)})
         scores = caption_scores(gather_texts(self._written), grouped)
         self.start()
         prefix = PREFIXES[stage]

@@ -16,7 +16,7 @@ from ...common.log import log_global
 from ...metrics.classification import hits
 from ...metrics.finite import some_of
 from ..base.trainers import datamodule_of
-from .protocol import PREFIXES, Stage
+from .protocol import PREFIXES, Stage, Summary
 
 Batch = dict[str, Tensor]
 
@@ -37,6 +37,7 @@ class Accuracy(nn.Module):
     def __init__(self, top: Mapping[str, int] = TOP) -> None:
         super().__init__()
         self.top = dict(top)
+        self.classes = 0  # of the last batch
         # Zeros and ones need no check for NaN, for which the host would wait for a GPU.
         means = {f"{split}_{name}": MeanMetric(nan_strategy="disable") for split in SPLITS for name in top}
         self.metrics = nn.ModuleDict(means)
@@ -46,13 +47,14 @@ class Accuracy(nn.Module):
 
     def update(self, split: str, logits: Tensor, label: Tensor, sample_index: Tensor) -> None:
         """Count a batch: logits [B, C], label [B], positions in the data set [B]."""
+        self.classes = logits.shape[1]
         right = hits(logits, label, max(self.top.values()))
         for name, metric in self._of(split):
             metric.update(right[:, : self.top[name]].any(1).float())
         self._non_finite[split].append(torch.stack([sample_index, (~logits.isfinite().all(1)).long()], 1))
 
-    def log(self, module: LightningModule, split: str) -> None:
-        """Log `<split>/top1` and the others from a module's hook, and reset the counts.
+    def log(self, module: LightningModule, split: str) -> int:
+        """Log `<split>/top1` and the others from a module's hook, reset the counts, and return the number of images.
 
         The number of images with non-finite logits, if there are any, is logged as `<split>/non_finite`, and a
         warning names them.
@@ -74,6 +76,11 @@ class Accuracy(nn.Module):
         log_global(
             module, {f"{split}/{name}": value for name, value in found.items()}, f"{split}/{next(iter(self.top))}"
         )
+        return len(rows)
+
+    def chance(self) -> dict[str, float]:
+        """Return the accuracies of random classes, in percent; a process without images knows none."""
+        return {name: 100 * min(k / self.classes, 1.0) for name, k in self.top.items() if self.classes}
 
     def reset(self) -> None:
         """Reset the counts."""
@@ -119,6 +126,7 @@ class ClassificationEvaluation(nn.Module):
         self.losses = nn.ModuleDict({split: MeanMetric(nan_strategy="disable") for split in SPLITS})
         self.keeps_result = keeps_result
         self.result: Classified | None = None
+        self.summary: Summary | None = None
         self._classified: list[Classified] = []
 
     def start(self) -> None:
@@ -146,7 +154,8 @@ class ClassificationEvaluation(nn.Module):
         if stage != "predict":
             split = PREFIXES[stage]
             log_global(module, {f"{split}/loss": self._loss(split).compute()})
-            self.accuracy.log(module, split)
+            what = "images" if self.inputs == ("image",) else "samples"
+            self.summary = Summary({what: self.accuracy.log(module, split)}, self.accuracy.chance())
         if self._classified:  # in all processes or in none: each has a batch in each step
             columns = zip(*self._classified, strict=True)
             self.result = Classified._make(gather_uneven(torch.cat(column).cpu()) for column in columns)

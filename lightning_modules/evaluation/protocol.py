@@ -1,5 +1,7 @@
 """Interface of evaluation components, to which methods delegate validation, test and prediction."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Batch = dict[str, Any]
@@ -8,11 +10,25 @@ PREFIXES: dict[str, str] = {"validate": "val", "test": "test"}
 """Prefix of logged names by stage."""
 
 
+@dataclass(frozen=True)
+class Summary:
+    """What the results of an evaluation are read with.
+
+    Attributes:
+        counts: numbers of what was evaluated in all processes: images, texts, questions or samples.
+        chance: results of random guesses, by the name of the result without the prefix of the stage.
+    """
+
+    counts: Mapping[str, int]
+    chance: Mapping[str, float] = field(default_factory=dict)
+
+
 class Evaluation(Protocol):
     """Validation, test and prediction of a method, as a component: its attribute `evaluation`.
 
     `Method` calls `start` at the start of an epoch, `step` or `predict` for each batch, and `finish` at the end. Each
-    implementation documents the methods that it calls on the module.
+    implementation documents the methods that it calls on the module. `finish` of a validation or a test sets the
+    attribute `summary`, which the table after the run and `metrics.json` show.
     """
 
     def start(self) -> None:

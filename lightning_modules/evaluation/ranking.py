@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...metrics.finite import non_finite_last
-from ...metrics.retrieval import Matches, average_median_ranks, recalls, reranked_ranks, retrieval_ranks
+from ...metrics.retrieval import Matches, average_median_ranks, chance_recalls, recalls, reranked_ranks, retrieval_ranks
 from .reranking import RerankScore
 from .retrieval_result import RetrievalResult
 
@@ -39,6 +39,16 @@ def protocol_recalls(
     if "paper" in protocols:
         first = matches.first_texts()
         by_protocol["paper"] = recalls(*retrieval_ranks(image_features, text_features[first], matches.of_texts(first)))
+    return {f"{protocol}/{name}": value for protocol in protocols for name, value in by_protocol[protocol].items()}
+
+
+def protocol_chance(matches: Matches, protocols: Sequence[Protocol] | None) -> dict[str, float]:
+    """Return the chance level of each result of `protocol_recalls`."""
+    if protocols is None:
+        return chance_recalls(matches)
+    by_protocol = {"karpathy5": chance_recalls(matches)}
+    if "paper" in protocols:
+        by_protocol["paper"] = chance_recalls(matches.of_texts(matches.first_texts()))
     return {f"{protocol}/{name}": value for protocol in protocols for name, value in by_protocol[protocol].items()}
 
 

@@ -13,8 +13,8 @@ from ...common.errors import UserError
 from ...common.log import log_global
 from ...metrics.retrieval import RECALLS, Matches, nearest_candidates, retrieval_ranks
 from .collected import CollectedFeatures
-from .protocol import PREFIXES, Batch, Stage
-from .ranking import Protocol, Ranks, fold_median_ranks, protocol_recalls, rerank_candidates
+from .protocol import PREFIXES, Batch, Stage, Summary
+from .ranking import Protocol, Ranks, fold_median_ranks, protocol_chance, protocol_recalls, rerank_candidates
 from .reranking import NO_RERANKING, PairScorer, RerankSettings, TokenStore, match_candidates
 from .retrieval_result import UNKNOWN, RetrievalResult
 
@@ -85,6 +85,7 @@ class RetrievalEvaluation:
         self.prediction_space = prediction_space
         self.median_rank_fold = median_rank_fold
         self.result: RetrievalResult | None = None
+        self.summary: Summary | None = None
         self.start()
 
     def start(self) -> None:
@@ -111,6 +112,7 @@ class RetrievalEvaluation:
         result.warn()
         if stage != "predict":
             _log_recalls(module, result, PREFIXES[stage])
+            self.summary = self._summary(result)
 
     def add_images(
         self, features: Tensor, image_id: Tensor, sample_index: Tensor, tokens: Tensor | None = None
@@ -200,6 +202,15 @@ class RetrievalEvaluation:
             rerank_candidates(result, scores, ranks.get(predicted), self.rerank.score, temperature)
         self.result = result
         return result
+
+    def _summary(self, result: RetrievalResult) -> Summary:
+        assert result.matches is not None  # there is a recall
+        one = protocol_chance(result.matches, self.protocols)
+        chance = {
+            f"{space}/{name}" if space else name: of for space in self.spaces or ("",) for name, of in one.items()
+        }
+        chance |= {f"rerank_{name}": of for name, of in chance.items()}
+        return Summary({"images": len(result.image_features), "texts": len(result.text_features)}, chance)
 
     def _encode(self, module: Any, batch: Batch, stage: Stage) -> dict[str, Tensor]:
         """Encode the images and texts of a batch, and collect the features."""

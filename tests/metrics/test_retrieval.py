@@ -1,3 +1,4 @@
+from math import comb
 from statistics import mean, median
 
 import pytest
@@ -7,6 +8,7 @@ from vlightning.metrics import retrieval
 from vlightning.metrics.retrieval import (
     Matches,
     average_median_ranks,
+    chance_recalls,
     nearest_candidates,
     recalls,
     reranked_ranks,
@@ -45,6 +47,22 @@ def _brute_force(image, text, ids, k):
         for t in range(texts)
     )
     return 100 * to_text / images, 100 * to_image / texts
+
+
+@pytest.mark.parametrize("equal_texts", [False, True])
+@pytest.mark.parametrize(("images", "seed"), [(1, 0), (7, 3), (40, 2)])
+def test_chance_is_the_probability_of_a_match_among_k_drawn_candidates(monkeypatch, images, seed, equal_texts):
+    monkeypatch.setattr(retrieval, "_CHUNK", 7)
+    image_id, text_image_id, text_id = _ids(images, seed)
+    ids = image_id, text_image_id, text_id if equal_texts else None
+    found, texts = chance_recalls(Matches(*ids)), len(text_image_id)
+    match = [[_match(*ids, i, t) for t in range(texts)] for i in range(images)]
+    for direction, rows in (("image_to_text", match), ("text_to_image", list(zip(*match, strict=True)))):
+        for k in (1, 5, 10):
+            drawn = min(k, len(rows[0]))
+            missed = [comb(len(row) - sum(row), drawn) / comb(len(row), drawn) for row in rows]
+            assert found[f"{direction}_r{k}"] == pytest.approx(100 - 100 * mean(missed))
+    assert found["recall_mean"] == pytest.approx(mean(v for name, v in found.items() if name != "recall_mean"))
 
 
 @pytest.mark.parametrize("equal_texts", [False, True])

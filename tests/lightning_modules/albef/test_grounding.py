@@ -237,6 +237,7 @@ def test_a_run_draws_figures_and_predicts_boxes(tmp_path):
     trainer.fit(module, data)
     assert {"val/itm_accuracy", "val/itc_accuracy", "val/chance_accuracy"} <= trainer.callback_metrics.keys()
     assert float(trainer.callback_metrics["val/chance_accuracy"]) == 25
+    assert module.evaluation.summary.chance == {"itm_accuracy": 25, "itc_accuracy": 25}
     ((name, figure),) = figures
     drawn = [cell for cell in figure.axes if cell.images]
     assert (name, len(drawn)) == ("val/grounding", 6)

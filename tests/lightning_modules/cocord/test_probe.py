@@ -339,4 +339,7 @@ def test_shipped_config_fits_and_tests_on_the_command_line(tmp_path, monkeypatch
     (last,) = Path("runs/cocord_probe_stl10").rglob("last.ckpt")
     ran = run("test", "--ckpt_path", str(last))
     assert ran.status == 0, ran.err
-    assert "test/top1" in ran.out
+    assert ran.out.endswith("Evaluated: 6 images\n")
+    chance = {line.split()[0]: line.split()[2:] for line in ran.out.splitlines() if line.startswith("test/")}
+    assert PROBED == 3
+    assert chance == {"test/loss": [], "test/top1": ["33.33"], "test/top5": ["100"]}

@@ -157,4 +157,16 @@ def test_a_run_of_a_file_is_validated_without_it(tmp_path, monkeypatch):
     (checkpoint,) = tmp_path.rglob("last.ckpt")
     ran = run("validate", "--ckpt_path", str(checkpoint))
     assert ran.status == 0, ran.err
-    assert "val/recall_mean" in ran.out
+    # One text for each of four images.
+    rows = {line.split()[0]: line.split()[1:] for line in ran.out.splitlines() if line.startswith(("val/", "metric"))}
+    assert rows["metric"] == ["value", "chance"]
+    assert rows["val/text_to_image_r1"][1] == rows["val/image_to_text_r1"][1] == "25"
+    assert rows["val/text_to_image_r5"] == ["100", "100"]
+    assert ran.out.endswith("Evaluated: 4 images, 4 texts\n")
+    (file,) = tmp_path.rglob("metrics.json")
+    assert file.parent.name.endswith("_validate_0")
+    found = json.loads(file.read_text())
+    assert (found["stage"], found["step"], found["images"], found["texts"]) == ("validate", 1, 4, 4)
+    assert found["checkpoint"] == str(checkpoint)
+    assert f"{found['metrics']['val/recall_mean']:.4g}" == rows["val/recall_mean"][0]
+    assert found["chance"]["val/image_to_text_r1"] == pytest.approx(25)
