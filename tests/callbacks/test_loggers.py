@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import wandb
 import yaml
 from lightning.pytorch import Callback
 from matplotlib.figure import Figure
@@ -72,15 +73,18 @@ def test_a_requeued_job_goes_on_in_the_same_wandb_run(monkeypatch, tmp_path):
     (drawn,) = folder.glob("wandb/offline-run-*/files/media/images/val/square_*.png")
     assert is_red(drawn)
     assert {file.name for file in (folder / "checkpoints").iterdir()} == {"best-step2.ckpt", "last.ckpt"}
+    wandb.finish()  # as the end of the process does
     pretend_slurm(monkeypatch, tmp_path, restarts=1)
     fit(*OFFLINE, "--trainer.max_epochs=2")
     names = [path.name.rpartition("-")[2] for path in folder.glob("wandb/offline-run-*")]
     assert names == [number, number]
     assert (folder / "environment-1.json").is_file()
-    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    wandb.finish()
+    pretend_slurm(monkeypatch, tmp_path, job=42)
     other = fit(*OFFLINE, "--trainer.logger.id=mine") / "slurm_42"
     assert not (other / ".wandb_id").exists()
     assert [path.name.rpartition("-")[2] for path in other.glob("wandb/offline-run-*")] == ["mine"]
+    wandb.finish()
 
 
 def test_wandb_that_is_not_installed_is_named(monkeypatch):
