@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .figures.grounding import GroundingFigures
     from .figures.learngene import LearngeneFigures
     from .figures.predictions import PredictionFigures
+    from .figures.projector import EmbeddingProjector
     from .figures.retrieval import RetrievalFigures
     from .figures.word_maps import WordMapFigures
     from .final_export import FinalExport
@@ -60,6 +61,7 @@ _NAMES = {
     "figures.grounding": ("GroundingFigures",),
     "figures.learngene": ("LearngeneFigures",),
     "figures.predictions": ("PredictionFigures",),
+    "figures.projector": ("EmbeddingProjector",),
     "figures.retrieval": ("RetrievalFigures",),
     "figures.word_maps": ("WordMapFigures",),
     "final_export": ("FinalExport",),
@@ -97,6 +99,7 @@ __all__ = [
     "CompileCallback",
     "EMACallback",
     "EMAPair",
+    "EmbeddingProjector",
     "FeatureQueue",
     "FinalExport",
     "GroundingFigures",

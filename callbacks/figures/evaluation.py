@@ -40,6 +40,11 @@ class EvaluationFigures(Callback):
         """Return the rows of the figure. Every process calls this; the rows of rank 0 are drawn."""
         raise NotImplementedError
 
+    def show(self, trainer: Trainer, name: str, rows: list[Row]) -> None:
+        """Show rows in the loggers; rank 0 calls this."""
+        with missing_glyphs():
+            log_figure(trainer, name, draw_rows(rows))
+
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         in_training = trainer.state.fn == "fit"
@@ -63,9 +68,7 @@ class EvaluationFigures(Callback):
                 rank_zero_warn(f"{type(self).__name__} draws nothing: {lacking}")
             self._warned = True
         elif rows and trainer.is_global_zero:
-            figure = draw_rows(rows)
-            with missing_glyphs():
-                log_figure(trainer, f"{prefix}/{self.name}", figure)
+            self.show(trainer, f"{prefix}/{self.name}", rows)
 
     def _lacking(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
         """Return the reason why no figure can be drawn, if any: the end of a sentence, the same in every process."""

@@ -4,6 +4,7 @@ import json
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from lightning import Trainer
@@ -14,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from support.albef import IMAGE_SIZE, pairs_loader, tiny_albef
 from support.distributed import run_ddp_fit
 from support.tiny import TinyData, TinyModel
-from vlightning.callbacks import RetrievalFigures, WordMapFigures
+from vlightning.callbacks import EmbeddingProjector, RetrievalFigures, WordMapFigures
 from vlightning.callbacks.figures.word_maps import content_words
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
@@ -88,6 +89,35 @@ def test_tensorboard_has_every_curve_and_both_figures(tmp_path):
         (image,) = events.Images(tag)
         assert image.step == 3
         assert min(image.width, image.height) > 300
+
+
+def test_the_projector_has_images_and_captions_with_thumbnails_and_labels(tmp_path):
+    trainer = _trainer(tmp_path, [EmbeddingProjector(images=5, size=8)])
+    module, data = _albef(), Shapes()
+    trainer.validate(module, data, verbose=False)
+    (labels,) = tmp_path.rglob("metadata.tsv")
+    kinds, captions = zip(*(line.split("\t") for line in labels.read_text().splitlines()), strict=True)
+    assert kinds == ("kind", *["image"] * 5, *["text"] * 5)
+    assert captions[1:6] == captions[6:]
+    features = torch.tensor(
+        [
+            [float(value) for value in line.split("\t")]
+            for line in (labels.parent / "tensors.tsv").read_text().splitlines()
+        ]
+    )
+    result = module.evaluation.result
+    order = result.sample_index.argsort()
+    chosen = order[[number * (len(order) - 1) // 4 for number in range(5)]]
+    assert torch.allclose(features[:5], result.image_features[chosen], atol=1e-5)
+    index = int(result.sample_index[chosen[0]])
+    assert captions[1] in [" ".join(text.split()) for text in data.captions("validation", [index])[0]]
+    with Image.open(labels.parent / "sprite.png") as sprite:  # 4 x 4 thumbnails for 10
+        assert sprite.size == (32, 32)
+        shown = np.asarray(sprite.convert("RGB"))[:8, :8].astype(int)
+    thumbnail = np.asarray(data.image("validation", index).convert("RGB").resize((8, 8))).astype(int)
+    assert abs(shown - thumbnail).max() <= 1
+    (config,) = tmp_path.rglob("projector_config.pbtxt")
+    assert 'tensor_name: "val/embeddings:00000"' in config.read_text()
 
 
 def test_weights_and_random_draws_are_equal_with_and_without_figures(tmp_path):
