@@ -1,5 +1,6 @@
 """A warning about a contrastive loss that stays at the value of chance."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,16 +13,18 @@ from ..common.messages import warn
 class StuckLossWarning(Callback):
     """Warn once if a contrastive loss stays at ln B, the loss of a model that tells no pair of a batch from another.
 
-    The mean over `steps` batches is read at their end, for which the host waits for the device once.
+    The training step returns the loss as a share of ln B, {"loss": ..., "loss_share": ...}. Its mean over `steps`
+    batches is read at their end, for which the host waits for the device once; reading logged metrics would wait in
+    each step.
 
     Args:
-        metric: logged loss as a share of ln B, such as "train/loss_share".
+        name: name of the share in what the training step returns.
         steps: number of batches.
         share: smallest share that counts as chance.
     """
 
-    def __init__(self, metric: str, steps: int = 100, share: float = 0.98) -> None:
-        self.metric, self.steps, self.share = metric, steps, share
+    def __init__(self, name: str = "loss_share", steps: int = 100, share: float = 0.98) -> None:
+        self.name, self.steps, self.share = name, steps, share
         self._sum: Tensor | float = 0.0
         self._count = 0
         self._warned = False
@@ -30,7 +33,7 @@ class StuckLossWarning(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        found = trainer.callback_metrics.get(self.metric)
+        found: Tensor | None = outputs.get(self.name) if isinstance(outputs, Mapping) else None
         if found is None or self._warned:
             return
         self._sum, self._count = self._sum + found.detach(), self._count + 1

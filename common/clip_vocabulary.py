@@ -1,7 +1,9 @@
-"""CLIP's tokenizer in the form of the `transformers` library, built from the vocabulary that open_clip contains."""
+"""CLIP's vocabulary: its size, and its tokenizer as the `transformers` library has it, built from open_clip's."""
 
 import functools
 
+CLIP_VOCABULARY = 49408
+"""Number of tokens of CLIP's tokenizer."""
 START, END = "<|startoftext|>", "<|endoftext|>"
 _OPEN_CLIP = {"<start_of_text>": START, "<end_of_text>": END}
 

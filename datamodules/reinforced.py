@@ -9,13 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..common.clip_vocabulary import CLIP_VOCABULARY
 from .core.faults import Collated, Outcome
 from .core.samples import TrainingSet, stacked, usable_samples
 from .core.sampling import sample_numbers
 from .pairs import PairDataModule
 from .sources.reinforced_draws import ReinforcedDraws
 from .sources.reinforced_reader import ReinforcedReader, ReinforcedSample
-from .text.clip import CLIP, CLIP_TOKENS, CLIP_VOCABULARY
+from .text.clip import CLIP, CLIP_TOKENS
 from .text.tokenizers import Encoder
 from .transforms.clip import ReplayTransform, pair_eval_transform
 from .transforms.normalize import ChannelValues

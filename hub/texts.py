@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from ..common.clip_vocabulary import CLIP_VOCABULARY
 from ..datamodules.pairs import PairDataModule
-from ..datamodules.text.clip import CLIP, CLIP_TOKENS, CLIP_VOCABULARY, CLIPTextEncoder
+from ..datamodules.text.clip import CLIP, CLIP_TOKENS, CLIPTextEncoder
 from ..datamodules.text.tokenizers import TextEncoder, set_ending
 
 

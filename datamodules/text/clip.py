@@ -11,7 +11,6 @@ from .captions import ALL_WORDS, clean_caption, usable_caption
 CLIP = "clip"
 """Name of CLIP's tokenizer in options; its vocabulary is part of open_clip."""
 CLIP_TOKENS = 77
-CLIP_VOCABULARY = 49408
 
 
 class CLIPTextEncoder:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, StuckLossWarning, missing_callbacks, rank
+from ...common.clip_vocabulary import CLIP_VOCABULARY
 from ...common.errors import UserError
 from ..base.method import Bound
 from ..base.settings import plain, settings
@@ -21,7 +22,7 @@ from ..networks.clip.models import build_model
 from ..networks.clip.pairs import check_length, student_sides
 from ..networks.clip.preprocessing import ImageSettings
 from ..networks.clip.settings import MemorySettings
-from ..networks.clip.shapes import CLIP_VOCABULARY, Model, ModelShape, OpenClipConfig
+from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupShareCosine
@@ -93,8 +94,8 @@ class CLIPModule(TwoTowers):
             network.logit_bias = nn.Parameter(torch.full([1], SIGLIP_BIAS))
         return network
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the contrastive loss of a batch of pairs."""
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return the contrastive loss of a batch of pairs; with CLIP's also as a share of ln B, `loss_share`."""
         check_length(batch["input_ids"], self.max_tokens)
         ids = self._ids(batch)
         texts = {"text": batch["input_ids"]}
@@ -104,12 +105,14 @@ class CLIPModule(TwoTowers):
             raise UserError("Expected a batch of at least 2 pairs, got 1 without a negative: raise data.batch_size.")
         if self.loss.name == "sigmoid":
             loss = sigmoid_loss(side, self.student.logit_bias, first, self.memory.loss_rows, ids)
+            found = {"loss": loss}
         else:
             loss = contrast_terms(side, [], first, self.memory.loss_rows, ids).contrast
-            self.log("train/loss_share", loss.detach() / math.log(pairs))  # 1: no better than chance
+            found = {"loss": loss, "loss_share": loss.detach() / math.log(pairs)}  # 1: no better than chance
+            self.log("train/loss_share", found["loss_share"])
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
-        return loss
+        return found
 
     def _ids(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Return the ids of pairs that are no negatives of each other; log how many images and texts repeat."""
@@ -178,7 +181,7 @@ class CLIPModule(TwoTowers):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add seeds, the writer of predictions, and a warning for a loss that does not fall, if they are missing."""
-        own = StepSeedCallback(), RetrievalPredictionWriter(), StuckLossWarning("train/loss_share")
+        own = StepSeedCallback(), RetrievalPredictionWriter(), StuckLossWarning()
         return missing_callbacks(self.trainer.callbacks, *own)  # type: ignore[attr-defined]
 
     def bounds(self) -> list[Bound]:

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
+from ...common.clip_vocabulary import CLIP_VOCABULARY
 from ...common.errors import UserError
 from ..base.frozen import Frozen
 from ..memory import in_slices
-from ..networks.clip.shapes import CLIP_VOCABULARY
 from ..networks.file_readers import PublishedCLIP
 from ..networks.precision import unit
 from ..networks.published_clip import load_published

@@ -15,10 +15,11 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from open_clip.timm_model import TimmModel
 from torch import nn
 
+from ....common.clip_vocabulary import CLIP_VOCABULARY
 from ....common.errors import UserError
 from ....common.names import did_you_mean
 from ..clip_preprocessing import Interpolation
-from .shapes import CLIP_VOCABULARY, Model, ModelShape, OpenClipConfig, resolved
+from .shapes import Model, ModelShape, OpenClipConfig, resolved
 from .text_mixer import add_mixers
 
 

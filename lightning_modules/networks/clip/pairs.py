@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ....callbacks import gather
+from ....common.clip_vocabulary import CLIP_VOCABULARY
 from ....common.errors import UserError
 from ...contrast import Side
 from ...memory import in_slices
 from ..batch_norm import kept_statistics, one_update
 from ..precision import unit
-from .shapes import CLIP_VOCABULARY
 
 
 def check_length(input_ids: Tensor, max_tokens: int) -> None:

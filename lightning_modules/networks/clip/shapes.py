@@ -14,8 +14,6 @@ from ...base.settings import settings
 from ..clip_preprocessing import Interpolation, Three
 from . import tiny  # noqa: F401, registers its tower with timm
 
-CLIP_VOCABULARY = 49408
-"""Number of tokens of CLIP's tokenizer."""
 _ENDINGS = (".yaml", ".yml", ".json")
 
 

@@ -88,7 +88,7 @@ def test_weights_without_a_bias_start_siglips_loss_with_its_scale_and_bias(folde
     module.load_initial_weights()
     assert module.student.logit_scale.exp().item() == pytest.approx(SIGLIP_SCALE)
     assert module.student.logit_bias.item() == SIGLIP_BIAS
-    loss = module.double().training_step(pairs(4), 0)
+    loss = module.double().training_step(pairs(4), 0)["loss"]
     with torch.no_grad():
         image, text = module(pairs(4))
         logits = SIGLIP_SCALE * image @ text.T + SIGLIP_BIAS
@@ -102,8 +102,8 @@ def test_the_logged_share_is_the_loss_over_the_logarithm_of_the_batch(folder):
     module.log = lambda name, value, **_: logged.__setitem__(name, float(value))
     batch = pairs(4)
     batch["input_ids"][1] = batch["input_ids"][0]
-    loss = module.training_step(batch, 0)
-    assert logged["train/loss_share"] == pytest.approx(loss.item() / math.log(4))
+    found = module.training_step(batch, 0)
+    assert logged["train/loss_share"] == found["loss_share"] == pytest.approx(found["loss"].item() / math.log(4))
     assert (logged["train/repeated_images"], logged["train/repeated_texts"]) == (0.0, 0.25)
 
 

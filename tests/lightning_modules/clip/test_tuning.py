@@ -56,7 +56,7 @@ def test_locked_layers_do_not_change_and_all_others_do():
     module = tiny_clip(tuning={"lock_image": 2, "lock_text": "all"}).double()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     optimizer = torch.optim.SGD([weight for weight in module.parameters() if weight.requires_grad], 0.1)
-    module.training_step(pairs(4), 0).backward()
+    module.training_step(pairs(4), 0)["loss"].backward()
     optimizer.step()
     changed = {name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name])}
     kept = ("student.visual.transformer.resblocks.2.", "student.visual.ln_post", "student.visual.proj")
@@ -157,7 +157,7 @@ def test_statistics_of_batch_norm_are_those_of_the_pretraining_unless_trained(ba
     before = {name: tensor.clone() for name, tensor in module.named_buffers() if "running" in name}
     batch = pairs(4, dtype=torch.float32)
     batch["image"] = torch.nn.functional.interpolate(batch["image"], 64)
-    loss = module.training_step(batch, 0)
+    loss = module.training_step(batch, 0)["loss"]
     moved = [name for name, tensor in module.named_buffers() if "running" in name and (tensor != before[name]).any()]
     assert bool(moved) == (batch_norm == "trained")
     assert math.isfinite(loss.item())
