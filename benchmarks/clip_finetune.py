@@ -200,8 +200,11 @@ def main() -> None:
     print(f"| published | {start[REACHED]:.2f} | {start[GUARD]:.2f} | | |")
     for way, found in rows.items():
         cells = [spread([one[REACHED] for one in found]), spread([one[GUARD] for one in found])]
-        costs = [statistics.mean(one["seconds"] for one in found) / 60, max(one["peak"] for one in found)]
-        cells += [f"{cost:.1f}" for cost in costs] if "seconds" in found[0] else ["", ""]
+        if "seconds" in found[0]:
+            minutes = statistics.mean(one["seconds"] for one in found) / 60
+            cells += [f"{minutes:.1f}", f"{max(one['peak'] for one in found):.0f}"]
+        else:
+            cells += ["", ""]
         print(f"| {way} | {' | '.join(cells)} |")
     draw(start, rows, options.folder / "finetune.png")
 
