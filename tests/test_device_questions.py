@@ -90,6 +90,11 @@ def test_slices_with_batch_norm_and_a_teacher_with_other_images_ask_nothing_else
     assert asked[case] == {FINITE: 1}
 
 
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid", "adapters"])
+def test_fine_tuning_of_a_clip_with_its_own_callbacks_asks_nothing_else(asked, kind):
+    assert asked["clip"][kind] == {FINITE: 1}
+
+
 def test_images_that_arrive_as_bytes_are_converted_without_a_question(asked):
     assert asked["pixels"]["Pixels"] == {FINITE: 1}
     assert asked["pixels"]["ConstantsInEachStep"] == {

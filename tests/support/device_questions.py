@@ -19,6 +19,7 @@ from support.clip import DIMS, SCALES, reinforced_batch
 from support.collectives import RecordCollectives
 from support.methods import OTHERS
 from support.pretend_cuda import Questions, pretended_cuda, questions
+from support.published import pairs, tiny_clip
 from support.shre import CLASSES, random_batch, tiny_shre
 from support.tasks import random_task_batch, tiny_task
 from vlightning.callbacks import SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
@@ -171,6 +172,19 @@ def mobileclip(folder):
     return questions(module, batch, SkipNonFiniteSteps(), StopOnSignal(), folder=folder)
 
 
+def clip(folder):
+    """Fine-tuning of a CLIP: both losses, and adapters, in two slices."""
+    kinds = {"softmax": {}, "sigmoid": {"loss": {"name": "sigmoid"}}, "adapters": {"tuning": {"lora": {"rank": 2}}}}
+    found = {}
+    for kind, options in kinds.items():
+        module = tiny_clip(memory={"micro_batch_size": 2}, **options)
+        vars(module).pop("log"), vars(module).pop("log_dict")
+        (folder / kind).mkdir()
+        batch = pairs(4, dtype=torch.float32)
+        found[kind] = questions(module, batch, SkipNonFiniteSteps(), StopOnSignal(), folder=folder / kind)
+    return found
+
+
 def shre(folder):
     """With a teacher of timm that requires other images, in two slices."""
     torch.save(timm.create_model("test_resnet", num_classes=CLASSES).state_dict(), folder / "teacher.pth")
@@ -304,7 +318,7 @@ def stop_on_signal_of_two(folder):
 
 if __name__ == "__main__":
     found = {}
-    cases = (steps, evaluations, tasks, mobileclip, shre, albef_vqa, pixels, planted, mixed_devices)
+    cases = (steps, evaluations, tasks, mobileclip, clip, shre, albef_vqa, pixels, planted, mixed_devices)
     for case in (*cases, sent_from_the_host, stop_on_signal_of_two):
         place = Path(sys.argv[1]) / case.__name__
         place.mkdir()
