@@ -431,7 +431,10 @@ def test_two_processes_train_as_one_process(tmp_path, run_fit, linear_probe):
     options = {"max_epochs": 2, "default_root_dir": str(tmp_path)}
     (found, _) = run_fit(module_and_data, options, make_args=arguments, collect=saved)
     for name, tensor in module.state_dict().items():
-        torch.testing.assert_close(found["state"][name], tensor, rtol=1e-4, atol=2e-5, msg=name)
+        pair = [found["state"][name], tensor]
+        if name.endswith("attn.qkv.bias"):  # keys' bias has no gradient but rounding errors, which Adam makes steps of
+            pair = [torch.cat([query, value]) for query, _, value in (each.chunk(3) for each in pair)]
+        torch.testing.assert_close(*pair, rtol=1e-4, atol=2e-5, msg=name)
     for name in ("val/top1", "val/top5"):
         assert found["metrics"][name] == pytest.approx(one.callback_metrics[name].item()), name
     if run_fit is run_sharded_fit:
