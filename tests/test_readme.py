@@ -26,5 +26,5 @@ def test_the_first_command_is_the_quickstart():
 
 
 def test_ci_builds_the_site_as_the_readme_says():
-    assert 'pip install -e ".[docs]" && mkdocs build --strict' in README
-    assert "mkdocs build --strict" in (ROOT / ".ci/run").read_text()
+    assert 'pip install -e ".[docs]" && python -m mkdocs build --strict' in README
+    assert "python -m mkdocs build --strict" in (ROOT / ".ci/run").read_text()
