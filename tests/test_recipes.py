@@ -129,9 +129,7 @@ def test_every_command_takes_two_steps_and_validates(method, files, monkeypatch)
             assert set(result.metrics) >= EXTRACTION, result.metrics
         if " fit " not in command:
             continue
-        # On a CPU without AMX a step in bfloat16 was now and then non-finite, and skipped, of the same draws.
-        least = 1 if _last(configs, "precision") == "bf16-mixed" else 2
-        assert least <= result.steps <= result.trainer["global_step"] == 2, command
+        assert (result.steps, result.trainer["global_step"]) == (2, 2), command
         if "TextAssignmentModule" in "".join(configs):  # a stage without validation
             continue
         assert result.trainer["validations"] > 0, command
