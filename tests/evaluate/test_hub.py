@@ -1,17 +1,14 @@
 """`--download` from a local server that answers as the Hugging Face hub does."""
 
-import hashlib
 import io
 import json
-import threading
 import zipfile
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from huggingface_hub import constants
 
 from support.command_line import run
 from support.evaluation_sets import CUES, NAMES, OBJECTS, colour_model, picture, write_task
+from support.hub_server import local_hub, set_hub
 from vlightning.datamodules.sources.hub import hub_is_reachable
 from vlightning.evaluate.results import read_results
 from vlightning.evaluate.tasks import TASKS
@@ -23,50 +20,6 @@ PETS, FLICKR, WINO, GATED, UNKNOWN = (
     "cifar10",
     "stl10",
 )
-COMMIT = "0" * 39 + "1"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Lists and sends the files of `repositories`, by name."""
-
-    repositories = {}  # noqa: RUF012
-
-    def do_HEAD(self):
-        self.answer(body=False)
-
-    def do_GET(self):
-        self.answer()
-
-    def answer(self, body=True):
-        kind, _, rest = self.path.removeprefix("/api").lstrip("/").partition("/")
-        name, _, rest = rest.partition("/resolve/" if "/resolve/" in rest else "/tree/" if "/tree/" in rest else "/rev")
-        if self.path == "/":
-            return self.send(200, b"", body)
-        if name == TASKS[GATED].hub_name:
-            return self.send(403, b"{}", body, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
-        if kind != "datasets" or name not in self.repositories:
-            return self.send(401, b"{}", body, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "none"})
-        files = self.repositories[name]
-        if "/resolve/" in self.path:
-            content = files[rest.partition("/")[2]]
-            return self.send(200, content, body, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
-        tree = [
-            {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-            for path, content in files.items()
-        ]
-        listed = tree if "/tree/" in self.path else {"id": name, "sha": COMMIT, "siblings": []}
-        return self.send(200, json.dumps(listed).encode(), body)
-
-    def send(self, status, content, body, headers=()):
-        self.send_response(status)
-        for key, value in {"X-Repo-Commit": COMMIT, "Content-Length": len(content), **dict(headers)}.items():
-            self.send_header(key, str(value))
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
-
-    def log_message(self, *words):
-        pass
 
 
 def zipped(files):
@@ -95,26 +48,9 @@ def repositories(folder):
     return {TASKS[PETS].hub_name: files, TASKS[FLICKR].hub_name: flickr, TASKS[WINO].hub_name: wino}
 
 
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """The address of the hub; nothing is kept of whether another one was reached."""
-    Hub.repositories = repositories(tmp_path / "hub")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    set_address(monkeypatch, address)
-    yield
-    server.shutdown()
-    server.server_close()
-    hub_is_reachable.cache_clear()
-
-
-def set_address(monkeypatch, address):
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+@pytest.fixture(autouse=True)
+def colours(monkeypatch):
     monkeypatch.setattr("vlightning.evaluate.work.load_model", lambda model, weights: colour_model(model))
-    hub_is_reachable.cache_clear()
 
 
 def evaluated(root, *keys):
@@ -122,9 +58,10 @@ def evaluated(root, *keys):
     return run("evaluate", "--model", "colours", "--root", root, "--tasks", ",".join(keys), *words)
 
 
-def test_missing_sets_are_downloaded_and_those_that_cannot_be_are_named(hub, tmp_path):
-    root = tmp_path / "sets"
-    ran = evaluated(root, PETS, FLICKR, WINO, GATED, UNKNOWN)
+def test_missing_sets_are_downloaded_and_those_that_cannot_be_are_named(monkeypatch, tmp_path):
+    root, published = tmp_path / "sets", repositories(tmp_path / "hub")
+    with local_hub(monkeypatch, tmp_path / "cache", published, [TASKS[GATED].hub_name]):
+        ran = evaluated(root, PETS, FLICKR, WINO, GATED, UNKNOWN)
     assert ran.status == 0, ran.err
     results = {result.key: result for result in read_results(root / "r.jsonl")}
     assert results[PETS].main == pytest.approx(7 / 9)
@@ -134,13 +71,13 @@ def test_missing_sets_are_downloaded_and_those_that_cannot_be_are_named(hub, tmp
     assert "djghosh/wds_stl10_test of stl10 on the hub, got none (there is no such data set, or it is priv" in ran.out
     assert "Missing: cifar10 (no set in" in ran.out
 
-    Hub.repositories = {}  # nothing is downloaded twice
-    again = evaluated(root, PETS, FLICKR, WINO)
+    with local_hub(monkeypatch, tmp_path / "empty"):  # nothing is downloaded twice
+        again = evaluated(root, PETS, FLICKR, WINO)
     assert "Download" not in again.out
 
 
 def test_without_a_network_the_command_ends_with_one_sentence(monkeypatch, tmp_path):
-    set_address(monkeypatch, "http://127.0.0.1:9")
+    set_hub(monkeypatch, "http://127.0.0.1:9")
     ran = evaluated(tmp_path / "sets", PETS, FLICKR)
     hub_is_reachable.cache_clear()
     assert ran.status == 1

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -16,9 +17,11 @@ TOKEN, READS_ONLY = "hf_may_write", "hf_reads_only"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Holds the files of models by name, in `models`."""
+    """Holds the files of models in `models` and those of data sets in `datasets`, by name; `gated` are refused."""
 
-    models = {}  # noqa: RUF012
+    models: dict[str, dict[str, bytes]]
+    datasets: dict[str, dict[str, bytes]]
+    gated: frozenset[str]
 
     def do_HEAD(self):
         self.read(body=False)
@@ -27,22 +30,25 @@ class Hub(BaseHTTPRequestHandler):
         self.read()
 
     def read(self, body=True):
-        name, _, rest = self.path.removeprefix("/api/models").lstrip("/").partition("/resolve/")
-        if self.path == "/":
+        path = self.path.removeprefix("/api").lstrip("/")
+        if not path:
             return self.send(200, {}, body)
-        if rest:
-            content = self.models[name].get(rest.partition("/")[2])
+        stored = self.datasets if path.startswith("datasets/") else self.models
+        name, asked, rest = re.split("/(resolve|tree|revision)/", path + "/revision/", maxsplit=1)
+        name = name.removeprefix("datasets/").removeprefix("models/")
+        if name in self.gated:
+            return self.send(403, {}, body, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
+        if name not in stored:
+            return self.send(401, {}, body, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "none"})
+        if asked == "resolve":
+            content = stored[name].get(rest.partition("/")[2].removesuffix("/revision/"))
             return self.send(404 if content is None else 200, content or b"", body)
-        name = name.partition("/revision/")[0].partition("/tree/")[0]
-        if name not in self.models:
-            return self.send(404, {}, body, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "none"})
-        files = [{"rfilename": path} for path in self.models[name]]
         tree = [
-            {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-            for path, content in self.models[name].items()
+            {"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+            for file, content in stored[name].items()
         ]
-        listed = {"id": name, "sha": COMMIT, "siblings": files}
-        return self.send(200, tree if "/tree/" in self.path else listed, body)
+        listed = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": file} for file in stored[name]]}
+        return self.send(200, tree if asked == "tree" else listed, body)
 
     def do_POST(self):
         sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -83,9 +89,9 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def local_hub(monkeypatch, cache):
+def local_hub(monkeypatch, cache, datasets=(), gated=()):
     """Within the context the hub is a local server without models; yields them, by name."""
-    Hub.models = {}
+    Hub.models, Hub.datasets, Hub.gated = {}, dict(datasets), frozenset(gated)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     set_hub(monkeypatch, f"http://127.0.0.1:{server.server_port}")
