@@ -1,4 +1,4 @@
-"""The commands beside those of LightningCLI: `vlightning export`, `push`, `convert`, `plan`, `data` and `evaluate`."""
+"""The commands beside those of LightningCLI, such as `vlightning export` and `vlightning evaluate`."""
 
 import argparse
 from pathlib import Path
@@ -7,6 +7,7 @@ from ..callbacks import consolidate_checkpoint, divide_checkpoint_file
 from ..common.errors import UserError
 from ..common.files import check_free
 from ..data_report.command import run_data
+from ..demo.command import run_demo
 from ..evaluate.command import run_evaluate
 from ..hub.command import run_export, run_push
 from ..planning.command import run_plan
@@ -58,4 +59,5 @@ COMMANDS = {
     "plan": run_plan,
     "data": run_data,
     "evaluate": run_evaluate,
+    "demo": run_demo,
 }

@@ -62,6 +62,13 @@ def read_lines(file: Path) -> list[str]:
     return [line.strip() for line in lines]
 
 
+def given_texts(given: list[str]) -> list[str]:
+    """Return texts as given, or the lines of the one text file that is given."""
+    if len(given) == 1 and given[0].endswith(".txt"):
+        return read_lines(Path(given[0]).expanduser())
+    return given
+
+
 def with_braces(templates: list[str], source: str) -> list[str]:
     """Return templates with `{}` in place of DataComp's `{c}`.
 

@@ -12,10 +12,11 @@ from torch.nn.functional import normalize
 
 from .. import lightning_modules
 from ..callbacks import AtomicCheckpointIO
+from ..callbacks.checkpoints.run_checkpoints import checkpoint_of
 from ..common.errors import UserError
 from ..datamodules.text.clip import CLIP
 from ..datamodules.text.saved_tokenizer import saved_tokenizer
-from ..datamodules.text.tokenizers import tokenizer_from_json
+from ..datamodules.text.tokenizers import Encoder, tokenizer_from_json
 from ..datamodules.transforms.normalize import ToNormalized
 from ..hub.texts import has_clip_texts, text_encoder, tokenizer_of_folder
 from ..lightning_modules.base.checkpoints import class_of, saved_settings
@@ -42,6 +43,7 @@ class ImageTextModel:
         finish: Normalization of a batch of these, on the model's device.
         sha256: Fingerprint of the weights.
         note: What must be said beside every number; None for nothing.
+        encoder: Texts to token ids; None for a published model, whose module maps no words.
     """
 
     name: str
@@ -52,6 +54,7 @@ class ImageTextModel:
     finish: Callable[[Tensor], Tensor]
     sha256: str
     note: str | None = None
+    encoder: Encoder | None = None
 
     @property
     def device(self) -> torch.device:
@@ -74,8 +77,8 @@ def load_model(model: str, weights: str | None = None) -> ImageTextModel:
     """Load a model for evaluation, on the CPU.
 
     Args:
-        model: A checkpoint of a training, a file or a folder; the folder of an export; `local-dir:` and a folder of
-            open_clip's; or a model's name, with `weights`.
+        model: A checkpoint of a training, a file or a folder; the folder of a run, for its best checkpoint; the folder
+            of an export; `local-dir:` and a folder of open_clip's; or a model's name, with `weights`.
         weights: A tag of open_clip's or a file, for a model's name.
 
     Raises:
@@ -86,14 +89,16 @@ def load_model(model: str, weights: str | None = None) -> ImageTextModel:
     if model.startswith(_LOCAL):
         return _published(load_published(None, model.removeprefix(_LOCAL)))
     path = Path(model).expanduser()
+    if (path / "checkpoints").is_dir():
+        path = checkpoint_of(path, best=True)
     if is_checkpoint(path):
         return _of_checkpoint(path)
     if is_folder(path):
         return _of_export(path)
     if path.exists():
         raise UserError(
-            f"Expected a .ckpt file, the folder of a sharded checkpoint or of an export after --model, got {model!r}: "
-            "give the model's name there, and this file after --weights."
+            f"Expected a .ckpt file, the folder of a sharded checkpoint, of a run or of an export after --model, got "
+            f"{model!r}: give the model's name there, and this file after --weights."
         )
     raise UserError(
         f"Expected an existing checkpoint or export after --model, got {model!r}: correct the path, or give the tag or "
@@ -205,7 +210,8 @@ def _of_module(
 
     prepared = _prepared(Preprocessing.of(recorded, repr(source)))
     fingerprint = Frozen(module).fingerprint()
-    return ImageTextModel(source, module, images, texts, *prepared, fingerprint, _NOTES.get(type(module).__name__))
+    note = _NOTES.get(type(module).__name__)
+    return ImageTextModel(source, module, images, texts, *prepared, fingerprint, note, encoder)
 
 
 _NOTES = {"SHReModule": "SHRe's teacher was trained with labels"}

@@ -21,8 +21,16 @@ from .encoding import Encoded, Loading, encode_classes, encode_images
 from .model import ImageTextModel
 from .row_sets import NamedImages
 
-_TEMPERATURE = 100.0  # of CLIP's logits
+TEMPERATURE = 100.0
+"""Of CLIP's logits."""
+TEMPLATES = ("a photo of a {}.", "a photo of the {}.", "an image of a {}.")
+"""Prompts where none are given."""
 _SIDE = 160  # of a thumbnail, pixels
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return the image files of a folder and of the folders in it, in order."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
 
 def classify_folder(
@@ -37,14 +45,13 @@ def classify_folder(
     Raises:
         UserError: If the folder has no image that can be used.
     """
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
-    samples = NamedImages({str(path.relative_to(folder)): path for path in paths}, model.transform)
+    samples = NamedImages({str(path.relative_to(folder)): path for path in image_files(folder)}, model.transform)
     found = encode_images(model, samples, loading)
     if not len(found.index):
         why = ", ".join(f"{cause}: {count}" for cause, count in found.bad.items()) or "no image files"
         raise UserError(f"Expected images in {str(folder)!r}, got none that can be used ({why}): give another folder.")
     scores = zero_shot_scores(found.features, encode_classes(model, names, templates))
-    top = (_TEMPERATURE * scores).softmax(1).topk(min(best, len(names)))
+    top = (TEMPERATURE * scores).softmax(1).topk(min(best, len(names)))
     columns: dict[str, Any] = {
         "image": [samples.names[number] for number in found.index.tolist()],
         "classes": [[names[place] for place in row] for row in top.indices.tolist()],

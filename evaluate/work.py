@@ -10,16 +10,14 @@ from ..callbacks.distributed.collectives import rank
 from ..common.errors import UserError
 from .encoding import Loading
 from .hub import download
-from .image_sets import read_lines, with_braces
+from .image_sets import given_texts, with_braces
 from .model import ImageTextModel, load_interpolated, load_model
-from .own_images import classify_folder, write_sheet, write_table
+from .own_images import TEMPLATES, classify_folder, write_sheet, write_table
 from .report import compare, markdown, write_report
 from .results import Result, read_results
 from .row_sets import find_table
 from .run import Settings, evaluate
 from .tasks import chosen_tasks
-
-_TEMPLATES = ("a photo of a {}.", "a photo of the {}.", "an image of a {}.")
 
 
 def work(typed: argparse.Namespace) -> str:
@@ -118,8 +116,8 @@ def _results(
         typed.k,
         typed.temperature,
         Path(typed.cache).expanduser() if typed.cache else out.with_suffix(".cache"),
-        tuple(_texts(typed.classes or [])),
-        tuple(with_braces(_texts(typed.templates or []), "--templates")),
+        tuple(given_texts(typed.classes or [])),
+        tuple(with_braces(given_texts(typed.templates or []), "--templates")),
     )
     results = evaluate(model, tasks, settings, out)
     order = {task.key: place for place, task in enumerate(tasks)}
@@ -132,8 +130,8 @@ def _own_images(model: ImageTextModel, typed: argparse.Namespace, loading: Loadi
     folder = Path(typed.images).expanduser()
     if not folder.is_dir():
         raise UserError(f"Expected a folder of images after --images, got {typed.images!r}: correct it.")
-    names = _texts(typed.classes)
-    templates = with_braces(_texts(typed.templates or list(_TEMPLATES)), "--templates")
+    names = given_texts(typed.classes)
+    templates = with_braces(given_texts(typed.templates or list(TEMPLATES)), "--templates")
     table, found = classify_folder(model, folder, names, templates, loading, typed.best)
     if rank() != 0:
         return ""
@@ -145,13 +143,6 @@ def _own_images(model: ImageTextModel, typed: argparse.Namespace, loading: Loadi
         written.append(typed.html)
     left_out = f" {sum(found.bad.values())} could not be read." if found.bad else ""
     return f"Classified {len(table):,} images by {model.name}.{left_out} Wrote {' and '.join(written)}."
-
-
-def _texts(given: list[str]) -> list[str]:
-    """Return texts as given, or the lines of the one text file that is given."""
-    if len(given) == 1 and given[0].endswith(".txt"):
-        return read_lines(Path(given[0]).expanduser())
-    return given
 
 
 def _compare(typed: argparse.Namespace) -> str:

@@ -1,20 +1,19 @@
 """Encoding of texts as the training of a model encoded them."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from ..common.clip_vocabulary import CLIP_VOCABULARY
 from ..datamodules.pairs import PairDataModule
 from ..datamodules.text.clip import CLIP, CLIP_TOKENS, CLIPTextEncoder
-from ..datamodules.text.tokenizers import TextEncoder, set_ending
+from ..datamodules.text.tokenizers import Encoder, TextEncoder, set_ending
 
 
-def text_encoder(module: Any, tokenizer: Any, data: Mapping[str, Any]) -> Callable[[Sequence[str]], dict[str, Tensor]]:
+def text_encoder(module: Any, tokenizer: Any, data: Mapping[str, Any]) -> Encoder:
     """Return the encoder of texts as the datamodule of the training would build it.
 
     Args:

@@ -8,6 +8,7 @@ OPTIONS = {
     "fit validate test predict": "--config --ckpt_path --print_config --help --model.help --data.help --compile",
     "plan": "--config --devices --gpu --batch --mfu --precision --steps --help",
     "data": "--config --limit --out --help",
+    "demo": "--model --weights --images --captions --classes --port --cache --batch_size --num_workers --device --help",
 }
 
 SCRIPT = """\

@@ -8,6 +8,7 @@ COMMANDS = {
     "test": "evaluate a checkpoint on the test split",
     "predict": "write predictions or embeddings",
     "evaluate": "evaluate a checkpoint, an export or a published model on published sets or own images",
+    "demo": "open a local page that searches a folder of images",
     "export": "write the model of a checkpoint for use in other code",
     "push": "publish an export on the Hugging Face hub",
     "convert": "convert a sharded checkpoint to one file, or back",

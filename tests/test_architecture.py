@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = "vlightning"
 METHODS = {"albef", "clip", "cocord", "mmlg", "mobileclip", "shre"}
-COMMAND_LINE = {"cli.py", "cli_support", "data_report", "evaluate", "hub", "planning", "terminal"}
+COMMAND_LINE = {"cli.py", "cli_support", "data_report", "demo", "evaluate", "hub", "planning", "terminal"}
 ROOMS = {"lightning_modules", "datamodules", "callbacks", "metrics", "common", *COMMAND_LINE}
 FOREIGN = ("lightning", "torch", "torchmetrics", "jsonargparse", "timm", "open_clip", "transformers", "torchvision")
 

@@ -29,6 +29,7 @@ CODE_FOLDERS = (
     "common",
     "data_report",
     "datamodules",
+    "demo",
     "evaluate",
     "lightning_modules",
     "metrics",

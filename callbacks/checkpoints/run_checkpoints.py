@@ -20,7 +20,9 @@ def checkpoint_of(run: Path, best: bool) -> Path:
     """
     newest = whole_checkpoint(run / "checkpoints")
     if newest is None:
-        raise UserError(f"There is no checkpoint in the run folder {str(run)!r}: give --ckpt_path another one.")
+        raise UserError(
+            f"Expected a checkpoint in the run folder {str(run)!r}, got none: name another run or checkpoint."
+        )
     path = (best_beside(newest) if best else None) or newest
     say(f"Checkpoint: {path}, the {'newest' if path == newest else 'best'} of its run.")
     return path

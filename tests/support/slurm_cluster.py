@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from support import system_packages
+from support.system_packages import find
+
 PROGRAMS = ("sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd", "squeue", "srun", "munged")
-APT = ("apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=120", "-o", "Acquire::http::Timeout=20")
 Found = TypeVar("Found")
-INSTALL_VARIABLE = "VLIGHTNING_TEST_INSTALL"
 NODES = ("n1", "n2")
 # Nodes of one core each. A requeued job waits for as long as a credential lives, and then for the scheduler. Jobs in
 # `urgent` pre-empt the others.
@@ -62,32 +63,8 @@ PartitionName=urgent Nodes=n1,n2 State=UP PriorityTier=2
 
 
 def missing() -> str | None:
-    """Return the reason why SLURM cannot run here, or None.
-
-    With `VLIGHTNING_TEST_INSTALL=1` it is installed where that is possible: root, and a distribution with `apt-get`.
-    """
-    absent = _absent()
-    if not absent:
-        return None
-    found = f"no {absent} here (packages slurm-wlm, munge)"
-    if os.environ.get(INSTALL_VARIABLE) != "1":
-        return f"{found}, and {INSTALL_VARIABLE} is not 1"
-    if os.getuid() != 0 or _find("apt-get") is None:
-        return f"{found}, and only root installs packages, with apt-get"
-    for words in (("update",), ("install", "--no-install-recommends", "slurm-wlm", "munge")):
-        try:
-            done = subprocess.run(
-                [*APT, *words],
-                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"{found}, and `apt-get {words[0]}` took more than five minutes"
-    return f"{found}, and `apt-get install` failed: {' '.join(done.stderr.split())[-200:]}" if _absent() else None
+    """Return the reason why SLURM cannot run here, or None; `.ci/run` installs it."""
+    return system_packages.missing(PROGRAMS, ("slurm-wlm", "munge"))
 
 
 class Cluster:
@@ -107,7 +84,7 @@ class Cluster:
         }
 
     def run(self, *words: object, folder: Path | None = None) -> str:
-        command = [_find(str(words[0])) or "", *map(str, words[1:])]
+        command = [find(str(words[0])) or "", *map(str, words[1:])]
         done = subprocess.run(
             command, cwd=folder, env=self.environment, capture_output=True, text=True, timeout=60, check=False
         )
@@ -193,7 +170,7 @@ def slurm_cluster() -> Iterator[Cluster]:
 def _running(command: list[str], cluster: Cluster) -> Iterator[None]:
     with (cluster.folder / "daemons.txt").open("a") as output:
         process = subprocess.Popen(
-            [_find(command[0]) or "", *command[1:]],
+            [find(command[0]) or "", *command[1:]],
             env=cluster.environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -222,15 +199,6 @@ def _cancel_all(cluster: Cluster) -> None:
     """A step's processes outlive the daemons."""
     cluster.run("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name)
     wait_for(lambda: not cluster.run("squeue", "--noheader"), 60)
-
-
-def _absent() -> str:
-    return ", ".join(program for program in PROGRAMS if _find(program) is None)
-
-
-def _find(program: str) -> str | None:
-    """Find a daemon, also outside of an ordinary user's PATH."""
-    return shutil.which(program, path=os.pathsep.join((os.environ["PATH"], "/usr/sbin", "/usr/local/sbin")))
 
 
 def _free_ports(count: int) -> list[int]:
