@@ -1,8 +1,6 @@
 """The page, in Gradio."""
 
-import base64
 import html
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,25 +8,11 @@ import gradio
 
 from ..common.errors import UserError
 from ..datamodules.core.faults import BadSample
-from .search import Hit, Search
+from .rendering import grid, ranked
+from .search import Search
 
 _LONGEST = 500  # characters of a text
 _MOST_LINES = 1000  # typed captions or classes
-
-CSS = """
-.ranked {list-style: none; margin: 0; padding: 0}
-.ranked li {position: relative; display: flex; justify-content: space-between; gap: 1rem; margin: .3rem 0;
-  padding: .35rem .6rem; border-radius: 4px; overflow: hidden; overflow-wrap: anywhere}
-.ranked i {position: absolute; inset: 0 auto 0 0; background: var(--primary-500); opacity: .22}
-.ranked b {font-variant-numeric: tabular-nums; font-weight: 600}
-.quiet {opacity: .7; overflow-wrap: anywhere}
-.hits {display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(max(7.5rem, 14%), 1fr))}
-.hits figure {margin: 0}
-.hits img {width: 100%; aspect-ratio: 1; object-fit: contain; background: #8882; border-radius: 4px}
-.hits figcaption {display: flex; flex-wrap: wrap; justify-content: space-between; column-gap: .5rem; font-size: .85rem;
-  overflow-wrap: anywhere}
-.hits b {font-variant-numeric: tabular-nums; font-weight: 600}
-"""
 
 
 def theme() -> gradio.Theme:
@@ -59,7 +43,7 @@ def _finding(search: Search) -> None:
         label="Text", placeholder="a red circle above a blue square", submit_btn="Search", max_length=_LONGEST
     )
     asked = gradio.State("")
-    label = "Click a word to see where the model looks (each map is scaled to its own maximum)"
+    label = "Click a word to see where the model looks (paler where the word matters less)"
     words = gradio.Radio([], label=label, visible=False)
     shown = gradio.HTML(padding=False)
 
@@ -68,10 +52,10 @@ def _finding(search: Search) -> None:
         found = search.find(typed) if typed else []
         choices = [("no map", -1), *((word, place) for place, word in enumerate(search.words(typed)))] if typed else []
         visible = len(choices) > 1
-        return typed, gradio.Radio(choices, value=-1 if visible else None, visible=visible), _grid(found)
+        return typed, gradio.Radio(choices, value=-1 if visible else None, visible=visible), grid(found)
 
     def look(typed: str, word: int) -> str:
-        return _grid(search.find(typed) if word < 0 else search.look(typed, word))
+        return grid(search.find(typed) if word < 0 else search.look(typed, word))
 
     text.submit(find, text, [asked, words, shown], show_progress_on=shown)
     words.input(look, [asked, words], shown)
@@ -101,8 +85,8 @@ def _describing(search: Search, source: str | None, classes: Sequence[str]) -> N
             raise gradio.Error(str(error)) from None
         highest = max((score for _, score in found), default=1.0)
         return (
-            _ranked([(name, f"{score:.3f}", score / max(highest, 1e-6)) for name, score in found], "No captions."),
-            _ranked([(name, f"{share:.1%}", share) for name, share in likely], "No classes: type some."),
+            ranked([(name, f"{score:.3f}", score / max(highest, 1e-6)) for name, score in found], "No captions."),
+            ranked([(name, f"{share:.1%}", share) for name, share in likely], "No classes: type some."),
         )
 
     for event in (image.change, again.click):
@@ -122,31 +106,3 @@ def _head(search: Search) -> str:
     notes += [search.model.note] if search.model.note else []
     notes += [f"no maps of words: {search.why_no_maps}"] if search.why_no_maps else []
     return f"<h1>Search in images</h1><p class=quiet>{html.escape(' · '.join(notes))}</p>"
-
-
-def _grid(hits: Sequence[Hit]) -> str:
-    """Return images with their numbers. The page holds them itself, so that no file of the folder is served."""
-    return f"<div class=hits>{''.join(map(_figure, hits))}</div>"
-
-
-def _figure(hit: Hit) -> str:
-    content = io.BytesIO()
-    hit.image.save(content, "JPEG", quality=85)
-    source = f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
-    name, strength = (
-        html.escape(hit.name, quote=True),
-        "" if hit.strength is None else f"<i>word {hit.strength:.0%}</i>",
-    )
-    caption = f"<b>{hit.score:.3f}</b>{strength}<span class=quiet>{name}</span>"
-    return f'<figure><img alt="{name}" src="{source}"><figcaption>{caption}</figcaption></figure>'
-
-
-def _ranked(rows: Sequence[tuple[str, str, float]], otherwise: str) -> str:
-    """Return a list of names with their numbers, and bars from 0 to 1 behind them."""
-    if not rows:
-        return f"<p class=quiet>{otherwise}</p>"
-    parts = [
-        f"<li><i style='width:{min(max(share, 0), 1):.1%}'></i><span>{html.escape(name)}</span><b>{number}</b></li>"
-        for name, number, share in rows
-    ]
-    return f"<ol class=ranked>{''.join(parts)}</ol>"

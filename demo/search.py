@@ -70,7 +70,8 @@ class Search:
     def look(self, text: str, word: int) -> list[Hit]:
         """Return what `find` returns, with the region of each image that a word of the text attends to.
 
-        Each map is scaled to its own maximum; `strength` is this maximum relative to the highest among the images.
+        Each map is scaled to its own maximum, and the paler the lower this is: `strength` is its share of the highest
+        maximum of the images.
 
         Args:
             text: The text.
@@ -81,8 +82,9 @@ class Search:
         heats = self._maps(text, tuple(hit.name for hit in hits))[:, places].mean(1)
         highest = max(float(heats.max()), 1e-30)
         return [
-            Hit(heat_over(hit.image, heat), hit.name, hit.score, float(heat.max()) / highest)
+            Hit(heat_over(hit.image, heat, strength), hit.name, hit.score, strength)
             for hit, heat in zip(hits, heats, strict=True)
+            for strength in [float(heat.max()) / highest]
         ]
 
     def describe(self, file: str, typed: Sequence[str] = ()) -> list[tuple[str, float]]:
@@ -154,12 +156,12 @@ class Search:
         return None
 
 
-def heat_over(image: Image.Image, heat: Tensor) -> Image.Image:
-    """Return an image in gray with a map [g, g] over it, as `WordMapFigures` draws it; its maximum is full heat."""
+def heat_over(image: Image.Image, heat: Tensor, strength: float) -> Image.Image:
+    """Return an image in gray with a map [g, g] over it, in the colors of `WordMapFigures`; strengths are up to 1."""
     values = (heat / max(float(heat.max()), 1e-30)).numpy()
     stretched = Image.fromarray(values).resize(image.size, Image.Resampling.BILINEAR)
     heat_map = np.asarray(stretched).clip(0, 1)
     gray = np.asarray(image.convert("L"))[..., None] / 255
-    opacity = 0.75 * heat_map[..., None] ** 0.7
+    opacity = 0.75 * heat_map[..., None] ** 0.7 * strength**0.5
     mixed = gray * (1 - opacity) + colormaps["plasma"](heat_map)[..., :3] * opacity
     return Image.fromarray((255 * mixed).round().astype(np.uint8))

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from ..common.errors import UserError
 from ..common.messages import say
 from .folder import is_below
+from .rendering import CSS
 from .search import Search
 
 HOST = "127.0.0.1"
@@ -77,7 +78,7 @@ def application(search: Search, source: str | None, classes: Sequence[str]) -> A
     from fastapi import FastAPI
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from .page import CSS, build, theme
+    from .page import build, theme
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, files=os.environ["GRADIO_TEMP_DIR"])

@@ -17,6 +17,7 @@ from support.pages import PAGES, ROOT, blocks, commands
 from support.reinforcement import write_pairs
 from vlightning.data_report.command import parser_of_data
 from vlightning.datamodules import ReinforcedShapesDataModule
+from vlightning.demo.command import parser_of_demo
 from vlightning.evaluate.command import parser_of_evaluate
 from vlightning.lightning_modules import MobileCLIPModule
 from vlightning.planning.command import parser_of_plan
@@ -48,6 +49,9 @@ def test_every_command_that_is_shown_parses(command: str, tmp_path: Path, monkey
             return
         case ["evaluate"]:  # tests/evaluate/test_command.py runs them
             assert parser_of_evaluate().parse_args(words[1:])
+            return
+        case ["demo"]:  # tests/demo runs it
+            assert parser_of_demo().parse_args(words[1:])
             return
         case ["plan"]:
             words = ["fit", *parsed_rest(parser_of_plan(), words[1:])]
