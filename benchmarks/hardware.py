@@ -16,6 +16,8 @@ SHOWN = ("h100", "a100", "a100-40", "l40s", "v100")
 RECIPES = {
     "ALBEF, 4M images": ("albef/base", "albef/pretrain_4m"),
     "ALBEF, retrieval on COCO": ("albef/retrieval_flickr30k", "albef/retrieval_coco"),
+    "CLIP ViT-B/32, fine-tuning": ("clip/finetune", "--model.model=ViT-B-32"),
+    "CLIP ViT-B/32, adapters": ("clip/finetune", "clip/lora", "--model.model=ViT-B-32"),
     "CoCoRD, resnet34 to resnet18": ("cocord/imagenet", "cocord/pairs/imagenet_resnet34_resnet18"),
     "MM-LG, extraction": ("mmlg/extract",),
     "MobileCLIP-S0, 12M": ("mobileclip/base",),
@@ -29,8 +31,8 @@ def main() -> None:
     lightning_modules.load_all()
     print("| recipe | pairs of a step | GiB of a process | " + " | ".join(SHOWN) + " | hours on 8 x h100 / a100 |")
     print("|---|---:|---:|" + "---:|" * (len(SHOWN) + 1))
-    for name, configs in RECIPES.items():
-        planned = read([*(f"--config=configs/{config}.yaml" for config in configs)])
+    for name, words in RECIPES.items():
+        planned = read([word if word.startswith("--") else f"--config=configs/{word}.yaml" for word in words])
         batch = planned.data.get("global_batch_size") or (planned.data.get("batch_size") or 32) * PROCESSES
         logging.disable(logging.WARNING)
         start(planned.module)

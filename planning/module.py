@@ -11,7 +11,7 @@ from ..common.errors import UserError
 from ..lightning_modules.base.frozen import without_weights
 
 METHODS = (
-    *("ALBEFModule", "CoCoRDModule", "MMLGModule", "MobileCLIPModule", "SHReModule"),
+    *("ALBEFModule", "CLIPModule", "CoCoRDModule", "MMLGModule", "MobileCLIPModule", "SHReModule"),
     *("EntailmentModule", "NLVR2Module", "TextAssignmentModule", "VQAModule"),
 )
 """Names of the classes, and with them of their subclasses, which are not imported here."""

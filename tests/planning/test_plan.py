@@ -59,6 +59,22 @@ def test_the_plan_of_a_shipped_config_is_that_of_the_document():
     assert f"{100 * seconds / 3600:.2f} hours" in ran.out
 
 
+@pytest.mark.parametrize("adapters", [False, True])
+def test_the_plan_of_a_fine_tuned_clip_has_the_sizes_of_the_published_model(adapters):
+    files = ["finetune", "lora"] if adapters else ["finetune"]
+    configs = [f"--config={ROOT}/configs/clip/{name}.yaml" for name in files]
+    ran = run("plan", *configs, "--model.model=ViT-B-32", "--devices=8", "--batch=512", "--gpu=a100")
+    assert ran.status == 0, ran.err
+    found = printed(ran.out)
+    published = 151_277_313 * 4 / 2**30  # parameters of ViT-B/32
+    assert found["frozen networks" if adapters else "parameters"][0] == pytest.approx(published, abs=6e-4)
+    assert found["optimizer"][0] == pytest.approx(2 * found["parameters"][0], abs=2e-3)
+    # open_clip's profile: 7.40 billion multiplications of a pair; forward pass, and twice as many backward.
+    operations = float(re.search(r"([\d.]+) TFLOP of", ran.out)[1])
+    whole = 64 * 7.40e9 * 2 * 3 / 1e12
+    assert operations == pytest.approx(whole, rel=0.02) if not adapters else 2 / 3 * whole < operations < 0.75 * whole
+
+
 def test_an_unknown_gpu_is_refused_with_the_nearest_name():
     ran = run("plan", "--config", "configs/shre/distill.yaml", "--gpu", "h10")
     assert ran.status
