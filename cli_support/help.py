@@ -11,6 +11,7 @@ from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
+from torch import nn
 from typing_extensions import override
 
 from ..callbacks.checkpoints.last import LastCheckpoint
@@ -98,7 +99,10 @@ class HelpfulParser(LightningArgumentParser):
 
 def _choices(action: Any) -> dict[str, type]:
     """Return the classes of this package and of the user's files that an argument accepts."""
-    return own_subclasses(class_bases(option_type(action)), CLASS_FOLDERS.get(action.dest.split(".")[0], ""))
+    bases = class_bases(option_type(action))
+    if nn.Module in bases:  # a network of the user's own: any class
+        return {}
+    return own_subclasses(bases, CLASS_FOLDERS.get(action.dest.split(".")[0], ""))
 
 
 def _shorten(parser: LightningArgumentParser) -> None:

@@ -38,6 +38,8 @@ def merge(saved: SavedRun, typed: Typed) -> dict[str, Any]:
     """
     names = TypedNames([source.tree for source in typed.sources])
     tree: dict[str, Any] = {}
+    if typed.subcommand != "fit" and (model := saved.hyper_parameters.get("model")):
+        model["init_args"] = _without_teachers_networks(model["init_args"])
     for section in saved.hyper_parameters:
         name = typed.lookup(f"{section}.class_path")
         if name is None or (section == "model" and _is_same_model(saved, str(name))):
@@ -61,6 +63,20 @@ def merge(saved: SavedRun, typed: Typed) -> dict[str, Any]:
     if tree:
         typed.sources.insert(0, Source(str(saved.path), tree, "checkpoint"))
     return tree
+
+
+def _without_teachers_networks(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return a module's arguments without networks of the user's own as teachers, which run in training only."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, list):
+            return [without(item) for item in value]
+        return {name: part for name, part in value.items() if name != "network"} if isinstance(value, dict) else value
+
+    teacher = without(arguments.get("teacher"))
+    if not isinstance(teacher, dict):
+        return arguments
+    return arguments | {"teacher": {name: without(part) for name, part in teacher.items()}}
 
 
 def _is_same_model(saved: SavedRun, name: str) -> bool:

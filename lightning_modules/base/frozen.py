@@ -116,7 +116,7 @@ class Frozen(nn.Module, Generic[Network]):
             raise UserError(
                 f"Expected the {self.role} that the checkpoint was trained with, {saved['name']} of "
                 f"{saved['weights']!r} (sha256 {saved['sha256'][:12]}), got {own['name']} of {own['weights']!r} "
-                f"(sha256 {own['sha256'][:12]}): give that file as {self.argument}."
+                f"(sha256 {own['sha256'][:12]}): give that one as {self.argument}."
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any) -> None:

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from torch import nn
+
 from ...common.errors import UserError
 from ...common.names import did_you_mean
 
@@ -36,8 +38,8 @@ def settings(kind: type[Group], value: Group | Mapping[str, Any]) -> Group:
 def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return constructor arguments as plain data, which `torch.load(weights_only=True)` loads.
 
-    Groups become dictionaries. Callables given in Python, such as an optimizer factory, cannot be stored and become
-    None; the command line describes callables as plain data.
+    Groups become dictionaries, and networks the name of their class. Callables given in Python, such as an optimizer
+    factory, cannot be stored and become None; the command line describes callables as plain data.
     """
     return {name: _plain(value) for name, value in arguments.items()}
 
@@ -55,5 +57,9 @@ def flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value))
+    if isinstance(value, nn.Module):
+        return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}"}
     return None if callable(value) else value

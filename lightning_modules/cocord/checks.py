@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from ...common.errors import UserError
-from .settings import ContrastSettings, KDSettings, PredictionSettings, TeacherSettings
+from .settings import ContrastSettings, KDSettings, PredictionSettings
 
 
 def loss_weights(
@@ -31,17 +31,6 @@ def loss_weights(
             "got class_weight 0 and kd.weight 0: raise class_weight."
         )
     return weights
-
-
-def teacher_name(teacher: TeacherSettings) -> str:
-    """Return the name of a teacher that a loss needs.
-
-    Raises:
-        UserError: If there is none.
-    """
-    if teacher.name is None:
-        raise UserError("Expected a teacher for the losses that learn from one, got none: set model.teacher.name.")
-    return teacher.name
 
 
 def check_views(batch: Mapping[str, Tensor], views: Sequence[str]) -> None:

@@ -28,13 +28,12 @@ from ..evaluation.protocol import Batch
 from ..networks.cifar import Classifier
 from ..networks.classifier_files import load_classifier_file
 from ..networks.classifiers import build_classifier, freeze_classifier
-from ..networks.frozen_classifier import load_frozen
 from ..networks.precision import at_least_float32, unit
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Milestones
 from ..optim.sgd import sgd
 from .baselines import FeatureLosses
-from .checks import check_views, loss_weights, teacher_name
+from .checks import check_views, loss_weights
 from .losses import dictionary, dictionary_loss, distillation_loss, prediction_loss, same_class_share
 from .network import Predictor, ProjectionHead, channels_last, described_head, each_view, frozen_copy, teacher_head
 from .settings import (
@@ -48,6 +47,7 @@ from .settings import (
     default_learning_rate,
 )
 from .targets import TargetEncoders, needs_of
+from .teacher import build_teacher, load_teacher
 
 
 class CoCoRDModule(Method):
@@ -113,7 +113,7 @@ class CoCoRDModule(Method):
             freeze_classifier(self.student)  # DDP requires a gradient for each trainable parameter
         self.teacher: Frozen[Classifier] | None = None
         if "teacher" in encoders or kd.weight or kd.features:
-            self.teacher = Frozen(build_classifier(teacher_name(teacher), num_classes))
+            self.teacher = Frozen(build_teacher(teacher, num_classes))
         # Head f_s and predictor h_s; slow-moving student and head; the teacher's head f_t
         width = self.student.feature_dim
         self.student_head = ProjectionHead(width, heads.hidden, heads.embed_dim) if encoders else None
@@ -122,6 +122,7 @@ class CoCoRDModule(Method):
         self.slow_student = frozen_copy(self.student) if slow else None
         self.slow_head = frozen_copy(self.student_head) if slow else None
         taught = 0 if self.teacher is None else self.teacher.network.feature_dim
+        self.hparams["teacher"]["feature_dim"] = taught if teacher.name is None and taught else None
         self.teacher_head = teacher_head(self.student_head, taught, width, heads) if "teacher" in encoders else None
         self.teacher_head_moves = self.teacher_head is not None and taught == width  # f_t is the moving average of f_s
         self.dictionary = dictionary(contrast, heads.embed_dim) if contrast.weight else None
@@ -207,8 +208,7 @@ class CoCoRDModule(Method):
         """Load the teacher and make CRD's banks, for training only."""
         super().setup(stage)
         if stage == "fit" and self.teacher is not None:
-            source = self.teacher_settings
-            load_frozen(self.teacher, teacher_name(source), source.weights, self.num_classes)
+            load_teacher(self.teacher, self.teacher_settings, self.num_classes, self.datamodule)
             if self.baselines is not None:
                 self.baselines.start(self)
 

@@ -7,6 +7,8 @@ submitted to ICLR 2023), the authors' code, and the CRD benchmark, whose recipe 
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import nn
+
 Encoder = Literal["teacher", "slow_student"]
 
 
@@ -19,10 +21,15 @@ class TeacherSettings:
         weights: a file (checkpoint of a `CoCoRDModule` with this student, public checkpoint of the CRD benchmark, or
             safetensors); the folder of a run, whose newest last checkpoint is used; or the name of the library's
             weights, such as IMAGENET1K_V1.
+        network: a classifier of your own, without a name, that states the normalisation of its images
+            (docs/own_teachers.md).
+        feature_dim: width of the features of `network`; a checkpoint records it. Leave it out.
     """
 
     name: str | None = None
     weights: str | None = None
+    network: nn.Module | None = None
+    feature_dim: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ import torch
 from open_clip.transformer import QuickGELU
 from torch import Tensor, nn
 
+from ...common.errors import UserError
 from ..base.frozen import Frozen
 from ..networks.file_readers import PublishedCLIP
+from ..networks.own_teacher import class_path, given
 from ..networks.precision import unit
 from ..networks.published_clip import load_published
+from .own_pair import own_pair
 
 View = tuple[int, str]
 """Image size and interpolation of augmented images."""
@@ -26,14 +29,37 @@ class Teacher:
 
     Attributes:
         weights: a tag of open_clip; a folder that open_clip loads; or a file, also a checkpoint of a training here.
+            None with a network.
         model: its name, one of open_clip's or MobileCLIP's; ignored if `weights` is a folder.
         scale: factor of its cosines for a student's training, which a reinforcement writes to the manifest; None means
             the one that it was trained with.
+        network: a network of your own that replaces the weights, embeds images and texts, and states the normalisation
+            of its images (docs/own_teachers.md).
     """
 
-    weights: str
+    weights: str | None = None
     model: str | None = None
     scale: float | None = None
+    network: nn.Module | None = None
+
+
+def published(teacher: Teacher, option: str = "model.teachers") -> PublishedCLIP:
+    """Return a loaded teacher.
+
+    Args:
+        teacher: the teacher.
+        option: the option with the list that it is in, for messages.
+
+    Raises:
+        UserError: If it names no network or two, or the network cannot be loaded or does not fit.
+    """
+    network = given(teacher.network, f"{option}.network")
+    if (network is None) == (teacher.weights is None):
+        got = "neither" if network is None else f"both ({teacher.weights!r} and {class_path(network)})"
+        raise UserError(f"Expected weights or a network of each teacher in {option}, got {got}: give one.")
+    if network is not None:
+        return own_pair(network, teacher.scale)
+    return load_published(teacher.model, str(teacher.weights))
 
 
 class TeacherEnsemble(nn.Module):
@@ -60,7 +86,7 @@ class TeacherEnsemble(nn.Module):
         """
         if self.loaded:
             return
-        self.loaded = [load_published(teacher.model, teacher.weights) for teacher in self.teachers]
+        self.loaded = [published(teacher) for teacher in self.teachers]
         # Read in float32, before the trainer casts the weights.
         self.scales = [
             float(loaded.network.logit_scale.exp()) if teacher.scale is None else teacher.scale

@@ -17,9 +17,8 @@ from ..base.frozen import Frozen
 from ..memory import in_slices
 from ..networks.file_readers import PublishedCLIP
 from ..networks.precision import unit
-from ..networks.published_clip import load_published
 from ..networks.teacher_images import Normalisation, TeacherImages
-from .ensemble import Teacher
+from .ensemble import Teacher, published
 from .pairs import CAPTIONS, TEACHER_TEXTS
 from .teachers import TEACHER_IMAGE, Teachers
 
@@ -60,20 +59,20 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
                 "Expected CLIP's token ids, which the teachers take, got those of another tokenizer: set "
                 f"data.tokenizer clip, data.vocab_size {CLIP_VOCABULARY} and data.max_tokens {max_tokens}."
             )
-        published = [load_published(teacher.model, teacher.weights) for teacher in self.given]
-        self._lengths = [_text_length(one, max_tokens) for one in published]
+        loaded = [published(teacher, "model.teacher.models") for teacher in self.given]
+        self._lengths = [_text_length(one, max_tokens) for one in loaded]
         scales = []
-        for teacher, one in zip(self.given, published, strict=True):
+        for teacher, one in zip(self.given, loaded, strict=True):
             prepared = one.preprocessing
             expected = Normalisation(prepared.mean, prepared.std)
             self._images.append(TeacherImages(prepared.image_size, images, expected, prepared.interpolation))
             scales.append(float(one.network.logit_scale.exp()) if teacher.scale is None else teacher.scale)
             one.network.logit_scale = nn.Parameter(one.network.logit_scale.detach().reshape(1))  # FSDP2 needs [1]
             one.network.logit_bias = None
-        self.network.extend(one.network for one in published)
+        self.network.extend(one.network for one in loaded)
         self.network.requires_grad_(False).eval()
-        self.teachers = Teachers([_width(one) for one in published], scales)
-        self.record(*(", ".join(parts) for parts in zip(*((one.model, one.weights) for one in published), strict=True)))
+        self.teachers = Teachers([_width(one) for one in loaded], scales)
+        self.record(*(", ".join(parts) for parts in zip(*((one.model, one.weights) for one in loaded), strict=True)))
 
     @torch.no_grad()
     def add(self, batch: Mapping[str, Tensor], kinds: Sequence[str], micro_batch_size: int | None) -> dict[str, Tensor]:

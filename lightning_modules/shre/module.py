@@ -197,7 +197,7 @@ class SHReModule(Method):
         super().setup(stage)
         self._teacher_images = None  # of another datamodule
         if stage == "fit" and self.kl.weight:
-            load_teacher(self.teacher, self.teacher_settings, self.num_classes)
+            load_teacher(self.teacher, self.teacher_settings, self.num_classes, self.vision.image_size)
 
     def configure_model(self) -> None:
         """Shard the networks, or use the memory format in which the teacher runs fastest."""

@@ -6,6 +6,8 @@ Defaults come from T. Cares' master's thesis (2024) and its listings; "code" is 
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import nn
+
 Three = tuple[float, float, float]
 
 
@@ -28,6 +30,8 @@ class TeacherSettings:
             parameter group).
         queue_size: embeddings of earlier batches that are negatives too (thesis: a memory bank of 65,536). 0: none. (A
             memory bank of the student's own embeddings made the thesis' training fail.)
+        network: a network of your own that replaces `name` and `weights`, and states the normalisation of its images
+            (docs/own_teachers.md).
     """
 
     name: str = "timm/resnet50"
@@ -39,6 +43,7 @@ class TeacherSettings:
     target: Literal["posterior", "embedding"] = "posterior"
     temperature: float = 0.07
     queue_size: int = 0
+    network: nn.Module | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import timm
+import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
@@ -12,25 +13,35 @@ from ...common.errors import UserError
 from ..base.frozen import Frozen
 from ..networks.classifiers import LibraryClassifier, build_classifier
 from ..networks.frozen_classifier import load_frozen
+from ..networks.own_teacher import checked_output, given, record, stated_normalisation, stated_size
 from ..networks.teacher_images import Normalisation, TeacherImages
 from .settings import TeacherSettings
 from .teacher_encoder import ClassToken, load_class_token
 
+OPTION = "model.teacher.network"
 
-def load_teacher(frozen: Frozen[Any], settings: TeacherSettings, outputs: int) -> None:
+
+def load_teacher(frozen: Frozen[Any], settings: TeacherSettings, outputs: int, image_size: int) -> None:
     """Build the teacher and load its weights, unless they are loaded.
 
     Args:
         frozen: where the network is put.
-        settings: name and weights.
+        settings: name and weights, or the network.
         outputs: number of its classes, or its width if its target is an embedding.
+        image_size: side of the data's images, in pixels.
 
     Raises:
         UserError: If the weights are missing or do not fit, or a restored checkpoint was trained with other weights.
     """
     if frozen.loaded:
         return
-    if settings.target == "embedding":
+    if (network := given(settings.network, OPTION)) is not None:
+        side = stated_size(network) or image_size
+        remedy = "correct the class, set its attribute image_size, or set model.num_classes."
+        checked_output(network.eval(), network, torch.zeros(1, 3, side, side), outputs, remedy)
+        frozen.network = network
+        record(frozen, network, OPTION)
+    elif settings.target == "embedding":
         load_class_token(frozen, settings.name, settings.weights, outputs)
     else:
         frozen.network = build_classifier(settings.name, outputs).requires_grad_(False)
@@ -42,14 +53,15 @@ def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> 
     """Return the conversion for a teacher and a datamodule.
 
     Args:
-        network: the teacher's network. A model of timm names its normalisation, and its image size where that is fixed.
+        network: the teacher's network. A model of timm, or a network of the user's own, names its normalisation, and
+            its image size where that is fixed.
         settings: normalisations that replace those of network and datamodule.
         data: the run's datamodule, or None. Its property `preprocessing` holds the "mean" and "std" of its images.
 
     Raises:
         UserError: If the teacher's normalisation is known and the data's is not.
     """
-    config = _timm_config(network)
+    config = _timm_config(network) if settings.network is None else _stated(network)
     size = int(config["input_size"][-1]) if config.get("fixed_input_size", False) else None
     mean, std = settings.mean or config.get("mean"), settings.std or config.get("std")
     if mean is None or std is None:
@@ -64,6 +76,15 @@ def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> 
             "model.teacher.image_mean and model.teacher.image_std."
         )
     return TeacherImages(size, Normalisation(tuple(data_mean), tuple(data_std)), Normalisation(tuple(mean), tuple(std)))
+
+
+def _stated(network: nn.Module) -> Mapping[str, Any]:
+    """Return the image configuration of a network of the user's own, in timm's form."""
+    size = stated_size(network)
+    return stated_normalisation(network)._asdict() | {
+        "fixed_input_size": size is not None,
+        "input_size": (3, size, size),
+    }
 
 
 def _timm_config(network: nn.Module) -> Mapping[str, Any]:

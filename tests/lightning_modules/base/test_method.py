@@ -147,7 +147,7 @@ def test_the_checkpoint_names_the_frozen_network_and_refuses_another(checkpoint,
     assert saved["teacher"]["weights"] == "seed 0"
     assert not any(name.startswith("teacher") for name in saved["state_dict"])
     with pytest.raises(
-        UserError, match=r"teacher that the checkpoint was trained with, linear of 'seed 0'.*give that file as"
+        UserError, match=r"teacher that the checkpoint was trained with, linear of 'seed 0'.*give that one as"
     ):
         trainer(max_epochs=2).fit(ToyMethod(VisionSettings(width=7), teacher_seed=1), toy_rows(), ckpt_path=checkpoint)
     with caplog.at_level("INFO"):

@@ -411,7 +411,7 @@ def test_checkpoint_names_its_teacher_and_refuses_another(tmp_path):
     resumed = Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, max_steps=4, enable_progress_bar=False
     )
-    with pytest.raises(UserError, match=r"teacher that the checkpoint .*, resnet14 of .*give that file"):
+    with pytest.raises(UserError, match=r"teacher that the checkpoint .*, resnet14 of .*give that one"):
         resumed.fit(other, data, ckpt_path=path)
 
 

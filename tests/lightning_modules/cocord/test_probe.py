@@ -247,7 +247,7 @@ def test_another_backbone_than_the_checkpoints_is_refused(way, tmp_path):
         "test": lambda: trainer.test(_module(tmp_path, weights=other), data, ckpt_path=path),
         "load_from_checkpoint": lambda: trainer.test(LinearProbeModule.load_from_checkpoint(path, weights=other), data),
     }[way]
-    with pytest.raises(UserError, match=r"backbone that .*resnet8 of .*give that file as model\.weights"):
+    with pytest.raises(UserError, match=r"backbone that .*resnet8 of .*give that one as model\.weights"):
         run_it()
 
 

@@ -184,4 +184,4 @@ def test_the_command_line_takes_teachers():
     ran = run(*words, "--model.teacher.models", '[{"model": "ViT-L-14", "weights": "openai", "scale": 100}]')
     assert ran.status == 0, ran.err
     found = yaml.safe_load(ran.out)["model"]["init_args"]["teacher"]["models"]
-    assert found == [{"model": "ViT-L-14", "weights": "openai", "scale": 100.0}]
+    assert found == [{"model": "ViT-L-14", "weights": "openai", "scale": 100.0, "network": None}]

@@ -448,7 +448,7 @@ def test_the_released_settings_parse(tmp_path):
     ran = run("predict", *words, "--print_config")
     assert ran.status == 0, ran.err
     model = yaml.safe_load(ran.out)["model"]["init_args"]
-    shared = {"model": "ViT-L-14", "scale": None}
+    shared = {"model": "ViT-L-14", "scale": None, "network": None}
     assert model["teachers"] == [shared | {"weights": name} for name in ("openai", "datacomp_xl_s13b_b90k")]
     assert model["captioner"]["class_path"].endswith("CoCaCaptioner")
     assert model["captioner"]["init_args"]["captions"] == 5

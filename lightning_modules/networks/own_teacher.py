@@ -1,0 +1,126 @@
+"""Teachers of the user's own: any nn.Module that states the normalisation of its images.
+
+It has the attributes `mean` and `std`, three numbers each on the 0-1 scale, and `image_size` where it takes one size.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...common.errors import UserError
+from ..base.frozen import Frozen
+from .clip_preprocessing import Three
+from .teacher_images import Normalisation, TeacherImages
+
+
+def class_path(network: nn.Module) -> str:
+    """Return the name of a network's class with its module."""
+    return f"{type(network).__module__}.{type(network).__qualname__}"
+
+
+def given(network: Any, option: str) -> nn.Module | None:
+    """Return the network of a setting, if it has one.
+
+    Args:
+        network: the setting: a network, its class as a checkpoint names it, or None.
+        option: its name, for the message.
+
+    Raises:
+        UserError: If only the name of its class is known, from a checkpoint.
+    """
+    if isinstance(network, Mapping):
+        raise UserError(
+            f"Expected the teacher {network.get('class_path')} for training, got its name from a checkpoint, which "
+            f"does not hold it: give {option}."
+        )
+    return network if isinstance(network, nn.Module) else None
+
+
+def stated_normalisation(network: nn.Module) -> Normalisation:
+    """Return the normalisation that a network states.
+
+    Raises:
+        UserError: If the attributes `mean` and `std` are not three numbers each.
+    """
+    found = {name: getattr(network, name, None) for name in ("mean", "std")}
+    numbers = {name: _three(value) for name, value in found.items()}
+    if numbers["mean"] is None or numbers["std"] is None or min(numbers["std"]) <= 0:
+        got = " and ".join(f"{name} {value}" for name, value in found.items())
+        raise UserError(
+            f"Expected the attributes mean and std of {class_path(network)}, three numbers each, std above 0, got "
+            f"{got}: set them in its constructor; (0, 0, 0) and (1, 1, 1) are images on the 0-1 scale."
+        )
+    return Normalisation(numbers["mean"], numbers["std"])
+
+
+def stated_size(network: nn.Module) -> int | None:
+    """Return the side of the only images that a network takes, in pixels; None if it takes any."""
+    size = getattr(network, "image_size", None)
+    return None if size is None else int(size)
+
+
+def teacher_images(network: nn.Module, data: Any) -> TeacherImages:
+    """Return the conversion of a datamodule's images to those of a network.
+
+    Args:
+        network: the teacher's network.
+        data: the run's datamodule, or None. Its property `preprocessing` holds the "mean" and "std" of its images.
+
+    Raises:
+        UserError: If one of both does not state its normalisation.
+    """
+    known = getattr(data, "preprocessing", None) or {}
+    if "mean" not in known or "std" not in known:
+        raise UserError(
+            "Expected the normalisation of the images, which the teacher needs, got none from "
+            f"{'the run, which has no datamodule' if data is None else type(data).__name__}: use a datamodule whose "
+            "property `preprocessing` has a mean and a std."
+        )
+    of_data = Normalisation(tuple(known["mean"]), tuple(known["std"]))
+    return TeacherImages(stated_size(network), of_data, stated_normalisation(network))
+
+
+@torch.no_grad()
+def checked_output(
+    network: nn.Module, encode: Callable[[Any], Any], example: Any, width: int | None, remedy: str
+) -> Tensor:
+    """Run a network on an example, and return its output [1, E].
+
+    Args:
+        network: the teacher's network.
+        encode: the network, or one of its methods.
+        example: an image [1, 3, S, S], or token ids [1, L].
+        width: expected width E; None for any.
+        remedy: what to do about another output, for the message.
+
+    Raises:
+        UserError: If the network fails on the example, or its output has another shape.
+    """
+    shape, name = list(example.shape), class_path(network)
+    expected = f"Expected an output of shape [1, {width or 'E'}] of {name} for an input of shape {shape}"
+    try:
+        output = encode(example)
+    except Exception as error:  # of the user's code
+        first = str(error).partition("\n")[0].removesuffix(".")
+        raise UserError(f"{expected}, got an error ({type(error).__name__}: {first}): {remedy}") from error
+    if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 1 or width not in (None, output.shape[1]):
+        got = f"shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise UserError(f"{expected}, got {got}: {remedy}")
+    return output
+
+
+def record(frozen: Frozen[Any], network: nn.Module, option: str) -> None:
+    """Record the class of a network, which a frozen part holds, and the fingerprint of its weights."""
+    frozen.requires_grad_(False).train()
+    frozen.argument = option
+    frozen.record(class_path(network), option)
+
+
+def _three(value: Any) -> Three | None:
+    try:
+        red, green, blue = (float(number) for number in value)
+    except (TypeError, ValueError):
+        return None
+    return red, green, blue

@@ -1,0 +1,67 @@
+"""Networks as a user would write them for a teacher."""
+
+import torch
+from torch import Tensor, nn
+
+
+class OwnClassifier(nn.Module):
+    """A small classifier of images of any size.
+
+    Args:
+        classes: number of classes.
+        image_size: the only size of its images, in pixels; None for any.
+        mean: mean of its images; None states none.
+    """
+
+    def __init__(
+        self,
+        classes: int = 40,
+        image_size: int | None = None,
+        mean: tuple[float, float, float] | None = (0.4, 0.5, 0.6),
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU())
+        self.top = nn.Linear(6, classes)
+        self.image_size, self.mean, self.std = image_size, mean, (0.2, 0.3, 0.4)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Map images to logits."""
+        if self.image_size not in (None, image.shape[-1]):
+            raise ValueError(f"images of {self.image_size} pixels only.\nHere a second line.")
+        logits: Tensor = self.top(self.body(image).mean((2, 3)))
+        return logits
+
+
+class Scaled(OwnClassifier):
+    """A classifier whose logits are not those of its last layer."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Map images to logits."""
+        return 2 * super().forward(image)
+
+
+class OwnPair(nn.Module):
+    """Towers of images of 24 pixels and of CLIP's token ids.
+
+    Args:
+        width: width of the images' embeddings.
+        text_width: width of the texts' embeddings.
+    """
+
+    mean, std, image_size = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), 24
+
+    def __init__(self, width: int = 7, text_width: int = 7) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.image, self.text = nn.Linear(3 * 24 * 24, width), nn.Embedding(49408, text_width)
+
+    def encode_image(self, image: Tensor) -> Tensor:
+        """Map images to embeddings."""
+        embeddings: Tensor = self.image(image.flatten(1))
+        return embeddings
+
+    def encode_text(self, input_ids: Tensor) -> Tensor:
+        """Map token ids to embeddings."""
+        embeddings: Tensor = self.text(input_ids).mean(1)
+        return embeddings
