@@ -12,9 +12,11 @@ from support.pages import PAGES, ROOT
 SIZES = {
     "search_albef": {"IMAGES": 64, "EPOCHS": 1, "FOLDER": 24},
     "own_project": {"IMAGES": 256, "EPOCHS": 1},
+    "distil_classifier": {"IMAGES": 80, "EPOCHS": 1},
 }
 PRINTED = {
     "search_albef": ["million parameters", "re-ranked", "24 images, 64 numbers each"],
+    "distil_classifier": ["CoCoRD: ", "the student resnet8"],
     "own_project": ["the probe is right in", "14 of 14 tensors are equal"],
 }
 RENDER = runpy.run_path(str(ROOT / "docs/site/tutorials.py"))
