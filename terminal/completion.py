@@ -13,7 +13,10 @@ OPTIONS = {
 
 SCRIPT = """\
 # Completion of vlightning in bash and zsh: eval "$(vlightning completion)"
-[ -n "$ZSH_VERSION" ] && autoload -U +X bashcompinit && bashcompinit
+if [ -n "$ZSH_VERSION" ]; then
+  type compdef > /dev/null || {{ autoload -U compinit && compinit; }}
+  autoload -U +X bashcompinit && bashcompinit
+fi
 _vlightning() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words=""
   if [ "$COMP_CWORD" -eq 1 ]; then

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,16 @@ def test_bash_completes_commands_configs_methods_options_and_files(tmp_path: Pat
     ]
     assert completed("vlightning fit --config my", tmp_path) == ["my_data.yaml"]
     assert completed("vlightning fit --ck", tmp_path) == ["--ckpt_path"]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_completes_with_and_without_its_own_completion_loaded(tmp_path: Path):
+    for before in ("", "autoload -U compinit && compinit -u\n"):
+        script = before + run("completion").out + "print -r -- $_comps[vlightning]"
+        environment = os.environ | {"ZDOTDIR": str(tmp_path), "HOME": str(tmp_path)}
+        done = subprocess.run(["zsh", "-f", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stderr == ""
+        assert "_vlightning" in done.stdout
 
 
 def test_completed_options_exist():
