@@ -5,9 +5,11 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
+from torch.compiler import list_backends
 from typing_extensions import override
 
 from ..common.errors import UserError
+from ..common.names import did_you_mean
 from .modules import blocks_of
 
 CompileMode = Literal["default", "max-autotune"]
@@ -32,10 +34,19 @@ class CompileCallback(Callback):
             memory the next block would overwrite.
         backend: backend of `torch.compile`, for tests and other devices.
         fullgraph: whether an operation that cannot be compiled raises an error instead of dividing the program.
+
+    Raises:
+        UserError: if there is no such backend.
     """
 
     def __init__(self, mode: CompileMode = "default", backend: str = "inductor", fullgraph: bool = False) -> None:
         super().__init__()
+        known = list_backends(exclude_tags=())
+        if backend not in known:
+            raise UserError(
+                f"Expected a backend of torch.compile for CompileCallback, got {backend!r}: "
+                f"{did_you_mean(backend, known)}"
+            )
         self.mode = mode
         self.backend = backend
         self.fullgraph = fullgraph

@@ -1,5 +1,6 @@
 """Export of the trained model when a run ends."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ class FinalExport(Callback):
         """Check before training that the module has the method and the folder is free.
 
         Raises:
-            UserError: If the module has no method `export`, or the folder exists and is not empty.
+            UserError: If the module has no method `export` that takes the options, or the folder exists and is not
+                empty.
         """
         if stage != "fit":
             return
@@ -40,6 +42,13 @@ class FinalExport(Callback):
                 f"Expected a module with a method export(folder) for FinalExport, got {type(pl_module).__name__}: add "
                 "the method, or leave the callback out."
             )
+        try:
+            inspect.signature(pl_module.export).bind("", **self.options)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise UserError(
+                f"Expected options of FinalExport that {type(pl_module).__name__}.export takes after the folder, got "
+                f"{self.options or 'none'} ({error}): correct them."
+            ) from error
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_free_among(trainer.strategy, self._target(trainer))
 

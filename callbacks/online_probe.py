@@ -52,8 +52,8 @@ class OnlineProbe(Callback):
         eps: Epsilon of AdamW.
 
     Raises:
-        UserError: If the module lacks that method, features have another shape, a training batch has no images or
-            labels, or a label is outside the classes.
+        UserError: If `num_classes` is below 1, the module lacks that method, features have another shape, a training
+            batch has no images or labels, or a label is outside the classes.
     """
 
     def __init__(
@@ -69,6 +69,8 @@ class OnlineProbe(Callback):
         eps: float = 1e-8,
     ) -> None:
         super().__init__()
+        if num_classes < 1:
+            raise UserError(f"Expected num_classes of OnlineProbe of at least 1, got {num_classes}: correct it.")
         self.num_classes = num_classes
         self.name = name
         self.method = method

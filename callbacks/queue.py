@@ -292,7 +292,7 @@ class QueueCallback(Callback):
             try:
                 queue.enqueue(rows, None if own_ids is None else spread(own_ids))
             except ValueError as error:
-                raise ValueError(f"Keys for the queue {name!r}: {error}") from error
+                raise UserError(f"{str(error).rstrip('.')} (keys of the queue {name!r}).") from error
             if self.log:
                 pl_module.log(f"queue/{name}_filled", queue.filled / queue.size, on_step=True, on_epoch=False)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from ..common.messages import say
@@ -39,6 +40,11 @@ class StartingPoint(Callback):
         after = self._metrics(trainer)
         names = [name for name in self.before if name in after]
         if not names:
+            if not getattr(trainer, "fast_dev_run", False):
+                rank_zero_warn(
+                    f"StartingPoint compares nothing: no validation of this run logs a metric that begins with "
+                    f"{self.prefix!r}; log one, set prefix, or leave the callback out."
+                )
             return
         width = max(map(len, names))
         say(f"{'':<{width}}  {'before':>8}  {'after':>8}  {'change':>8}")

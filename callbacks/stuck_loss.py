@@ -1,12 +1,12 @@
 """A warning about a contrastive loss that stays at the value of chance."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from ..common.errors import UserError
 from ..common.messages import warn
 
 
@@ -21,9 +21,15 @@ class StuckLossWarning(Callback):
         name: name of the share in what the training step returns.
         steps: number of batches.
         share: smallest share that counts as chance.
+
+    Raises:
+        UserError: if `steps` is below 1; in training, if a step returns no such share.
     """
 
     def __init__(self, name: str = "loss_share", steps: int = 100, share: float = 0.98) -> None:
+        super().__init__()
+        if steps < 1:
+            raise UserError(f"Expected steps of StuckLossWarning of at least 1, got {steps}: correct it.")
         self.name, self.steps, self.share = name, steps, share
         self._sum: Tensor | float = 0.0
         self._count = 0
@@ -33,9 +39,14 @@ class StuckLossWarning(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        found: Tensor | None = outputs.get(self.name) if isinstance(outputs, Mapping) else None
-        if found is None or self._warned:
+        if self._warned or not outputs:  # the training step returned None
             return
+        found: Tensor | None = outputs.get(self.name)
+        if found is None:
+            raise UserError(
+                f"Expected the loss as a share of ln B, {self.name!r}, beside 'loss' from training_step of "
+                f"{type(pl_module).__name__}, got {sorted(outputs)}: return it, or leave StuckLossWarning out."
+            )
         self._sum, self._count = self._sum + found.detach(), self._count + 1
         if self._count < self.steps:
             return

@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy, StrategyRegistry
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
@@ -151,9 +152,11 @@ class ShardedStrategy(ModelParallelStrategy):
             )
         for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
             loop.inference_mode = False
-        super().setup(trainer)
+        overridden = is_overridden("configure_model", self.lightning_module)
+        if overridden:  # Lightning would raise an error of its own
+            super().setup(trainer)
         assert self.model is not None
-        if not any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
+        if not overridden or not any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
             raise UserError(
                 f"Expected a configure_model() that shards parameters for {type(self).__name__}, got none sharded by "
                 f"{type(self.lightning_module).__name__}: call torch's fully_shard there, or choose another strategy."

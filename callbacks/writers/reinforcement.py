@@ -125,9 +125,9 @@ class ReinforcementWriter(BasePredictionWriter):
 
     def _problem(self, data: ReinforcementData, pl_module: LightningModule) -> Exception | None:
         """Return the error that prevents writing the shards, if any; otherwise write the manifest."""
-        settings = _settings(data, pl_module)
         path = data.folder / MANIFEST
         try:
+            settings = _settings(data, pl_module)
             data.folder.mkdir(parents=True, exist_ok=True)
             there = any(data.folder.glob("*.tar"))
             if there and not path.is_file():
@@ -287,6 +287,11 @@ def _data(trainer: Trainer) -> ReinforcementData:
 
 def _settings(data: ReinforcementData, pl_module: LightningModule) -> dict[str, Any]:
     """Return the settings of data and module that decide the content of the shards."""
+    if missing := [name for name in ("settings", "widths", "captions") if not hasattr(pl_module, name)]:
+        raise UserError(
+            f"Expected settings(), widths and captions of the module for ReinforcementWriter, got "
+            f"{type(pl_module).__name__} without {missing[0]}: add it, or use ReinforcementModule."
+        )
     own: dict[str, Any] = cast(Any, pl_module).settings()
     return data.settings() | own
 

@@ -181,7 +181,9 @@ class CLIPModule(TwoTowers):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add seeds, the writer of predictions, and a warning for a loss that does not fall, if they are missing."""
-        own = StepSeedCallback(), RetrievalPredictionWriter(), StuckLossWarning()
+        own: list[Callback] = [StepSeedCallback(), RetrievalPredictionWriter()]
+        if self.loss.name != "sigmoid":  # whose value at chance is none of ln B
+            own.append(StuckLossWarning())
         return missing_callbacks(self.trainer.callbacks, *own)  # type: ignore[attr-defined]
 
     def bounds(self) -> list[Bound]:

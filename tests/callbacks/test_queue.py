@@ -235,13 +235,13 @@ def test_a_step_that_returns_none_enqueues_nothing():
         ),
         (
             lambda loss, batch: {"loss": loss, "keys": {"rows": batch[:, 1:]}},
-            r"Keys for the queue 'rows': Expected features \[B, 4\], got features of shape \[2, 3\]",
+            r"Expected features \[B, 4\], got features of shape \[2, 3\].*keys of the queue 'rows'",
         ),
-        (lambda loss, batch: {"loss": loss, "keys": {"rows": batch}}, "Keys for the queue 'rows': Expected ids"),
+        (lambda loss, batch: {"loss": loss, "keys": {"rows": batch}}, r"Expected ids.*keys of the queue 'rows'"),
     ],
 )
 def test_invalid_outputs_of_a_step_are_refused_with_one_sentence(result, message):
-    with pytest.raises((UserError, ValueError), match=message):
+    with pytest.raises(UserError, match=message):
         trainer(QueueCallback()).fit(returning(result), loader(1))
 
 

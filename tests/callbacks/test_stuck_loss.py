@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from vlightning.callbacks import StuckLossWarning
+from vlightning.common.errors import UserError
 
 
 @pytest.mark.parametrize(("shares", "warnings"), [((0.99, 1.0), 1), ((0.9, 0.9), 0), ((0.5, 1.0), 1)])
@@ -14,7 +15,11 @@ def test_a_loss_at_chance_is_named_once(shares, warnings, capsys):
     assert capsys.readouterr().err.count("times ln B") == warnings
 
 
-@pytest.mark.parametrize("outputs", [{"loss": torch.ones(())}, torch.ones(()), None])
-def test_a_step_without_the_share_is_left_alone(outputs, capsys):
-    StuckLossWarning(steps=1).on_train_batch_end(None, None, outputs, None, 0)
+def test_a_step_that_returned_nothing_is_left_alone(capsys):
+    StuckLossWarning(steps=1).on_train_batch_end(None, None, None, None, 0)
     assert not capsys.readouterr().err
+
+
+def test_a_step_without_the_share_is_refused():
+    with pytest.raises(UserError, match=r"Expected the loss as a share of ln B, 'share', .* got \['loss'\]: return it"):
+        StuckLossWarning("share").on_train_batch_end(None, None, {"loss": torch.ones(())}, None, 0)

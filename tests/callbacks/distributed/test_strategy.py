@@ -180,7 +180,7 @@ def unsharded(cls):
 
 
 def test_a_module_that_does_not_shard_itself_is_refused():
-    with pytest.raises(WorkerError, match=r"required to override the `configure_model\(\)` hook"):
+    with pytest.raises(WorkerError, match=r"a configure_model\(\) that shards"):
         run_sharded_fit(unsharded, make_args=(Student,))
     with pytest.raises(WorkerError, match=r"a configure_model\(\) that shards .* got none sharded by Unsharded"):
         run_sharded_fit(unsharded, make_args=(Unsharded,))
