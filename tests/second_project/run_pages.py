@@ -24,7 +24,7 @@ import torch.distributed as dist
 import vlightning.callbacks
 from vlightning.common.errors import UserError
 
-TIMEOUT = 60
+TIMEOUT = 280
 """Seconds after which a process that waits for the other one says where, and ends."""
 
 
