@@ -73,6 +73,7 @@ class OnlineProbe(Callback):
             raise UserError(f"Expected num_classes of OnlineProbe of at least 1, got {num_classes}: correct it.")
         self.num_classes = num_classes
         self.name = name
+        self.chance: dict[str, float] = {}  # results of random guesses, by the name of the result without the stage
         self.method = method
         self.image = image
         self.label = label
@@ -171,6 +172,8 @@ class OnlineProbe(Callback):
         if not images:
             return
         metrics = accuracies(images, top1, top5, self.num_classes)
+        levels = {name: 100 * min(k / self.num_classes, 1.0) for name, k in (("top1", 1), ("top5", 5))}
+        self.chance = {f"{self.name}_{name}": level for name, level in levels.items() if name in metrics}
         if bad := self._count_non_finite(int(images)):
             metrics["non_finite"] = float(bad)
         # Every process has the same numbers; `sync_dist` only avoids a warning of Lightning.

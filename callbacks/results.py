@@ -21,7 +21,8 @@ def report_results(
 ) -> None:
     """Print the results of an evaluation with their chance levels and counts, and write them to `metrics.json`.
 
-    The module's `evaluation.summary` states chance levels and counts, if it has them. Every process calls this.
+    The module's `evaluation.summary` states chance levels and counts, if it has them; callbacks that evaluate state
+    chance levels as `chance`. Every process calls this.
 
     Args:
         trainer: The Trainer, after the evaluation.
@@ -36,7 +37,7 @@ def report_results(
     values = {name: value for result in results for name, value in result.items()}
     summary: Any = getattr(getattr(module, "evaluation", None), "summary", None)
     counts = dict(getattr(summary, "counts", {}))
-    chance = {f"{_PREFIXES[stage]}/{name}": level for name, level in getattr(summary, "chance", {}).items()}
+    chance = {f"{_PREFIXES[stage]}/{name}": level for name, level in chance_levels(trainer, module).items()}
     chance = {name: level for name, level in chance.items() if name in values}
     if verbose:
         of = ", ".join(f"{count} {what}" for what, count in counts.items())
@@ -54,6 +55,14 @@ def report_results(
     }
     with replacing(Path(folder) / "metrics.json") as unfinished:
         unfinished.write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
+
+
+def chance_levels(trainer: Trainer, module: LightningModule) -> dict[str, float]:
+    """Return the chance levels that a module's evaluation and the callbacks state, by metric without the stage."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    summary: Any = getattr(getattr(module, "evaluation", None), "summary", None)
+    stated = [*(getattr(callback, "chance", {}) for callback in callbacks), getattr(summary, "chance", {})]
+    return {name: float(level) for levels in stated for name, level in levels.items()}
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -16,7 +16,15 @@ from ..lightning_modules.exports import exported_classes
 from ..lightning_modules.networks.clip_preprocessing import Preprocessing
 from .texts import has_clip_texts, text_encoder, tokenizer_of_folder
 
-FILES = (CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+FILES = (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tower.json",
+    *(f"language_model/*.{kind}" for kind in ("json", "safetensors", "txt")),
+)
 
 
 class Pretrained(NamedTuple):

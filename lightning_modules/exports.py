@@ -28,8 +28,8 @@ FOLDER = "vlightning"
 """Name of the layout of every module."""
 TASKS_OF_ALBEF = ("EntailmentModule", "NLVR2Module", "TextAssignmentModule", "VQAModule")
 """Methods that `lightning_modules/albef/downstream/export.py` exports."""
-INCOMPLETE = ("CaptioningModule", "LinearProbeModule", "ReinforcementModule")
-"""Methods without an export: their results need a network that is not in the checkpoint, or they do not train."""
+INCOMPLETE = ("ReinforcementModule",)
+"""Methods without an export, which do not train."""
 
 
 def exported_classes() -> dict[str, type[Method]]:
@@ -86,7 +86,9 @@ def export(
     layout, source = layout or next(iter(known[name])), f"the checkpoint {checkpoint!r}"
     if layout == FOLDER:
         return _write_folder(exported_classes()[name], content, Path(checkpoint), target, tokenizer_of)
-    write = _export_module(name).export  # type: ignore[union-attr]
+    own = _export_module(name)
+    assert own is not None  # it lists the layout
+    write = own.export
     takes_tokenizer = "tokenizer_of" in inspect.signature(write).parameters
     return str(write(content, source, target, layout, **{"tokenizer_of": tokenizer_of} if takes_tokenizer else {}))
 
@@ -95,6 +97,7 @@ def _write_folder(
     cls: type[Method], content: Mapping[str, Any], checkpoint: Path, target: str, tokenizer_of: TokenizerOf
 ) -> str:
     module = rebuild(cls, content["hyper_parameters"], content["state_dict"], f"the checkpoint {str(checkpoint)!r}")
+    module.find_networks(content)
     folder = checkpoint.absolute().parent
     run = folder.parent if folder.name == "checkpoints" else folder
     preprocessing = recorded_preprocessing(content)

@@ -72,6 +72,8 @@ class ImageClassification(Callback):
         self.name = name
         self.every_n_epochs = every_n_epochs
         self.transform = transform
+        self.chance: dict[str, float] = {}
+        """Results of random guesses in the last measurement, by the name of the result without the stage."""
         self._split: Split = "validation"
 
     def scorer(self, trainer: Trainer, pl_module: Any) -> Callable[[Tensor], Tensor]:
@@ -173,6 +175,8 @@ class ImageClassification(Callback):
         images, top1, top5, non_finite = counts
         metrics = accuracies(images, top1, top5, len(images))
         metrics["class_recall"] = class_recall(images, top1)
+        levels = {name: 100 * min(k / len(images), 1.0) for name, k in (("top1", 1), ("top5", 5), ("class_recall", 1))}
+        self.chance = {f"{self.name}_{name}": level for name, level in levels.items() if name in metrics}
         if bad := int(non_finite.sum()):
             metrics["non_finite"] = float(bad)
         # Every process has the same numbers; `sync_dist` only avoids a warning of Lightning.

@@ -97,8 +97,8 @@ def _vit_state(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
             for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
                 yield f"encoder.layer.{found[1]}.attention.attention.{part}.{found[2]}", rows.clone()
             continue
-        for pattern, theirs in _VIT:
-            renamed, count = re.subn(rf"^{pattern}", theirs, name)
+        for pattern, name_there in _VIT:
+            renamed, count = re.subn(rf"^{pattern}", name_there, name)
             if count:
                 yield renamed, tensor
                 break

@@ -275,6 +275,19 @@ class Method(CheckedLoading, LightningModule):
         """
         load_fitting(self, state, f"{type(self).__name__} from {source}")
 
+    def find_networks(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the frozen networks of an export that its checkpoint only names; by default none.
+
+        Raises:
+            UserError: if they are not found, or are not those of the training.
+        """
+
+    def write_networks(self, folder: Path) -> None:
+        """Write frozen networks beside the weights of an export, files of their own; by default none."""
+
+    def read_networks(self, folder: Path) -> None:
+        """Load what `write_networks` wrote."""
+
     def save_pretrained(
         self, folder: str | Path, tokenizer_json: str | None = None, training: Training | None = None
     ) -> None:

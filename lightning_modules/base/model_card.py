@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from lightning import LightningModule
 
+from ...callbacks.results import chance_levels
 from .checkpoints import RESULTS_KEY, class_name
 from .preprocessing import described
 from .trainers import datamodule_of, trainer_of
@@ -84,8 +85,8 @@ def validation_results(module: LightningModule) -> dict[str, dict[str, float]]:
     trainer = trainer_of(module)
     found = {} if trainer is None else trainer.callback_metrics
     metrics = {name: float(value) for name, value in found.items() if name.startswith("val/") and value.numel() == 1}
-    stated = getattr(getattr(getattr(module, "evaluation", None), "summary", None), "chance", {})
-    return {"metrics": metrics, "chance": {f"val/{name}": float(level) for name, level in stated.items()}}
+    stated = {} if trainer is None else chance_levels(trainer, module)
+    return {"metrics": metrics, "chance": {f"val/{name}": level for name, level in stated.items()}}
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -160,6 +161,8 @@ def _usage(module: LightningModule, name: str) -> str:
     if _embeds(module):
         lines.append("images = model.encode_images(transform(image)[None])[0]  # unit-length embeddings")
         lines.append('texts = model.encode_texts(**tokenizer(["a photo of a dog"]))')
+    elif hasattr(module, "write_captions"):
+        lines.append("captions = model(embeddings)  # [B, D] of the image tower that tower.json names")
     elif hasattr(module, "num_classes"):
         lines.append("logits = model(transform(image)[None])")
     return "\n".join(lines)

@@ -86,6 +86,7 @@ def write_folder(
         save_file(state, staged / WEIGHTS_FILE, metadata={"format": "pt"})
         (staged / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (staged / CARD_FILE).write_text(card, encoding="utf-8")
+        module.write_networks(staged)
         if tokenizer_json is not None:
             _save_tokenizer(module, tokenizer_json, staged)
 
@@ -104,6 +105,7 @@ def read_module(cls: type[Module], folder: str | Path) -> Module:
         )
     source = f"the export {str(folder)!r} of vlightning {config['vlightning_version']}"
     module = rebuild(cls, config["arguments"], state, source).eval()
+    module.read_networks(Path(folder).expanduser())
     module.adopt_preprocessing(config.get("preprocessing"))
     return module
 

@@ -1,5 +1,6 @@
 """Linear probing of a frozen classifier on another data set."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from ...callbacks.distributed.collectives import all_reduce_sum, gather_uneven, world_size
 from ...common.errors import UserError
 from ..base.data_sizes import DataSizes
+from ..base.fitting import load_fitting
 from ..base.frozen import Frozen
 from ..base.method import Method
 from ..base.settings import settings
@@ -25,6 +27,7 @@ from ..optim.sgd import sgd
 from .settings import ProbeOptimSettings
 
 Batch = dict[str, Tensor]
+_BACKBONE = "backbone.network."
 
 
 class LinearProbeModule(Method):
@@ -109,6 +112,24 @@ class LinearProbeModule(Method):
         """Load the network."""
         super().setup(stage)
         load_frozen(self.backbone, self.network, self.weights, self.network_classes)
+
+    def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the state with the backbone, which computes the features."""
+        network = self.backbone.network.state_dict()
+        return state | {f"{_BACKBONE}{name}": tensor for name, tensor in network.items()}
+
+    def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
+        """Load the state of an export with its backbone, or of a checkpoint without."""
+        network = {name.removeprefix(_BACKBONE): part for name, part in state.items() if name.startswith(_BACKBONE)}
+        super().load_pretrained_state({name: state[name] for name in state if not name.startswith(_BACKBONE)}, source)
+        if network:
+            load_fitting(self.backbone.network, network, f"the backbone of {source}")
+            self.backbone.record(self.network, source)
+
+    def find_networks(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the backbone that the checkpoint names."""
+        self.backbone.compare(checkpoint)
+        load_frozen(self.backbone, self.network, checkpoint["hyper_parameters"]["weights"], self.network_classes)
 
     def evaluates_initial_weights(self) -> bool:
         """Return False: `weights` are the backbone's, which `setup` loads."""

@@ -7,6 +7,9 @@ Differences from ClipCap's code: its loss ignores token 0, which is a real token
 here the mask decides which tokens count, and each caption has an end.
 """
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +34,8 @@ from .language_model import load_language_model
 from .settings import CaptioningOptimSettings, GenerationSettings, MapperSettings
 
 Batch = dict[str, Any]
+LANGUAGE_MODEL, TOWER = "language_model", "tower.json"
+"""Folder and file of an export."""
 
 
 class CaptioningModule(Method):
@@ -189,6 +194,28 @@ class CaptioningModule(Method):
         network, self.tokenizer = load_language_model(name, self.mapper_settings, self.generation)
         self.language_model.network = network.to(self.device)
         self.language_model.record(type(network).__name__, name)
+
+    def find_networks(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the language model that the checkpoint names, and adopt the origin of its embeddings."""
+        self.language_model.compare(checkpoint)
+        self.load()
+        self.tower = checkpoint.get("tower")
+
+    def write_networks(self, folder: Path) -> None:
+        """Write the language model with its tokenizer, and the origin of the embeddings."""
+        self.load()
+        for part in (self.language_model.network, self.tokenizer):
+            part.save_pretrained(folder / LANGUAGE_MODEL)
+        if self.tower is not None:
+            named = self.tower | {"weights": Path(self.tower["weights"]).name}  # without folders of the machine
+            (folder / TOWER).write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
+
+    def read_networks(self, folder: Path) -> None:
+        """Load what `write_networks` wrote."""
+        self.language_model_name = str(folder / LANGUAGE_MODEL)
+        self.load()
+        if (folder / TOWER).is_file():
+            self.tower = json.loads((folder / TOWER).read_text(encoding="utf-8"))
 
     def data_sizes(self) -> DataSizes:
         """Return the vocabulary size of the language model."""

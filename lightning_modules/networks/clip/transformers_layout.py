@@ -101,9 +101,9 @@ def _renamed(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 def _of(name: str) -> str:
     """Return the name of a tensor in transformers."""
-    for pattern, theirs in _NAMES:
+    for pattern, name_there in _NAMES:
         if found := re.match(pattern, name):
-            name = theirs + name[found.end() :]
+            name = name_there + name[found.end() :]
             for ours, part in _OF_LAYERS.items():
                 name = name.replace(ours, part)
             return name
@@ -161,7 +161,7 @@ def _check(model: Any, written: Any, size: int) -> None:
     found = written.float().eval()(input_ids=texts, pixel_values=image)
     ours = model.float().eval()
     pairs = ((found.image_embeds, ours.encode_image(image)), (found.text_embeds, ours.encode_text(texts)))
-    error = max(float((unit(theirs) - unit(own)).abs().max()) for theirs, own in pairs)
+    error = max(float((unit(written_one) - unit(own)).abs().max()) for written_one, own in pairs)
     if not error < _MAX_ERROR:
         raise _not_plain(f"features that differ by {error:.1g} from those of CLIPModel with the same weights")
 
