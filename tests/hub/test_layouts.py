@@ -114,11 +114,13 @@ def test_torchvision_and_timm_read_cocords_student(name, create, tmp_path):
     torch.testing.assert_close(model.eval()(pixels), module(pixels), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mmlg", "clip", "mobileclip"])
 @torch.no_grad()
-def test_onnx_runtime_reads_mmlgs_towers_with_int8_weights(tmp_path):
-    _, data = built("mmlg", tmp_path)
+def test_onnx_runtime_reads_towers_with_int8_weights(name, tmp_path):
+    module, data = built(name, tmp_path)
     with torch.enable_grad():
-        module, folder = exported(tiny_extraction(None), data, tmp_path, "onnx_int8")
+        module = tiny_extraction(None) if name == "mmlg" else module
+        module, folder = exported(module, data, tmp_path, "onnx_int8")
     found = {}
     for name, inputs in (
         ("image", {"image": torch.stack([data.eval_transform(image())]).numpy()}),
