@@ -13,10 +13,12 @@ SIZES = {
     "search_albef": {"IMAGES": 64, "EPOCHS": 1, "FOLDER": 24},
     "own_project": {"IMAGES": 256, "EPOCHS": 1},
     "distil_classifier": {"IMAGES": 80, "EPOCHS": 1},
+    "finetune_clip": {"PUBLISHED_STEPS": 2, "STEPS": 2, "TESTED": 40},
 }
 PRINTED = {
     "search_albef": ["million parameters", "re-ranked", "24 images, 64 numbers each"],
     "distil_classifier": ["CoCoRD: ", "the student resnet8"],
+    "finetune_clip": ["the layout 'open_clip'", "layer-wise decay"],
     "own_project": ["the probe is right in", "14 of 14 tensors are equal"],
 }
 RENDER = runpy.run_path(str(ROOT / "docs/site/tutorials.py"))
