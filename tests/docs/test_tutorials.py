@@ -13,9 +13,11 @@ SIZES = {
     "search_albef": {"IMAGES": 64, "EPOCHS": 1, "FOLDER": 24},
     "own_project": {"IMAGES": 256, "EPOCHS": 1},
     "distil_classifier": {"IMAGES": 80, "EPOCHS": 1},
+    "learngene": {"EXTRACTION_STEPS": 2, "STEPS": 1, "DEPTHS": [6]},
     "finetune_clip": {"PUBLISHED_STEPS": 2, "STEPS": 2, "TESTED": 40},
 }
 PRINTED = {
+    "learngene": ["auxiliary of 12 layers", "337,305 numbers"],
     "search_albef": ["million parameters", "re-ranked", "24 images, 64 numbers each"],
     "distil_classifier": ["CoCoRD: ", "the student resnet8"],
     "finetune_clip": ["the layout 'open_clip'", "layer-wise decay"],
