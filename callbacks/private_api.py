@@ -41,6 +41,12 @@ def averages_buffers(callback: WeightAveraging) -> bool:
     return callback._use_buffers
 
 
+def averaged_module(callback: WeightAveraging) -> nn.Module:
+    """Return the copy of the module that Lightning's weight averaging keeps, privately, from its `setup` on."""
+    copy: nn.Module = callback._average_model.module  # type: ignore[union-attr]
+    return copy
+
+
 def loss_scale(scaler: Any) -> Tensor:
     """Return the scale of a `GradScaler` on its device: `get_scale` makes the host wait for it."""
     scale: Tensor = scaler._get_scale_async()

@@ -29,6 +29,7 @@ from .data_sizes import DataSizes, compare_sizes
 from .fitting import load_fitting
 from .frozen import Frozen
 from .initial_weights import InitialState, check_one_source, restores_after_setup
+from .lightning_callbacks import refuse_rate_finder, refuse_stale_averages
 from .model_card import Training, validation_results
 from .preprocessing import recorded_preprocessing
 from .pretrained import read_module, tokenizer_of_data, write_folder
@@ -191,6 +192,8 @@ class Method(CheckedLoading, LightningModule):
         Raises:
             UserError: if there are two sources of initial weights.
         """
+        if stage == "fit":
+            refuse_rate_finder(self.trainer)
         check_one_source(self, self.hparams.get("weights"))
         if restores_after_setup(self) and (stage == "fit" or self.evaluates_initial_weights()):
             self._load_initial_weights_once()
@@ -375,8 +378,10 @@ class Method(CheckedLoading, LightningModule):
         """Log the frozen networks, and set the learning rate of the first step, which depends on the length of the run.
 
         Raises:
-            UserError: if the schedule ends with the run and the length of the run is not known.
+            UserError: if the schedule ends with the run and the length of the run is not known, or Lightning's weight
+                averaging copied the module before its frozen networks were loaded.
         """
+        refuse_stale_averages(self.trainer, self)
         for frozen in self.frozen_networks():
             if frozen.origin is not None:
                 rank_zero_info(f"The {frozen.role} is {frozen.origin['name']} of {frozen.origin['weights']!r}.")
