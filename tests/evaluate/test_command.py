@@ -117,7 +117,7 @@ def test_the_callbacks_give_the_numbers_of_the_command(root, trained, whole, tmp
         *("--trainer.callbacks.data.label_column=cls", "--trainer.callbacks.data.num_workers=0"),
     )
     assert ran.status == 0, ran.err
-    shown = {line.split()[0]: float(line.split()[-1]) for line in ran.out.splitlines() if line.startswith("test/")}
+    shown = {line.split()[0]: float(line.split()[1]) for line in ran.out.splitlines() if line.startswith("test/")}
     zero_shot = {result.key: result.metrics for result in read_results(whole[0])}["vtab/pets"]
     for name, metrics in (("zero_shot", zero_shot), ("neighbours", neighbours.metrics)):
         assert shown[f"test/{name}_top1"] == pytest.approx(100 * metrics["acc1"], abs=0.01)
