@@ -1,22 +1,20 @@
 """Callbacks of Lightning's own that a method cannot serve are refused before training instead of failing in it."""
 
-from typing import Any
-
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import LearningRateFinder, WeightAveraging
 
 from ...callbacks.private_api import averaged_module
 from ...common.errors import UserError
+from .trainers import callbacks_of
 
 
-def refuse_rate_finder(trainer: Trainer) -> None:
+def refuse_rate_finder(module: LightningModule) -> None:
     """Refuse `LearningRateFinder`, whose rate the method's schedule would replace after the first step.
 
     Raises:
-        UserError: If the Trainer has one.
+        UserError: If the module's Trainer has one.
     """
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    if any(isinstance(callback, LearningRateFinder) for callback in callbacks):
+    if any(isinstance(callback, LearningRateFinder) for callback in callbacks_of(module)):
         raise UserError(
             "Expected a learning rate from the model's options, got Lightning's LearningRateFinder, whose rate the "
             "schedule would replace after one step: leave it out, and compare short runs with several "
@@ -24,7 +22,7 @@ def refuse_rate_finder(trainer: Trainer) -> None:
         )
 
 
-def refuse_stale_averages(trainer: Trainer, module: LightningModule) -> None:
+def refuse_stale_averages(module: LightningModule) -> None:
     """Refuse Lightning's weight averaging if networks were added to the module after the callback copied it.
 
     Lightning sets callbacks up before the module, and the method loads its frozen networks when it is set up.
@@ -32,9 +30,8 @@ def refuse_stale_averages(trainer: Trainer, module: LightningModule) -> None:
     Raises:
         UserError: If a copy has another number of parameters than the module.
     """
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     own = len(list(module.parameters()))
-    for callback in callbacks:
+    for callback in callbacks_of(module):
         if isinstance(callback, WeightAveraging) and len(list(averaged_module(callback).parameters())) != own:
             raise UserError(
                 f"Expected EMACallback with a {type(module).__name__} that loads a frozen network, got Lightning's "

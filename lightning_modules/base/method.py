@@ -193,7 +193,7 @@ class Method(CheckedLoading, LightningModule):
             UserError: if there are two sources of initial weights.
         """
         if stage == "fit":
-            refuse_rate_finder(self.trainer)
+            refuse_rate_finder(self)
         check_one_source(self, self.hparams.get("weights"))
         if restores_after_setup(self) and (stage == "fit" or self.evaluates_initial_weights()):
             self._load_initial_weights_once()
@@ -381,7 +381,7 @@ class Method(CheckedLoading, LightningModule):
             UserError: if the schedule ends with the run and the length of the run is not known, or Lightning's weight
                 averaging copied the module before its frozen networks were loaded.
         """
-        refuse_stale_averages(self.trainer, self)
+        refuse_stale_averages(self)
         for frozen in self.frozen_networks():
             if frozen.origin is not None:
                 rank_zero_info(f"The {frozen.role} is {frozen.origin['name']} of {frozen.origin['weights']!r}.")
