@@ -6,9 +6,9 @@ python benchmarks/hardware.py
 import logging
 
 from vlightning import callbacks, lightning_modules
+from vlightning.common.gpus import GPUS
 from vlightning.planning.configuration import read, steps_of
 from vlightning.planning.estimate import estimate
-from vlightning.planning.gpus import GPUS
 from vlightning.planning.module import start
 
 PROCESSES, PRECISION, MFU = 8, "bf16-mixed", 0.4

@@ -7,11 +7,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class DispatchMode(TorchDispatchMode):
+    """A context that sees each operation: torch documents the class, in a module with a private name."""
 
 
 def accumulates(trainer: Trainer) -> bool:
@@ -78,3 +83,10 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
 def largest_values(tensors: list[Tensor]) -> Sequence[Tensor]:
     """Return the largest absolute value of each tensor in one kernel, for the same reason."""
     return torch._foreach_norm(tensors, torch.inf)
+
+
+def is_compiled(module: LightningModule) -> bool:
+    """Return whether `torch.compile` compiles a module or a part of it: torch marks compiled modules privately."""
+    if module._compiler_ctx is not None:  # the whole module was given to `torch.compile`
+        return True
+    return any(part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in module.modules())

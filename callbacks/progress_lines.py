@@ -12,15 +12,15 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from ..common.errors import UserError
-from .speed import Speed, samples_of_all
+from .speed import Speed, SpeedMonitor, samples_of_all
 
 
 class ProgressLines(ProgressBar):
     """Print a line after the first training batch, then at intervals, and one after the last.
 
     A line has what a progress bar shows: epoch, step, the metrics logged with `prog_bar=True` (the loss, and those of
-    the last validation), samples per second of all processes, and the time left. Metrics are read from the device when
-    a line is printed, and not otherwise. Rank 0 prints.
+    the last validation), samples per second of all processes, the MFU where a `SpeedMonitor` knows it, and the time
+    left. Metrics are read from the device when a line is printed, and not otherwise. Rank 0 prints.
 
     Args:
         interval: Seconds between two lines.
@@ -90,7 +90,7 @@ class ProgressLines(ProgressBar):
         if self._printed is None:
             self._first = now, step  # the first batch starts workers and compiles: its speed is not that of the others
         else:
-            line += _speed(speed) + _left(self._seconds_left(trainer, now, step, steps))
+            line += _speed(speed) + _mfu(trainer, speed) + _left(self._seconds_left(trainer, now, step, steps))
         self._printed = now, step
         self.print(", ".join(line))
 
@@ -165,6 +165,12 @@ def _number(value: Any) -> str:
 
 def _speed(speed: float | None) -> list[str]:
     return [] if speed is None else [f"{speed:.{1 if speed < 100 else 0}f} samples/s"]
+
+
+def _mfu(trainer: Trainer, speed: float | None) -> list[str]:
+    monitors = [each for each in trainer.callbacks if isinstance(each, SpeedMonitor)]  # type: ignore[attr-defined]
+    shares = [] if speed is None else [monitor.mfu(speed) for monitor in monitors]
+    return [f"MFU {share:.1%}" for share in shares if share is not None]
 
 
 def _left(seconds: float | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Samples per second, by the host's clock: the device is not waited for."""
+"""Samples per second and their share of a device's rate, by the host's clock: the device is not waited for."""
 
 from collections.abc import Mapping
 from time import monotonic
@@ -8,7 +8,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from .private_api import logged_step
+from ..common.errors import UserError
+from .flops import CountFlops, peak_flops
+from .private_api import is_compiled, logged_step
 
 
 class Speed:
@@ -69,24 +71,83 @@ def _samples(batch: Any) -> int:
 
 
 class SpeedMonitor(Callback):
-    """Log `train/samples_per_second`, of all processes together, with every logged step; validations do not count."""
+    """Log `train/samples_per_second` and `train/mfu` with every logged step; validations do not count.
 
-    def __init__(self) -> None:
+    Samples are those of all processes. The MFU (model FLOPs utilisation) is the share, from 0 to 1, of the device's
+    highest rate: the operations of the run's first batch, forward and backward, counted once from the shapes of matrix
+    products, convolutions and attention, frozen networks and recomputation included; times the batches per second. It
+    is logged where the rate of the device is known, unless `torch.compile` compiles networks, which hides operations.
+
+    Args:
+        peak_flops: Highest rate of the device in operations per second; by default that of the GPU's data sheet in the
+            Trainer's precision, where this package has it.
+
+    Raises:
+        UserError: If the rate is not positive.
+    """
+
+    def __init__(self, peak_flops: float | None = None) -> None:
+        if peak_flops is not None and not peak_flops > 0:
+            raise UserError(
+                f"Expected the highest rate of the device in operations per second as peak_flops, got {peak_flops}: "
+                "give a positive number, such as 989e12, or leave it out."
+            )
+        self.peak_flops = peak_flops
         self._speed = Speed()
+        self._peak: float | None = None
+        self._counting: CountFlops | None = None
+        self._flops_per_sample: float | None = None  # of this process, by a sample of all processes
+
+    def mfu(self, samples_per_second: float) -> float | None:
+        """Return the MFU at a number of samples per second of all processes; None if it is unknown."""
+        if self._peak is None or not self._flops_per_sample:
+            return None
+        return self._flops_per_sample * samples_per_second / self._peak
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._peak = self._flops_per_sample = None
+        if trainer.is_global_zero and not is_compiled(pl_module):
+            self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, str(trainer.precision))
         self._speed.restart()
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._peak is not None and self._flops_per_sample is None:
+            self._counting = CountFlops()
+            self._counting.__enter__()
+
+    def _stop_counting(self) -> int:
+        counting, self._counting = self._counting, None
+        if counting is None:
+            return 0
+        counting.__exit__(None, None, None)
+        return counting.flops
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._speed.add(samples_of_all(trainer, batch))
+        flops, samples = self._stop_counting(), samples_of_all(trainer, batch)
+        if self._flops_per_sample is None:
+            self._flops_per_sample = flops / samples if samples else 0.0
+        self._speed.add(samples)
         step = logged_step(trainer)
-        if step is not None and (speed := self._speed.read()) is not None:
-            for logger in trainer.loggers:  # `log` would copy the number to the device, for which the host waits
-                logger.log_metrics({"train/samples_per_second": speed}, step=step)
+        if step is None or (speed := self._speed.read()) is None:
+            return
+        metrics = {"train/samples_per_second": speed}
+        if (mfu := self.mfu(speed)) is not None:
+            metrics["train/mfu"] = mfu
+        for logger in trainer.loggers:  # `log` would copy the numbers to the device, for which the host waits
+            logger.log_metrics(metrics, step=step)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop_counting()  # a hook may have skipped the batch
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._stop_counting()
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

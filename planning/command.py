@@ -5,11 +5,11 @@ import logging
 from typing import Any
 
 from ..common.errors import UserError
+from ..common.gpus import GPU, GPUS
 from ..common.names import did_you_mean
 from .configuration import Planned, read, steps_of
 from .counted_step import PRECISIONS
 from .estimate import USABLE, Estimate, estimate
-from .gpus import GPU, GPUS, gpu_of
 from .module import start
 
 GIB, MIB = 2**30, 2**20
@@ -28,7 +28,7 @@ def run_plan(words: list[str]) -> str:
         UserError: If an argument is wrong, or there is no plan for the module.
     """
     typed, others = parser_of_plan().parse_known_args(words)
-    gpu = gpu_of(typed.gpu)
+    gpu = _gpu_of(typed.gpu)
     if not 0 < typed.mfu <= 1:
         raise UserError(f"Expected a share of the GPU's rate after --mfu, from 0 to 1, got {typed.mfu}: correct it.")
     planned = read([*(f"--config={config}" for config in typed.config), *others])
@@ -80,6 +80,13 @@ def parser_of_plan() -> argparse.ArgumentParser:
     return parser
 
 
+def _gpu_of(name: str) -> GPU:
+    found = GPUS.get(name.lower())
+    if found is None:
+        raise UserError(f"Expected the name of a GPU after --gpu, got {name!r}: {did_you_mean(name, GPUS)}")
+    return found
+
+
 def _devices(trainer: dict[str, Any]) -> int:
     given: Any = trainer.get("devices")
     if isinstance(given, list):
@@ -120,7 +127,8 @@ def _time(
     found: Estimate, planned: Planned, gpu: GPU, batch: int, mfu: float, steps: int | None, precision: str
 ) -> str:
     batches = int(planned.trainer.get("accumulate_grad_batches") or 1)
-    rate = gpu.full if precision == "32-true" else gpu.half
+    rate = gpu.rate(precision)
+    assert rate is not None  # for each of PRECISIONS
     operations = found.step["flops"](batch // found.processes) * batches
     seconds = operations / (rate * mfu)
     lines = [

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..callbacks import gather
+from ..callbacks.flops import CountFlops
+from ..callbacks.private_api import DispatchMode
 from ..lightning_modules.networks import attention
 
 PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -49,7 +49,7 @@ class Counted(NamedTuple):
     sent: Mapping[str, int]
 
 
-class CountStep(TorchDispatchMode):
+class CountStep(CountFlops):
     """Count bytes, operations and traffic inside the context.
 
     Args:
@@ -62,19 +62,16 @@ class CountStep(TorchDispatchMode):
         super().__init__()
         self.rows, self.columns = rows, columns
         self.live, self.most = {"logits": 0, "other": 0}, {"logits": 0, "other": 0}
-        self.peak = self.flops = 0
+        self.peak = 0
         self.sent: Counter[str] = Counter()
         self._known = WeakIdKeyDictionary()
         for tensor in present:
             self._known[tensor.untyped_storage()] = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if func.namespace == "c10d":
             self._send(func.overloadpacket.__name__, args)
-        result = func(*args, **kwargs)
-        if (operations := flop_registry.get(func.overloadpacket)) is not None:
-            self.flops += operations(*args, **kwargs, out_val=result)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._add(leaf)
@@ -101,7 +98,7 @@ class CountStep(TorchDispatchMode):
         self.sent[OPERATIONS.get(name, name)] += sum(tensor.nbytes for tensor in given)
 
 
-class _Answers(TorchDispatchMode):
+class _Answers(DispatchMode):
     """Answer questions for values, which fake tensors do not have."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

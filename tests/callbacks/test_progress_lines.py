@@ -33,11 +33,13 @@ class Clock(Callback):
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
 
-def trained(monkeypatch, lines: ProgressLines, folder: Path | None = None, **options) -> Trainer:
+def trained(
+    monkeypatch, lines: ProgressLines, folder: Path | None = None, peak: float | None = None, **options
+) -> Trainer:
     """Train 3 epochs of 16 steps with 4 samples each."""
     quiet = {"accelerator": "cpu", "enable_checkpointing": False, "enable_model_summary": False}
     logger = False if folder is None else CSVLogger(folder)
-    callbacks = [lines, SpeedMonitor(), Clock(monkeypatch)]
+    callbacks = [lines, SpeedMonitor(peak), Clock(monkeypatch)]
     options = {"max_epochs": 3, "log_every_n_steps": 10, **quiet, **options}
     trainer = Trainer(callbacks=callbacks, logger=logger, **options)
     trainer.fit(ReportingModel(), TinyData(batch_size=4, rows=64))
@@ -60,6 +62,14 @@ def test_a_line_has_epoch_step_metrics_speed_and_the_time_left(monkeypatch, caps
     assert [line for line in lines if "after step 16: " in line][:3] == [
         f"Validation after step 16: {text}" for text in shown
     ]
+
+
+def test_a_line_has_the_mfu_where_the_rate_of_the_device_is_known(monkeypatch, capsys):
+    # A sample takes 2 x 2 x (3 x 4) + 3 x 2 x 4 = 72 operations: 144 in a second.
+    trained(monkeypatch, ProgressLines(20), peak=1000.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert "MFU" not in lines[0]
+    assert lines[1].endswith(", 2.0 samples/s, MFU 14.4%, 0:01:14 left")
 
 
 def test_metrics_are_read_from_the_device_for_the_lines_alone(monkeypatch, capsys):

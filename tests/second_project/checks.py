@@ -109,10 +109,14 @@ def ShardedStrategy(page, processes):
 def SpeedMonitor(page, processes):
     (file,) = Path("speed").rglob("metrics.csv")
     with file.open() as lines:
-        logged = [row["train/samples_per_second"] for row in csv.DictReader(lines)]
-    speeds = [float(speed) for speed in logged if speed]  # the other rows are of the validation
+        logged = [(row["train/samples_per_second"], row["train/mfu"]) for row in csv.DictReader(lines)]
+    speeds = [(float(speed), float(mfu)) for speed, mfu in logged if speed]  # the other rows are of the validation
     assert len(speeds) == 4 // processes
-    assert min(speeds) > 0
+    # 3 x 16 and 16 x 8 weights, and 8 x 3 for a row of similarities; the gradient of the image is not computed.
+    of_sample = 2 * (2 * 3 * 16 + 3 * 16 * 8 + 3 * 8 * 3) / processes
+    for speed, mfu in speeds:
+        assert speed > 0
+        assert abs(mfu * 1e9 / speed / of_sample - 1) < 1e-6
 
 
 def ProgressLines(page, processes):

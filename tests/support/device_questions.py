@@ -22,7 +22,7 @@ from support.pretend_cuda import Questions, pretended_cuda, questions
 from support.published import pairs, tiny_clip
 from support.shre import CLASSES, random_batch, tiny_shre
 from support.tasks import random_task_batch, tiny_task
-from vlightning.callbacks import SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
+from vlightning.callbacks import SkipNonFiniteSteps, SpeedMonitor, StepSeedCallback, StopOnSignal
 from vlightning.callbacks.distributed import collectives as distributed
 from vlightning.datamodules import ALBEFTrainTransform
 from vlightning.datamodules.core.images import ImageTransforms
@@ -90,6 +90,7 @@ def steps(folder):
                     SkipNonFiniteSteps(),
                     StopOnSignal(),
                     StepSeedCallback(),
+                    SpeedMonitor(peak_flops=989e12),
                     folder=own,
                     precision=precision,
                     accumulate=2 if memory == "accumulation" else 1,
