@@ -18,12 +18,14 @@ from transformers import (
     ViTModel,
 )
 
-from support.cocord import OFF
+from support.classifier import CLASSES, shape_classes, tiny_classifier
+from support.cocord import OFF, teacher_file
 from support.command_line import run
 from support.methods import METHODS, OTHERS
 from support.mmlg import tiny_extraction
-from vlightning.hub import from_pretrained
-from vlightning.lightning_modules import CoCoRDModule
+from support.pages import blocks
+from support.probe import tiny_probe
+from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
 
 KINDS = METHODS | OTHERS
 TEXTS = ["a red circle above a blue square", "it is green"]
@@ -136,21 +138,50 @@ def test_onnx_runtime_reads_towers_with_int8_weights(name, tmp_path):
         assert cosine_similarity(features, own).min() > 0.98
 
 
+def classifier(name, folder):
+    """A classifier of images of 32 pixels, and its data."""
+    data = shape_classes(image_size=32)
+    if name == "CoCoRDModule":
+        return CoCoRDModule("resnet8", CLASSES, **OFF), data
+    if name == "LinearProbeModule":
+        return LinearProbeModule("resnet8", 5, teacher_file(folder, "resnet8", 5), num_classes=CLASSES), data
+    return (tiny_classifier if name == "VisionClassifierModule" else tiny_probe)(image_size=32), data
+
+
+def as_the_page_says(function, **names):
+    """Run the block of `docs/export.md` that calls a function."""
+    (block,) = (block for block in blocks("docs/export.md", "python") if function in block)
+    exec(block, {**names})
+
+
+def onnx_output(file, *inputs):
+    session = onnxruntime.InferenceSession(file)
+    named = zip(session.get_inputs(), inputs, strict=True)
+    return torch.from_numpy(session.run(None, {put.name: tensor.numpy() for put, tensor in named})[0])
+
+
+@pytest.mark.parametrize("name", ["CoCoRDModule", "VisionClassifierModule", "ImageProbeModule", "LinearProbeModule"])
 @torch.no_grad()
-def test_torch_exports_what_from_pretrained_returns(tmp_path):
-    _, data = built("cocord", tmp_path, length=8)
+def test_torch_exports_a_classifier_as_the_page_says(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with torch.enable_grad():
-        module, folder = exported(CoCoRDModule("resnet8", data.num_classes, **OFF), data, tmp_path, "vlightning")
-    model, _, _ = from_pretrained(folder)
-    torch.onnx.export(
-        model.student,
-        (torch.rand(2, 3, 32, 32),),
-        tmp_path / "student.onnx",
-        dynamo=True,
-        verbose=False,
-        dynamic_shapes={"image": {0: "batch"}},
-    )
+        module, _ = exported(*classifier(name, tmp_path), tmp_path, "vlightning", "my-classifier")
+    as_the_page_says("my-classifier")
     images = torch.rand(3, 3, 32, 32)
-    session = onnxruntime.InferenceSession(tmp_path / "student.onnx")
-    found = session.run(None, {session.get_inputs()[0].name: images.numpy()})[0]
-    torch.testing.assert_close(torch.from_numpy(found), module(images), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(onnx_output("classifier.onnx", images), module(images), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_torch_exports_shres_towers_as_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module, data = built("shre", tmp_path)
+    with torch.enable_grad():
+        module, _ = exported(module, data, tmp_path, "vlightning", "my-shre")
+    as_the_page_says("TextTower", image=image())
+    images = torch.rand(3, *data.eval_transform(image()).shape)
+    expected = module.encode_images(images)[0]
+    torch.testing.assert_close(onnx_output("image.onnx", images), expected, rtol=0, atol=1e-5)
+    texts = data.encoder()([*TEXTS, "a"])
+    assert texts["attention_mask"].sum(1).unique().numel() > 1
+    tokens = texts["input_ids"], texts["attention_mask"]
+    torch.testing.assert_close(onnx_output("text.onnx", *tokens), module.encode_texts(*tokens), rtol=0, atol=1e-5)
