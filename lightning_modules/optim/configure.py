@@ -8,6 +8,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from ...common.errors import UserError
 from .schedules import Schedule, steps_of_run
 
 OptimizerCallable = Callable[[Iterable[Any]], Optimizer]
@@ -25,7 +26,15 @@ def with_schedule(module: LightningModule, optimizer: Optimizer, schedule: Sched
         module: module of the run.
         optimizer: optimizer whose groups have the learning rates at the schedule's peak.
         schedule: schedule of the learning rate.
+
+    Raises:
+        UserError: if the rate at the peak is 0.
     """
+    if schedule.peak == 0:
+        raise UserError(
+            "Expected a positive learning rate, got 0, which trains nothing: set model.optim.learning_rate, or use "
+            "vlightning validate."
+        )
 
     def factor(index: int) -> float:
         if schedule.interval == "epoch":
