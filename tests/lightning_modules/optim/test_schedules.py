@@ -111,13 +111,20 @@ def test_milestones_in_epochs_need_no_length(tmp_path):
     assert fitted.global_step > 0
 
 
-def test_the_command_line_names_the_setting_for_the_length(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--trainer.max_time", "00:00:05:00"], "set trainer.max_steps or trainer.max_epochs too"),
+        (["--model.optim.learning_rate=0"], "Expected a positive learning rate, got 0, which trains nothing"),
+    ],
+)
+def test_the_command_line_names_the_setting(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = {"vision.patch_size": 8, "vision.width": 16, "vision.depth": 1, "vision.heads": 2, "text.width": 16}
     sizes |= {"text.heads": 2, "text.ffn_width": 32, "text.depth": 1, "text.fusion_depth": 1, "contrast.queue_size": 16}
     small = [f"--model.{name}={size}" for name, size in sizes.items()]
     data = ("--data", "ShapesDataModule", "--data.length", "8", "--data.batch_size", "4", "--data.num_workers", "0")
     more = ("--data.eval_length", "4", "--data.image_size", "16", "--trainer.accelerator", "cpu")
-    ran = run("fit", "--model", "ALBEFModule", *small, *data, *more, "--trainer.max_time", "00:00:05:00")
+    ran = run("fit", "--model", "ALBEFModule", *small, *data, *more, *words)
     assert ran.status == 1
-    assert "set trainer.max_steps or trainer.max_epochs too" in ran.sentence
+    assert said in ran.sentence
