@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from ..common.errors import UserError
 from .checkpoints.checkpoint_io import check_free_among
-from .learngene.file import Learngene, Storage, save_learngene
+from .learngene.file import FILE_NAME, Learngene, Storage, save_learngene
 
 
 class LearngeneWriter(Callback):
@@ -61,7 +61,7 @@ class LearngeneWriter(Callback):
     def _target(self, trainer: Trainer) -> Path:
         """Return the path of the file; a collective call."""
         home = trainer.log_dir or trainer.default_root_dir  # `log_dir` is broadcast from rank 0
-        return Path(home) / "learngene.safetensors" if self.file is None else Path(self.file).expanduser()
+        return Path(home) / FILE_NAME if self.file is None else Path(self.file).expanduser()
 
 
 def _data_arguments(trainer: Trainer) -> dict[str, Any] | None:

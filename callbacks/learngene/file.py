@@ -24,6 +24,9 @@ from .sizes import LearngeneSizes, Shapes
 
 Storage = Literal["float32", "float16"]
 
+FILE_NAME = "learngene.safetensors"
+"""Name of the file in a run's folder."""
+
 _ENTRY, _VERSION = "learngene", 2
 
 
@@ -97,7 +100,8 @@ def load_learngene(path: str | Path) -> Learngene:
     """Read a learngene from a file.
 
     Args:
-        path: path of a file that `save_learngene` has written.
+        path: path of a file that `save_learngene` has written, or a folder: that of a run, or of all runs of a name. The
+            newest `learngene.safetensors` below a folder is read.
 
     Returns:
         The learngene, in float32.
@@ -108,6 +112,8 @@ def load_learngene(path: str | Path) -> Learngene:
             sizes.
     """
     source = Path(path).expanduser()
+    if source.is_dir():
+        source = max(source.rglob(FILE_NAME), key=lambda file: file.stat().st_mtime, default=source)
     if not source.is_file():
         raise MissingLearngene(
             f"Expected a learngene file that LearngeneWriter wrote, found none at {str(path)!r}: correct the path."

@@ -49,7 +49,7 @@ class BertTrunk(nn.Module):
         Returns:
             States [B, L, D].
         """
-        if not len(input_ids):
+        if input_ids.shape[0] == 0:  # `len` would fix the batch size of an exported program
             # The layers of transformers cannot reshape an empty batch. They run on a dummy row, because sharded
             # processes have to run the same layers.
             dummy = input_ids.new_zeros(1, input_ids.shape[1])

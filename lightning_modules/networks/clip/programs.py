@@ -18,9 +18,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from open_clip import CLIP, CustomTextCLIP
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from ....common.clip_vocabulary import CLIP_VOCABULARY, clip_tokenizer_json
 from ....common.errors import UserError
 from ....common.files import check_free, replacing, writing
 from .towers import towers
@@ -44,10 +46,11 @@ def export_towers(
     dtype: torch.dtype = torch.float32,
     preprocessing: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write both towers as programs for batches of any size, and `config.json`, atomically.
+    """Write both towers as programs for batches of any size, `config.json`, and CLIP's tokenizer, atomically.
 
     Inputs are float32 images and int64 token ids; features have the precision of the weights. The written programs are
-    loaded and compared with the towers (ONNX only if onnxruntime is installed).
+    loaded and compared with the towers (ONNX only if onnxruntime is installed). `tokenizer.json` is for the `tokenizers`
+    library, and pads and cuts texts to the context length; a model with another vocabulary has none.
 
     Args:
         model: as in `towers`.
@@ -97,6 +100,8 @@ def export_towers(
     with replacing(target) as staged:
         staged.mkdir()
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if model.vocab_size == CLIP_VOCABULARY:
+            _padding_tokenizer(model.context_length).save(str(staged / "tokenizer.json"))
         for part in parts:
             path = staged / f"{part.name}{_SUFFIXES[format]}"
             with _quiet():
@@ -105,6 +110,14 @@ def export_towers(
                 if format == "onnx_int8":
                     _quantize(path)
     return sorted(target.iterdir())
+
+
+def _padding_tokenizer(length: int) -> Tokenizer:
+    """Return CLIP's tokenizer, which returns `length` ids of each text, padded with zeros as open_clip's does."""
+    tokenizer = Tokenizer.from_str(clip_tokenizer_json())
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length, pad_id=0, pad_token="!")
+    return tokenizer
 
 
 class _Part(NamedTuple):

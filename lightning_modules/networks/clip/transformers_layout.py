@@ -9,7 +9,7 @@ import torch
 from open_clip import CLIP, CustomTextCLIP
 from torch import Tensor
 
-from ....common.clip_vocabulary import clip_tokenizer_json
+from ....common.clip_vocabulary import CLIP_VOCABULARY, clip_tokenizer_json
 from ....common.errors import UserError
 from ....common.files import check_free, replacing, writing
 from ...base.pretrained import save_tokenizer
@@ -19,7 +19,6 @@ from ..transformers_files import without_progress, write_model, write_preprocess
 
 LAYOUT = "a folder that transformers' CLIPModel, AutoImageProcessor and AutoTokenizer load; of plain ViTs"
 """Description of the layout."""
-_VOCABULARY = 49408
 _MAX_ERROR = 1e-4  # of unit-length features
 
 _NAMES = (
@@ -72,7 +71,7 @@ def save_transformers(model: CLIP | CustomTextCLIP, preprocessing: Preprocessing
         staged.mkdir()
         write_model(state, config, "CLIPModel", staged)
         write_preprocessing(preprocessing, staged)
-        if model.vocab_size == _VOCABULARY:
+        if model.vocab_size == CLIP_VOCABULARY:
             save_tokenizer(clip_tokenizer_json(), staged, {}, model.context_length)
         try:
             with without_progress():

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import sys
 
 import pytest
@@ -106,6 +107,20 @@ def test_reading_imports_the_rule_that_the_file_names(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="got one of 'other'"):
         rule_of("other", "json.tool")
     assert "json.tool" not in sys.modules
+
+
+def test_the_newest_file_of_the_runs_of_a_name_is_read(tmp_path):
+    with pytest.raises(UserError, match=r"found none at .*run"):
+        load_learngene(tmp_path / "run")
+    for step, seconds in ((1, 10), (2, 30), (3, 20)):
+        path = tmp_path / f"run/version_{step}/learngene.safetensors"
+        save_learngene(dataclasses.replace(learngene(), step=step), path)
+        os.utime(path, (seconds, seconds))
+    assert load_learngene(tmp_path / "run").step == 2
+    assert load_learngene(tmp_path / "run/version_3").step == 3
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"found none at .*empty"):
+        load_learngene(tmp_path / "empty")
 
 
 def test_a_folder_is_not_overwritten(tmp_path):

@@ -88,7 +88,7 @@ def test_programs_equal_the_model_for_any_batch_size(name, format, tmp_path, exp
     model = trained(name)
     files = export_silently(model, tmp_path / "new" / "export", format, SIZE)
     suffix = SUFFIXES[format]
-    assert [file.name for file in files] == ["config.json", f"image.{suffix}", f"text.{suffix}"]
+    assert [file.name for file in files] == ["config.json", f"image.{suffix}", f"text.{suffix}", "tokenizer.json"]
     assert all(file.exists() for file in files)
     check_programs(model, tmp_path / "new" / "export", SIZE)
     assert [norms(file) for file in files[1:]] == [0, 0]
