@@ -23,7 +23,7 @@ class LearngeneExpansionCallback(Callback):
     first.
 
     Args:
-        file: path of the learngene's file, or the folder of the run that wrote it (see `learngene.file.load_learngene`).
+        file: path of the learngene's file, or a folder as in `learngene.file.load_learngene`.
         target: attribute path of the network in the module, or a list of paths, such as `["student", "average"]` for a
             student and its moving average.
         tower: the only tower of a CLIP to initialize; by default every tower that the network has.

@@ -100,8 +100,8 @@ def load_learngene(path: str | Path) -> Learngene:
     """Read a learngene from a file.
 
     Args:
-        path: path of a file that `save_learngene` has written, or a folder: that of a run, or of all runs of a name. The
-            newest `learngene.safetensors` below a folder is read.
+        path: path of a file that `save_learngene` has written, or a folder: that of a run, or of all runs of a name.
+            The newest `learngene.safetensors` below a folder is read.
 
     Returns:
         The learngene, in float32.

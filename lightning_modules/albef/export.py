@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import UserError
+from ..base.encoder_programs import export_encoders
 from ..base.preprocessing import described, recorded_preprocessing
 from ..base.pretrained import LAYOUT, TokenizerOf, rebuild, without_tokenizer
+from ..networks.programs import LAYOUTS as PROGRAMS
 from .module import ALBEFModule
 from .official import save_official
 from .transformers_layout import LAYOUT as TRANSFORMERS
@@ -17,6 +19,7 @@ LAYOUTS = {
     "albef": "a .pth file in the authors' layout, that of pre-training if the model has a language-model head, else "
     "that of retrieval",
     "transformers": TRANSFORMERS,
+    **PROGRAMS,
 }
 """Description of each layout; the first, which `lightning_modules/exports.py` writes, is the default."""
 
@@ -29,9 +32,9 @@ def export(
     Args:
         content: the checkpoint.
         source: description of the checkpoint for messages.
-        target: name of a new file, or of a new folder for "transformers".
-        layout: "albef" or "transformers".
-        tokenizer_of: reads the tokenizer for "transformers"; an argument, because methods do not import datamodules.
+        target: name of a new file for "albef", else of a new folder.
+        layout: one of `LAYOUTS`.
+        tokenizer_of: reads the tokenizer of the data; an argument, because methods do not import datamodules.
 
     Returns:
         A sentence for the log.
@@ -39,6 +42,8 @@ def export(
     Raises:
         UserError: if the target is a folder instead of a file, or the checkpoint does not fit `ALBEFModule`.
     """
+    if layout in PROGRAMS:
+        return export_encoders(ALBEFModule, content, source, target, layout, tokenizer_of)
     if layout == "transformers":
         module = rebuild(ALBEFModule, content["hyper_parameters"], content["state_dict"], source)
         record = recorded_preprocessing(content)

@@ -9,19 +9,19 @@ import open_clip
 from ...callbacks.learngene.file import Learngene, save_learngene
 from ...common.errors import UserError
 from ..base.preprocessing import described
-from ..networks.clip.export import LAYOUTS as TOWER_LAYOUTS
-from ..networks.clip.programs import PROGRAMS, export_towers
+from ..networks.clip.programs import export_towers
 from ..networks.clip.transformers_layout import LAYOUT as TRANSFORMERS
 from ..networks.clip.transformers_layout import save_transformers
 from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import write_open_clip
+from ..networks.programs import LAYOUTS as PROGRAMS
 from .descendant import as_clip, clip_config
 from .pretrained import preprocessing_of_training, rebuild_student
 
 LAYOUTS = {
     "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads, and MMLGModule",
     "transformers": TRANSFORMERS,
-    **{name: TOWER_LAYOUTS[name] for name in PROGRAMS},
+    **PROGRAMS,
     "learngene": "a file for LearngeneExpansionCallback; of an ordinary CLIP the learngene of He-LG",
 }
 """Description of each layout; the first is the default."""

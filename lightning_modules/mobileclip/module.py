@@ -24,11 +24,12 @@ from ..evaluation.retrieval import RetrievalEvaluation
 from ..networks.clip.models import build_model
 from ..networks.clip.pairs import student_sides
 from ..networks.clip.preprocessing import preprocessing_of_arguments, preprocessing_of_file, training_normalization
-from ..networks.clip.programs import Format, export_towers
+from ..networks.clip.programs import export_towers
 from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import ModelShape, resolved
 from ..networks.clip.trained import rebuild
 from ..networks.clip.weights import load_weights
+from ..networks.programs import Format
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine

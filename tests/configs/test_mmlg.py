@@ -122,7 +122,9 @@ def test_the_mmlg_quickstart_writes_a_learngene_and_trains_a_descendant(tmp_path
     assert {"train/coefficients", "train/summand_norms"} <= set(found["images"])
     assert {"val/karpathy5/recall_mean", "val/paper/recall_mean"} <= set(found["scalars"])
     Path("runs/mmlg_quickstart/version_1").mkdir()  # of an extraction that was stopped and resumed
-    Path("runs/mmlg_quickstart/version_0/learngene.safetensors").rename("runs/mmlg_quickstart/version_1/learngene.safetensors")
+    Path("runs/mmlg_quickstart/version_0/learngene.safetensors").rename(
+        "runs/mmlg_quickstart/version_1/learngene.safetensors"
+    )
     ran = run("fit", *configs[0], *configs[1], *small)
     assert ran.status == 0, ran.err
     assert "6 vision layers and 6 text layers start from the learngene of MM-LG." in caplog.text

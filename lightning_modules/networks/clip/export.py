@@ -7,6 +7,7 @@ from typing import Any
 from ....common.errors import UserError
 from ...base.preprocessing import described, recorded_preprocessing
 from ..clip_preprocessing import Preprocessing
+from ..programs import LAYOUTS as PROGRAMS
 from .files import save_open_clip, save_vendor
 from .models import model_config
 from .preprocessing import preprocessing_of_training
@@ -17,9 +18,7 @@ from .transformers_layout import LAYOUT as TRANSFORMERS
 from .transformers_layout import save_transformers
 
 LAYOUTS = {
-    "torch_export": "a folder with image.pt2 and text.pt2, reparameterized, for torch.export.load",
-    "onnx": "a folder with image.onnx and text.onnx, reparameterized; needs the extra 'onnx'",
-    "onnx_int8": "the same with int8 weights of matrices, quantized by ONNX Runtime",
+    **PROGRAMS,
     "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads",
     "transformers": TRANSFORMERS,
     "vendor": "a .pt file as the vendor's code and model.weights load it, of MobileCLIP-S0, -S1, -S2 and -B",

@@ -12,11 +12,12 @@ import onnxruntime
 import open_clip
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 
 from support.towers import PLAIN, SIZE, batch, features, plain_clip, smallest_cosine, trained
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.networks.clip import programs as module_under_test
+from vlightning.lightning_modules.networks import programs as module_under_test
 from vlightning.lightning_modules.networks.clip.programs import export_towers
 
 SUFFIXES = {"torch_export": "pt2", "onnx": "onnx"}
@@ -81,6 +82,13 @@ def export_silently(capfd, recwarn):
     return export
 
 
+def check_tokenizer(file, length):
+    """Compare with open_clip's tokenizer, of which no library for phones knows."""
+    texts = ["a red circle", "", "Hello,  World's END!", "circle " * 100]
+    ids = [text.ids for text in Tokenizer.from_file(str(file)).encode_batch(texts)]
+    assert torch.equal(torch.tensor(ids), open_clip.get_tokenizer("ViT-B-32", context_length=length)(texts))
+
+
 # MobileCLIP-tiny has the operations of S0.
 @pytest.mark.parametrize("format", SUFFIXES)
 @pytest.mark.parametrize("name", ["MobileCLIP-S0", "MobileCLIP-B"])
@@ -91,7 +99,8 @@ def test_programs_equal_the_model_for_any_batch_size(name, format, tmp_path, exp
     assert [file.name for file in files] == ["config.json", f"image.{suffix}", f"text.{suffix}", "tokenizer.json"]
     assert all(file.exists() for file in files)
     check_programs(model, tmp_path / "new" / "export", SIZE)
-    assert [norms(file) for file in files[1:]] == [0, 0]
+    assert [norms(file) for file in files[1:3]] == [0, 0]
+    check_tokenizer(tmp_path / "new" / "export" / "tokenizer.json", model.context_length)
 
 
 def check_that_differing_programs_are_not_written(written, format, folder, monkeypatch):
@@ -130,7 +139,7 @@ def check_configuration(folder):
     config = json.loads((folder / "config.json").read_text())
     assert config["towers"]["image"] == {
         "file": "image.onnx",
-        "input": {"name": "image", "shape": ["batch", 3, 32, 32], "dtype": "float32"},
+        "inputs": [{"name": "image", "shape": ["batch", 3, 32, 32], "dtype": "float32"}],
         "output": {"name": "image_features", "shape": ["batch", 24], "dtype": "float32"},
     }
     assert config["preprocessing"] == {"mean": [0.0, 0.1, 0.2], "interpolation": "bicubic"}
@@ -141,7 +150,7 @@ def check_configuration(folder):
     for name, tower in config["towers"].items():  # what the files themselves say
         session = onnxruntime.InferenceSession(folder / tower["file"])
         (given,), (taken,) = session.get_inputs(), session.get_outputs()
-        assert (given.name, given.shape) == (tower["input"]["name"], tower["input"]["shape"])
+        assert (given.name, given.shape) == (tower["inputs"][0]["name"], tower["inputs"][0]["shape"])
         assert (taken.name, taken.shape) == (tower["output"]["name"], tower["output"]["shape"])
         assert taken.name == f"{name}_features"
 
@@ -166,12 +175,12 @@ def test_half_precision_programs_take_float32_images(format, dtype, tmp_path):
         assert found.dtype == dtype
         assert smallest_cosine(found, right) > 0.9995
     said = json.loads((tmp_path / "config.json").read_text())["towers"]["image"]
-    assert (said["input"]["dtype"], said["output"]["dtype"]) == ("float32", str(dtype).removeprefix("torch."))
+    assert (said["inputs"][0]["dtype"], said["output"]["dtype"]) == ("float32", str(dtype).removeprefix("torch."))
 
 
 def test_half_precision_programs_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr(module_under_test, "_write", lambda part, path, target: path.touch())
-    monkeypatch.setattr(module_under_test, "_load", lambda path: lambda inputs: torch.randn(len(inputs), 24))
+    monkeypatch.setattr(module_under_test, "_load", lambda path: lambda *inputs: torch.randn(len(inputs[0]), 24))
     with pytest.raises(UserError, match=r"Expected a cosine of at least 0.9995 .* image tower"):
         export_towers(plain_clip(), tmp_path / "export", "torch_export", 32, dtype=torch.float16)
     assert list(tmp_path.iterdir()) == []

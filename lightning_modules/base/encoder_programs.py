@@ -1,0 +1,92 @@
+"""Export of a module's encoders of images and texts as programs that run without this project."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..networks.programs import Tower, example_images, example_texts, padding_tokenizer, write_programs
+from .preprocessing import described, recorded_preprocessing
+from .pretrained import TokenizerOf, rebuild
+
+
+class _Images(nn.Module):
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, image: Tensor) -> Tensor:
+        features: Tensor = self.module.encode_images(image)[0]
+        return features
+
+
+class _Texts(nn.Module):
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        features: Tensor = self.module.encode_texts(input_ids, attention_mask)
+        return features
+
+
+def export_encoders(
+    cls: type[Any], content: Mapping[str, Any], source: str, target: str, layout: str, tokenizer_of: TokenizerOf
+) -> str:
+    """Write the image encoder and the text encoder of a checkpoint as programs for batches of any size.
+
+    Texts have a fixed number of tokens, to which `tokenizer.json` pads and cuts them. It does not clean captions as
+    `data.clean_captions` does.
+
+    Args:
+        cls: class of the module: `encode_images` returns features [B, E] first, `encode_texts` takes ids and mask.
+        content: the checkpoint.
+        source: description of the checkpoint for messages.
+        target: name of a new folder.
+        layout: the format of the programs.
+        tokenizer_of: reads the tokenizer of the checkpoint's data.
+
+    Returns:
+        A sentence for the log.
+
+    Raises:
+        UserError: as in `write_programs`.
+    """
+    module = rebuild(cls, content["hyper_parameters"], content["state_dict"], source).float().eval()
+    module.requires_grad_(False)
+    data, sizes = content.get("datamodule_hyper_parameters") or {}, module.data_sizes()
+    length, words = data.get("max_tokens") or sizes.max_tokens, sizes.vocab_size
+    ids, mask = example_texts(length, words, start=1, end=2)
+    towers = [
+        Tower("image", _Images(copy.deepcopy(module)), {"image": example_images(module.expected_image_size())}),
+        Tower("text", _Texts(module), {"input_ids": ids, "attention_mask": mask}),
+    ]
+    for tower in towers:
+        _remove_unused(tower)
+    record, (tokenizer, note) = recorded_preprocessing(content), tokenizer_of(content)
+    config = {"class": cls.__name__, "context_length": length, "vocab_size": words, "preprocessing": record or {}}
+    padding = None if tokenizer is None else padding_tokenizer(tokenizer, length, module.text.special_token_ids["pad"])
+    write_programs(towers, target, layout, config, padding)  # type: ignore[arg-type]
+    return f"Wrote {target} with the encoders of {cls.__name__} in the layout {layout!r}, {note}; {described(record)}."
+
+
+def _remove_unused(tower: Tower) -> None:
+    """Remove tensors that a tower does not read, which programs of torch.export keep: teacher, queues, other tower."""
+    program = torch.export.export(tower.module, tuple(tower.inputs.values()), strict=False)
+    read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    tensors = {name: _tensor(tower.module, path) for name, path in names.items()}
+    kept = {id(tensors[name]) for name in tensors.keys() & read}  # by identity: tied tensors have two names
+    for name, path in names.items():
+        if id(tensors[name]) not in kept:
+            owner, _, attribute = path.rpartition(".")
+            setattr(tower.module.get_submodule(owner), attribute, None)
+
+
+def _tensor(module: nn.Module, path: str) -> Tensor:
+    owner, _, attribute = path.rpartition(".")
+    tensor: Tensor = getattr(module.get_submodule(owner), attribute)
+    return tensor
