@@ -131,7 +131,10 @@ def test_refused_exports_are_one_sentence(trained, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "name of a new file" in _refused(capsys, trained, tmp_path / "empty", "--layout", "albef")
     line = _refused(capsys, trained, tmp_path / "student.pth", "--layout", "student")
-    assert "Expected vlightning or albef or transformers or torch_export or onnx or onnx_int8 as the layout of ALBEFModule" in line
+    assert (
+        "Expected vlightning or albef or transformers or torch_export or onnx or onnx_int8 as the layout of ALBEFModule"
+        in line
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "x.ckpt"]
 
 

@@ -9,6 +9,7 @@ import torchvision
 from lightning.pytorch import Trainer
 from PIL import Image
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch.nn.functional import cosine_similarity, normalize
 from transformers import (
     AutoImageProcessor,
@@ -50,6 +51,13 @@ def exported(module, data, folder, layout, target="made"):
 def built(name, folder, **options):
     method = KINDS[name]
     return method.build(method.prepare(folder), seed=3, batch_size=8, num_workers=0, **options)
+
+
+def as_the_page_says(words, **names):
+    """Run the block of `docs/export.md` with some words, and return its variables."""
+    (block,) = (block for block in blocks("docs/export.md", "python") if words in block)
+    exec(block, names)
+    return names
 
 
 @pytest.mark.parametrize("name", ["clip", "MM-LG", "plain"])
@@ -118,11 +126,11 @@ def test_torchvision_and_timm_read_cocords_student(name, create, tmp_path):
 
 @pytest.mark.parametrize("name", ["mmlg", "clip", "mobileclip"])
 @torch.no_grad()
-def test_onnx_runtime_reads_towers_with_int8_weights(name, tmp_path):
+def test_onnx_runtime_reads_towers_with_int8_weights(name, tmp_path, monkeypatch):
     module, data = built(name, tmp_path)
     with torch.enable_grad():
         module = tiny_extraction(None) if name == "mmlg" else module
-        module, folder = exported(module, data, tmp_path, "onnx_int8")
+        module, folder = exported(module, data, tmp_path, "onnx_int8", "clip-onnx")
     found = {}
     for name, inputs in (
         ("image", {"image": torch.stack([data.eval_transform(image())]).numpy()}),
@@ -136,6 +144,12 @@ def test_onnx_runtime_reads_towers_with_int8_weights(name, tmp_path):
     for features, own in zip(found.values(), expected, strict=True):
         assert not torch.equal(features, own)
         assert cosine_similarity(features, own).min() > 0.98
+    if (folder / "tokenizer.json").exists():
+        monkeypatch.chdir(tmp_path)
+        shown = as_the_page_says("clip-onnx", image=image())
+        assert cosine_similarity(torch.tensor(shown["images"]), expected[0]).min() > 0.98
+        own = module.encode_texts(**data.encoder()(["a red circle", "a blue square"]))
+        assert cosine_similarity(torch.tensor(shown["texts"]), own).min() > 0.98
 
 
 def classifier(name, folder):
@@ -146,12 +160,6 @@ def classifier(name, folder):
     if name == "LinearProbeModule":
         return LinearProbeModule("resnet8", 5, teacher_file(folder, "resnet8", 5), num_classes=CLASSES), data
     return (tiny_classifier if name == "VisionClassifierModule" else tiny_probe)(image_size=32), data
-
-
-def as_the_page_says(function, **names):
-    """Run the block of `docs/export.md` that calls a function."""
-    (block,) = (block for block in blocks("docs/export.md", "python") if function in block)
-    exec(block, {**names})
 
 
 def onnx_output(file, *inputs):
@@ -171,17 +179,30 @@ def test_torch_exports_a_classifier_as_the_page_says(name, tmp_path, monkeypatch
     torch.testing.assert_close(onnx_output("classifier.onnx", images), module(images), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("layout", ["torch_export", "onnx", "onnx_int8"])
+@pytest.mark.parametrize("name", ["albef", "shre"])
 @torch.no_grad()
-def test_torch_exports_shres_towers_as_the_page_says(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    module, data = built("shre", tmp_path)
+def test_encoders_are_programs_with_a_tokenizer_and_no_other_weights(name, layout, tmp_path):
+    module, data = built(name, tmp_path)
     with torch.enable_grad():
-        module, _ = exported(module, data, tmp_path, "vlightning", "my-shre")
-    as_the_page_says("TextTower", image=image())
+        module, folder = exported(module, data, tmp_path, layout)
+    texts = [*TEXTS, "a"]
+    encoded = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch([text.lower() for text in texts])
+    ids, mask = (torch.tensor([getattr(text, part) for text in encoded]) for part in ("ids", "attention_mask"))
+    assert mask.sum(1).unique().numel() > 1
     images = torch.rand(3, *data.eval_transform(image()).shape)
-    expected = module.encode_images(images)[0]
-    torch.testing.assert_close(onnx_output("image.onnx", images), expected, rtol=0, atol=1e-5)
-    texts = data.encoder()([*TEXTS, "a"])
-    assert texts["attention_mask"].sum(1).unique().numel() > 1
-    tokens = texts["input_ids"], texts["attention_mask"]
-    torch.testing.assert_close(onnx_output("text.onnx", *tokens), module.encode_texts(*tokens), rtol=0, atol=1e-5)
+    own = {name: tensor for name, tensor in module.student.named_parameters() if "fusion" not in name}
+    if layout == "torch_export":
+        programs = {part: torch.export.load(folder / f"{part}.pt2") for part in ("image", "text")}
+        found = programs["image"].module()(images), programs["text"].module()(ids, mask)
+        stored = [tensor.numel() for program in programs.values() for tensor in program.state_dict.values()]
+        assert sum(stored) < 1.2 * sum(tensor.numel() for tensor in own.values())
+    else:
+        found = onnx_output(folder / "image.onnx", images), onnx_output(folder / "text.onnx", ids, mask)
+    expected = module.encode_images(images)[0], module.encode_texts(**data.encoder()(texts))
+    for features, own in zip(found, expected, strict=True):
+        if layout == "onnx_int8":
+            assert not torch.equal(features, own)
+            assert cosine_similarity(features, own).min() > 0.98
+        else:
+            torch.testing.assert_close(features, own, rtol=0, atol=1e-5)

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from open_clip import CLIP, CustomTextCLIP
+from torch import nn
 
 from ....common.clip_vocabulary import CLIP_VOCABULARY, clip_tokenizer_json
 from ....common.errors import UserError
 from ..programs import Format, Tower, example_images, example_texts, padding_tokenizer, write_programs
-from .towers import ImageTower, towers
+from .towers import towers
 
 
 def export_towers(
@@ -68,7 +69,7 @@ def export_towers(
 
 
 @torch.no_grad()
-def _check_size(image: ImageTower, size: int) -> None:
+def _check_size(image: nn.Module, size: int) -> None:
     try:
         image(torch.zeros(1, 3, size, size))
     except (AssertionError, RuntimeError) as error:

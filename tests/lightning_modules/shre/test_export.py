@@ -76,4 +76,7 @@ def test_a_training_starts_from_the_folder(trained, tmp_path):
 def test_another_layout_is_refused(trained, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(trained[0]), str(tmp_path / "out"), "--layout", "student"])
-    assert "Expected vlightning or torch_export or onnx or onnx_int8 as the layout of SHReModule" in capsys.readouterr().err
+    assert (
+        "Expected vlightning or torch_export or onnx or onnx_int8 as the layout of SHReModule"
+        in capsys.readouterr().err
+    )
