@@ -222,12 +222,13 @@ class EMACallback(OptimizerStepCallback):
                 # Others are constants, such as attention masks, whose infinities have no average.
                 kept = {id(tensor) for tensor in target.state_dict(keep_vars=True).values()}
                 floats = [both for both in buffers if both[0].is_floating_point() and id(both[0]) in kept]
-                averages, weights = averages + [mine for mine, _ in floats], weights + [theirs for _, theirs in floats]
-                averaged = {id(mine) for mine, _ in floats}
+                averages += [buffer for buffer, _ in floats]
+                weights += [source for _, source in floats]
+                averaged = {id(buffer) for buffer, _ in floats}
                 buffers = [both for both in buffers if id(both[0]) not in averaged]
             _lerp(averages, weights, momentum)
-            for mine, theirs in buffers:
-                mine.copy_(theirs)
+            for buffer, source in buffers:
+                buffer.copy_(source)
             self.updates[name] = count + 1
             used[name] = momentum
         return used
@@ -303,7 +304,7 @@ def _matched(
     buffers: list[tuple[Tensor, Tensor]] = []
     if pair.buffers != "keep":
         named = _by_name(f"the EMA pair {name!r}, buffer", target.named_buffers(), source.named_buffers())
-        buffers = [(mine, theirs) for _, mine, theirs in named]
+        buffers = [(buffer, of_source) for _, buffer, of_source in named]
     return list(averages.values()), [weights[key] for key in averages], buffers
 
 
@@ -311,22 +312,22 @@ def _by_name(
     what: str, target: Iterable[tuple[str, Tensor]], source: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield (name, tensor of the target, tensor of the source), or raise for the first that differ."""
-    mine, theirs = _unwrapped(target), _unwrapped(source)
-    for label in [*mine, *theirs]:
-        if label not in mine or label not in theirs:
-            has, lacks = ("target", "source") if label in mine else ("source", "target")
-            there = list(theirs if label in mine else mine)
+    targets, sources = _unwrapped(target), _unwrapped(source)
+    for label in [*targets, *sources]:
+        if label not in targets or label not in sources:
+            has, lacks = ("target", "source") if label in targets else ("source", "target")
+            there = list(sources if label in targets else targets)
             raise UserError(
                 f"Expected equal names in {what}s, got {label!r} in the {has} but not in the {lacks} "
                 f"({did_you_mean(label, there).rstrip('.')}): make the target with copy.deepcopy of the source."
             )
-    for label, tensor in mine.items():
-        if tensor.shape != theirs[label].shape:
+    for label, tensor in targets.items():
+        if tensor.shape != sources[label].shape:
             raise UserError(
                 f"Expected equal shapes in {what}s, got {label!r} with {list(tensor.shape)} in the target and "
-                f"{list(theirs[label].shape)} in the source: make the target with copy.deepcopy of the source."
+                f"{list(sources[label].shape)} in the source: make the target with copy.deepcopy of the source."
             )
-        yield label, tensor, theirs[label]
+        yield label, tensor, sources[label]
 
 
 def _unwrapped(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -347,12 +348,12 @@ def _lerp(averages: list[Tensor], weights: list[Tensor], momentum: float) -> Non
     groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
     for average, weight in zip(averages, weights, strict=True):
         average, weight = _local(average, weight)
-        mine, theirs = groups.setdefault((average.device, average.dtype), ([], []))
-        mine.append(average)
-        theirs.append(weight.to(device=average.device, dtype=average.dtype))
+        averages_of_group, weights_of_group = groups.setdefault((average.device, average.dtype), ([], []))
+        averages_of_group.append(average)
+        weights_of_group.append(weight.to(device=average.device, dtype=average.dtype))
     fused = get_ema_multi_avg_fn(momentum)
-    for mine, theirs in groups.values():
-        fused(mine, theirs, 0)
+    for averages_of_group, weights_of_group in groups.values():
+        fused(averages_of_group, weights_of_group, 0)
 
 
 def _local(average: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

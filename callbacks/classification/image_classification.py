@@ -155,16 +155,16 @@ class ImageClassification(Callback):
             return self.data.open_split(split) is not None
         return is_overridden(_LOADERS[split], self.data)
 
-    def _take_transform(self, theirs: Any) -> None:
-        if not hasattr(theirs, "eval_transform"):
+    def _take_transform(self, trained: Any) -> None:
+        if not hasattr(trained, "eval_transform"):
             return
         if not hasattr(self.data, "eval_transform"):
             raise UserError(
-                f"Expected an eval_transform in the data of {self}, which that of {type(theirs).__name__} replaces, "
+                f"Expected an eval_transform in the data of {self}, which that of {type(trained).__name__} replaces, "
                 f"got none in {type(self.data).__name__}: prepare the images as the model needs them, and set "
                 "transform to 'own'."
             )
-        self.data.eval_transform = theirs.eval_transform
+        self.data.eval_transform = trained.eval_transform
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, prefix: str) -> None:
         # Draws of `data` and its loaders must not change the training. (A DataLoader draws a seed for each pass.)

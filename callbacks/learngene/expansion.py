@@ -176,7 +176,7 @@ def open_clip_layer(state: dict[str, Tensor], tower: Tower, layer: int) -> Layer
         layer: number of the layer, from 0.
     """
     prefix = f"{'visual.' if tower == 'vision' else ''}transformer.resblocks.{layer}."
-    return {name: state[prefix + theirs] for name, theirs in _OPEN_CLIP_LAYER.items()}
+    return {name: state[prefix + published] for name, published in _OPEN_CLIP_LAYER.items()}
 
 
 def _timm_name(name: str) -> str:

@@ -91,11 +91,11 @@ def load_classifier(network: nn.Module, state: Mapping[str, Tensor], source: str
         network.load_state_dict(state)
         return
 
-    head, theirs = _head(own), _head(state)
-    if not (missing or unknown) and head and head == theirs and set(misshapen) == _of_layer(head, own):
+    head, head_of_state = _head(own), _head(state)
+    if not (missing or unknown) and head and head == head_of_state and set(misshapen) == _of_layer(head, own):
         raise UserError(
             f"Expected weights for {len(own[head])} classes in {source}, got weights for {len(state[head])}: use "
-            "weights trained on this dataset, or set the number of classes to theirs."
+            "weights trained on this dataset, or set the number of classes to that of the weights."
         )
     differences = "; ".join(
         f"{len(names)} {what} {'key' if len(names) == 1 else 'keys'}: {_first(names)}"

@@ -83,9 +83,9 @@ def read_vision_weights(source: str) -> Mapping[str, Tensor]:
     for key, value in state.items():
         if key.startswith("blocks."):
             renamed[key] = value
-        for theirs, ours in _DATA2VEC2_NAMES.items():
-            if key.startswith(_DATA2VEC2 + theirs):
-                renamed[key.replace(_DATA2VEC2 + theirs, ours)] = value
+        for published, own in _DATA2VEC2_NAMES.items():
+            if key.startswith(_DATA2VEC2 + published):
+                renamed[key.replace(_DATA2VEC2 + published, own)] = value
     return renamed
 
 

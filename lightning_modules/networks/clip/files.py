@@ -66,8 +66,8 @@ def _open_clip_config(model: CustomTextCLIP, name: Model, image_size: int) -> di
         )
     config = model_config(name, image_size, model.context_length)
     with torch.device("meta"):
-        theirs = CustomTextCLIP(**{key: value for key, value in config.items() if key != "custom_text"})
-    made, found = _shapes(theirs), _shapes(model)
+        open_clips = CustomTextCLIP(**{key: value for key, value in config.items() if key != "custom_text"})
+    made, found = _shapes(open_clips), _shapes(model)
     differing = sorted(key for key in made.keys() | found.keys() if made.get(key) != found.get(key))
     if differing:
         raise UserError(

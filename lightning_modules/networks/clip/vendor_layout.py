@@ -89,15 +89,15 @@ def to_vendor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         )
     written = {}
     for name, tensor in state.items():
-        theirs = vendor_name(name, vit)
-        if theirs is None:
+        name_in_file = vendor_name(name, vit)
+        if name_in_file is None:
             if tensor.any():
                 raise UserError(
                     f"Expected zeros in {name}, which the vendor's layout has no name for, got other values: write the "
                     "layout of open_clip."
                 )
             continue
-        written[theirs] = _shaped(name, tensor, outwards=True).contiguous()
+        written[name_in_file] = _shaped(name, tensor, outwards=True).contiguous()
     return written
 
 
@@ -111,8 +111,8 @@ def from_vendor(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
     own = model.state_dict()
     names = {vendor_name(name, is_vit(own)): name for name in own}
     return {
-        names.get(theirs, theirs): _shaped(names[theirs], tensor, outwards=False) if theirs in names else tensor
-        for theirs, tensor in state.items()
+        names.get(name, name): _shaped(names[name], tensor, outwards=False) if name in names else tensor
+        for name, tensor in state.items()
     }
 
 
