@@ -10,6 +10,7 @@ import wandb
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, EMAWeightAveraging, WeightAveraging
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.plugins import MixedPrecision
 
 from support.command_line import run
 from support.methods import METHODS, OTHERS
@@ -25,7 +26,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "average": ("none", "weights", "ema"),
     "accumulation": (1, 2),
     "overfit_batches": (0, 2),
-    "precision": ("32-true", "bf16-mixed"),
+    "precision": ("32-true", "bf16-mixed", "16-mixed"),
     "max_time": (None, "00:00:10:00"),
 }
 STEPS = 2
@@ -108,6 +109,9 @@ def test_a_run_with_these_options_trains(row: dict[str, Any], outside: dict[str,
         "precision": row["precision"],
         "max_time": row["max_time"],
     }
+    if row["precision"] == "16-mixed":  # which Lightning makes bf16 on a CPU, unless the plugin has a scaler
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=1)
+        options |= {"precision": None, "plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
     if row["clipping"] != "none":
         options |= {"gradient_clip_val": 0.01, "gradient_clip_algorithm": row["clipping"]}
     if row["output"] == "barebones":
@@ -135,6 +139,8 @@ def test_a_run_with_these_options_trains(row: dict[str, Any], outside: dict[str,
     assert runs.global_step == STEPS
     assert len(losses.found) == STEPS * row["accumulation"]
     assert torch.stack(losses.found).isfinite().all()
+    if row["precision"] == "16-mixed":  # no step was skipped: the scale doubled after each
+        assert runs.precision_plugin.scaler.get_scale() == 2.0**4 * 2**STEPS
     if row["average"] == "none":  # otherwise the module has the average of the steps
         assert any(not torch.equal(weight, before[key]) for key, weight in module.named_parameters() if key in before)
     if row["output"] == "wandb":

@@ -55,7 +55,8 @@ def own_pair(network: nn.Module, scale: float | None) -> PublishedCLIP:
         UserError: If one of these is missing or does not fit.
     """
     name = class_path(network)
-    missing = [member for member in ("encode_image", "encode_text", "image_size") if not hasattr(network, member)]
+    needed = ("encode_image", "encode_text", "image_size")
+    missing = [member for member in needed if getattr(network, member, None) is None]
     if scale is None and not hasattr(network, "logit_scale"):
         missing.append("logit_scale (or a scale beside the network)")
     if missing:

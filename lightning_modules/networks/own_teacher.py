@@ -113,7 +113,7 @@ def checked_output(
 
 def record(frozen: Frozen[Any], network: nn.Module, option: str) -> None:
     """Record the class of a network, which a frozen part holds, and the fingerprint of its weights."""
-    frozen.requires_grad_(False).train()
+    frozen.requires_grad_(False)
     frozen.argument = option
     frozen.record(class_path(network), option)
 

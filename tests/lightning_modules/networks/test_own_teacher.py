@@ -15,8 +15,10 @@ from support.cocord import OFF
 from support.command_line import run
 from support.images import draw_image
 from support.own_teacher import OwnClassifier, OwnPair
+from support.shre import WORDS, tiny_shre
+from support.tiny import TinyData
 from vlightning.common.errors import UserError
-from vlightning.datamodules import ShapeClassesDataModule
+from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 from vlightning.hub import from_pretrained
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.cocord.settings import TeacherSettings
@@ -108,6 +110,29 @@ def test_features_and_logits_are_those_of_the_network_on_its_own_images():
     assert shre_images(small, SHReTeacher(network=small), Data())(image).shape == (4, 3, 24, 24)
 
 
+@pytest.mark.parametrize(("data", "named"), [(None, "the run, which has no datamodule"), (TinyData(), "TinyData")])
+def test_data_that_do_not_state_their_normalisation_are_refused(data, named):
+    network = OwnClassifier()
+    for images in (
+        lambda: teacher_images(network, data),
+        lambda: shre_images(network, SHReTeacher(network=network), data),
+    ):
+        with pytest.raises(UserError, match=f"Expected the normalisation of the images.* got none from {named}: "):
+            images()
+
+
+def test_the_teacher_of_shre_is_frozen(tmp_path):
+    network = OwnClassifier()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    module = tiny_shre(num_classes=40, teacher={"network": network}, kl={"weight": 1.0}, **WORDS)
+    data = ShapesDataModule(length=16, eval_length=8, batch_size=8, image_size=16, max_tokens=8, vocab_size=320)
+    runs = Trainer(max_steps=2, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
+    runs.fit(module, data)
+    assert not any(part.training for part in network.modules())
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
 def test_an_object_in_python_is_frozen_and_stored_by_the_name_of_its_class(tmp_path):
     network = OwnClassifier()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -115,7 +140,8 @@ def test_an_object_in_python_is_frozen_and_stored_by_the_name_of_its_class(tmp_p
     data = ShapeClassesDataModule(length=32, eval_length=10, batch_size=8, image_size=16, num_workers=0)
     runs = Trainer(max_steps=2, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
     runs.fit(module, data)
-    assert not network.training
+    assert not any(part.training for part in network.modules())
+    assert not any(parameter.requires_grad for parameter in network.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     runs.save_checkpoint(tmp_path / "own.ckpt")
     again = CoCoRDModule.load_from_checkpoint(tmp_path / "own.ckpt")
@@ -134,6 +160,7 @@ def test_an_object_in_python_is_frozen_and_stored_by_the_name_of_its_class(tmp_p
             r"\[1, 40\] of support\S+ for an input of .* \[1, 7\]: ",
         ),
         (["--model.teacher.network.mean", "null"], "attributes mean and std of .* got mean None and std"),
+        (["--model.teacher.network.std", "[1, 0, 1]"], r"std above 0, got mean .* and std \[?\(?1.0, 0.0, 1.0"),
         (
             ["--model.teacher.network.mean", "[0, 0, 0]", "--model.teacher.network.clases", "1"],
             "did you mean .*classes",
@@ -154,6 +181,8 @@ def test_a_network_that_does_not_fit_is_one_sentence(method, words, sentence, tm
         ("gone.OwnClassifier", "the module 'gone' cannot be imported."),
         ("collections.OrderedDict", "it is not a Module."),
         ("support.own_teacher.Scaled", "return the output of an nn.Linear."),
+        ("support.own_teacher.Deep", "got shape [1, 40, 1]"),
+        ("support.own_teacher.Twice", "got shape [2, 40]"),
         (PAIR, "got an error (NotImplementedError: "),
     ],
 )
@@ -204,12 +233,28 @@ def test_pairs_are_reinforced_by_a_network_of_the_user(tmp_path, monkeypatch):
     torch.testing.assert_close(ensemble.embed_texts(texts, torch.device("cpu")), expected.detach())
 
 
+def test_a_network_has_its_own_scale_and_tokenizer():
+    network = OwnPair(scale=30.0)
+    network.tokenizer = lambda texts: torch.tensor([[len(text), 3] for text in texts])
+    ensemble = TeacherEnsemble([Teacher(network=network)], 2)
+    ensemble.load()
+    assert ensemble.scales == pytest.approx([30.0])
+    expected = F.normalize(network.encode_text(torch.tensor([[4, 3], [2, 3], [6, 3]])), dim=-1)
+    found = ensemble.embed_texts(["four", "ab", "sixsix"], torch.device("cpu"))
+    torch.testing.assert_close(found, expected.detach())
+    assert not any(part.training for part in network.modules())
+
+
 @pytest.mark.parametrize(
     ("teacher", "sentence"),
     [
         ({"network": {"class_path": PAIR}}, "got none of the name logit_scale (or a scale beside the network)"),
         ({"network": {"class_path": PAIR, "init_args": {"text_width": 5}}, "scale": 1.0}, "[1, 7] of support"),
         ({"network": {"class_path": CLASSIFIER}, "scale": 1.0}, "got none of the name encode_image, encode_text"),
+        (
+            {"network": {"class_path": PAIR, "init_args": {"image_size": None}}, "scale": 1.0},
+            "the name image_size: add",
+        ),
         ({"network": {"class_path": PAIR}, "weights": "openai"}, "got both ('openai' and support.own_teacher.OwnPair)"),
         ({"model": "ViT-B-32"}, "weights or a network of each teacher in model.teachers, got neither: give one."),
     ],
