@@ -191,6 +191,41 @@ def test_a_class_that_cannot_be_a_teacher_is_named(network, sentence, tmp_path, 
     assert sentence in own("CoCoRDModule", network=network).sentence
 
 
+def test_a_config_names_the_network_and_the_config_of_the_run_resumes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    teacher = {"name": None, "weights": None, "network": {"class_path": CLASSIFIER, "init_args": {"image_size": 24}}}
+    Path("own.yaml").write_text(yaml.safe_dump({"model": {"init_args": {"teacher": teacher}}}))
+    ran = run("fit", *COCORD, *SHORT, "--config", "own.yaml")
+    assert ran.status == 0, ran.err
+    (checkpoint,) = Path().rglob("last.ckpt")
+    config = checkpoint.parents[1] / "config.yaml"
+    ran = run("fit", "--config", str(config), "--ckpt_path", str(checkpoint), "--trainer.max_epochs", "2")
+    assert ran.status == 0, ran.err
+    newest = max(Path().rglob("last.ckpt"), key=lambda file: file.stat().st_mtime_ns)
+    assert torch.load(newest, weights_only=True)["global_step"] == 4
+
+
+def test_shres_target_may_be_the_networks_embeddings(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "--model.num_classes",
+        "24",
+        "--model.teacher.target",
+        "embedding",
+        "--model.teacher.network.classes",
+        "24",
+    ]
+    ran = own("SHReModule", *words)
+    assert ran.status == 0, ran.err
+    assert f"The teacher is {CLASSIFIER} of 'model.teacher.network'." in caplog.text
+
+
+@pytest.mark.parametrize("loss", ["attention_weight", "hint_weight"])
+def test_losses_of_stages_need_a_named_teacher(loss, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "stages of student and teacher" in own("CoCoRDModule", f"--model.kd.{loss}", "1").sentence
+
+
 def test_two_teachers_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "leave one out" in own("CoCoRDModule", "--model.teacher.name", "resnet8").sentence
@@ -234,15 +269,16 @@ def test_pairs_are_reinforced_by_a_network_of_the_user(tmp_path, monkeypatch):
 
 
 def test_a_network_has_its_own_scale_and_tokenizer():
-    network = OwnPair(scale=30.0)
-    network.tokenizer = lambda texts: torch.tensor([[len(text), 3] for text in texts])
+    network, modes = OwnPair(scale=30.0), []
+    network.tokenizer = lambda texts: modes.append(network.training) or torch.tensor([[len(text), 3] for text in texts])
     ensemble = TeacherEnsemble([Teacher(network=network)], 2)
     ensemble.load()
     assert ensemble.scales == pytest.approx([30.0])
     expected = F.normalize(network.encode_text(torch.tensor([[4, 3], [2, 3], [6, 3]])), dim=-1)
     found = ensemble.embed_texts(["four", "ab", "sixsix"], torch.device("cpu"))
     torch.testing.assert_close(found, expected.detach())
-    assert not any(part.training for part in network.modules())
+    assert modes
+    assert not any(modes)  # also when it is checked: statistics of BatchNorm would change
 
 
 @pytest.mark.parametrize(
