@@ -1,10 +1,15 @@
-"""Links from the data to the module: arguments with the same name, whose value is taken from the data."""
+"""Links from the data to the module: arguments with the same name, whose value is taken from the data.
+
+And from the data of a checkpoint to other data: how a text becomes token ids.
+"""
 
 from typing import Any
 
 from jsonargparse import Namespace
+from lightning import LightningDataModule
 
 from ..callbacks.checkpoints.saved_run import SavedRun
+from ..common.class_arguments import subclasses
 from ..common.errors import UserError
 from ..common.typed_values import Typed, at
 
@@ -12,10 +17,14 @@ LINKED = (
     *("vocab_size", "max_tokens", "language_model", "num_classes"),
     *("image_size", "image_mean", "image_std", "image_interpolation"),
 )
+TEXTS = ("tokenizer", "vocab_size", "max_tokens", "append_sep", "clean_captions", "max_words")
+"""Arguments of a datamodule that decide how a text becomes token ids."""
 
 
 def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
     """Set arguments of the module, also those in a group of settings, to the values of the data.
+
+    Texts are encoded as in the data of the checkpoint, if not given otherwise, also by another class of data.
 
     If the value of the data was not given, the value in the checkpoint is used for both sides. The module keeps the
     vocabulary size of the checkpoint if it is smaller than that of the data.
@@ -36,6 +45,10 @@ def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
     """
     source = (config.get("data") or {}).get("init_args") or {}
     target = (config.get("model") or {}).get("init_args") or Namespace()
+    before = _data_arguments(saved) if saved else {}
+    for name in TEXTS:
+        if name in source and name in before and typed.origin(f"data.init_args.{name}") is None:
+            source[name] = before[name]
     old = saved.hyper_parameters.get("model", {}).get("init_args", {}) if saved else {}
     linked = [(name, place) for name in LINKED if source.get(name) is not None for place in _places(target, name)]
     for name, place in linked:
@@ -54,6 +67,13 @@ def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
             )
         target[place] = source[name]
     return [place for _, place in linked]
+
+
+def _data_arguments(saved: SavedRun) -> dict[str, Any]:
+    """Return the arguments of the checkpoint's data, also those that its class fixes."""
+    data = saved.hyper_parameters.get("data", {})
+    cls = subclasses((LightningDataModule,)).get(data.get("class_path", "").rpartition(".")[2])
+    return {**getattr(cls, "text_options", {}), **data.get("init_args", {})}
 
 
 def _places(arguments: Namespace, name: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -106,6 +106,15 @@ class ReinforcedDataModule(PairDataModule):
         **options: see :class:`PairDataModule`.
     """
 
+    text_options: ClassVar[dict[str, Any]] = {
+        "tokenizer": CLIP,
+        "vocab_size": CLIP_VOCABULARY,
+        "append_sep": True,
+        "clean_captions": False,
+        "max_words": CLIP_TOKENS,
+    }
+    """Arguments of other datamodules that are fixed here; the command line encodes new texts by them."""
+
     def __init__(
         self,
         *,
@@ -123,12 +132,8 @@ class ReinforcedDataModule(PairDataModule):
         **options: Any,
     ) -> None:
         super().__init__(
-            tokenizer=CLIP,
-            vocab_size=CLIP_VOCABULARY,
             max_tokens=max_tokens,
-            append_sep=True,
-            clean_captions=False,
-            max_words=CLIP_TOKENS,
+            **self.text_options,
             train_transform=None,
             eval_transform=None,
             batch_size=batch_size,

@@ -154,8 +154,8 @@ def fit(
         length, own = (len(tensors["text.positional_embedding"]) for tensors in (found, expected))
         if length != own:
             raise UserError(
-                f"Expected positions of {own} tokens, got {length} in {source}: build the model with "
-                f"context_length={length}."
+                f"Expected positions of {own} tokens, got {length} in {source}: set data.max_tokens to {length}; in "
+                "Python, max_tokens of the module or context_length."
             )
     problems = [
         f"{len(names)} {problem} ({names[0]}{', ...' if len(names) > 1 else ''})"

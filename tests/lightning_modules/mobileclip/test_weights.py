@@ -140,7 +140,7 @@ def test_load_pretrained_is_ready_to_use(tmp_path, trained):
         ),
         (
             lambda state: state.update({"text.positional_embedding": torch.zeros(64, 128)}),
-            r"Expected positions of 77 tokens, got 64 in '.*': build the model with context_length=64",
+            r"Expected positions of 77 tokens, got 64 in '.*': set data.max_tokens to 64",
         ),
         (lambda state: [state.pop(name) for name in list(state)[:3]], r"3 missing \(.*, \.\.\.\)"),
     ],
