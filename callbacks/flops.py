@@ -15,6 +15,10 @@ class CountFlops(DispatchMode):
 
     Unlike torch's `FlopCounterMode` it follows no modules, which would add hooks to each, and runs operations without a
     formula, such as a Triton kernel, as they are.
+
+    Attributes:
+        flops: number of operations.
+        failed: error of a formula of torch's, which does not know all shapes; the number is then too small.
     """
 
     supports_higher_order_operators = True
@@ -22,13 +26,17 @@ class CountFlops(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0
+        self.failed: Exception | None = None
 
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if (formula := flop_registry.get(getattr(func, "overloadpacket", func))) is not None:
-            self.flops += formula(*args, **kwargs, out_val=result)
+            try:
+                self.flops += formula(*args, **kwargs, out_val=result)
+            except Exception as error:  # must not end a training
+                self.failed = error
         return result
 
 

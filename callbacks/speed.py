@@ -76,7 +76,8 @@ class SpeedMonitor(Callback):
     Samples are those of all processes. The MFU (model FLOPs utilisation) is the share, from 0 to 1, of the device's
     highest rate: the operations of the run's first batch, forward and backward, counted once from the shapes of matrix
     products, convolutions and attention, frozen networks and recomputation included; times the batches per second. It
-    is logged where the rate of the device is known, unless `torch.compile` compiles networks, which hides operations.
+    is logged where the rate of the device is known, unless `torch.compile` compiles networks, which hides operations,
+    or torch cannot count an operation.
 
     Args:
         peak_flops: Highest rate of the device in operations per second; by default that of the GPU's data sheet in the
@@ -122,7 +123,7 @@ class SpeedMonitor(Callback):
         if counting is None:
             return 0
         counting.__exit__(None, None, None)
-        return counting.flops
+        return 0 if counting.failed else counting.flops
 
     @override
     def on_train_batch_end(

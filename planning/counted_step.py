@@ -231,6 +231,8 @@ def count_step(
         if not named.get("keys_are_gathered"):  # as `QueueCallback` gathers them
             for tensor in (*named.get("keys", {}).values(), *named.get("key_ids", {}).values()):
                 gather(tensor)
+    if counting.failed is not None:
+        raise counting.failed
     return Counted(counting.most["other"], counting.most["logits"], counting.peak, counting.flops, dict(counting.sent))
 
 

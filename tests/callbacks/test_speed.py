@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.flop_counter import flop_registry
 
 from support.command_line import run, tiny_config
 from support.tiny import TinyData, TinyModel
@@ -70,6 +71,16 @@ def test_compiled_networks_are_not_counted(monkeypatch):
     model = TinyModel()
     model.head = torch.compile(model.head, backend="eager")
     fit(model, SpeedMonitor(1e9), limit_train_batches=1)
+
+
+def test_an_operation_that_torch_cannot_count_leaves_the_training_alone(monkeypatch):
+    def fails(*_, **__):
+        raise AssertionError("inner dimensions")
+
+    monkeypatch.setitem(flop_registry, torch.ops.aten.addmm, fails)
+    speeds = SpeedMonitor(1e9)
+    assert fit(TinyModel(dim=5), speeds).global_step == 8
+    assert speeds.mfu(1.0) is None
 
 
 class Fails(TinyModel):
