@@ -132,8 +132,13 @@ class ReinforcedDataModule(PairDataModule):
         **options: Any,
     ) -> None:
         super().__init__(
+            # By name, or the command line would take them for arguments of this class.
+            tokenizer=self.text_options["tokenizer"],
+            vocab_size=self.text_options["vocab_size"],
             max_tokens=max_tokens,
-            **self.text_options,
+            append_sep=self.text_options["append_sep"],
+            clean_captions=self.text_options["clean_captions"],
+            max_words=self.text_options["max_words"],
             train_transform=None,
             eval_transform=None,
             batch_size=batch_size,
