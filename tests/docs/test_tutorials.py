@@ -13,10 +13,12 @@ SIZES = {
     "search_albef": {"IMAGES": 64, "EPOCHS": 1, "FOLDER": 24},
     "own_project": {"IMAGES": 256, "EPOCHS": 1},
     "distil_classifier": {"IMAGES": 80, "EPOCHS": 1},
+    "mobileclip": {"PAIRS": 64, "TEACHER_STEPS": 1, "STEPS": 1, "TESTED": 32},
     "learngene": {"EXTRACTION_STEPS": 2, "STEPS": 1, "DEPTHS": [6]},
     "finetune_clip": {"PUBLISHED_STEPS": 2, "STEPS": 2, "TESTED": 40},
 }
 PRINTED = {
+    "mobileclip": ["image_emb (3, 128), text_emb (2, 128)", "layers of the image tower", "of the features of both"],
     "learngene": ["auxiliary of 12 layers", "337,305 numbers"],
     "search_albef": ["million parameters", "re-ranked", "24 images, 64 numbers each"],
     "distil_classifier": ["CoCoRD: ", "the student resnet8"],
