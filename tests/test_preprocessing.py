@@ -311,6 +311,14 @@ def test_a_checkpoint_is_evaluated_on_other_data_with_its_preprocessing(images, 
     torch.testing.assert_close(shown(again, pairs(images)), features, rtol=0, atol=1e-6)
 
 
+def test_a_module_is_tested_on_other_data_with_the_preprocessing_of_its_training(images, tmp_path):
+    module, trainer = mobileclip(), Trainer(max_steps=1, limit_val_batches=0, enable_checkpointing=False, **QUIET)
+    trained_on = reinforced(images, image_mean=OWN["mean"])
+    trainer.fit(module, trained_on)
+    features = shown(module, trained_on)
+    torch.testing.assert_close(shown(module, pairs(images)), features, rtol=0, atol=1e-6)
+
+
 def test_a_teacher_determines_its_students_preprocessing(images, tmp_path):
     torch.manual_seed(0)
     clip = open_clip.create_model(add_tiny_clip())

@@ -221,6 +221,10 @@ class Method(CheckedLoading, LightningModule):
         """Load initial weights, unless a checkpoint was restored."""
         self._load_initial_weights_once()
 
+    def on_fit_end(self) -> None:
+        """Keep the preprocessing of the training, so that data of another class is prepared in the same way."""
+        self.adopt_preprocessing(self.preprocessing())
+
     def _load_initial_weights_once(self) -> None:
         if not self._initial.loaded:
             self._initial.loaded = True

@@ -163,6 +163,7 @@ class LinearProbeModule(Method):
 
     def on_fit_end(self) -> None:
         """Free the features."""
+        super().on_fit_end()
         self._features = self._rows = None
 
     def _encode_all(self, data: Any) -> None:
