@@ -108,6 +108,7 @@ def draw_map(features: Tensor, labels: Tensor, file: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
     figure.savefig(file, dpi=100)
+    plt.close(figure)
 
 
 @torch.no_grad()

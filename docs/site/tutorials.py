@@ -62,6 +62,7 @@ def run(name: str, **sizes: Any) -> list[Output]:
 
     names: dict[str, Any] = {"__name__": "tutorial"}
     found = []
+    plt.close("all")  # of the caller, or they would count as the first cell's
     for number, cell in enumerate(cell for cell in cells(name) if cell.code):
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
