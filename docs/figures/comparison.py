@@ -1,4 +1,4 @@
-"""Write the tables of `docs/results.md` and draw `docs/images/comparison.png`: `python docs/figures/comparison.py`.
+"""Write the tables of `docs/results.md` and draw its figures: `python docs/figures/comparison.py`.
 
 The results are `docs/figures/comparison.jsonl`, one line a run of `benchmarks/compare.py`.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent.parent
-RESULTS, PAGE, IMAGE = DOCS / "figures/comparison.jsonl", DOCS / "results.md", DOCS / "images/comparison.png"
+RESULTS, PAGE, IMAGES = DOCS / "figures/comparison.jsonl", DOCS / "results.md", DOCS / "images"
 Run = dict[str, Any]
 ROWS = {
     "plain CLIP": ("CLIP", ""),
@@ -130,13 +130,10 @@ def draw(found: list[Run], target: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(
-        1, 3, figsize=(11.5, 3.6), layout="constrained", facecolor="white", width_ratios=[3, 3, 2]
-    )
+    figure, axes = plt.subplots(2, 2, figsize=(8, 6.4), layout="constrained", facecolor="white", height_ratios=[6, 4])
     kinds = {"equal samples": ("#4472a8", -0.19), "equal time": ("#e08a2e", 0.19)}
-    for axis, column, title in zip(
-        axes, ("r1", "zero-shot"), ("R@1, mean of both directions", "zero-shot"), strict=False
-    ):
+    titles = {"r1": "R@1, mean of both directions, %", "zero-shot": "zero-shot, %"}
+    for axis, (column, title) in zip(axes[0], titles.items(), strict=True):
         names = [name for name in ROWS if column == "r1" or "re-ranked" not in name]
         for kind, (color, shift) in kinds.items():
             for place, name in enumerate(names):
@@ -144,35 +141,89 @@ def draw(found: list[Run], target: Path) -> None:
                 values = [retrieval(run, prefix)[column] for run in runs(found, kind, method)]
                 if values:
                     bar(axis, place + shift, values, color, 0.36, kind if place == 0 else None)
-        finish(axis, names, f"{title}, %")
-    axes[0].legend(fontsize=8, loc="lower right")
+        finish(axis, names, title)
     for place, row in enumerate(STUDENTS):
-        bar(axes[2], place, [run["metrics"]["val/top1"] for run in runs(found, "students", row)], "#4472a8", 0.6)
-    finish(axes[2], list(STUDENTS), "resnet8, top-1 of 40 classes, %")
+        bar(axes[1, 0], place, [run["metrics"]["val/top1"] for run in runs(found, "students", row)], "#4472a8", 0.6)
+    finish(axes[1, 0], list(STUDENTS), "resnet8, top-1 of 40 classes, %")
+    axes[1, 1].axis("off")
+    axes[1, 1].legend(*axes[0, 0].get_legend_handles_labels(), loc="center", frameon=False, fontsize=11)
     figure.savefig(target, dpi=110)
+    plt.close(figure)
+
+
+def prices(run: Run, prefix: str) -> dict[str, float]:
+    """Return what a model costs: thousand parameters of its towers, ms an image and a text, seconds of training."""
+    reranking = prefix == "rerank_"
+    parameters = run["parameters"] - run["word_parameters"] + reranking * run["rerank_parameters"]
+    latency = run["latency_ms"]["image"] + run["latency_ms"]["text"] + reranking * run["latency_ms"].get("rerank", 0.0)
+    return {
+        "parameters": parameters / 1e3,
+        "latency": latency,
+        "training": 64 * run["steps"] / run["pairs_per_second"],
+    }
+
+
+def draw_cost(found: list[Run], target: Path) -> None:
+    """Draw mean recall against parameters, latency, and time of training without and with what comes before."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    titles = {
+        "parameters": "thousand parameters, without the words'",
+        "latency": "ms for an image and a text",
+        "training": "s of training (hollow: and what comes before)",
+    }
+    figure, axes = plt.subplots(2, 2, figsize=(8, 6.4), layout="constrained", facecolor="white", sharey=True)
+    sizes = (13, 8, 8, 8, 8, 8)  # plain CLIP's is larger, for MobileCLIP's lies on it
+    looks = zip(plt.get_cmap("tab10").colors, "os^Dvv", sizes, strict=False)
+    for (name, (method, prefix)), (color, marker, size) in zip(ROWS.items(), looks, strict=True):
+        trained = runs(found, "equal samples", method)
+        recalls = [retrieval(run, prefix)["mean"] for run in trained]
+        mean, deviation = statistics.mean(recalls), statistics.stdev(recalls) if len(recalls) > 1 else 0.0
+        before = sum(runs(found, "before", part)[0]["wall"] for part in BEFORE.get(method, ()))
+        look = {"color": color, "marker": marker, "markersize": size}
+        for axis, column in zip(axes.flat, titles, strict=False):
+            price = statistics.median(prices(run, prefix)[column] for run in trained)
+            axis.errorbar(price, mean, yerr=deviation, capsize=2, linestyle="", label=name, **look)
+            if column == "training" and before:
+                axis.plot([price, price + before], [mean, mean], color=color, linewidth=0.8)
+                axis.plot(price + before, mean, fillstyle="none", **look)
+    for axis, title in zip(axes.flat, titles.values(), strict=False):
+        axis.set(xlabel=title, ylim=(0, 100))
+        axis.margins(x=0.12)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("mean recall, %")
+    axes[1, 1].axis("off")
+    axes[1, 1].legend(*axes[0, 0].get_legend_handles_labels(), loc="center", frameon=False, fontsize=11)
+    figure.savefig(target, dpi=110)
+    plt.close(figure)
 
 
 def bar(axis: Any, place: float, values: list[float], color: str, height: float, label: str | None = None) -> None:
     """Draw a mean with its standard deviation and its number."""
     mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
     axis.barh(place, mean, xerr=deviation, color=color, ecolor="#222222", height=height, capsize=2, label=label)
-    axis.text(mean + deviation, place, f" {mean:.1f}", va="center", fontsize=8)
+    axis.text(mean + deviation, place, f" {mean:.1f}", va="center", fontsize=9)
 
 
 def finish(axis: Any, names: list[str], what: str) -> None:
     """Name the rows, from top to bottom, and the axis."""
-    axis.set_yticks(range(len(names)), names, fontsize=9)
+    axis.set_yticks(range(len(names)), names, fontsize=10)
     axis.invert_yaxis()
-    axis.set_xlabel(what, fontsize=9)
-    axis.margins(x=0.12)
+    axis.set_xlabel(what, fontsize=10)
+    axis.margins(x=0.15)
     axis.spines[["top", "right"]].set_visible(False)
 
 
 def main() -> None:
-    """Write the tables and draw the figure."""
+    """Write the tables and draw the figures."""
     found = read()
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    draw(found, IMAGE)
+    draw(found, IMAGES / "comparison.png")
+    draw_cost(found, IMAGES / "comparison_cost.png")
 
 
 if __name__ == "__main__":

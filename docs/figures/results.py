@@ -53,7 +53,7 @@ def rows(page: str, header: str, column: int) -> list[tuple[str, float, float]]:
 
 def draw(target: Path) -> None:
     """Draw all panels on white, which is readable on light and dark pages."""
-    figure, axes = plt.subplots(2, 2, figsize=(10.5, 5.4), layout="constrained", facecolor="white")
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6.0), layout="constrained", facecolor="white")
     figure.get_layout_engine().set(wspace=0.06, hspace=0.06)  # type: ignore[union-attr]
     for axis, (page, header, column, title, what) in zip(axes.flat, PANELS, strict=True):
         found = rows(page, header, column)
@@ -61,12 +61,12 @@ def draw(target: Path) -> None:
         means, deviations = [row[1] for row in found], [row[2] for row in found]
         axis.barh(names, means, xerr=deviations, color="#4472a8", ecolor="#222222", height=0.62, capsize=3)
         for place, (mean, deviation) in enumerate(zip(means, deviations, strict=True)):
-            axis.text(mean + deviation + 0.015 * max(means), place, f"{mean:.1f}", va="center", fontsize=9)
+            axis.text(mean + deviation + 0.03 * max(means), place, f"{mean:.1f}", va="center", fontsize=10)
         axis.invert_yaxis()
-        axis.set_title(title, fontsize=11, loc="left")
-        axis.set_xlabel(what, fontsize=9)
-        axis.set_xlim(0, 1.16 * max(mean + deviation for mean, deviation in zip(means, deviations, strict=True)))
-        axis.tick_params(labelsize=9)
+        axis.set_title(title, fontsize=11, loc="right")
+        axis.set_xlabel(what, fontsize=10, loc="right")
+        axis.set_xlim(0, 1.22 * max(mean + deviation for mean, deviation in zip(means, deviations, strict=True)))
+        axis.tick_params(labelsize=10)
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(target, dpi=110)
 

@@ -95,13 +95,13 @@ for depth in DEPTHS:
 import matplotlib.pyplot as plt
 import numpy as np
 
-figure, axis = plt.subplots(figsize=(5, 2.2))
+figure, axis = plt.subplots(figsize=(5, 2.6), layout="constrained")
 places = np.arange(len(DEPTHS))
 for shift, column, name in ((-0.2, 0, "random weights"), (0.2, 1, "learngene")):
     axis.bar(places + shift, [results[depth][column] for depth in DEPTHS], 0.4, label=name)
 axis.set_xticks(places, [f"{depth} layers" for depth in DEPTHS])
 axis.set_ylabel("mean recall, %")
-axis.legend(fontsize=8)
+figure.legend(loc="outside upper center", ncols=2, fontsize=8)
 
 # %% [markdown]
 # The models are ordinary CLIPs: they can be exported for open_clip and transformers, and need the learngene no more.
