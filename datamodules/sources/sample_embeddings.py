@@ -65,19 +65,28 @@ class SampleEmbeddings:
 
 
 class _NpyRows:
-    """Array in an ``npz`` file; a row is read without the rows after it."""
+    """Array in an ``npz`` file; a row is read without the rows after it.
+
+    The rows before it are read and dropped instead of skipped by a seek: Python 3.12.0 to 3.12.8, 3.13.0 and 3.13.1
+    read from a wrong position after a seek while another member is open (python/cpython#127847), and every Python from
+    3.12 on leaves out the checksum of a member after a seek.
+    """
 
     def __init__(self, archive: zipfile.ZipFile, member: str) -> None:
-        self.file = archive.open(member)
-        start = self.file.read(10)
-        length = int.from_bytes(start[8:], "little")
-        self.shape, self.dtype = _npy_header(start + self.file.read(length))
+        self.archive = archive
+        self.member = member
+        with archive.open(member) as file:
+            start = file.read(10)
+            length = int.from_bytes(start[8:], "little")
+            self.shape, self.dtype = _npy_header(start + file.read(length))
         self.offset = 10 + length
 
     def __getitem__(self, number: int) -> torch.Tensor:
         bytes_in_row = self.shape[1] * self.dtype.itemsize
-        self.file.seek(self.offset + range(self.shape[0])[number] * bytes_in_row)
-        row = np.frombuffer(self.file.read(bytes_in_row), self.dtype, count=self.shape[1])
+        with self.archive.open(self.member) as file:
+            file.read(self.offset + range(self.shape[0])[number] * bytes_in_row)
+            content = file.read(bytes_in_row)
+        row = np.frombuffer(content, self.dtype, count=self.shape[1])
         return torch.from_numpy(row.astype(self.dtype.newbyteorder("=")))
 
 

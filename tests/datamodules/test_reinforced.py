@@ -196,6 +196,16 @@ def test_only_three_rows_are_read(tmp_path, monkeypatch):
     assert len(reads) == 3 * COUNT
 
 
+def test_rows_of_several_arrays_are_read_in_turn():
+    draws = torch.Generator().manual_seed(0)
+    stored = {name: torch.rand(64, 64, generator=draws) for name in ("image_emb", "text_emb")}  # more than a buffer
+    for compressed in (False, True):
+        arrays = SampleEmbeddings({"npz": made.npz(stored, compressed=compressed)}, "a sample")
+        for number in (40, 0, 63):
+            for name, rows in stored.items():
+                assert torch.equal(arrays.row(name, number), rows[number]), (name, number)
+
+
 def test_a_row_of_an_array_is_not_read_with_the_others():
     rows = torch.rand(36, 1536, generator=torch.Generator().manual_seed(0))
     content = made.npz({"image_emb": rows, "text_emb": rows[:6]}, compressed=False)
