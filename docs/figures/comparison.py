@@ -124,16 +124,16 @@ def page(text: str, found: list[Run]) -> str:
 
 
 def draw(found: list[Run], target: Path) -> None:
-    """Draw recall at 1, zero-shot accuracy and CoCoRD's task on white, readable on light and dark pages."""
+    """Draw recall at 1 and zero-shot accuracy on white, readable on light and dark pages."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 2, figsize=(8, 6.4), layout="constrained", facecolor="white", height_ratios=[6, 4])
+    figure, axes = plt.subplots(1, 2, figsize=(8, 4.0), layout="constrained", facecolor="white")
     kinds = {"equal samples": ("#4472a8", -0.19), "equal time": ("#e08a2e", 0.19)}
     titles = {"r1": "R@1, mean of both directions, %", "zero-shot": "zero-shot, %"}
-    for axis, (column, title) in zip(axes[0], titles.items(), strict=True):
+    for axis, (column, title) in zip(axes, titles.items(), strict=True):
         names = [name for name in ROWS if column == "r1" or "re-ranked" not in name]
         for kind, (color, shift) in kinds.items():
             for place, name in enumerate(names):
@@ -142,11 +142,7 @@ def draw(found: list[Run], target: Path) -> None:
                 if values:
                     bar(axis, place + shift, values, color, 0.36, kind if place == 0 else None)
         finish(axis, names, title)
-    for place, row in enumerate(STUDENTS):
-        bar(axes[1, 0], place, [run["metrics"]["val/top1"] for run in runs(found, "students", row)], "#4472a8", 0.6)
-    finish(axes[1, 0], list(STUDENTS), "resnet8, top-1 of 40 classes, %")
-    axes[1, 1].axis("off")
-    axes[1, 1].legend(*axes[0, 0].get_legend_handles_labels(), loc="center", frameon=False, fontsize=11)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=11)
     figure.savefig(target, dpi=110)
     plt.close(figure)
 

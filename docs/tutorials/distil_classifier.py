@@ -93,8 +93,10 @@ axis.set_xlabel("right of the validation images, %")
 axis.invert_yaxis()
 
 # %% [markdown]
-# One training of each says little: repeat it with other seeds before you believe a difference of some points. With three
-# seeds on CIFAR-10 the order is labels, KD, CoCoRD ([the table](../methods/cocord.md#training)).
+# One training of each says little: repeat it with other seeds before you believe a difference of some points. And all
+# three have seen equally many images, while an epoch of CoCoRD takes several times as long as one of labels alone. In a
+# later check at equal compute labels alone were better, on these images and on CIFAR-10 ([the
+# numbers](../methods/cocord.md#equal-compute)): before you distil, train the student on labels alone for as long.
 #
 # ## Use the student
 #

@@ -185,8 +185,9 @@ axes[0].invert_yaxis()
 
 # %% [markdown]
 # One training of each, stopped early, on drawn images: repeat it with other seeds before you believe a difference of some
-# points. With three seeds on photographs, synthetic captions and one teacher each help ([the
-# table](../methods/mobileclip.md#reinforcing-your-own-data)). The paper's teachers have learned from far more pairs,
+# points. It does not show that reinforcement pays; [a table of three seeds on
+# photographs](../methods/mobileclip.md#reinforcing-your-own-data) does not either, since its synthetic captions hold the
+# labels that are measured. The paper's teachers have learned from far more pairs,
 # and other ones, than the small model reads; a teacher that knows no more than the pairs has little to give.
 #
 # ## Reparameterise
