@@ -42,6 +42,19 @@ _HEADERS = 6 * (512 + 256)
 _AUGMENTATION_BYTES, _TEXT_BYTES = 60, 60
 
 
+def stored_bytes(augmentations: int, texts: float, width: int, embeddings: EmbeddingFormat) -> float:
+    """Return the mean size of a sample in a shard without the file of its image, in bytes.
+
+    Args:
+        augmentations: number of augmentations of an image.
+        texts: number of captions of an image, real and synthetic.
+        width: sum of the embedding dimensions of all teachers.
+        embeddings: form of the embeddings.
+    """
+    vectors = (augmentations + texts) * width * (4 if embeddings == "npz" else 2)
+    return vectors + augmentations * _AUGMENTATION_BYTES + texts * _TEXT_BYTES + _HEADERS
+
+
 class ReinforcementDataModule(SampledDataModule):
     """Image-caption pairs that teachers embed once, into shards in the layout of DataCompDR.
 
@@ -220,9 +233,8 @@ class ReinforcementDataModule(SampledDataModule):
             made = len(self._synthetic_rows.captions(row)) if self._synthetic_rows is not None else captions
             texts.append(1 + (made or 0))
         usable = max(len(texts), 1)
-        vectors = self.augmentations + sum(texts) / usable
-        plain = self.augmentations * _AUGMENTATION_BYTES + sum(texts) / usable * _TEXT_BYTES
-        return sum(sizes) / usable + vectors * width * (4 if self.embeddings == "npz" else 2) + plain + _HEADERS
+        beside = stored_bytes(self.augmentations, sum(texts) / usable, width, self.embeddings)
+        return sum(sizes) / usable + beside
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine the content of the shards, as plain data for the manifest."""

@@ -10,7 +10,10 @@ from ..common.names import did_you_mean
 from .configuration import Planned, read, steps_of
 from .counted_step import PRECISIONS
 from .estimate import USABLE, Estimate, estimate
-from .module import start
+from .layout import Layout, line
+from .module import METHODS, method_of, start
+from .reinforcement import is_reinforcement, plan_reinforcement
+from .remedies import fits, remedies
 
 GIB, MIB = 2**30, 2**20
 
@@ -31,34 +34,28 @@ def run_plan(words: list[str]) -> str:
     gpu = _gpu_of(typed.gpu)
     if not 0 < typed.mfu <= 1:
         raise UserError(f"Expected a share of the GPU's rate after --mfu, from 0 to 1, got {typed.mfu}: correct it.")
-    planned = read([*(f"--config={config}" for config in typed.config), *others])
-    trainer = planned.trainer
-    processes = typed.devices or _devices(trainer) * int(trainer.get("num_nodes") or 1)
-    precision = str(typed.precision or trainer.get("precision") or "32-true")
-    if precision not in PRECISIONS:
-        raise UserError(f"Expected a precision to plan for, got {precision!r}: {did_you_mean(precision, PRECISIONS)}")
-    batch = typed.batch or planned.data.get("global_batch_size") or (planned.data.get("batch_size") or 32) * processes
-    if processes < 1 or batch < 1 or batch % processes:
-        raise UserError(
-            f"Expected a batch that the processes divide, got {batch} rows and {processes} processes: change --batch "
-            "or --devices."
-        )
+    options = [*(f"--config={config}" for config in typed.config), *others]
+    planned = read(options)
+    layout = _layout(typed, planned, gpu)
     logging.disable(logging.WARNING)  # about values, which there are none of
     try:
+        if is_reinforcement(planned.module):
+            return plan_reinforcement(planned, layout, typed.steps)
         start(planned.module)
-        found = estimate(planned.module, planned.data, processes, precision)
+        counted = estimate(planned.module, planned.data, layout.processes, layout.precision)
+        steps = typed.steps or steps_of(planned, layout.batch * layout.accumulated)
+        parts = [
+            "Computed from the shapes of training steps, not measured on a GPU.",
+            layout.sentence(type(planned.module).__name__),
+            "",
+            _memory(counted, layout),
+            _traffic(counted, layout.rows),
+            _time(counted, layout, steps),
+        ]
+        if not fits(counted, layout, layout.sharded):
+            parts += ["", remedies(options, planned, counted, layout, steps)]
     finally:
         logging.disable(logging.NOTSET)
-    name = type(planned.module).__name__
-    parts = [
-        "Computed from the shapes of training steps, not measured on a GPU.",
-        f"{name}: {batch:,} rows a step on {processes} x {typed.gpu.lower()}, {batch // processes:,} each, "
-        f"{precision}.",
-        "",
-        _memory(found, gpu, batch // processes),
-        _traffic(found, batch // processes),
-        _time(found, planned, gpu, batch, typed.mfu, typed.steps, precision),
-    ]
     return "\n".join(parts)
 
 
@@ -66,8 +63,9 @@ def parser_of_plan() -> argparse.ArgumentParser:
     """Return the parser of the arguments after `plan`."""
     parser = argparse.ArgumentParser(
         "vlightning plan",
-        description="Compute memory, traffic and time of a `vlightning fit` with the same configs, without data, "
-        "weights or a GPU. Other options of `vlightning fit`, such as --model.memory.micro_batch_size 64, work too.",
+        description="Compute memory, traffic and time of a `vlightning fit` with the same configs, or of the "
+        "`vlightning predict` of a reinforcement, without data, weights or a GPU. Other options of `vlightning fit`, "
+        "such as --model.memory.micro_batch_size 64, work too.",
         allow_abbrev=False,
     )
     parser.add_argument("--config", action="append", default=[], help="a config; may be repeated")
@@ -81,10 +79,55 @@ def parser_of_plan() -> argparse.ArgumentParser:
 
 
 def _gpu_of(name: str) -> GPU:
-    found = GPUS.get(name.lower())
-    if found is None:
+    gpu = GPUS.get(name.lower())
+    if gpu is None:
         raise UserError(f"Expected the name of a GPU after --gpu, got {name!r}: {did_you_mean(name, GPUS)}")
-    return found
+    return gpu
+
+
+def _layout(typed: argparse.Namespace, planned: Planned, gpu: GPU) -> Layout:
+    """Return where and how the run is planned.
+
+    Raises:
+        UserError: If there is no plan for the module, the precision is none of a plan or of the GPU, or the
+            processes do not divide the batch.
+    """
+    trainer = planned.trainer
+    trains = not is_reinforcement(planned.module)
+    if trains and method_of(planned.module) is None:
+        names = ", ".join((*METHODS, "ReinforcementModule"))
+        raise UserError(
+            f"Expected one of {names} to plan for, got {type(planned.module).__name__}: choose one of them."
+        )
+    precision = str(typed.precision or trainer.get("precision") or "32-true")
+    precisions = [name for name in PRECISIONS if not (trains and name in ("bf16-true", "16-true"))]
+    if precision not in precisions:
+        raise UserError(
+            f"Expected one of {', '.join(precisions)} as the precision of {type(planned.module).__name__} in a plan, "
+            f"got {precision!r}: give one as --precision."
+        )
+    if gpu.rate(precision) is None:
+        raise UserError(
+            f"Expected a precision that {typed.gpu.lower()} has a rate for, got {precision!r}: give --precision "
+            f"{precision.replace('bf16', '16')}."
+        )
+    processes = typed.devices or _devices(trainer) * int(trainer.get("num_nodes") or 1)
+    batch = typed.batch or planned.data.get("global_batch_size") or (planned.data.get("batch_size") or 32) * processes
+    if processes < 1 or batch < 1 or batch % processes:
+        raise UserError(
+            f"Expected a batch that the processes divide, got {batch} rows and {processes} processes: change --batch "
+            "or --devices."
+        )
+    return Layout(
+        gpu=gpu,
+        gpu_name=typed.gpu.lower(),
+        processes=processes,
+        batch=batch,
+        accumulated=int(trainer.get("accumulate_grad_batches") or 1),
+        precision=precision,
+        mfu=typed.mfu,
+        sharded=_is_sharded(trainer.get("strategy")),
+    )
 
 
 def _devices(trainer: dict[str, Any]) -> int:
@@ -94,53 +137,49 @@ def _devices(trainer: dict[str, Any]) -> int:
     return int(given) if str(given).isdigit() else 1
 
 
-def _memory(found: Estimate, gpu: GPU, rows: int) -> str:
-    columns = [found.memory(rows, sharded) for sharded in (False, True)]
-    lines = [_line("GiB of a process", "DDP", "FSDP2")]
-    lines += [_line(kind, *(f"{column[kind] / GIB:.3f}" for column in columns)) for kind in columns[0]]
+def _is_sharded(strategy: Any) -> bool:
+    """Return whether the Trainer's strategy, a name or a class with arguments, shards parameters."""
+    name = strategy if isinstance(strategy, str) else getattr(strategy, "class_path", "")
+    return name.rpartition(".")[2] in ("ShardedStrategy", "ModelParallelStrategy")
+
+
+def _memory(counted: Estimate, layout: Layout) -> str:
+    columns = [counted.memory(layout.rows, sharded) for sharded in (False, True)]
+    memory = layout.gpu.memory
+    lines = [line("GiB of a process", "DDP", "FSDP2")]
+    lines += [line(kind, *(f"{column[kind] / GIB:.3f}" for column in columns)) for kind in columns[0]]
     sums = [sum(column.values()) for column in columns]
-    lines.append(_line("sum of the peaks", *(f"{size / GIB:.3f}" for size in sums)))
-    lines.append(_line("of the GPU's memory", *(f"{size / gpu.memory:.0%}" for size in sums)))
-    largest = [found.largest_rows(gpu.memory, sharded) * found.processes for sharded in (False, True)]
-    lines.append(_line(f"largest batch in {USABLE:.0%}", *(f"{rows:,}" for rows in largest)))
-    if found.most_rows is not None and found.most_rows * found.processes in largest:
+    lines.append(line("sum of the peaks", *(f"{size / GIB:.3f}" for size in sums)))
+    lines.append(line("of the GPU's memory", *(f"{size / memory:.0%}" for size in sums)))
+    largest = [counted.largest_rows(memory, sharded) * counted.processes for sharded in (False, True)]
+    lines.append(line(f"largest batch in {USABLE:.0%}", *(f"{rows:,}" for rows in largest)))
+    if counted.most_rows is not None and counted.most_rows * counted.processes in largest:
         lines.append("A batch is at most as large as the queue.")
     return "\n".join(lines) + "\n"
 
 
-def _traffic(found: Estimate, rows: int) -> str:
-    if found.processes == 1:
+def _traffic(counted: Estimate, rows: int) -> str:
+    if counted.processes == 1:
         return "A single process sends nothing.\n"
-    columns = [found.traffic(rows, sharded) for sharded in (False, True)]
-    lines = [_line("MiB that a process sends", "DDP", "FSDP2")]
+    columns = [counted.traffic(rows, sharded) for sharded in (False, True)]
+    lines = [line("MiB that a process sends", "DDP", "FSDP2")]
     for kind in dict.fromkeys([*columns[0], *columns[1]]):
         cells = [f"{column[kind] / MIB:,.2f}" if kind in column else "" for column in columns]
-        lines.append(_line(kind, *cells))
+        lines.append(line(kind, *cells))
     return "\n".join(lines) + "\n"
 
 
-def _line(name: str, *cells: str) -> str:
-    return f"{name:<32}" + "".join(f"{cell:>12}" for cell in cells)
-
-
-def _time(
-    found: Estimate, planned: Planned, gpu: GPU, batch: int, mfu: float, steps: int | None, precision: str
-) -> str:
-    batches = int(planned.trainer.get("accumulate_grad_batches") or 1)
-    rate = gpu.rate(precision)
-    assert rate is not None  # for each of PRECISIONS
-    operations = found.step["flops"](batch // found.processes) * batches
-    seconds = operations / (rate * mfu)
-    lines = [
+def _time(counted: Estimate, layout: Layout, steps: int | None) -> str:
+    operations = layout.operations(counted)
+    seconds = operations / layout.speed
+    sentence = (
         f"{operations / 1e12:,.3f} TFLOP of a process in a step, teachers and recomputation included: {seconds:.4g} s "
-        f"at {mfu:.0%} of {rate / 1e12:g} TFLOP/s."
-    ]
-    steps = steps or steps_of(planned, batch * batches)
-    if steps is None:
-        return lines[0] + "\nThe number of steps depends on the data: give --steps for hours."
-    hours = steps * seconds / 3600
-    lines.append(
-        f"{steps:,} steps: {hours:,.2f} hours, {hours * found.processes:,.2f} GPU hours, without waiting for data, "
-        "communication, validation and checkpoints."
+        f"at {layout.rate_sentence()}."
     )
-    return "\n".join(lines)
+    if steps is None:
+        return f"{sentence}\nThe number of steps depends on the data: give --steps for hours."
+    hours = steps * seconds / 3600
+    return (
+        f"{sentence}\n{steps:,} steps: {hours:,.2f} hours, {hours * counted.processes:,.2f} GPU hours, without waiting "
+        "for data, communication, validation and checkpoints."
+    )

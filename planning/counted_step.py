@@ -26,8 +26,14 @@ from ..callbacks.flops import CountFlops
 from ..callbacks.private_api import DispatchMode
 from ..lightning_modules.networks import attention
 
-PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-"""Type of matrix products, by Lightning's name of the precision."""
+PRECISIONS = {
+    "32-true": None,
+    "bf16-mixed": torch.bfloat16,
+    "16-mixed": torch.float16,
+    "bf16-true": torch.bfloat16,
+    "16-true": torch.float16,
+}
+"""Type of matrix products, by Lightning's name of the precision. Trainings are counted in the first three."""
 OPERATIONS = {"_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter", "allreduce_": "all-reduce"}
 
 
@@ -98,8 +104,8 @@ class CountStep(CountFlops):
         self.sent[OPERATIONS.get(name, name)] += sum(tensor.nbytes for tensor in given)
 
 
-class _Answers(DispatchMode):
-    """Answer questions for values, which fake tensors do not have."""
+class Answers(DispatchMode):
+    """Answer questions for values, which fake tensors and those on the meta device do not have."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -162,17 +168,23 @@ def fake_tensors(processes: int = 1) -> Iterator[None]:
             dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
             stack.callback(dist.destroy_process_group)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(_Answers())
+        stack.enter_context(Answers())
         yield
 
 
-def make_fake(module: nn.Module) -> None:
-    """Replace parameters and buffers of a module by tensors of the same shape; for a context of `fake_tensors`."""
+def make_fake(module: nn.Module, kind: torch.dtype | None = None) -> None:
+    """Replace parameters and buffers of a module by tensors of the same shape; for a context of `fake_tensors`.
+
+    Args:
+        module: the module.
+        kind: type of those in floating point; None means their own.
+    """
     made: dict[int, Tensor | None] = {id(None): None}
 
     def replaced(tensor: Tensor | None) -> Any:
         if tensor is not None and id(tensor) not in made:
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            dtype = kind if kind is not None and tensor.is_floating_point() else tensor.dtype
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu")
             trained = isinstance(tensor, nn.Parameter)
             made[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if trained else fake
         return made[id(tensor)]
@@ -182,6 +194,16 @@ def make_fake(module: nn.Module) -> None:
         for tensors in (part._parameters, part._buffers):
             tensors.update({name: replaced(tensor) for name, tensor in tensors.items()})
     del before
+
+
+@contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """Let attention and autocast be those of a GPU, not of a CPU."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(attention, "_fused", lambda *_: True))
+        stack.enter_context(patch.object(F, "scaled_dot_product_attention", _attention))  # of nn.MultiheadAttention
+        stack.enter_context(_AsOnGPU())
+        yield
 
 
 def count_step(
@@ -218,9 +240,7 @@ def count_step(
     with ExitStack() as stack:
         stack.enter_context(patch.object(mlm, "_row_capacity", mlm.row_bound))
         if cuda:
-            stack.enter_context(patch.object(attention, "_fused", lambda *_: True))
-            stack.enter_context(patch.object(F, "scaled_dot_product_attention", _attention))  # of nn.MultiheadAttention
-            stack.enter_context(_AsOnGPU())
+            stack.enter_context(as_on_gpu())
         stack.enter_context(counting)
         with nullcontext() if half is None else torch.autocast("cpu", half):
             result: Any = module.training_step(batch, 0)

@@ -7,6 +7,7 @@ from textwrap import shorten
 from typing import Any
 
 import open_clip
+import torch
 from open_clip.pretrained import get_pretrained_cfg
 from torch import nn
 
@@ -61,7 +62,7 @@ def _without_weights(model: str | None, path: Path) -> Loaded:
     for read in FILE_READERS:
         if (loaded := read(model, path)) is not None:
             return loaded
-    network = open_clip.create_model(model)
+    network = open_clip.create_model(model, device=torch.get_default_device())
     return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(model))
 
 

@@ -110,7 +110,16 @@ def test_counting_ends_with_a_step_that_fails_or_is_skipped():
         ("NVIDIA A100 80GB PCIe", (312e12, 19.5e12, 156e12)),
         ("NVIDIA A100-PCIE-40GB", (312e12, 19.5e12, 156e12)),
         ("NVIDIA L40S", (362e12, 91.6e12, 183e12)),
-        ("Tesla V100-SXM2-16GB", (125e12, 15.7e12, 15.7e12)),
+        ("Tesla V100-SXM2-16GB", (None, 15.7e12, 15.7e12)),  # bfloat16 is not computed by its tensor cores
+        ("Tesla T4", (None, 8.1e12, 8.1e12)),
+        ("NVIDIA L4", (121e12, 30.3e12, 60e12)),
+        ("NVIDIA A10", (125e12, 31.2e12, 62.5e12)),
+        ("NVIDIA RTX A6000", (154.8e12, 38.7e12, 77.4e12)),
+        ("NVIDIA GeForce RTX 3090", (71e12, 35.6e12, 35.6e12)),
+        ("NVIDIA GeForce RTX 4090", (165.2e12, 82.6e12, 82.6e12)),
+        ("NVIDIA GeForce RTX 5090", (209.5e12, 104.8e12, 104.8e12)),
+        ("NVIDIA B200", (2250e12, 75e12, 1125e12)),
+        ("NVIDIA A10G", (None, None, None)),
         ("NVIDIA H100 PCIe", (None, None, None)),  # others than those of the SXM
         ("NVIDIA H200 NVL", (None, None, None)),
         ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", (None, None, None)),

@@ -4,9 +4,18 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from open_clip import create_model
 
 from support.command_line import run
-from vlightning.planning.estimate import USABLE, Estimate, Sizes, quadratic
+from vlightning.common.gpus import GPUS
+from vlightning.datamodules.reinforcement import stored_bytes
+from vlightning.planning.configuration import Planned, read
+from vlightning.planning.counted_step import count_step, fake_tensors, make_fake
+from vlightning.planning.estimate import USABLE, Estimate, Sizes, quadratic, sizes_of
+from vlightning.planning.layout import Layout
+from vlightning.planning.module import METHODS, batch_of, start
+from vlightning.planning.remedies import remedies
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,3 +107,133 @@ def test_the_largest_batch_fits_and_one_row_more_does_not(sharded):
     assert first <= USABLE * memory < more
     fixed = 5500 / (4 if sharded else 1) + 100
     assert first == fixed + 20 * rows + 0.5 * rows**2
+
+
+def shipped_recipes():
+    """The commands of shipped configs that train on GPUs and have a plan: the config to its files."""
+    commands = {}
+    for path in sorted((ROOT / "configs").rglob("*.yaml")):
+        command = re.search(r"^#   vlightning fit (--config .*)", path.read_text(), re.M)
+        files = re.findall(r"--config (\S+)", command[1]) if command else []
+        if not files or not all((ROOT / file).is_file() for file in files):  # one's own data
+            continue
+        texts = "".join((ROOT / file).read_text() for file in files)
+        planned = any(f"class_path: {name}\n" in texts for name in METHODS)
+        if planned and re.search(r"^  accelerator: gpu", texts, re.M) and path == ROOT / files[-1]:
+            commands[str(path.relative_to(ROOT / "configs"))] = files
+    return commands
+
+
+RECIPES = shipped_recipes()
+
+
+def test_recipes_of_every_method_that_trains_on_gpus_are_planned():
+    assert len(RECIPES) >= 20
+    assert {name.partition("/")[0] for name in RECIPES} == {"albef", "mmlg", "mobileclip", "shre"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_shipped_recipe_fits_on_the_gpus_that_it_names(name):
+    """As `vlightning plan` for an H100, by one step of the whole batch in place of three small ones."""
+    planned = read([f"--config={ROOT / file}" for file in RECIPES[name]])
+    trainer = planned.trainer
+    devices = 1 if trainer["devices"] == "auto" else int(trainer["devices"])
+    processes = devices * int(trainer["num_nodes"] or 1)
+    rows = (planned.data.get("global_batch_size") or planned.data["batch_size"] * processes) // processes
+    start(planned.module)
+    with fake_tensors(processes):
+        make_fake(planned.module)
+        batch = batch_of(planned.module, planned.data, rows)
+        counted = count_step(planned.module, batch, processes, str(trainer["precision"]))
+        sizes = sizes_of(planned.module)
+    total = sum(vars(sizes).values()) + sizes.parameters  # gradients
+    total += sum(tensor.nbytes for tensor in batch.values()) + counted.activations + counted.logits
+    assert total <= USABLE * GPUS["h100"].memory, f"{total / GPUS['h100'].memory:.0%}"
+    assert total > 0.005 * GPUS["h100"].memory
+
+
+def test_a_plan_of_what_does_not_fit_ends_with_the_setting_with_which_it_fits():
+    words = [f"--config={ROOT}/configs/mmlg/quickstart.yaml", "--devices=2", "--gpu=t4", "--batch=10240", "--steps=1000"]
+    ran = run("plan", *words)
+    assert ran.status == 0, ran.err
+    assert printed(ran.out)["of the GPU's memory"][0] > 90
+    said = ran.out.partition("It does not fit in 90% of t4. It does with one of:\n")[2].splitlines()
+    (setting,) = (line for line in said if "micro_batch_size" in line)
+    option, size, share, hours = re.fullmatch(
+        r"  (--\S+ \d+): ([\d.]+) GiB \((\d+)%\), ([\d.]+) hours", setting
+    ).groups()
+    again = run("plan", *words, *option.split())
+    assert "does not fit" not in again.out
+    assert float(size) == pytest.approx(printed(again.out)["sum of the peaks"][0], abs=0.06)
+    assert float(share) == printed(again.out)["of the GPU's memory"][0] <= 90
+    assert f"1,000 steps: {hours} hours" in again.out
+
+
+def test_sharding_is_named_where_it_makes_a_run_fit():
+    step = {"activations": lambda rows: 2e9, "batch": lambda rows: 0.0, "logits": lambda rows: 0.0, "flops": float}
+    counted = Estimate(4, Sizes(6_000_000_000, 12_000_000_000, 0, 0, 0), step, {}, None)
+    layout = Layout(GPUS["4090"], "4090", 4, 32, 1, "bf16-mixed", 0.4, sharded=False)
+    said = remedies([], Planned(torch.nn.Module(), {}, {}, []), counted, layout, 1000).splitlines()
+    assert said[0] == "It does not fit in 90% of 4090. It does with one of:"
+    assert said[1].startswith("  --config configs/strategy/fsdp.yaml: 7.5 GiB (33%), ")
+    smaller = Layout(GPUS["t4"], "t4", 1, 8, 1, "16-mixed", 0.4, sharded=False)
+    assert "no setting was found with which it does" in remedies(
+        [], Planned(torch.nn.Module(), {}, {}, []), counted, smaller, None
+    )
+
+
+REINFORCE = (
+    f"--config={ROOT}/configs/mobileclip/reinforce.yaml",
+    '--model.teachers=[{"model": "ViT-B-32", "weights": "openai"}, {"model": "RN50", "weights": "openai"}]',
+    *("--model.captioner.model=coca_ViT-B-32", "--model.captioner.captions=2", "--data.augmentations=4"),
+    *("--data.batch_size=2", "--model.forward_batch=4"),
+)
+
+
+def test_the_plan_of_a_reinforcement_has_memory_speed_hours_and_disk():
+    ran = run("plan", *REINFORCE, "--gpu=a10", "--devices=3")
+    assert ran.status == 0, ran.err
+    assert "6 rows a step on 3 x a10, 2 each, bf16-true." in ran.out
+    found = printed(ran.out)
+    with torch.device("meta"):
+        networks = [create_model(name, device="meta") for name in ("ViT-B-32", "RN50", "coca_ViT-B-32")]
+    sizes = [sum(each.numel() for each in (*network.parameters(), *network.buffers())) for network in networks]
+    assert found["teachers"][0] == pytest.approx(2 * sum(sizes[:2]) / 2**30, abs=6e-4)
+    assert found["captioners"][0] == pytest.approx(2 * sizes[2] / 2**30, abs=6e-4)
+    # open_clip's profile: 4.41 and 6.12 billion multiplications of an image, 2.98 each of a text.
+    assert found["augmentations"][0] == pytest.approx(4 * 2 * (4.41 + 6.12) / 1e3, rel=0.05)
+    assert found["texts"][0] == pytest.approx(3 * 2 * (2.98 + 2.98) / 1e3, rel=0.05)
+    tera = sum(found[kind][0] for kind in ("augmentations", "texts", "images to caption", "tokens of captions"))
+    speed, hours, disk = (
+        float(re.search(pattern, ran.out)[1].replace(",", ""))
+        for pattern in (
+            r"([\d.,]+) images/s at 40% of 125",
+            r"1,000,000 pairs: ([\d.]+) hours",
+            r"; ([\d.]+) GB of shards",
+        )
+    )
+    assert 0.2 * 3 * 0.4 * 125 / tera < speed < 3 * 0.4 * 125 / tera  # the decoder's weights are read for each token
+    assert hours == pytest.approx(1e6 / speed / 3600, rel=0.01)
+    assert disk == pytest.approx(1e6 * stored_bytes(4, 3, 512 + 1024, "pth.gz") / 1e9, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["--config=configs/cocord/probe_stl10.yaml", "--precision=bf16-true"],
+            "Expected one of ALBEFModule, CLIPModule",
+        ),
+        (
+            ["--config=configs/shre/distill.yaml", "--precision=bf16-true"],
+            "Expected one of 32-true, bf16-mixed, 16-mixed as",
+        ),
+        (["--config=configs/shre/distill.yaml", "--precision=bf16-mixed", "--gpu=t4"], "give --precision 16-mixed."),
+        ([*REINFORCE, "--precision=64-true"], "Expected one of 32-true, bf16-mixed, 16-mixed, bf16-true, 16-true as"),
+        ([*REINFORCE[:1], "--model.captioner=TransformersCaptioner"], "plan without it by --model.captioner null."),
+    ],
+)
+def test_what_has_no_plan_is_refused_for_its_reason(words, sentence, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert sentence in run("plan", *words).sentence
