@@ -97,5 +97,5 @@ def _price(counted: Estimate, layout: Layout, sharded: bool, steps: int | None) 
 
 def _has_batch_norm(module: nn.Module) -> bool:
     """Return whether a trained network of a module has BatchNorm."""
-    norms = (part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
+    norms = (part for part in module.modules() if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm))
     return any(parameter.requires_grad for norm in norms for parameter in norm.parameters())

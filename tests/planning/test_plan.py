@@ -154,7 +154,13 @@ def test_a_shipped_recipe_fits_on_the_gpus_that_it_names(name):
 
 
 def test_a_plan_of_what_does_not_fit_ends_with_the_setting_with_which_it_fits():
-    words = [f"--config={ROOT}/configs/mmlg/quickstart.yaml", "--devices=2", "--gpu=t4", "--batch=10240", "--steps=1000"]
+    words = [
+        f"--config={ROOT}/configs/mmlg/quickstart.yaml",
+        "--devices=2",
+        "--gpu=t4",
+        "--batch=10240",
+        "--steps=1000",
+    ]
     ran = run("plan", *words)
     assert ran.status == 0, ran.err
     assert printed(ran.out)["of the GPU's memory"][0] > 90
