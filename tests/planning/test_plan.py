@@ -8,6 +8,7 @@ import torch
 from open_clip import create_model
 
 from support.command_line import run
+from vlightning import callbacks, lightning_modules
 from vlightning.common.gpus import GPUS
 from vlightning.datamodules.reinforcement import stored_bytes
 from vlightning.planning.configuration import Planned, read
@@ -136,6 +137,8 @@ def test_recipes_of_every_method_that_trains_on_gpus_are_planned():
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_shipped_recipe_fits_on_the_gpus_that_it_names(name):
     """As `vlightning plan` for an H100, by one step of the whole batch in place of three small ones."""
+    callbacks.load_all()  # so that YAML can name them, as the command line does
+    lightning_modules.load_all()
     planned = read([f"--config={ROOT / file}" for file in RECIPES[name]])
     trainer = planned.trainer
     devices = 1 if trainer["devices"] == "auto" else int(trainer["devices"])
