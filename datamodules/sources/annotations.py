@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from .layout import Layout
 from .lists import first_keys, read_items
 from .open import file_stamp, no_column
 from .record import FAULT, Record, captions_in
+from .remote_parquet import column_names
 from .resolve import Source, as_source, resolve
 
 TEXT = "text"
@@ -101,7 +102,7 @@ class Annotations:
 
     def _check_columns(self, file: str, origin: str, split: str) -> None:
         """Check the keys of a file's first row, before the file is read."""
-        keys = _parquet_columns(file) if file.endswith(".parquet") else first_keys(file)
+        keys = column_names(file) if file.endswith(".parquet") else first_keys(file)
         needed = {self.text_column: "text_column"}
         if "images" not in keys:
             needed |= dict.fromkeys(self.image_columns, "image_columns")
@@ -169,13 +170,6 @@ def _image(value: Any, suffix: str) -> dict[str, Any]:
         raise BadSample("no image", "")
     path = str(value)
     return {"bytes": None, "path": path if os.path.splitext(path)[1] else path + suffix}
-
-
-def _parquet_columns(file: str) -> Sequence[str]:
-    import pyarrow.parquet as pq
-
-    names: list[str] = pq.read_schema(file).names
-    return names
 
 
 def _parquet_items(file: str) -> Iterator[Callable[[], Any]]:

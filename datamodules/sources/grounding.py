@@ -15,6 +15,7 @@ from ..core.faults import ROW_ERRORS, BadSample
 from ..core.grounding_samples import INVALID, NO_BOXES, Box, Target
 from .caption_rows import CaptionRows
 from .lists import read_items
+from .remote_parquet import column_names
 from .resolve import Source, as_source, resolve
 from .table import PairTable
 from .text_files import ENCODING, parse_json
@@ -168,7 +169,7 @@ def read_columns(source: str | Source) -> Iterator[dict[str, Any]]:
         )
     for file in files:
         if kind == "parquet":
-            names = [name for name in COLUMNS if name in pq.read_schema(file).names and name != "image"]
+            names = [name for name in COLUMNS if name in column_names(file) and name != "image"]
             rows = pq.ParquetFile(file).metadata.num_rows
             yield from pq.read_table(file, columns=names).to_pylist() if names else ({} for _ in range(rows))
             continue

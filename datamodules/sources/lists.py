@@ -9,7 +9,6 @@ streamed.
 from __future__ import annotations
 
 import codecs
-import csv
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -18,9 +17,10 @@ from typing import IO, Any
 
 from ...common.errors import UserError
 from ..core.faults import ROW_ERRORS, BadSample
+from .csv_rows import read_csv
 from .record import Record, captions_in, identity_in, record
 from .remote import open_file, suffix_of
-from .text_files import ENCODING, parse_integer, parse_json, require_utf8
+from .text_files import ENCODING, DuplicateKey, parse_integer, parse_json, require_utf8, with_unique_keys
 
 
 def read_list(
@@ -85,56 +85,38 @@ def read_items(path: str, retries: int | None = None) -> Iterator[Callable[[], A
 def _decoded_items(path: str, content: IO[bytes]) -> Iterator[Callable[[], Any]]:
     ending = suffix_of(path)
     if ending == ".json":
-        items = parse_json(content.read().decode(ENCODING), path)
+        items = parse_json(content.read().decode(ENCODING), path, with_unique_keys)
         if not isinstance(items, list):
             raise UserError(
                 f"Expected a list of objects with an image and its caption in {path!r}, got a JSON "
                 f"{type(items).__name__}: convert the file."
             )
-        yield from (lambda item=item: item for item in items)
+        yield from (lambda item=item: _with_its_keys(item) for item in items)
         return
     if ending == ".csv":
         file = io.TextIOWrapper(content, encoding=ENCODING, newline="")
-        delimiter = _delimiter(file.readline())
-        file.seek(0)
-        rows = csv.DictReader(file, delimiter=delimiter)
-        while (read := _next_row(rows)) is not None:
-            yield read
+        yield from read_csv(file, path)
         return
     # Bytes, so that a line that is not UTF-8 is one bad row.
     yield from (lambda line=line: _json_line(line) for line in content if line.strip())
 
 
-def _next_row(rows: Iterator[Any]) -> Callable[[], Any] | None:
-    """Return a function for the next row, which raises the row's fault if the row is longer than the library allows."""
-    try:
-        row = next(rows)
-    except StopIteration:
-        return None
-    except csv.Error:
-        return _invalid_csv
-    return lambda: row
-
-
-def _invalid_csv() -> Any:
-    raise BadSample("invalid CSV", "")
-
-
 def _json_line(line: bytes) -> Any:
     try:
-        return json.loads(line.removeprefix(codecs.BOM_UTF8), parse_int=parse_integer)
+        item = json.loads(
+            line.removeprefix(codecs.BOM_UTF8), parse_int=parse_integer, object_pairs_hook=with_unique_keys
+        )
     except UnicodeDecodeError:
         raise BadSample("text that is not UTF-8", "") from None
     except (ValueError, RecursionError):
         raise BadSample("invalid JSON", "") from None
+    return _with_its_keys(item)
 
 
-def _delimiter(header: str) -> str:
-    """Return the most frequent of comma, semicolon and tab in the first line of a CSV file.
-
-    Spreadsheets write semicolons in locales with decimal commas.
-    """
-    return max(",;\t", key=header.count)
+def _with_its_keys(item: Any) -> Any:
+    if isinstance(item, DuplicateKey):
+        raise BadSample(f"duplicate key {item.key!r}", "")
+    return item
 
 
 def read_folder(files: list[str], stamp: list[str]) -> Iterator[Record]:

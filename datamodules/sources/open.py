@@ -196,6 +196,7 @@ class Opening:
             dataset = self._choose(datasets.load_from_disk(spec.path), spec, split)
             return dataset.to_iterable_dataset(len(dataset.cache_files) or 1) if streaming else dataset
         if kind == "parquet":
+            column_names(files[0])  # raises an error for a name that is not unique
             return datasets.load_dataset(
                 "parquet", data_files=files, split=spec.split or "train", streaming=streaming, cache_dir=self.cache_dir
             )

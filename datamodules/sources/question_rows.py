@@ -14,6 +14,7 @@ from ..text.captions import is_text, text_id
 from .lists import read_items
 from .record import FAULT, Record, captions_in, identity_in, record
 from .remote import is_inside
+from .remote_parquet import column_names
 
 SHARES = 1_000_000
 """Largest value, exclusive, of the column `share`, by which images are held out of training."""
@@ -98,6 +99,7 @@ def _image(value: Any) -> tuple[bytes | None, str | None]:
 
 def _parquet_rows(file: str) -> Iterator[Callable[[], Any]]:
     try:
+        column_names(file)  # raises an error for a name that is not unique
         opened = pq.ParquetFile(file)
     except (OSError, ValueError) as error:
         raise UserError(f"Expected a Parquet file, got {file!r} ({error}): correct it.") from error

@@ -9,6 +9,7 @@ from typing import Any
 from pyarrow import parquet
 
 from ..core.faults import ROW_ERRORS, BadSample, unreadable
+from .csv_rows import refuse_duplicates
 from .record import FAULT, Record, captions_in, identity_in, record
 from .remote import open_file
 from .streamed import READ_AT_ONCE
@@ -18,10 +19,18 @@ FOOTER = 2**16
 
 
 def column_names(file: str) -> list[str]:
-    """Return the names of the columns of a file."""
+    """Return the names of the columns of a file.
+
+    Args:
+        file: a path or URL.
+
+    Raises:
+        UserError: if a name is not unique.
+    """
     with open_file(file, block=FOOTER) as content:
         names: list[str] = parquet.read_schema(content).names
-        return names
+    refuse_duplicates(names, file)
+    return names
 
 
 def read_parquets(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,37 @@ def parse_integer(digits: str) -> int | str:
     return int(digits) if len(digits) < 4300 else digits
 
 
-def parse_json(text: str, path: str | Path) -> Any:
+@dataclass(frozen=True)
+class DuplicateKey:
+    """What :func:`with_unique_keys` returns for a JSON object that has a key twice."""
+
+    key: str
+
+
+def with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any] | DuplicateKey:
+    """Return a JSON object as a dict, or its first key that occurs twice, of which a dict would keep the last value."""
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    keys = [key for key, _ in pairs]
+    return DuplicateKey(next(key for key in keys if keys.count(key) > 1))
+
+
+def parse_json(
+    text: str, path: str | Path, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
     """Parse the JSON text of a file; integers as in :func:`parse_integer`.
+
+    Args:
+        text: the text.
+        path: the file, for messages.
+        object_pairs_hook: as in :func:`json.loads`; None for dicts, which keep the last value of a duplicate key.
 
     Raises:
         UserError: if the text is not valid JSON, or is nested too deeply.
     """
     try:
-        return json.loads(text, parse_int=parse_integer)
+        return json.loads(text, parse_int=parse_integer, object_pairs_hook=object_pairs_hook)
     except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"Expected valid JSON in {str(path)!r}, got another content ({error}): correct it.") from error
 

@@ -68,6 +68,26 @@ def test_rows_of_json_lines(files, module, streaming):
     assert rows == set(range(COUNT))
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_unclosed_quotation_mark_in_a_csv_file_is_one_bad_row(files, module, streaming):
+    lines = [f"{path},caption {number}" for number, path in enumerate(files.images(12))]
+    lines[5] = 'images/5.png,"5 inch screen'
+    (files.folder / "rows.csv").write_text("\n".join(["image,caption", *lines]))
+    options = {"streaming": True, "samples_per_epoch": 12} if streaming else {}
+    found, rows = causes(module(train=str(files.folder / "rows.csv"), batch_size=1, max_bad_share=1.0, **options))
+    assert found == {"unclosed quotation mark": 1}
+    assert rows == set(range(12)) - {5}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_column_named_twice_is_refused_in_parquet(files, module, streaming):
+    text = pa.array(files.images(4))
+    pq.write_table(pa.Table.from_arrays([text] * 3, ["image", "caption", "caption"]), files.folder / "rows.parquet")
+    data = module(train=str(files.folder / "rows.parquet"), streaming=streaming, samples_per_epoch=4)
+    with pytest.raises(UserError, match=r"Expected different names of columns in .*rows.parquet', got 'caption' 2"):
+        data.setup("fit")
+
+
 def test_ids_of_thousands_of_digits_leave_a_list_readable_and_ids_apart(files, module):
     paths = files.images(4)
     ids = ["1" * 5000, "1" * 4999 + "2", "1.2", "1.7"]
