@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from ...common.errors import UserError
 from ...common.names import nearest
+from .arrow_types import is_binary_type, is_text_type
 from .authors_folder import DataSet, class_names, list_of_split, read_authors_list
 from .cache import index_cache
 from .hub import hub_or_cache, reason_not_found
@@ -278,19 +281,25 @@ def no_column(column: str, names: Sequence[str], origin: str, option: str) -> st
 def _holds_images(feature: Any) -> bool:
     if isinstance(feature, dict):
         return "bytes" in feature or "path" in feature
-    return getattr(feature, "dtype", None) in ("string", "large_string", "binary", "large_binary")
+    return is_text_type(_arrow_type(feature)) or is_binary_type(_arrow_type(feature))
 
 
 def _holds_text(feature: Any) -> bool:
     inner = getattr(feature, "feature", feature)
     if isinstance(feature, list):
         inner = feature[0]
-    return getattr(inner, "dtype", None) in ("string", "large_string")
+    return is_text_type(_arrow_type(inner))
 
 
 def _holds_labels(feature: Any) -> bool:
-    dtype = str(getattr(feature, "dtype", ""))
-    return dtype in ("string", "large_string") or dtype.startswith(("int", "uint"))
+    kind = _arrow_type(feature)
+    return is_text_type(kind) or pa.types.is_integer(kind)
+
+
+def _arrow_type(feature: Any) -> pa.DataType:
+    """Return the Arrow type of values of a feature of the ``datasets`` library; null for features of other kinds."""
+    kind = getattr(feature, "pa_type", None)
+    return kind if isinstance(kind, pa.DataType) else pa.null()
 
 
 def file_stamp(file: str) -> str:

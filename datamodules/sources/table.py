@@ -18,6 +18,7 @@ from ..core.decode import decode_image, read_image
 from ..core.faults import EMPTY_CAPTION, BadSample, Fault, reading
 from ..core.mixing import Mix
 from ..text.captions import text_id, usable_caption
+from .arrow_types import is_binary_type, is_list_type
 from .layout import PROBED_ROWS, Ids, Layout, read_ids
 from .remote import is_remote, read_url
 
@@ -216,7 +217,7 @@ class PairTable(ImageTable):
         counts = np.ones(len(self), np.int64)
         for part, (layout, start) in enumerate(zip(self.layouts, self._starts, strict=False)):
             column = self._columns[part].get(layout.caption) if layout.caption is not None else None
-            if column is not None and (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+            if column is not None and is_list_type(column.type):
                 lengths = pc.list_value_length(column).fill_null(1).to_numpy()
                 counts[start : start + len(lengths)] = np.maximum(lengths, 1)
         return counts
@@ -308,6 +309,6 @@ def _contains_all_images(dataset: Any, column: str) -> bool:
         if pa.types.is_struct(images.type):
             if images.type.get_field_index("bytes") < 0 or pc.struct_field(images, "bytes").null_count:
                 return False
-        elif not pa.types.is_binary(images.type) and not pa.types.is_large_binary(images.type):
+        elif not is_binary_type(images.type):
             return False
     return True

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -198,6 +200,45 @@ def test_missing_columns_are_named_with_those_that_exist(files, table):
     listed = files.json([{"image": "a.png", "text": "b"}])
     with pytest.raises(UserError, match=r"the column 'caption' in .* image, text"):
         table(listed)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string_view(),
+        pa.large_string(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.list_(pa.string_view()),
+        pa.list_(pa.string(), 2),
+    ],
+    ids=str,
+)
+def test_captions_and_labels_of_parquet_are_texts_in_every_type_that_arrow_has(files, table, kind):
+    texts = ["one", "two", "three"]
+    several = pa.types.is_nested(kind)
+    captions = pa.array([[text, f"{text}, too"] for text in texts] if several else texts, kind)
+    pq.write_table(pa.table({"image": files.images(3), "caption": captions}), files.folder / "rows.parquet")
+    rows = table(str(files.folder / "rows.parquet"))
+    assert rows.captions(1) == (["two", "two, too"] if several else ["two"])
+    assert rows.caption_counts().tolist() == [1 + several] * 3
+    if not several:
+        assert table(str(files.folder / "rows.parquet"), labels=True).captions(2) == ["three"]
+
+
+@pytest.mark.parametrize("kind", ["binary_view", "large_binary", "struct of views", "string_view"])
+def test_images_of_parquet_are_read_in_every_type_that_arrow_has(files, table, kind):
+    paths = pa.array(files.images(3))
+    data = pa.array([encoded(draw_image(number)) for number in range(3)])
+    columns = {
+        "binary_view": data.cast(pa.binary_view()),
+        "large_binary": data.cast(pa.large_binary()),
+        "struct of views": pa.StructArray.from_arrays([data.cast(pa.binary_view())], ["bytes"]),
+        "string_view": paths.cast(pa.string_view()),
+    }
+    pq.write_table(pa.table({"image": columns[kind], "caption": list("abc")}), files.folder / "rows.parquet")
+    rows = table(str(files.folder / "rows.parquet"))
+    assert [shown(rows, row) for row in range(3)] == [0, 1, 2]
+    assert rows.image_name(1).endswith("1.png" if kind == "string_view" else "rows.parquet, row 1")
 
 
 def test_columns_of_the_wrong_kind_are_named(files, table):
