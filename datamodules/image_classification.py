@@ -19,8 +19,9 @@ from .sources.splits import Sources, by_split
 class ImageClassificationDataModule(LabelDataModule):
     """Labelled images from Parquet, JSON or CSV lists, folders with one folder per class, tar files, or the hub.
 
-    Labels are integers from 0, or names. Names are numbered in the order in which the source lists them, or else in
-    sorted order. A string of digits is an integer.
+    Labels are integers from 0, or names, one for each image. Names are numbered in the order in which the source lists
+    them, or else in sorted order; true and false in JSON are the names "True" and "False". A string of digits is an
+    integer.
 
     Args:
         train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these. Files:
@@ -35,7 +36,7 @@ class ImageClassificationDataModule(LabelDataModule):
         image_column: column of the images (CIFAR on the hub: ``img``).
         label_column: column of the labels (CIFAR-100 on the hub: ``fine_label``).
         num_classes: number of classes; by default the number of names in the source, else the largest training label
-            plus one.
+            plus one, of which at least half must occur.
         class_names: names of the classes 0, 1, ...; by default those of the training rows.
         max_pixels: images with more pixels are refused before they are decoded.
         limit_train_rows: number of training rows to use, evenly spaced in each source; for trials.
@@ -118,15 +119,16 @@ class ImageClassificationDataModule(LabelDataModule):
         """Number of classes.
 
         Raises:
-            UserError: if the number is neither given nor in the data, or differs from the number of names.
+            UserError: if the number is neither given nor in the data, or differs from the number of names, or if integer
+                labels do not number the classes.
         """
         names = self.class_names
         if self._num_classes is None:
             rows = self._label_rows()
-            numbers = [label for label in rows.raw_labels if isinstance(label, int)] if rows is not None else []
-            if not numbers and not names:
+            number = len(names) if names else rows.count_classes() if rows is not None else None
+            if number is None:
                 raise UserError("Expected labels to count the classes, got none: set data.num_classes.")
-            self._num_classes = len(names) if names else max(numbers) + 1
+            self._num_classes = number
         if names and len(names) > self._num_classes:
             raise UserError(
                 f"Expected at most data.num_classes={self._num_classes} class names, got {len(names)}, such as "

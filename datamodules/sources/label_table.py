@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ...common.errors import UserError
 from ...common.names import nearest
@@ -31,7 +33,10 @@ class LabelTable(ImageTable):
         labels: list[Label | None] = []
         for row in range(len(self)):
             try:
-                labels.append(_one_label(self._value(row, str(columns[self._locate(row)[0]]))))
+                value = self._value(row, str(columns[self._locate(row)[0]]))
+                if isinstance(value, list) and len(value) > 1:
+                    raise BadSample("several labels", self.name(row))
+                labels.append(_one_label(value))
             except BadSample as bad:
                 labels.append(None)
                 self._unlabelled[row] = bad.fault
@@ -49,7 +54,8 @@ class LabelTable(ImageTable):
             The names; None if the labels are integers without names.
 
         Raises:
-            UserError: if the sources list different names.
+            UserError: if the sources list different names, or the labels in the data are integers and names, or decimal
+                numbers.
         """
         listed = {layout.classes for layout in self.layouts if layout.classes}
         if len(listed) > 1:
@@ -61,7 +67,48 @@ class LabelTable(ImageTable):
         if listed:
             return listed.pop()
         names = {label for label in self.raw_labels if isinstance(label, str)}
+        if names:
+            self._check_names(names)
         return tuple(sorted(names)) or None
+
+    def _check_names(self, names: set[str]) -> None:
+        """Check that the labels are names only, and not all of them numbers, if no source lists the names."""
+        rows = {type(label): row for row, label in reversed(list(enumerate(self.raw_labels)))}
+        if int in rows:
+            integer, name = (f"{self.raw_labels[rows[kind]]!r} in {self.name(rows[kind])}" for kind in (int, str))
+            raise UserError(
+                f"Expected labels that are all integers or all names, got the integer {integer} and the name {name}: "
+                "write all of them in one way."
+            )
+        if all(map(_is_decimal, names)):
+            raise UserError(
+                f"Expected integers or names as labels, got {self.raw_labels[rows[str]]!r} in {self.name(rows[str])}: "
+                "write integers from 0, or set data.class_names if these are names."
+            )
+
+    def count_classes(self) -> int | None:
+        """Return the number of classes that integer labels number: the largest plus one; None without such labels.
+
+        Raises:
+            UserError: if more than half of these classes have no row, as for ids that do not number the classes.
+        """
+        numbers = {label for label in self.raw_labels if isinstance(label, int) and label >= 0}
+        if not numbers:
+            return None
+        largest = max(numbers)
+        if largest >= 2 * len(numbers):
+            raise UserError(
+                f"Expected integer labels that number the classes from 0, got {len(numbers)} different ones up to "
+                f"{largest}, as in {self.name(self.raw_labels.index(largest))}: correct the labels, or set "
+                "data.num_classes."
+            )
+        missing = sorted(set(range(largest)) - numbers)
+        if missing:
+            rank_zero_warn(
+                f"Found no image of {len(missing)} of the {largest + 1} classes that the labels up to {largest} make, "
+                f"such as {missing[0]}: number the classes from 0 without gaps, or set data.num_classes if it is meant."
+            )
+        return largest + 1
 
     def set_class_indices(self, classes: Sequence[str] | None, num_classes: int, split: str) -> None:
         """Convert the labels to class indices.
@@ -121,8 +168,13 @@ class LabelTable(ImageTable):
         self.check_rows(split, "images", "check data.image_root and data.image_column", self.unusable)
 
 
+def _is_decimal(text: str) -> bool:
+    """Return whether a text is a number that is no integer, as `str` writes it, or NaN or infinite."""
+    return re.fullmatch(r"-?[0-9]+\.[0-9]*(e[+-]?[0-9]+)?|-?[0-9]+e[+-]?[0-9]+|nan|-?inf", text) is not None
+
+
 def _one_label(value: Any) -> Label | None:
-    """Return the label in a value: the first item of a list, an integer for a string of digits, None if empty."""
+    """Return the label in a value: the item of a list, an integer for a string of digits, None if empty."""
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, str):

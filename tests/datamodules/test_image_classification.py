@@ -184,6 +184,21 @@ def test_unusable_images_are_replaced_in_training_and_left_out_in_evaluation(tmp
         (["cat", "ape"], {"num_classes": 1}, "class names, got 2"),
         ([0, 1], {"label_column": "labels"}, "set data.label_column to 'label'"),
         ([0.5, 1.0], {}, "Expected integers or names .* set data.label_column"),
+        (
+            ["0", "a", "1", "b"],
+            {},
+            r"the integer 0 in .*row 0 and the name 'a' in .*row 1: write all of",
+        ),
+        (["0", "1", "1.5"], {}, r"the integer 0 in .* and the name '1.5' in .*row 2"),
+        (["0.5", "nan", "1e5"], {}, r"Expected integers or names as labels, got '0.5' in .*row 0: write integers"),
+        (
+            [0, 10**12, 1],
+            {},
+            r"got 3 different ones up to 1000000000000, as in .*row 1: correct the lab",
+        ),
+        (["1", "2", "10"], {}, "got 3 different ones up to 10, as in"),
+        ([-1, -1], {}, "Expected labels to count the classes, got none"),
+        ([[0, 1], [0, 2]], {}, "Expected integers or names .* set data.label_column"),
     ],
     ids=str,
 )
@@ -191,6 +206,55 @@ def test_labels_that_cannot_be_are_named(tmp_path, labels, options, sentence):
     data = module(tmp_path, parquet(tmp_path, labels), **options)
     with pytest.raises(UserError, match=sentence):
         data.setup("fit")
+
+
+def listed(folder, labels):
+    """A JSON list with an image for each label."""
+    rows = [{"image": f"{row}.png", "label": label} for row, label in enumerate(labels)]
+    for row in range(len(labels)):
+        draw_image(row).save(folder / f"{row}.png")
+    (folder / "rows.json").write_text(json.dumps(rows))
+    return str(folder / "rows.json")
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        ([0, "a", 1, "b"], r"the integer 0 in .*row 0 and the name 'a' in .*row 1"),
+        ([True, 0, 1], r"the integer 0 in .*row 1 and the name 'True' in .*row 0"),
+        ([0.0, 1.0, 1.5], r"Expected integers or names as labels, got '0.0' in .*row 0"),
+        ([0, 10**12], "up to 1000000000000"),
+    ],
+    ids=str,
+)
+def test_labels_of_json_that_cannot_be_are_named(tmp_path, labels, sentence):
+    with pytest.raises(UserError, match=sentence):
+        module(tmp_path, listed(tmp_path, labels)).setup("fit")
+
+
+def test_an_image_with_several_labels_is_a_bad_row(tmp_path):
+    data = module(tmp_path, None, test=listed(tmp_path, [0, [1], [0, 1], 1]), max_bad_share=0.5)
+    data.setup("test")
+    assert [batch["label"].tolist() for batch in data.test_dataloader()] == [[0, 1, 1]]
+    assert data.account("test").causes == Counter({"several labels": 1})
+
+
+def test_names_of_numbers_and_gaps_may_be_given(tmp_path):
+    data = module(tmp_path, listed(tmp_path, ["0.5", "1.0"]), class_names=["1.0", "0.5"])
+    data.setup("fit")
+    assert labels_by_row(data) == [1, 0]
+    with pytest.warns(UserWarning, match="no image of 1 of the 3 classes that the labels up to 2 make, such as 1"):
+        module(tmp_path, listed(tmp_path, [0, 2])).setup("fit")
+    given = module(tmp_path, listed(tmp_path, [0, 10]), num_classes=11)
+    given.setup("fit")
+    assert labels_by_row(given) == [0, 10]
+
+
+def test_true_and_false_are_names(tmp_path):
+    data = module(tmp_path, listed(tmp_path, [True, False]))
+    data.setup("fit")
+    assert data.class_names == ("False", "True")
+    assert labels_by_row(data) == [1, 0]
 
 
 def test_validation_with_an_unknown_class_is_refused(tmp_path):
