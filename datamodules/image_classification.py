@@ -97,10 +97,10 @@ class ImageClassificationDataModule(LabelDataModule):
             for split in self._rows:
                 self._set_class_indices(split)
 
-    def _evaluation_loader(self, split: Split) -> Any:
+    def _evaluation_loader(self, split: Split, limited: bool = False) -> Any:
         # Not in `setup`, since the checkpoint with the classes of training is restored after it.
         self._set_class_indices(split)
-        return super()._evaluation_loader(split)
+        return super()._evaluation_loader(split, limited)
 
     def _set_class_indices(self, split: Split) -> None:
         rows = self._opened(split)
@@ -119,8 +119,8 @@ class ImageClassificationDataModule(LabelDataModule):
         """Number of classes.
 
         Raises:
-            UserError: if the number is neither given nor in the data, or differs from the number of names, or if integer
-                labels do not number the classes.
+            UserError: if the number is neither given nor in the data, differs from the number of names, or is that of
+                integer labels that do not number the classes.
         """
         names = self.class_names
         if self._num_classes is None:

@@ -103,6 +103,11 @@ class ImageTextDataModule(PairDataModule):
                 f"Expected data.mixing_temperature 1 with data.streaming, which does not know the numbers of rows, got "
                 f"{self.mixing_temperature:g}: give the sources weights, or set data.streaming to false."
             )
+        if streaming and self.limit_eval_rows is not None:
+            raise UserError(
+                f"Expected no data.limit_eval_rows with data.streaming, which does not know the numbers of rows, got "
+                f"{self.limit_eval_rows}: set trainer.limit_val_batches, or set data.streaming to false."
+            )
         check_least(shuffle_block=(shuffle_block, 1), read_retries=(read_retries, 0))
         self.streaming = streaming
         self.samples_per_epoch = samples_per_epoch
@@ -202,10 +207,10 @@ class ImageTextDataModule(PairDataModule):
         )
         return self._inner(streamed, self.training_collate(), batch_size=None)
 
-    def _evaluation_loader(self, split: Split) -> BatchLoader:
+    def _evaluation_loader(self, split: Split, limited: bool = False) -> BatchLoader:
         rows = self._opened(split)
         if not self.streaming:
-            return super()._evaluation_loader(split)
+            return super()._evaluation_loader(split, limited)
 
         def make() -> DataLoader[Any]:
             dataset = StreamedEvaluationSet(

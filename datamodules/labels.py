@@ -133,9 +133,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         Raises:
             UserError: if the training split is not set up.
         """
-        rows = self._opened("train")
-        labels = (readable_label(rows, row) for row in range(len(rows)))
-        return [-1 if label is None else label for label in labels]
+        return self.evaluation_labels(self._opened("train"))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the base class, and the preprocessing of evaluation."""
@@ -148,6 +146,11 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
     def training_collate(self) -> LabelCollate:
         """Stack the views."""
         return LabelCollate(self.views)
+
+    def evaluation_labels(self, rows: LabelledRows) -> list[int]:
+        """Return the class index of each row; -1 for a row without a readable label."""
+        labels = (readable_label(rows, row) for row in range(len(rows)))
+        return [-1 if label is None else label for label in labels]
 
     def evaluation_set(self, rows: LabelledRows, items: Sequence[int], split: Split) -> LabelledEvaluationSet:
         """Return a dataset of images with labels."""

@@ -60,6 +60,10 @@ class TaskDataModule(TextDataModule):
         """Stack the images and encode the texts."""
         return TaskCollate(self.image_names, self.encoder())
 
+    def evaluation_labels(self, rows: TaskRows) -> list[int] | None:
+        """Return the class index of each row, -1 for a row without a readable one; None without classes."""
+        return None if self.class_names is None else [_class_of(rows, row) for row in range(len(rows))]
+
     def evaluation_set(self, rows: TaskRows, items: Sequence[int], split: Split) -> TaskEvaluationSet:
         """Return a dataset of images with a text and, but for prediction, a target."""
         reader = TaskReader(rows, self.worker_transform(training=False), self.encoder())
@@ -91,6 +95,14 @@ class TaskDataModule(TextDataModule):
         """Return the columns by which files of predictions name a ``sample_index``: each image, and the text."""
         names = self._opened(split).all_image_names(sample_index)
         return dict(zip(self.image_names, names, strict=True)) | {"text": self.text(split, sample_index)}
+
+
+def _class_of(rows: TaskRows, row: int) -> int:
+    try:
+        target = rows.target(row)
+    except BadSample:
+        return -1
+    return -1 if target is None else int(target)
 
 
 class AnnotationDataModule(TaskDataModule):

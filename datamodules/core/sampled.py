@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
+import numpy as np
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
@@ -19,6 +20,7 @@ from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
 from .contract import asked_of
 from .decode import Decoder, check_decoder
+from .eval_rows import check_limit, drawn_evenly, evaluated_items, remark_on_labels
 from .faults import Account, BadSample, Batch, Collated, Outcome
 from .hyperparameters import check_least, check_one_batch_size, check_seed_and_share, record_hyperparameters
 from .loaders import BatchLoader, PredictionLoader, inner_loader, replicas_of
@@ -49,6 +51,9 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         global_batch_size: training rows per batch of all processes together, in place of ``batch_size``: a recipe keeps
             its batch, and with it its learning rate, on any number of processes that divides it.
         eval_batch_size: images per process and evaluation batch; by default ``batch_size``.
+        limit_eval_rows: number of images (texts or rows, where these are evaluated) that validation and test read, or
+            their share, a float up to 1.0; always the same ones, evenly spaced, of each class in proportion where there
+            are labels. By default all.
         num_workers: loader workers per process; with 0 the process itself loads the data.
         persistent_workers: whether to keep the training workers between epochs.
         pin_memory: whether to copy batches to page-locked memory; by default True if the trainer uses CUDA.
@@ -70,6 +75,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         batch_size: int = 64,
         global_batch_size: int | None = None,
         eval_batch_size: int | None = None,
+        limit_eval_rows: int | float | None = None,
         num_workers: int = 2,
         persistent_workers: bool = True,
         pin_memory: bool | None = None,
@@ -86,12 +92,14 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         )
         check_one_batch_size(type(self), batch_size, global_batch_size)
         check_seed_and_share(seed or 0, max_bad_share)
+        check_limit(limit_eval_rows)
         check_decoder(decoder)
         if not mixing_temperature >= 1:
             raise UserError(f"Expected data.mixing_temperature of at least 1, got {mixing_temperature}: increase it.")
         self.batch_size = global_batch_size or batch_size  # of one process; `setup` divides it
         self.global_batch_size = global_batch_size
         self._eval_batch_size = eval_batch_size
+        self.limit_eval_rows = limit_eval_rows
         self.num_workers = num_workers
         self.persistent_workers = persistent_workers
         self.pin_memory = pin_memory
@@ -137,6 +145,10 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     def evaluation_items(self, rows: Any) -> Sequence[Any]:
         """Return the items that an evaluation reads: rows or groups of rows."""
         return range(len(rows))
+
+    def evaluation_labels(self, rows: Any) -> Sequence[int] | None:
+        """Return the class index of each evaluation item, -1 for an unreadable one; None if there are no classes."""
+        return None
 
     def evaluation_set(self, rows: Any, items: Any, split: Split) -> Dataset[Outcome]:
         """Return the dataset of evaluation samples, one per item."""
@@ -186,11 +198,11 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """Return the loader of validation, which reads each image once; an empty list without a validation split."""
-        return self._evaluation_loader("validation") if "validation" in self._rows else []
+        return self._evaluation_loader("validation", limited=True) if "validation" in self._rows else []
 
     def test_dataloader(self) -> BatchLoader:
         """Return the loader of the test split, which reads each image once."""
-        return self._evaluation_loader("test")
+        return self._evaluation_loader("test", limited=True)
 
     def predict_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """Return the loader of the ``predict`` source, which reads each image once."""
@@ -333,11 +345,14 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         options: dict[str, Any] = {"batch_sampler": sampler, "persistent_workers": persistent}
         return self._inner(self.training_set(rows), self.training_collate(), **options)
 
-    def _evaluation_loader(self, split: Split) -> BatchLoader:
+    def _evaluation_loader(self, split: Split, limited: bool = False) -> BatchLoader:
+        """Return a loader of the items of an evaluation, all of them or those of ``limit_eval_rows``."""
         rows = self._opened(split)
         items = self.evaluation_items(rows)
         replicas, rank = self.replicas()
-        batches = evaluation_batches(len(items), self.eval_batch_size, rank, replicas)
+        places = self._limited(split, rows, len(items)) if limited else np.arange(len(items))
+        shares = evaluation_batches(len(places), self.eval_batch_size, rank, replicas)
+        batches: list[list[int]] = [places[share].tolist() for share in shares]
 
         def make(batch_sampler: Any = batches) -> DataLoader[Any]:
             dataset = self.evaluation_set(rows, items, split)
@@ -347,6 +362,22 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         if split == "predict":
             return self._remember(PredictionLoader(batches, make, account, skip_empty=alone))
         return self._remember(BatchLoader(make, len(batches), account, keep=False, skip_empty=alone))
+
+    def _limited(self, split: Split, rows: Any, length: int) -> np.ndarray:
+        """Return the items of ``limit_eval_rows``, int64 [n]; warn if their labels are unlike those of the split."""
+        labels = self.evaluation_labels(rows)
+        places = drawn_evenly(length, self.limit_eval_rows, labels)
+        if len(places) < length:
+            rank_zero_info(f"The {split} reads {len(places)} of {length} items (data.limit_eval_rows).")
+        option = {"validation": "limit_val_batches", "test": "limit_test_batches"}[split]
+        limit = getattr(self.trainer, option, 1.0)
+        if labels is not None and limit and not getattr(self.trainer, "fast_dev_run", False):
+            read = evaluated_items(len(places), self.eval_batch_size, self.replicas()[0], limit)
+            names: Sequence[str] | None = getattr(self, "class_names", None)
+            found = remark_on_labels(np.asarray(labels, np.int64), places[read], split, names, f"trainer.{option}")
+            if found is not None:
+                rank_zero_warn(found)
+        return places
 
     def _inner(self, dataset: Any, collate: Any, workers: int | None = None, **options: Any) -> DataLoader[Any]:
         workers = self.num_workers if workers is None else workers
