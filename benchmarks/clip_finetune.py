@@ -97,6 +97,7 @@ def words(options: argparse.Namespace, train: Path, seed: int) -> list[str]:
     found = [f"--config={ROOT / 'configs/clip/finetune.yaml'}", f"--seed_everything={seed}"]
     found += [f"--data.train={train}", f"--data.max_tokens={TOKENS}", "--data.num_workers=0", "--data.batch_size=128"]
     found += [f"--data.validation={options.validation}", "--trainer.precision=bf16-mixed", "--trainer.accelerator=cpu"]
+    found += ["--model.match_equal_texts=true"]  # drawn captions repeat
     return [*found, guard(options), "--trainer.enable_model_summary=false"]
 
 

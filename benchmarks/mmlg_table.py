@@ -60,7 +60,7 @@ def words(options: argparse.Namespace, student: str, layers: int, data: str, see
     found += [f"--model.{name}={value}" for name, value in SIZES.items()]
     found += [
         f"--model.optim.learning_rate={rate}",
-        "--model.evaluation.match_equal_texts=true",
+        "--model.match_equal_texts=true",
         f"--seed_everything={seed}",
     ]
     found += ["--data=ImageTextDataModule", f"--data.train={options.folder / data}.parquet", "--data.batch_size=128"]

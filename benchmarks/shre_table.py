@@ -74,7 +74,7 @@ def distil(row: str, seed: int, teacher: Path, options: argparse.Namespace) -> d
     place = options.folder / "runs" / f"{row.replace(' ', '_').replace('=', '')}_seed{seed}"
     words = ["--model=SHReModule", "--model.teacher.name=resnet20", f"--model.teacher.weights={teacher}"]
     words += [f"--model.num_classes={CLASSES}", *ENCODER, "--model.text.depth=3", "--model.text.dropout=0.1"]
-    words += ["--model.optim.learning_rate=1e-3", "--model.evaluation.match_equal_texts=true"]
+    words += ["--model.optim.learning_rate=1e-3", "--model.match_equal_texts=true"]
     words += [f"--seed_everything={seed}", *ROWS[row]]
     words += ["--data=ImageTextDataModule", f"--data.max_tokens={TOKENS}", "--data.vocab_size=4000", *transforms()]
     words += ["--data.batch_size=128", *splits(options, "train", "validation"), "--trainer.precision=bf16-mixed"]

@@ -44,6 +44,14 @@ class Matches:
             return self.image_id[images] == self.text_image_id[texts]
         return torch.isin(self._codes(self.image_id[images], texts), self._own_codes)
 
+    @property
+    def repeated_texts(self) -> int:
+        """Number of texts that are equal to a text of another image; 0 if `text_id` is not given."""
+        if self._groups is None:
+            return 0
+        owners = torch.stack([self._groups, self.text_image_id], 1).unique(dim=0)[:, 0]
+        return int((owners.bincount(minlength=1) > 1)[self._groups].sum())
+
     def first_texts(self) -> Tensor:
         """Return the index of the first text of each image that has texts, long."""
         texts = len(self.text_image_id)

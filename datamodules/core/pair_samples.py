@@ -204,7 +204,8 @@ class TrainingCollate:
 class EvaluationCollate:
     """Build evaluation batches: the images, and the concatenated captions of all images.
 
-    ``text_image_id`` [T] is the id of the image of each caption; ``text_id`` [T] is equal for equal texts.
+    ``text_image_id`` [T] is the id of the image of each caption; ``text_id`` [T] is equal for texts that are equal
+    after the cleaning.
     """
 
     encoder: Encoder
@@ -221,9 +222,12 @@ class EvaluationCollate:
             "sample_index": torch.tensor([sample.sample_index for sample in samples], dtype=torch.long),
             **self.encoder(captions),
             "text_image_id": torch.tensor(owners, dtype=torch.long),
-            "text_id": torch.tensor([text_id(caption) for caption in captions], dtype=torch.long),
+            "text_id": torch.tensor([self._text_id(caption) for caption in captions], dtype=torch.long),
         }
         return Collated(batch, seen, faults)
+
+    def _text_id(self, caption: str) -> int:
+        return text_id(self.encoder.cleaned(caption, self.encoder.max_words).strip())
 
 
 def empty_images(transform: Transform) -> torch.Tensor:

@@ -118,11 +118,12 @@ ways = {
     "image tower locked": {"lock_image": "all"},
     "layer-wise decay": {"layer_decay": 0.7},
 }
-start = CLIPModule(weights="published", max_tokens=16)
+start = CLIPModule(weights="published", max_tokens=16, match_equal_texts=True)
 start.load_initial_weights()
 points = {"published": measure(start)}
 for way, tuning in ways.items():
-    model = CLIPModule(weights="published", max_tokens=16, optim={"learning_rate": 5e-4}, tuning=tuning)
+    options = {"optim": {"learning_rate": 5e-4}, "tuning": tuning, "match_equal_texts": True}
+    model = CLIPModule(weights="published", max_tokens=16, **options)
     trainer = train(model, data, STEPS)
     trainer.save_checkpoint(f"{way.replace(' ', '_')}.ckpt")
     points[way] = measure(model)
@@ -144,7 +145,7 @@ tuned = torch.load("all_weights.ckpt", weights_only=True)["state_dict"]
 line = []
 for ratio in (0.0, 0.25, 0.5, 0.75, 1.0):
     mixed = {name: torch.lerp(old, tuned[name], ratio) for name, old in start.state_dict().items()}
-    model = CLIPModule(weights="published", max_tokens=16)
+    model = CLIPModule(weights="published", max_tokens=16, match_equal_texts=True)
     model.load_state_dict(mixed)
     line.append(measure(model))
 

@@ -250,6 +250,6 @@ def _accuracies(result: GroundingResult, chance: Tensor) -> dict[str, float]:
     return found
 
 
-def evaluation_of(grounding: GroundingSettings, match_equal_texts: bool, rerank: RerankSettings) -> Evaluation:
+def evaluation_of(grounding: GroundingSettings, match_equal_texts: bool | None, rerank: RerankSettings) -> Evaluation:
     """Return the evaluation that the settings name: of grounding, or of retrieval."""
     return GroundingEvaluation(grounding) if grounding.evaluate else RetrievalEvaluation(match_equal_texts, rerank)

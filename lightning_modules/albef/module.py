@@ -63,7 +63,7 @@ class ALBEFModule(Method):
         rerank: re-ranking of retrieval candidates by the matching head (section 5).
         weights: initial weights: the authors' or an own checkpoint, or an export; excludes those of vision and text.
         mlm: whether words are masked and predicted; False builds no language-model head.
-        match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
+        match_equal_texts: whether equal captions of other images count as matches; None: see `RetrievalEvaluation`.
         grounding: evaluation of the boxes that texts refer to, instead of retrieval.
         optimizer: replaces AdamW.
         lr_scheduler: replaces the paper's schedule.
@@ -80,7 +80,7 @@ class ALBEFModule(Method):
         rerank: RerankSettings = RerankSettings(),
         weights: str | None = None,
         mlm: bool = True,
-        match_equal_texts: bool = False,
+        match_equal_texts: bool | None = None,
         grounding: GroundingSettings = GroundingSettings(),
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,

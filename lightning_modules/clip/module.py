@@ -46,7 +46,7 @@ class CLIPModule(TwoTowers):
             the vendor's or of this package, or a folder of open_clip's (`local-dir:`). Datamodules of this package then
             use their preprocessing.
         max_tokens: number of tokens of a text (CLIP: 77).
-        match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
+        match_equal_texts: whether equal captions of other images count as matches; None: see `RetrievalEvaluation`.
         vision: see `ImageSettings`.
         loss: see `LossSettings`.
         tuning: which weights train, and how fast; see `TuningSettings`.
@@ -64,7 +64,7 @@ class CLIPModule(TwoTowers):
         model: str | ModelShape | OpenClipConfig | None = None,
         weights: str | None = None,
         max_tokens: int = 77,
-        match_equal_texts: bool = True,
+        match_equal_texts: bool | None = None,
         vision: ImageSettings = ImageSettings(),
         loss: LossSettings = LossSettings(),
         tuning: TuningSettings = TuningSettings(),

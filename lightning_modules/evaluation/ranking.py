@@ -1,6 +1,6 @@
 """Recall and median ranks of one feature space, and recall after re-ranking."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -52,6 +52,12 @@ def protocol_chance(matches: Matches, protocols: Sequence[Protocol] | None) -> d
     return {f"{protocol}/{name}": value for protocol in protocols for name, value in by_protocol[protocol].items()}
 
 
+def with_prefix(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+    """Return results with a prefix of their last names: `karpathy5/recall_mean` is `karpathy5/<prefix>recall_mean`."""
+    names = {name: name.rpartition("/") for name in values}
+    return {f"{place}{slash}{prefix}{last}": values[name] for name, (place, slash, last) in names.items()}
+
+
 def fold_median_ranks(
     image_features: Tensor, text_features: Tensor, matches: Matches, sample_index: Tensor, fold: int | None
 ) -> dict[str, float]:
@@ -64,14 +70,18 @@ def fold_median_ranks(
 
 
 def rerank_candidates(
-    result: RetrievalResult, scores: tuple[Tensor, Tensor], ranks: Ranks | None, score: RerankScore, temperature: float
+    result: RetrievalResult,
+    scores: tuple[Tensor, Tensor],
+    ranks: Mapping[str, tuple[Matches, Ranks]],
+    score: RerankScore,
+    temperature: float,
 ) -> None:
     """Reorder the candidates by their matching scores, and add recall in that order.
 
     Args:
         result: result, changed in place.
         scores: matching scores of its candidates, [I, k] and [T, k].
-        ranks: ranks before re-ranking; None if the matches are unknown.
+        ranks: matches, and ranks before re-ranking, by the prefix of the results; empty if the matches are unknown.
         score: score for the order.
         temperature: temperature of the contrastive logits.
     """
@@ -80,15 +90,12 @@ def rerank_candidates(
     result.non_finite_scores = sum(int((~found.isfinite()).sum()) for found in scores)
     # Zero times minus infinity is NaN: candidates with a cosine of minus infinity stay last for every weight.
     orders = [non_finite_last(found + weight * best.similarity) for best, found in zip(near, scores, strict=True)]
-    if result.matches is not None and ranks is not None:
-        images, texts = (torch.arange(len(candidates.index))[:, None] for candidates in near)
-        match = (
-            result.matches.pairs(images, result.near_texts.index),
-            result.matches.pairs(result.near_images.index, texts),
-        )
-        others = len(texts), len(images)
-        new_ranks = (reranked_ranks(*row) for row in zip(orders, match, ranks, others, strict=True))
-        result.recalls |= {f"rerank_{name}": value for name, value in recalls(*new_ranks).items()}
+    images, texts = (torch.arange(len(candidates.index))[:, None] for candidates in near)
+    others = len(texts), len(images)
+    for prefix, (matches, before) in ranks.items():
+        match = matches.pairs(images, result.near_texts.index), matches.pairs(result.near_images.index, texts)
+        new_ranks = (reranked_ranks(*row) for row in zip(orders, match, before, others, strict=True))
+        result.recalls |= with_prefix(f"rerank_{prefix}", recalls(*new_ranks))
     result.near_texts, result.near_images = (
         candidates.reordered(*new) for candidates, *new in zip(near, scores, orders, strict=True)
     )

@@ -12,11 +12,22 @@ from torch import Tensor
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...metrics.retrieval import RECALLS, Matches, nearest_candidates, retrieval_ranks
-from .collected import CollectedFeatures
+from .collected import CollectedFeatures, Gathered
 from .protocol import PREFIXES, Batch, Stage, Summary
-from .ranking import Protocol, Ranks, fold_median_ranks, protocol_chance, protocol_recalls, rerank_candidates
+from .ranking import (
+    Protocol,
+    Ranks,
+    fold_median_ranks,
+    protocol_chance,
+    protocol_recalls,
+    rerank_candidates,
+    with_prefix,
+)
 from .reranking import NO_RERANKING, PairScorer, RerankSettings, TokenStore, match_candidates
 from .retrieval_result import UNKNOWN, RetrievalResult
+
+EQUAL = "equal_texts_"
+"""Prefix of the results in which an image also matches texts that are equal to one of its captions."""
 
 
 class RetrievalEvaluation:
@@ -33,8 +44,10 @@ class RetrievalEvaluation:
     temperature of its contrastive loss.
 
     Args:
-        match_equal_texts: whether an image also matches texts that are equal to one of its captions (web and shop data
-            repeat titles); otherwise only the captions of the same image match.
+        match_equal_texts: whether an image also matches texts that are equal to one of its captions, after the cleaning
+            of captions (web and shop data repeat titles); if false, only the captions of the same image match, as in
+            the literature. None: results with plain names are those of false; where a text is equal to one of another
+            image, results of true are beside them, with the prefix `equal_texts_`.
         rerank: settings of re-ranking.
         protocols: texts to rank, with results named `<protocol>/<recall>`: "karpathy5" ranks all texts, as is usual on
             Karpathy's splits with five captions per image; "paper" the first text of each image, as MM-LG and CLIP-KD.
@@ -52,7 +65,7 @@ class RetrievalEvaluation:
 
     def __init__(
         self,
-        match_equal_texts: bool = False,
+        match_equal_texts: bool | None = None,
         rerank: RerankSettings = NO_RERANKING,
         protocols: Sequence[Protocol] | None = None,
         spaces: Mapping[str, int] | None = None,
@@ -155,20 +168,21 @@ class RetrievalEvaluation:
         """
         all_of = self._collected.gather(None if self.spaces is None else sum(self.spaces.values()))
         not_empty = len(all_of.image_features) > 0 and len(all_of.text_features) > 0
-        matches = None
-        if not_empty and bool((all_of.text_image_id != UNKNOWN).all()):
-            text_id = all_of.text_id if self.match_equal_texts else None
-            matches = Matches(all_of.image_id, all_of.text_image_id, text_id)
+        matches, equal = self._matches(all_of) if not_empty else (None, None)
 
         images, texts = self._by_space(all_of.image_features), self._by_space(all_of.text_features)
-        ranks: dict[str, Ranks] = {}
+        ranks: dict[str, dict[str, tuple[Matches, Ranks]]] = {name: {} for name in images}
         found: dict[str, float] = {}
-        if matches is not None:
-            for name in images:
-                space = images[name], texts[name], matches
-                ranks[name] = retrieval_ranks(*space)
-                measured = protocol_recalls(*space, ranks[name], self.protocols)
-                measured |= fold_median_ranks(*space, all_of.sample_index, self.median_rank_fold)
+        for name in images:
+            for prefix, right in (("", matches), (EQUAL, equal)):
+                if right is None:
+                    continue
+                space = images[name], texts[name], right
+                ranks[name][prefix] = right, retrieval_ranks(*space)
+                measured = protocol_recalls(*space, ranks[name][prefix][1], self.protocols)
+                if right is matches:
+                    measured |= fold_median_ranks(*space, all_of.sample_index, self.median_rank_fold)
+                measured = with_prefix(prefix, measured)
                 found |= {f"{name}/{key}" if name else key: value for key, value in measured.items()}
 
         predicted = self.prediction_space or next(iter(images))
@@ -186,6 +200,7 @@ class RetrievalEvaluation:
             matches,
             all_of.sample_index[~all_of.image_features.isfinite().all(1)],
             text_names[~all_of.text_features.isfinite().all(1)],
+            equal_matches=equal,
         )
         if scorer is not None and not_empty:
             with precision():
@@ -199,13 +214,27 @@ class RetrievalEvaluation:
                     self.rerank.rows,
                     self.rerank.memory_gib * 2**30,
                 )
-            rerank_candidates(result, scores, ranks.get(predicted), self.rerank.score, temperature)
+            rerank_candidates(result, scores, ranks[predicted], self.rerank.score, temperature)
         self.result = result
         return result
+
+    def _matches(self, gathered: Gathered) -> tuple[Matches | None, Matches | None]:
+        """Return the matches, None if unknown, and those by equal texts to measure beside them, if there are any."""
+        if bool((gathered.text_image_id == UNKNOWN).any()):
+            return None, None
+        own = Matches(gathered.image_id, gathered.text_image_id)
+        if self.match_equal_texts is False or bool((gathered.text_id == UNKNOWN).any()):
+            return own, None
+        equal = Matches(gathered.image_id, gathered.text_image_id, gathered.text_id)
+        if self.match_equal_texts:
+            return equal, None
+        return own, equal if equal.repeated_texts else None
 
     def _summary(self, result: RetrievalResult) -> Summary:
         assert result.matches is not None  # there is a recall
         one = protocol_chance(result.matches, self.protocols)
+        if result.equal_matches is not None:
+            one |= with_prefix(EQUAL, protocol_chance(result.equal_matches, self.protocols))
         chance = {
             f"{space}/{name}" if space else name: of for space in self.spaces or ("",) for name, of in one.items()
         }
@@ -246,9 +275,14 @@ def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) 
         raise UserError("Expected an image with a caption to evaluate, got none: check the evaluation data.")
     if "rerank_recall_mean" in result.recalls and module.trainer.state.fn != "fit":
         _compare_orders(result.recalls["recall_mean"], result.recalls["rerank_recall_mean"])
+    if result.equal_matches is not None and module.trainer.state.fn != "fit":
+        rank_zero_info(
+            f"{result.equal_matches.repeated_texts} of {len(result.text_features)} texts equal a text of another "
+            f"image: an error in the results, and a match in those named {EQUAL}*."
+        )
     for name, value in (result.recalls | result.non_finite).items():
         shown = f"{prefix}/{name}"
-        log_global(module, {shown: value}, shown if name.endswith("recall_mean") else None)
+        log_global(module, {shown: value}, shown if name.endswith("recall_mean") and EQUAL not in name else None)
 
 
 def _compare_orders(plain: float, reranked: float) -> None:

@@ -31,6 +31,8 @@ class RetrievalResult:
         non_finite_images: long, `sample_index` of the images with a non-finite feature in any space.
         non_finite_texts: long, `text_index` of such texts, or the image's id if unknown.
         non_finite_scores: number of non-finite scores of the matching head, of both directions.
+        equal_matches: matches in which an image also matches texts that are equal to one of its own; None where they
+            are the same, or are not measured beside `matches`.
     """
 
     recalls: dict[str, float]
@@ -46,6 +48,7 @@ class RetrievalResult:
     non_finite_images: Tensor
     non_finite_texts: Tensor
     non_finite_scores: int = 0
+    equal_matches: Matches | None = None
 
     @property
     def non_finite(self) -> dict[str, float]:

@@ -73,6 +73,7 @@ class MMLGModule(Method):
         optim: AdamW and its schedule.
         memory: recomputation.
         evaluation: retrieval evaluation.
+        match_equal_texts: whether equal captions of other images count as matches; None: see `RetrievalEvaluation`.
         optimizer: replaces AdamW.
         lr_scheduler: replaces the schedule.
 
@@ -92,6 +93,7 @@ class MMLGModule(Method):
         optim: OptimSettings = OptimSettings(),
         memory: MemorySettings = MemorySettings(),
         evaluation: EvaluationSettings = EvaluationSettings(),
+        match_equal_texts: bool | None = None,
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
@@ -108,7 +110,7 @@ class MMLGModule(Method):
         self.teacher_scale = 0.0
         self._teacher_preprocessing: dict[str, Any] | None = None
         measured = settings(EvaluationSettings, evaluation)
-        self.evaluation = RetrievalEvaluation(measured.match_equal_texts, protocols=measured.protocols)
+        self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=measured.protocols)
 
     # ---- Training ----------------------------------------------------------------------------------------------------
 

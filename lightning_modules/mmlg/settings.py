@@ -129,11 +129,9 @@ class EvaluationSettings:
     Args:
         protocols: "karpathy5" ranks all captions of all images (five of each in Karpathy's splits), "paper" the first
             caption of each image. Metrics are logged under the name of their protocol.
-        match_equal_texts: whether equal captions of other images count as matches.
     """
 
     protocols: tuple[Protocol, ...] = ("karpathy5", "paper")
-    match_equal_texts: bool = False
 
 
 @dataclass(frozen=True)

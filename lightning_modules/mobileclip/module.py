@@ -59,7 +59,7 @@ class MobileCLIPModule(TwoTowers):
         captions: captions to train on: "both", as in the paper, or one kind, for ablations.
         max_tokens: number of tokens of a text (CLIP: 77).
         max_logit_scale: upper bound of the student's logit scale, applied after each optimizer step (CLIP: 100).
-        match_equal_texts: whether retrieval evaluation counts equal captions of other images as matches.
+        match_equal_texts: whether equal captions of other images count as matches; None: see `RetrievalEvaluation`.
         vision: see `VisionSettings`.
         teacher: see `TeacherSettings`.
         momentum: see `MomentumSettings`.
@@ -79,7 +79,7 @@ class MobileCLIPModule(TwoTowers):
         captions: Literal["both", "real", "synthetic"] = "both",
         max_tokens: int = 77,
         max_logit_scale: float = 100.0,
-        match_equal_texts: bool = False,
+        match_equal_texts: bool | None = None,
         vision: VisionSettings = VisionSettings(),
         teacher: TeacherSettings = TeacherSettings(),
         momentum: MomentumSettings = MomentumSettings(),

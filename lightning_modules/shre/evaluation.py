@@ -17,12 +17,15 @@ class SHReEvaluation(RetrievalEvaluation):
 
     Args:
         evaluation: settings.
+        match_equal_texts: as in `RetrievalEvaluation`.
         spaces: width of each space by name.
     """
 
-    def __init__(self, evaluation: EvaluationSettings, spaces: Mapping[str, int]) -> None:
+    def __init__(
+        self, evaluation: EvaluationSettings, match_equal_texts: bool | None, spaces: Mapping[str, int]
+    ) -> None:
         super().__init__(
-            evaluation.match_equal_texts,
+            match_equal_texts,
             spaces=spaces,
             prediction_space=evaluation.features,
             median_rank_fold=MEDIAN_RANK_FOLD,

@@ -70,6 +70,7 @@ class SHReModule(Method):
         kl: divergence from the teacher's posterior, or contrast with its embeddings.
         contrast: image-text contrast.
         evaluation: retrieval.
+        match_equal_texts: whether equal captions of other images count as matches; None: see `RetrievalEvaluation`.
         optim: AdamW and its schedule.
         memory: slices and recomputation.
         optimizer: replaces AdamW.
@@ -90,6 +91,7 @@ class SHReModule(Method):
         kl: KLSettings = KLSettings(),
         contrast: ContrastSettings = ContrastSettings(),
         evaluation: EvaluationSettings = EvaluationSettings(),
+        match_equal_texts: bool | None = None,
         optim: OptimSettings = OptimSettings(),
         memory: MemorySettings = MemorySettings(),
         optimizer: OptimizerCallable | None = None,
@@ -118,7 +120,7 @@ class SHReModule(Method):
         self._teacher_images: TeacherImages | None = None
         self.target = make_target(teacher, kl, num_classes, contrast.mask_same_image, memory.loss_rows)
         self.spaces = {name: widths[name] for name in (next(iter(widths)), "h3")}
-        self.evaluation = SHReEvaluation(evaluation, self.spaces)
+        self.evaluation = SHReEvaluation(evaluation, match_equal_texts, self.spaces)
         self.start_vocabulary()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Any]:

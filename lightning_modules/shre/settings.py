@@ -154,11 +154,9 @@ class EvaluationSettings:
 
     Args:
         features: feature space of `predict` and of `ZeroShotClassification`: "h2" (code) or "h3" (thesis).
-        match_equal_texts: count equal captions of other images as matches.
     """
 
     features: str = "h2"
-    match_equal_texts: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from vlightning.datamodules.core.eval_rows import drawn_evenly, evaluated_items,
 CLASSES, EACH = ["ape", "bee", "cat"], 16
 
 
-class RecordingModel(ImageModel):
+class LabelRecorder(ImageModel):
     """Keeps the labels that it is evaluated on."""
 
     seen: ClassVar[list[int]] = []
@@ -49,7 +49,7 @@ def words(command, source, *others):
     )
     return (
         command,
-        f"--model={__name__}.RecordingModel",
+        f"--model={__name__}.LabelRecorder",
         "--data=ImageClassificationDataModule",
         *(f"--data.{name}={value}" for name, value in data.items()),
         *(f"--trainer.{option}" for option in trainer),
@@ -61,7 +61,7 @@ def words(command, source, *others):
 @pytest.mark.parametrize(("command", "option"), [("fit", "val"), ("validate", "val"), ("test", "test")])
 def test_batches_of_one_class_are_named_in_one_line(tmp_path, monkeypatch, by_class, command, option):
     monkeypatch.chdir(tmp_path)
-    RecordingModel.seen.clear()
+    LabelRecorder.seen.clear()
     split = "test" if command == "test" else "validation"
     expected = (
         f"The {split} reads 16 labels, of which 100% are 'ape', and 33% in the whole split: replace "
@@ -70,7 +70,7 @@ def test_batches_of_one_class_are_named_in_one_line(tmp_path, monkeypatch, by_cl
     with pytest.warns(UserWarning, match=expected):
         ran = run(*words(command, by_class, f"--trainer.limit_{option}_batches=2"))
     assert ran.status == 0, ran.err
-    assert RecordingModel.seen == [0] * 16
+    assert LabelRecorder.seen == [0] * 16
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_batches_of_one_class_are_named_in_one_line(tmp_path, monkeypatch, by_cl
 @pytest.mark.filterwarnings("error:.*draws evenly")
 def test_a_limit_of_rows_draws_each_class_in_proportion(tmp_path, monkeypatch, by_class, command, limit, each):
     monkeypatch.chdir(tmp_path)
-    RecordingModel.seen.clear()
+    LabelRecorder.seen.clear()
     ran = run(*words(command, by_class, f"--data.limit_eval_rows={limit}"))
     assert ran.status == 0, ran.err
-    assert Counter(RecordingModel.seen) == {0: each, 1: each, 2: each}
+    assert Counter(LabelRecorder.seen) == {0: each, 1: each, 2: each}
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "0.0", "1.5", "half"])
