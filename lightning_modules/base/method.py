@@ -35,7 +35,7 @@ from .preprocessing import recorded_preprocessing
 from .pretrained import read_module, tokenizer_of_data, write_folder
 from .settings import plain
 from .sharding import full_state, shard
-from .trainers import datamodule_of
+from .trainers import convert_before_restore, datamodule_of
 from .vocabulary import TextTower, restored_vocabulary, vocabulary_of
 
 Bound = tuple[nn.Parameter, float, float]
@@ -244,6 +244,7 @@ class Method(CheckedLoading, LightningModule):
         Raises:
             UserError: if the weights of a frozen network differ.
         """
+        convert_before_restore(self)
         self._saved_settings = saved_settings(checkpoint)
         self._initial.restored = True
         self.adopt_preprocessing(recorded_preprocessing(checkpoint))

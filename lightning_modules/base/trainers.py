@@ -22,3 +22,14 @@ def datamodule_of(module: LightningModule) -> Any | None:
 def callbacks_of(module: LightningModule) -> list[Callback]:
     """Return the callbacks of the run; none outside a run."""
     return list(getattr(trainer_of(module), "callbacks", []))
+
+
+def convert_before_restore(module: LightningModule) -> None:
+    """Convert a module to float64 in a run of the precision `64-true`.
+
+    Lightning (2.6.6) restores a checkpoint before it converts the module, and so rounds the weights to float32. Half
+    precisions lose nothing in that order.
+    """
+    trainer = trainer_of(module)
+    if trainer is not None and trainer.precision == "64-true":
+        module.double()
