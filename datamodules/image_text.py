@@ -159,6 +159,19 @@ class ImageTextDataModule(PairDataModule):
 
     # Streamed splits
 
+    def stream_settings(self, rows: PairTable | CaptionRows[PairTable] | Stream) -> dict[str, Any]:
+        """Return what divides the rows of a stream, which a resumed run must not change."""
+        if not isinstance(rows, Stream):
+            return {}
+        return {
+            "data.num_workers": max(self.num_workers, 1),  # with 0 the process itself is the only worker
+            "processes": self.replicas()[0],
+            "data.batch_size": self.batch_size,
+            "data.samples_per_epoch": self.samples_per_epoch,
+            "data.shuffle_block": self.shuffle_block,
+            "shards": rows.shards_read(),
+        }
+
     def image(self, split: Split, sample_index: int) -> Image.Image:
         """Return an image before the transform, as the base class does.
 

@@ -40,7 +40,8 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     """Base of all datamodules, which provides rows in batches of the project's contract (dicts of tensors).
 
     The order of samples is a function of (seed, epoch), and each random draw for a sample is a function of (seed,
-    epoch, row): a resumed run reads the same samples as an uninterrupted run, with any number of loader workers.
+    epoch, row): a resumed run reads the same samples as an uninterrupted run, with any number of loader workers; that
+    of a stream needs the same number.
     Evaluation reads each item exactly once over all processes, without padding.
 
     A subclass defines the rows, samples and batches in the methods of the first section. It passes the arguments below
@@ -134,6 +135,10 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         """
         return tempered(self.training_mix(rows), self.mixing_temperature)
 
+    def stream_settings(self, rows: Any) -> dict[str, Any]:
+        """Return by name what decides which loader worker reads which row of a stream; empty for rows by position."""
+        return {}
+
     def training_set(self, rows: Any) -> TrainingSet:
         """Return the dataset of training samples."""
         return TrainingSet(len(rows), self.training_reader(rows), self.run_seed)
@@ -226,10 +231,15 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
             "global_batch_size": sizes[0],
             "rows": sizes[1],
             "processes": self.replicas()[0],
+            "stream": self.stream_settings(self._rows["train"]) if "train" in self._rows else {},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the seed of a checkpoint, and warn if the order of samples cannot continue exactly."""
+        """Restore the seed of a checkpoint, and warn if the order of samples cannot continue exactly.
+
+        Raises:
+            UserError: if a stream would be divided in another way, and so read some rows twice and others never.
+        """
         seed = state_dict["seed"]
         if seed != self.run_seed:
             rank_zero_warn(
@@ -239,6 +249,7 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
         then = state_dict.get("global_batch_size"), state_dict.get("rows")
         if "train" not in self._rows:
             return
+        self._check_stream(state_dict.get("stream", {}))
         now, processes, self._by_process = self._sizes(), self.replicas()[0], []
         if state_dict.get("processes", processes) != processes:  # reported with all that this changes
             if then != now:
@@ -246,8 +257,6 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
                     f"a global batch has {now[0]} of {now[1]} training rows, not {then[0]} of {then[1]} (set "
                     "data.global_batch_size)"
                 )
-            if not self._keeps_workers(self._rows["train"]):
-                self._by_process.append("the rows of a stream are divided among other loader workers")
         elif now != then:
             rank_zero_warn(
                 f"The run of the checkpoint had a global batch of {then[0]} from {then[1]} training rows, this run has "
@@ -257,6 +266,17 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     def by_process(self) -> list[str]:
         """Return in clauses what differs from the run of a checkpoint with another number of processes."""
         return self._by_process
+
+    def _check_stream(self, then: dict[str, Any]) -> None:
+        now = self.stream_settings(self._rows["train"])
+        differing = [
+            f"{name} {now[name]} instead of {then[name]}" for name in now if then.get(name, now[name]) != now[name]
+        ]
+        if differing:
+            raise UserError(
+                f"Expected a stream that is divided as in the run of the checkpoint, got {', '.join(differing)}, with "
+                "which some rows would be read twice and others never: set what differs as it was, or start anew."
+            )
 
     def _sizes(self) -> tuple[int, int]:
         return self.batch_size * self.replicas()[0], self._epoch_rows()

@@ -61,6 +61,10 @@ class Stream:
                     f"{source.num_shards}, got {layout.weight}: choose another weight, or set data.streaming to false."
                 )
 
+    def shards_read(self) -> list[int]:
+        """Return the number of shards that a pass reads of each source, by its weight."""
+        return [round(source.num_shards * layout.weight) for source, layout in self.parts]
+
     def count(self, shard: int) -> int | None:
         """Return the number of rows of a shard, or None if the number is unknown."""
         part, number = self.shards[shard]

@@ -4,7 +4,7 @@ A *stream* is the sequence of rows that one loader worker of one process reads: 
 processes there are ``N*W`` streams. In each pass over the data the shards are assigned to the streams in an order that
 is drawn from (seed, epoch, pass); if there are fewer shards than streams, each stream reads all shards and keeps every
 ``N*W``-th row. A stream is divided into blocks, and each block is shuffled by (seed, epoch, stream, block). A run
-resumes exactly if the number of workers is the same.
+resumes exactly, and is refused with another number of workers or processes (`ImageTextDataModule.stream_settings`).
 
 If rows can be counted without reading them (tar and Parquet files on disk), reading starts at the block of the current
 position. Otherwise (JSON, the hub, compressed tar files) the earlier rows are read as well, but not decoded.

@@ -8,11 +8,17 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
+from torch import nn
 
 from support.images import draw_image, encoded
 from support.loader_workers import read_by_loader
 from support.streams import indices, read
+from support.tiny_modules import trainer
+from vlightning.callbacks import AtomicCheckpointIO
+from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.datamodules.core.mixing import Mix
 from vlightning.datamodules.core.sampling import block_order, shard_order
@@ -259,3 +265,60 @@ def test_an_epoch_of_a_share_of_the_rows_reads_that_share_once(files, percent):
     read_rows = [int(index) for batch in loader for index in batch["sample_index"]]
     assert len(loader) == 60 * percent // 100 // 2
     assert len(read_rows) == len(set(read_rows)) == 60 * percent // 100
+
+
+class Mean(LightningModule):
+    """Has one weight, and keeps the rows of its batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.rows = []
+
+    def training_step(self, batch, batch_idx):
+        self.rows.append(batch["sample_index"].tolist())
+        return self.layer(batch["image"].mean()[None, None]).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def run_on_stream(files, module, resume=None, **changes):
+    data = module(
+        train=str(files.folder / "*.tar"),
+        **{"streaming": True, "samples_per_epoch": 24, "batch_size": 4, "num_workers": 0, "shuffle_block": 5} | changes,
+    )
+    model = Mean()
+    kept = ModelCheckpoint(files.folder, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    trainer(kept, enable_checkpointing=True, plugins=[AtomicCheckpointIO()]).fit(model, data, ckpt_path=resume)
+    return model.rows
+
+
+def test_a_stream_that_would_be_divided_otherwise_is_refused(files, module):
+    tars(files, [8, 8, 8])
+    whole = run_on_stream(files, module)
+    checkpoint = files.folder / "step=2.ckpt"
+    assert run_on_stream(files, module, checkpoint, num_workers=1) == whole[2:]
+    changes = {
+        "num_workers": (2, "data.num_workers 2 instead of 1"),
+        "samples_per_epoch": (20, "data.samples_per_epoch 20 instead of 24"),
+        "batch_size": (8, "data.batch_size 8 instead of 4"),
+        "shuffle_block": (6, "data.shuffle_block 6 instead of 5"),
+    }
+    for name, (value, sentence) in changes.items():
+        with pytest.raises(UserError, match=f"^Expected a stream that is divided as .* got {sentence}, with"):
+            run_on_stream(files, module, checkpoint, **{name: value})
+    files.tar(list(members(900, 8)), "09.tar")
+    with pytest.raises(UserError, match=r"got shards \[4\] instead of \[3\]"):
+        run_on_stream(files, module, checkpoint)
+
+
+def test_a_stream_of_other_processes_is_refused(files, module):
+    tars(files, [8, 8, 8])
+    data = module(train=str(files.folder / "*.tar"), streaming=True, samples_per_epoch=24)
+    data.setup("fit")
+    state = data.state_dict()
+    data.load_state_dict(state)
+    state["stream"]["processes"] = 2
+    with pytest.raises(UserError, match="got processes 1 instead of 2"):
+        data.load_state_dict(state)
