@@ -99,6 +99,15 @@ def test_a_run_resumes_exactly_from_every_checkpoint(tmp_path, method, options):
         assert same(end, state), path.name
 
 
+@pytest.mark.parametrize("method", METHODS | OTHERS)
+def test_float64_is_not_rounded_by_a_resume(tmp_path, method):
+    outside = (METHODS | OTHERS)[method].prepare(tmp_path)
+    options = {"precision": "64-true", "max_steps": 2, "limit_val_batches": 0}
+    _, state, _ = fit(method, outside, 1, options, folder=tmp_path / "run")
+    _, end, _ = fit(method, outside, 77, options, resume=tmp_path / "run" / "step1.ckpt")
+    assert same(end, state)
+
+
 class InValidation(Callback):
     """Sends a signal in the first batch of the first validation."""
 
