@@ -10,13 +10,14 @@ import wandb
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, EMAWeightAveraging, WeightAveraging
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
-from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins import MixedPrecision, Precision
 
 from support.command_line import run
 from support.methods import METHODS, OTHERS
 from vlightning.callbacks import CompileCallback
 from vlightning.common.errors import UserError
 
+EVERY = METHODS | OTHERS
 BUILDERS = {**METHODS, "clip": OTHERS["clip"]}
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "method": tuple(BUILDERS),
@@ -64,7 +65,7 @@ ROWS = covering_rows()
 
 
 class Losses(Callback):
-    """Keeps the losses of the batches."""
+    """Keeps the losses of the batches, in their types."""
 
     def __init__(self) -> None:
         self.found: list[torch.Tensor] = []
@@ -85,7 +86,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Teachers and data of the methods, written once."""
     folder = tmp_path_factory.mktemp("outside")
     found = {}
-    for name, method in BUILDERS.items():
+    for name, method in EVERY.items():
         (folder / name).mkdir()
         found[name] = method.prepare(folder / name)
     return found
@@ -151,6 +152,66 @@ def test_a_run_with_these_options_trains(row: dict[str, Any], outside: dict[str,
         logged.finish()
     if row["output"] == "csv":
         assert "train/" in next(tmp_path.rglob("metrics.csv")).read_text().splitlines()[0]
+
+
+LOSS_TYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.float32, "16-true": torch.float32}
+WITH_AVERAGE = ("albef", "albef_fine_tuning", "albef_vqa", "cocord", "entailment", "mobileclip", "nlvr")
+"""Methods whose momentum teacher or average `bf16-true` would round."""
+
+
+class Engine(Precision):
+    """Stands in for Lightning's plugin of TransformerEngine, a package for some GPUs."""
+
+    precision = "transformer-engine"
+
+
+def one_step(name: str, prepared: Any, precision: str | Precision, folder: Path) -> tuple[Any, Any, Trainer]:
+    """Return module, data and Trainer of one step and a validation."""
+    module, data = EVERY[name].build(prepared, seed=0, batch_size=4, num_workers=0)
+    losses = Losses()
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    plugin = {"plugins": [precision]} if isinstance(precision, Precision) else {"precision": precision}
+    limits = {"max_steps": 1, "limit_val_batches": 2, "limit_test_batches": 2, "num_sanity_val_steps": 0}
+    runs = Trainer(
+        accelerator="cpu", logger=False, callbacks=[losses], default_root_dir=folder, **plugin, **limits, **quiet
+    )
+    return module, data, runs
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_each_precision_trains_and_evaluates_or_is_refused_in_one_sentence(
+    name: str, outside: dict[str, Any], tmp_path: Path
+):
+    found: dict[str, float] = {}
+    for precision, dtype in LOSS_TYPES.items():
+        module, data, runs = one_step(name, outside[name], precision, tmp_path)
+        if precision == "16-true" or (precision == "bf16-true" and name in WITH_AVERAGE):
+            with pytest.raises(UserError, match=f"^Expected a .* to train {type(module).__name__}, .* {precision}"):
+                runs.fit(module, data)
+            module, data, runs = one_step(name, outside[name], precision, tmp_path)
+        else:
+            runs.fit(module, data)
+            (loss,) = runs.callbacks[0].found
+            assert loss.dtype == dtype
+            found[precision] = float(loss)
+        if module.evaluation is not None:
+            runs.test(module, data, verbose=False)
+    assert list(found.values()) == pytest.approx([found["32-true"]] * len(found), rel=0.02)
+
+
+def test_an_engine_that_replaces_layers_is_refused(outside: dict[str, Any], tmp_path: Path):
+    module, data, runs = one_step("albef", outside["albef"], Engine(), tmp_path)
+    for stage in (runs.fit, runs.test):
+        with pytest.raises(UserError, match=r"^Expected layers of torch in ALBEFModule, got .* transformer-engine"):
+            stage(module, data)
+
+
+def test_a_precision_without_its_package_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    config = Path(__file__).resolve().parents[1] / "configs/albef/quickstart.yaml"
+    ran = run("fit", "--config", config, "--trainer.precision=transformer-engine", "--data.length=64")
+    assert ran.status == 1
+    assert "TransformerEnginePrecision needs the package 'transformer_engine'" in ran.sentence
 
 
 @pytest.mark.parametrize("name", BUILDERS)

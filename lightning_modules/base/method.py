@@ -31,6 +31,7 @@ from .frozen import Frozen
 from .initial_weights import InitialState, check_one_source, restores_after_setup
 from .lightning_callbacks import refuse_rate_finder, refuse_stale_averages
 from .model_card import Training, validation_results
+from .precision import check_precision
 from .preprocessing import recorded_preprocessing
 from .pretrained import read_module, tokenizer_of_data, write_folder
 from .settings import plain
@@ -190,8 +191,9 @@ class Method(CheckedLoading, LightningModule):
         """Load initial weights if the strategy shards; such strategies restore checkpoints later.
 
         Raises:
-            UserError: if there are two sources of initial weights.
+            UserError: if the precision is refused, or there are two sources of initial weights.
         """
+        check_precision(self, stage)
         if stage == "fit":
             refuse_rate_finder(self)
         check_one_source(self, self.hparams.get("weights"))

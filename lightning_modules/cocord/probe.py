@@ -94,7 +94,7 @@ class LinearProbeModule(Method):
         # DDP averages gradients over processes, whose batches may have different numbers of readable images.
         loss = total * world_size() / all_reduce_sum(torch.full((), known, device=row.device)).clamp(min=1)
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=size)
-        left_out = torch.full((), float(size - known), device=row.device)
+        left_out = torch.full((), size - known, dtype=torch.float32, device=row.device)
         self.log("train/left_out", left_out, on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
         return loss
 

@@ -86,7 +86,7 @@ class Accuracy(nn.Module):
         """Reset the counts."""
         for split in SPLITS:
             for _, metric in self._of(split):
-                metric.reset()
+                restart(metric)
         self._non_finite = {split: [] for split in SPLITS}
 
     def _of(self, split: str) -> Iterator[tuple[str, MeanMetric]]:
@@ -94,6 +94,12 @@ class Accuracy(nn.Module):
             metric = self.metrics[f"{split}_{name}"]
             assert isinstance(metric, MeanMetric)
             yield name, metric
+
+
+def restart(mean: MeanMetric) -> None:
+    """Reset a mean whose sums are in float32 at least: those of `bf16-true`, as of the weights, would stop at 256."""
+    mean.set_dtype(torch.promote_types(mean.dtype, torch.float32))
+    mean.reset()
 
 
 class Classified(NamedTuple):
@@ -133,7 +139,7 @@ class ClassificationEvaluation(nn.Module):
         """Reset the counts."""
         self.accuracy.reset()
         for split in SPLITS:
-            self._loss(split).reset()
+            restart(self._loss(split))
         self.result, self._classified = None, []
 
     def step(self, module: LightningModule, batch: Batch, stage: Stage) -> None:

@@ -137,8 +137,9 @@ def match_candidates(
 
     # For each own image the texts to score: its candidates, and the texts that it is a candidate of.
     asking, place = _inverse(near_images.index, len(near_texts.index))
-    text_scores = torch.zeros(near_images.index.shape)
-    image_scores = torch.zeros(len(own_tokens), near_texts.index.shape[1])
+    # Not the default type, which is that of the weights in some precisions.
+    text_scores = torch.zeros(near_images.index.shape, dtype=torch.float32)
+    image_scores = torch.zeros(len(own_tokens), near_texts.index.shape[1], dtype=torch.float32)
     passes = list(_passes(near_texts.index, asking, first, len(own_tokens), rows))
     scored: list[list[Tensor]] = [[] for _ in range(len(own_tokens))]
     shape = _shape_everywhere(own_tokens)
@@ -155,7 +156,7 @@ def match_candidates(
         if not idle:
             scored[image].append(scores.float())
     # Copied at once: with a copy in every pass, the device would wait for the host to prepare the next one.
-    found = torch.cat([part for parts in scored for part in parts]).cpu() if passes else torch.zeros(0)
+    found = torch.cat([part for parts in scored for part in parts]).cpu() if passes else text_scores.new_zeros(0)
     for image, scores in enumerate(found.split([sum(map(len, parts)) for parts in scored])):
         texts = _texts_of(near_texts.index[first + image], asking[first + image])
         image_scores[image] = scores[torch.searchsorted(texts, near_texts.index[first + image])]

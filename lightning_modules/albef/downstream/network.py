@@ -115,7 +115,8 @@ class AssignmentNetwork(TaskNetwork):
 
     def fuse(self, input_ids: Tensor, attention_mask: Tensor, *image_tokens: Tensor) -> Tensor:
         """Fuse texts [B, L] with the tokens [B, N, V] of two images: logits [B, 3] in float32 at least."""
-        return at_least_float32(self.ta_head(super().fuse(input_ids, attention_mask, *image_tokens)))
+        fused = super().fuse(input_ids, attention_mask, *image_tokens).to(image_tokens[0].dtype)
+        return at_least_float32(self.ta_head(fused))
 
     def project_image(self, image_tokens: Tensor) -> Tensor:
         """Project image tokens [B, N, V] to unit-length contrastive features [B, E], in float32 at least."""

@@ -77,3 +77,17 @@ def test_non_finite_logits_are_misses_and_are_counted(dead, recwarn):
 def test_two_processes_equal_one_process():
     for found in run_distributed(measured_on_rank, DEAD, 12):
         assert found == pytest.approx(by_loops(DEAD))
+
+
+def test_means_of_many_samples_are_not_rounded_in_half_precision():
+    evaluation = ClassificationEvaluation(top={"top1": 1})
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        evaluation.to(dtype)  # as the trainer's precision does with the whole module
+        evaluation.start()
+        for right in (True, False, True):
+            logits = torch.tensor([[4.0, 0.0] if right else [0.0, 4.0]]).expand(1000, 2)
+            evaluation.accuracy.update("val", logits, torch.zeros(1000, dtype=torch.long), torch.arange(1000))
+            evaluation.losses["val"].update(torch.full((1000,), 1.25))
+        (mean,) = (metric.compute() for _, metric in evaluation.accuracy._of("val"))
+        assert float(mean) == pytest.approx(2 / 3, rel=1e-6)
+        assert float(evaluation.losses["val"].compute()) == 1.25
