@@ -3,7 +3,7 @@
 Each is used here once, with the reason why no public name is sufficient. Checked with Lightning 2.6.6.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,11 @@ class DispatchMode(TorchDispatchMode):
 def accumulates(trainer: Trainer) -> bool:
     """Return whether the current batch only accumulates gradients; Lightning has no public name for it."""
     return bool(trainer.fit_loop._should_accumulate())
+
+
+def restore_callback_metrics(trainer: Trainer, metrics: Mapping[str, Tensor]) -> None:
+    """Add metrics to those that callbacks see, of which Lightning has a public name for reading only."""
+    trainer._logger_connector._callback_metrics.update(metrics)
 
 
 def validates_next(trainer: Trainer) -> bool:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 from typing_extensions import override
 
 from . import draws
 from .distributed.collectives import world_size
+from .early_stopping import METRICS_KEY, refuse_stochastic_weight_averaging, saved_metrics, stop_again
 from .other_processes import report_other_processes
-from .private_api import accumulates
+from .private_api import accumulates, restore_callback_metrics
 from .stopping import validate_after_resume
 
 
@@ -31,7 +33,8 @@ class StepSeedCallback(Callback):
 
     The callback also ensures that a validation is not skipped when a run resumes from a checkpoint that was written at
     the end of the batch before the validation, and warns if a checkpoint would hold a part of a step: a checkpoint of a
-    validation between two accumulated batches.
+    validation between two accumulated batches. Metrics are in the checkpoint, so that callbacks that monitor one decide
+    in a resumed run as in the uninterrupted run; a run that `EarlyStopping` had ended stays ended.
 
     Args:
         seed: Seed of the run; None takes the seed of `seed_everything` (the environment variable PL_GLOBAL_SEED), or
@@ -43,6 +46,7 @@ class StepSeedCallback(Callback):
         self._seed = seed
         self._told = False
         self._processes: int | None = None  # of the checkpoint
+        self._metrics: dict[str, Tensor] = {}  # of the checkpoint
 
     @property
     def seed(self) -> int:
@@ -70,6 +74,8 @@ class StepSeedCallback(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        restore_callback_metrics(trainer, self._metrics)  # not earlier: the sanity check resets them
+        self._metrics = {}
         before, self._processes = self._processes, None
         if before not in (None, trainer.world_size):
             report_other_processes(trainer, pl_module, before)
@@ -108,6 +114,14 @@ class StepSeedCallback(Callback):
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         validate_after_resume(trainer, checkpoint)
+        checkpoint[METRICS_KEY] = saved_metrics(trainer)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == "fit":
+            refuse_stochastic_weight_averaging(checkpoint)
+            self._metrics = checkpoint.get(METRICS_KEY, {})  # older checkpoints have none
+            stop_again(trainer, checkpoint)
 
 
 def step_seed(seed: int, batch: int, rank: int | None = None) -> int:

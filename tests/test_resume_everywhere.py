@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 from lightning import Callback, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from support.methods import METHODS, OTHERS
 from support.tiny_modules import trainer
@@ -97,6 +97,21 @@ def test_a_run_resumes_exactly_from_every_checkpoint(tmp_path, method, options):
         first = done if path.name.startswith("step") else done + 1
         assert found.measured == {number: row for number, row in whole.measured.items() if number >= first}, path.name
         assert same(end, state), path.name
+
+
+@pytest.mark.parametrize("options", [{}, {"val_check_interval": 2}, {"min_epochs": 3}], ids=str)
+def test_a_run_that_ends_early_ends_alike_from_every_checkpoint(tmp_path, options):
+    def stop():
+        return EarlyStopping("val/recall_mean", patience=1, mode="max", min_delta=1000.0)  # after two validations
+
+    options = {"max_epochs": 4} | options
+    whole, state, steps = fit("albef", None, 1, options, stop(), folder=tmp_path)
+    assert steps < 16
+    for path in sorted(tmp_path.glob("*.ckpt")):
+        found, end, reached = fit("albef", None, 77, options, stop(), resume=path)
+        assert reached == steps, path.name
+        assert same(end, state), path.name
+        assert found.samples.items() <= whole.samples.items(), path.name
 
 
 @pytest.mark.parametrize("method", METHODS | OTHERS)

@@ -1,0 +1,60 @@
+"""Lightning's callbacks that look at metrics, in a run that resumes."""
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from ..common.errors import UserError
+
+METRICS_KEY = "callback_metrics"
+"""Entry of a checkpoint with the metrics that callbacks see, 0-dimensional tensors by name."""
+
+
+def saved_metrics(trainer: Trainer) -> dict[str, Tensor]:
+    """Return what callbacks see of the metrics, for a checkpoint.
+
+    Lightning (2.6.6) saves none: a run that resumes from a checkpoint of the end of a validation runs the hooks of the
+    epoch's end without them, so that `EarlyStopping` raises an error and `ModelCheckpoint` keeps no best checkpoint.
+    """
+    return {name: value.detach().cpu() for name, value in trainer.callback_metrics.items()}
+
+
+def stop_again(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Stop a run that `EarlyStopping` has already ended, unless its given patience is larger now.
+
+    Lightning (2.6.6) trains on when it resumes from the last checkpoint of such a run, and uses the patience of the
+    checkpoint. For `on_load_checkpoint` of a callback, which comes before the states of all callbacks are restored.
+    """
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        state = checkpoint["callbacks"].get(callback.state_key) if isinstance(callback, EarlyStopping) else None
+        if state is None:
+            continue
+        before, state["patience"] = state["patience"], callback.patience
+        exhausted = state["stopping_reason"] == EarlyStoppingReason.PATIENCE_EXHAUSTED.value
+        if exhausted and callback.patience > before and state["wait_count"] < callback.patience:
+            state |= {"stopping_reason": EarlyStoppingReason.NOT_STOPPED.value, "stopping_reason_message": None}
+        elif state["stopping_reason_message"] is not None:  # kept by Lightning from the decision to stop on
+            trainer.should_stop = True
+            rank_zero_info(
+                f"EarlyStopping had ended the run of the checkpoint by {callback.monitor}: a larger patience trains on."
+            )
+
+
+def refuse_stochastic_weight_averaging(checkpoint: dict[str, Any]) -> None:
+    """Refuse to resume a run with `StochasticWeightAveraging`.
+
+    Lightning (2.6.6) restores neither the schedule that the callback replaces nor the pass over the data with which it
+    ends, so the resumed run would differ.
+
+    Raises:
+        UserError: If the checkpoint is of such a run.
+    """
+    if StochasticWeightAveraging.__qualname__ in checkpoint["callbacks"]:
+        raise UserError(
+            "Expected a run that can resume, got the checkpoint of one with StochasticWeightAveraging, whose schedule "
+            "Lightning does not restore: start anew, with EMAWeightAveraging if the run may be stopped."
+        )
