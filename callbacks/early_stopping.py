@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, StochasticWeightAveraging
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from ..common.errors import UserError
@@ -42,6 +42,15 @@ def stop_again(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
             rank_zero_info(
                 f"EarlyStopping had ended the run of the checkpoint by {callback.monitor}: a larger patience trains on."
             )
+
+
+def warn_of_plateau(trainer: Trainer) -> None:
+    """Warn that a resumed run with `ReduceLROnPlateau` is not exact: Lightning (2.6.6) omits an update of it."""
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        rank_zero_warn(
+            "The run goes on, but not exactly: Lightning does not update ReduceLROnPlateau at the end of the epoch in "
+            "which a run resumes."
+        )
 
 
 def refuse_stochastic_weight_averaging(checkpoint: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from . import draws
 from .distributed.collectives import world_size
-from .early_stopping import METRICS_KEY, refuse_stochastic_weight_averaging, saved_metrics, stop_again
+from .early_stopping import METRICS_KEY, refuse_stochastic_weight_averaging, saved_metrics, stop_again, warn_of_plateau
 from .other_processes import report_other_processes
 from .private_api import accumulates, restore_callback_metrics
 from .stopping import validate_after_resume
@@ -77,6 +77,8 @@ class StepSeedCallback(Callback):
         restore_callback_metrics(trainer, self._metrics)  # not earlier: the sanity check resets them
         self._metrics = {}
         before, self._processes = self._processes, None
+        if before is not None:
+            warn_of_plateau(trainer)
         if before not in (None, trainer.world_size):
             report_other_processes(trainer, pl_module, before)
 

@@ -57,3 +57,25 @@ def test_a_run_with_stochastic_weight_averaging_does_not_resume(tmp_path):
         with pytest.raises(UserError, match=r"one with StochasticWeightAveraging, whose schedule .* start anew"):
             trainer(*callbacks, max_epochs=3).fit(Student(), loader(2), ckpt_path=path)
     trainer(StepSeedCallback()).validate(Student(), loader(2), ckpt_path=path)
+
+
+class OnPlateau(Student):
+    """Has a schedule that monitors a metric."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "loss"}}
+
+
+def test_a_resumed_run_says_that_a_schedule_by_metric_omits_an_update(tmp_path, recwarn):
+    path = tmp_path / "second.ckpt"
+    trainer(SaveSecond(path), StepSeedCallback(), max_epochs=3).fit(OnPlateau(), loader(2))
+    assert not [warning for warning in recwarn if "ReduceLROnPlateau" in str(warning.message)]
+    with pytest.warns(match="not exactly: Lightning does not update ReduceLROnPlateau"):
+        trainer(StepSeedCallback(), max_epochs=3).fit(OnPlateau(), loader(2), ckpt_path=path)
