@@ -143,9 +143,11 @@ class Numbers:
 @torch.no_grad()
 def test_enough_beams_find_the_best_text(arguments):
     module = distinct(loaded(arguments, num_beams=8, max_new_tokens=2))
-    torch.manual_seed(3)
-    config = GPT2Config(vocab_size=8, n_positions=8, n_embd=WIDTH, n_layer=1, n_head=2, initializer_range=0.7)
+    torch.manual_seed(20)
+    config = GPT2Config(vocab_size=8, n_positions=8, n_embd=WIDTH, n_layer=1, n_head=2)
     network = GPT2LMHeadModel(config).eval().double()
+    for parameter in network.parameters():  # releases of transformers draw initial weights in different orders
+        torch.nn.init.normal_(parameter, std=0.5)
     module.language_model.network, module.tokenizer = network, Numbers()
     features = torch.randn(24, EMBED_DIM, dtype=torch.float64)
     words, expected = network.get_input_embeddings(), []
