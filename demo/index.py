@@ -20,6 +20,7 @@ from ..common.messages import say, warn
 from ..evaluate.encoding import Loading, encode_images, encode_texts
 from ..evaluate.model import ImageTextModel
 from ..evaluate.row_sets import NamedImages
+from ..metrics.finite import highest
 from .folder import ImageFolder, Stamp
 
 _PART = 2048  # images between two writes of the file, so that a stopped embedding goes on
@@ -39,7 +40,7 @@ class Index:
 
     def best(self, query: Tensor, count: int) -> list[tuple[str, float]]:
         """Return the names with the highest cosines with a unit-length embedding [E], best first, and the cosines."""
-        top = (self.embeddings @ query).topk(min(count, len(self.names)))
+        top = highest(self.embeddings @ query, count)
         return [
             (self.names[place], score) for score, place in zip(top.values.tolist(), top.indices.tolist(), strict=True)
         ]

@@ -18,6 +18,7 @@ from ..datamodules.core.decode import decode_image
 from ..evaluate.encoding import encode_classes, encode_texts
 from ..evaluate.model import ImageTextModel
 from ..evaluate.own_images import TEMPERATURE, TEMPLATES
+from ..metrics.finite import highest
 from ..metrics.zero_shot import zero_shot_scores
 from .folder import ImageFolder, small
 from .index import Index
@@ -113,7 +114,7 @@ class Search:
         if not names:
             return []
         scores = zero_shot_scores(self._embed(file), self._classes(tuple(names)))
-        top = (TEMPERATURE * scores).softmax(0).topk(min(_BEST, len(names)))
+        top = highest((TEMPERATURE * scores).softmax(0), _BEST)
         return [(names[place], share) for share, place in zip(top.values.tolist(), top.indices.tolist(), strict=True)]
 
     def _best(self, text: str) -> list[tuple[str, float]]:

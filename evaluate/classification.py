@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ..common.errors import UserError
 from ..metrics.classification import hits
+from ..metrics.finite import NOTHING, best
 from ..metrics.groups import group_means, macro_f1, mean_per_class_recall
 from ..metrics.zero_shot import zero_shot_scores
 from .encoding import Encoded
@@ -29,8 +29,7 @@ def classification_metrics(task: Task, scores: Tensor, found: Encoded) -> dict[s
         UserError: If the set has no metadata, and its main metric needs groups.
     """
     right = hits(scores, found.label, 5)
-    # An image whose class has a non-finite score has no predicted class.
-    predicted = scores.nan_to_num(nan=-torch.inf, posinf=-torch.inf).argmax(1)
+    predicted = best(scores)
     metrics = {"acc1": _mean(right[:, 0])}
     if scores.shape[1] >= 5:
         metrics["acc5"] = _mean(right.any(1))
@@ -84,13 +83,12 @@ def attribute_metrics(found: Encoded, prompts: Prompts, encode: EncodeClasses) -
             f"{', '.join(names)}, templates of {', '.join(templates)} and {found.metadata.shape[1]} labels: get the "
             "set again."
         )
-    predicted = {
-        name: zero_shot_scores(found.features, encode(names[name], templates[name])).argmax(1) for name in names
-    }
+    predicted = {name: best(zero_shot_scores(found.features, encode(names[name], templates[name]))) for name in names}
     label = {name: found.metadata[:, column].long() for column, name in enumerate(_LABELS)}
     other, gender = label["race_binary"], predicted["gender"] == label["gender"]
     both = label["race"] * 2 + label["gender"]
-    metrics = _by_group("acc_race", (predicted["race"] != _WHITE).long() == other, other)
+    race = ((predicted["race"] != _WHITE).long() == other) & (predicted["race"] != NOTHING)
+    metrics = _by_group("acc_race", race, other)
     metrics |= _by_group("acc_gender", gender, other)
     metrics |= _by_group("acc_age", predicted["age"] == label["age"], other)
     metrics |= _by_group("acc_gender_x", gender, both)

@@ -16,6 +16,7 @@ from ..common.files import replacing
 from ..datamodules.core.decode import decode_image
 from ..datamodules.core.faults import BadSample
 from ..datamodules.sources.members import IMAGE_SUFFIXES
+from ..metrics.finite import highest
 from ..metrics.zero_shot import zero_shot_scores
 from .encoding import Encoded, Loading, encode_classes, encode_images
 from .model import ImageTextModel
@@ -51,7 +52,7 @@ def classify_folder(
         why = ", ".join(f"{cause}: {count}" for cause, count in found.bad.items()) or "no image files"
         raise UserError(f"Expected images in {str(folder)!r}, got none that can be used ({why}): give another folder.")
     scores = zero_shot_scores(found.features, encode_classes(model, names, templates))
-    top = (TEMPERATURE * scores).softmax(1).topk(min(best, len(names)))
+    top = highest((TEMPERATURE * scores).softmax(1), best)
     columns: dict[str, Any] = {
         "image": [samples.names[number] for number in found.index.tolist()],
         "classes": [[names[place] for place in row] for row in top.indices.tolist()],

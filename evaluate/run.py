@@ -218,6 +218,8 @@ def _trained_scores(
     protocol: Protocol, found: Encoded, train: tuple[Tensor, Tensor], classes: int, settings: Settings
 ) -> Tensor:
     features, label = train
+    finite = features.isfinite().all(1)  # others would make every weight of a probe non-finite
+    features, label = features[finite], label[finite]
     chosen = few_shot(label, settings.shots, settings.seed)
     features, label = features[chosen], label[chosen]
     if protocol == "knn":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..common.errors import UserError
+from ..metrics.finite import highest
 from ..metrics.groups import jaccard
 from ..metrics.retrieval import Matches, recalls, retrieval_ranks
 from .encoding import Encoded, Loading, encode_images, encode_texts
@@ -72,7 +73,7 @@ def winogavil(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
         similarity = found.features[[place[name] for name in row["candidates"]]] @ cue
         right = torch.tensor([name in row["associations"] for name in row["candidates"]])
         chosen = torch.zeros_like(right)
-        chosen[similarity.topk(int(right.sum())).indices] = True
+        chosen[highest(similarity, int(right.sum())).indices] = True
         scores.setdefault(len(right), []).append(jaccard(chosen, right))
     return _by_candidates(scores), found
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .finite import non_finite_last
+from .finite import highest
 
 
 def hits(scores: Tensor, label: Tensor, places: int) -> Tensor:
@@ -17,7 +17,7 @@ def hits(scores: Tensor, label: Tensor, places: int) -> Tensor:
     Returns:
         Boolean [B, K].
     """
-    best = non_finite_last(scores).topk(min(places, scores.shape[1]))
+    best = highest(scores, places)
     return (best.indices == label[:, None]) & best.values.isfinite()
 
 

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .finite import best
+
 NO_BOX = -1
 """Index of the chosen box where no box has a positive score."""
 
@@ -57,5 +59,5 @@ def choose_box(scores: Tensor) -> int:
     Without a positive score the map says nothing about any box, so none is chosen, and the text counts as wrongly
     grounded. (The authors' code then repeats the box of the text before.)
     """
-    best = int(scores.nan_to_num(nan=-torch.inf).argmax())
-    return best if float(scores[best]) > 0 else NO_BOX
+    chosen = int(best(scores))
+    return chosen if float(scores[chosen]) > 0 else NO_BOX

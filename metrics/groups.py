@@ -12,7 +12,7 @@ def mean_per_class_recall(predicted: Tensor, label: Tensor) -> float:
     """Return the mean over the classes that occur of the share of their samples that are right, from 0 to 1.
 
     Args:
-        predicted: Predicted classes, long [N].
+        predicted: Predicted classes, long [N]; -1 for a sample without one.
         label: Right classes, long [N].
     """
     images = label.bincount()
@@ -23,12 +23,12 @@ def macro_f1(predicted: Tensor, label: Tensor) -> float:
     """Return the mean of the F1 scores of the classes that occur among the labels, as WILDS defines it for iWildCam.
 
     Args:
-        predicted: Predicted classes, long [N].
+        predicted: Predicted classes, long [N]; -1 for a sample without one.
         label: Right classes, long [N].
     """
     classes = int(torch.cat([predicted, label]).max()) + 1
     right = label[predicted == label].bincount(minlength=classes).double()
-    of_class, found = label.bincount(minlength=classes), predicted.bincount(minlength=classes)
+    of_class, found = label.bincount(minlength=classes), predicted[predicted >= 0].bincount(minlength=classes)
     return float((2 * right / (of_class + found))[of_class > 0].mean())
 
 

@@ -6,6 +6,7 @@ from lightning.pytorch import Trainer
 from typing_extensions import override
 
 from ...common.errors import UserError
+from ...metrics.finite import NOTHING, best
 from .evaluation import EvaluationFigures, NoFigureError, Split, evenly_spread
 from .grid import Panel, Row
 
@@ -40,13 +41,16 @@ class PredictionFigures(EvaluationFigures):
         rows = []
         for place in order[evenly_spread(len(order), self.samples)].tolist():
             index, label = int(result.sample_index[place]), int(result.label[place])
-            probability, predicted = result.probabilities[place].max(-1)
+            probabilities = result.probabilities[place]
+            predicted = int(best(probabilities))
             try:
                 images, text = data.images(split, index), data.text(split, index)
             except (UserError, ValueError, AttributeError) as error:  # deleted since, or a datamodule of other data
                 raise NoFigureError(f"a sample could not be opened: {error}") from error
             names = getattr(data, "class_names", None)
-            said, truth = (str(names[number] if names else number) for number in (int(predicted), label))
-            panels = [Panel(image, f"{said}  {probability:.0%}", int(predicted) == label) for image in images]
-            rows.append(Row(text, f"label: {truth}", panels))
+            said = "no finite probability"
+            if predicted != NOTHING:
+                said = f"{names[predicted] if names else predicted}  {probabilities[predicted]:.0%}"
+            panels = [Panel(image, said, predicted == label) for image in images]
+            rows.append(Row(text, f"label: {names[label] if names else label}", panels))
         return rows

@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
+from ...metrics.finite import highest
 from .rows import PredictionRowsWriter, gather_rows
 
 
@@ -22,7 +23,7 @@ class _Best(NamedTuple):
 
 
 class ClassesWriter(PredictionRowsWriter):
-    """Write the most probable classes."""
+    """Write the most probable classes; null where no probability is finite."""
 
     returned, written = ("probabilities",), "their classes are"
 
@@ -36,7 +37,7 @@ class ClassesWriter(PredictionRowsWriter):
     @override
     def kept(self, outputs: dict[str, Any]) -> _Best:
         probabilities = outputs["probabilities"].float()
-        best = probabilities.topk(min(self.top_k, probabilities.shape[1]))
+        best = highest(probabilities, self.top_k)
         return _Best(best.indices.cpu(), best.values.cpu())
 
     @override
@@ -46,14 +47,18 @@ class ClassesWriter(PredictionRowsWriter):
 
     @override
     def columns(self, gathered: _Best, order: Tensor, trainer: Trainer) -> dict[str, Any]:
-        labels, probabilities = gathered.labels[order], gathered.probabilities[order]
         names = self.class_names or getattr(getattr(trainer, "datamodule", None), "class_names", None)
-        first = labels[:, 0].tolist()
-        starts = np.arange(len(labels) + 1, dtype=np.int32) * labels.shape[1]
+        finite = gathered.probabilities[order].isfinite()
+        labels = pa.array(gathered.labels[order].flatten().numpy(), mask=~finite.flatten().numpy())
+        probabilities = pa.array(gathered.probabilities[order].flatten().numpy(), mask=~finite.flatten().numpy())
+        starts = np.arange(len(finite) + 1, dtype=np.int32) * finite.shape[1]
+        best = labels.take(pa.array(starts[:-1]))
         return {
-            "label": labels[:, 0].numpy(),
-            "name": pa.array([names[label] if names else None for label in first], "string"),
-            "probability": probabilities[:, 0].numpy(),
-            "top_labels": pa.ListArray.from_arrays(starts, labels.numpy().reshape(-1)),
-            "top_probabilities": pa.ListArray.from_arrays(starts, probabilities.numpy().reshape(-1)),
+            "label": best,
+            "name": pa.array(
+                [names[label] if names and label is not None else None for label in best.to_pylist()], "string"
+            ),
+            "probability": probabilities.take(pa.array(starts[:-1])),
+            "top_labels": pa.ListArray.from_arrays(starts, labels),
+            "top_probabilities": pa.ListArray.from_arrays(starts, probabilities),
         }

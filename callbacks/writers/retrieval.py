@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.files import replacing
-from ...metrics.finite import non_finite_last
+from ...metrics.finite import highest, non_finite_last
 from .parquet import prediction_folder
 
 # Queries in a block: 1024 rows of similarities to a million candidates are 4 GB.
@@ -152,7 +152,7 @@ class _Side:
                 rest = non_finite_last(self.features[rows] @ others.features.T)
                 # No candidate twice: non-finite ones rank before those that are listed already.
                 rest = rest.clamp(min=torch.finfo(rest.dtype).min).scatter(1, index, -torch.inf)
-                further = rest.topk(count - index.shape[1], 1)
+                further = highest(rest, count - index.shape[1])
                 index, similarity = torch.cat([index, further.indices], 1), torch.cat([similarity, further.values], 1)
                 score = torch.nn.functional.pad(score, (0, further.values.shape[1]), value=torch.nan)
             known = similarity > torch.finfo(similarity.dtype).min

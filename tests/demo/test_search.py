@@ -17,7 +17,7 @@ from vlightning.datamodules.core.faults import BadSample
 from vlightning.demo import index, work
 from vlightning.demo.captions import captions_beside, read_captions
 from vlightning.demo.folder import read_folder
-from vlightning.demo.index import embed_captions, embed_folder
+from vlightning.demo.index import Index, embed_captions, embed_folder
 from vlightning.demo.search import SHOWN, Search
 from vlightning.demo.server import Guard
 from vlightning.evaluate.encoding import Loading
@@ -129,6 +129,11 @@ def test_only_new_and_changed_images_are_embedded_and_all_by_another_model(model
         file.write_bytes(b"\0" * 20)
     embed(first)
     assert len(embedded[0]) == 6
+
+
+def test_an_image_with_a_non_finite_embedding_is_found_last():
+    images = Index(["bad", "far", "near"], torch.tensor([[torch.nan, 0.0], [0.0, 1.0], [1.0, 0.0]]))
+    assert [name for name, _ in images.best(torch.tensor([1.0, 0.0]), 3)] == ["near", "far", "bad"]
 
 
 def test_a_stopped_embedding_goes_on(models, tmp_path, monkeypatch):

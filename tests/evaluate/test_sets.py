@@ -13,6 +13,7 @@ from sklearn.metrics import f1_score, recall_score
 
 from support.command_line import run
 from support.evaluation_sets import (
+    COLOURS,
     CUES,
     FACE_NAMES,
     FACES,
@@ -25,6 +26,7 @@ from support.evaluation_sets import (
     write_image_set,
     write_tar,
     write_task,
+    write_winogavil,
 )
 from vlightning.callbacks import OnlineProbe
 from vlightning.common.errors import UserError
@@ -373,6 +375,48 @@ def test_probes_read_the_training_split_and_keep_its_features(tmp_path, monkeypa
         file.write_bytes(b"x" * size)
     again = evaluate(colour_model(), [task], settings(tmp_path, protocols=("knn",), **options), tmp_path / "2.jsonl")
     assert again[0].main == 1.0
+
+
+def with_non_finite_features(model, colour):
+    """The model, with a feature that is NaN for images of a colour."""
+
+    def images(pixels):
+        features = model.images(pixels)
+        shown = 2 * torch.tensor(COLOURS[colour]) / 255 - 1
+        return features.masked_fill((features - shown).abs().amax(1, keepdim=True) < 0.3, torch.nan)
+
+    return replace(model, images=images)
+
+
+def test_an_image_with_a_non_finite_feature_is_wrong_by_every_metric(tmp_path):
+    keys = ["cifar10", "vtab/pets", "wilds/iwildcam", "fairness/fairface", "misc/winogavil"]
+    for key in keys[:3]:
+        write_image_set(tmp_path, TASKS[key], [0, 0, 1, 2], [0, 0, 1, 2], None)
+    names = [f"{name}:{colour}" for name in ("race", "gender", "age") for colour in ("green", "blue")]
+    templates = [f"{name}:a {{c}} one" for name in ("race", "gender", "age")]
+    # The third label is of race, in which any predicted class but the second is right for the last.
+    faces = [[0, 0, 0, 1], [0, 0, 0, 1]]
+    write_image_set(tmp_path, TASKS[keys[3]], [None] * 2, [0, 1], faces, names, templates)
+    candidates = [*(f"red-{number}" for number in range(9)), "green-1"]
+    write_winogavil(tmp_path, TASKS[keys[4]], [{"cue": "green", "candidates": candidates, "associations": ["green-1"]}])
+    model, tasks = with_non_finite_features(colour_model(), "red"), [TASKS[key] for key in keys]
+    cifar, pets, camera, faces, cues = (
+        dict(r.metrics) for r in evaluate(model, tasks, settings(tmp_path), tmp_path / "r")
+    )
+    assert cifar["acc1"] == 0.5
+    assert pets["mean_per_class_recall"] == camera["mean_per_class_recall"] == pytest.approx(2 / 3)
+    assert camera["F1-macro_all"] == pytest.approx(2 / 3)
+    assert [faces[f"acc_{name}_avg"] for name in ("race", "gender", "age")] == [0.5] * 3
+    assert cues["avg_jaccard_score"] == 1
+
+
+def test_training_images_with_a_non_finite_feature_take_no_part(tmp_path):
+    task, protocols = TASKS["cifar10"], ("linear_probe", "knn")
+    write_image_set(tmp_path, task, LABELS, LABELS)
+    write_image_set(tmp_path, task, LABELS, LABELS, split="train")
+    model = with_non_finite_features(colour_model(), "yellow")
+    found = evaluate(model, [task], settings(tmp_path, protocols=protocols, k=1), tmp_path / "r.jsonl")
+    assert [result.main for result in found] == [11 / 12] * 2  # all but the yellow one
 
 
 # One's own images

@@ -32,3 +32,9 @@ def test_groups_without_samples_and_left_out_groups_have_no_mean():
 def test_jaccard_is_the_overlap_of_two_sets():
     chosen, right = torch.tensor([1, 1, 0, 0]).bool(), torch.tensor([0, 1, 1, 0]).bool()
     assert jaccard(chosen, right) == 1 / 3
+
+
+def test_a_sample_without_a_predicted_class_is_wrong():
+    label = torch.tensor([0, 0, 1])
+    assert mean_per_class_recall(torch.tensor([-1, 0, 1]), label) == 0.75
+    assert macro_f1(torch.tensor([-1, 0, 1]), label) == pytest.approx((2 / 3 + 1) / 2)

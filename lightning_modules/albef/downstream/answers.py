@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ....callbacks.distributed.collectives import all_reduce_max
+from ....metrics.finite import non_finite_last
 from .vqa_network import VQANetwork
 
 
@@ -110,6 +111,7 @@ def rank_answers(
     first = torch.cat(
         [network.predict_words(part).log_softmax(-1)[:, input_ids[:, 1]] for part in states[:, 0].split(block)]
     )  # [Q, C]
+    first = non_finite_last(first)
     # Ties go to the earlier answer.
     chosen = first.sort(dim=1, descending=True, stable=True)[1][:, : min(candidates, len(input_ids))]
     first = first.gather(1, chosen)
@@ -117,7 +119,7 @@ def rank_answers(
         _later_tokens(network, Questions(*(part[rows] for part in questions)), input_ids, mask, chosen[rows], block)
         for rows in _blocks(chosen, mask, block)
     ]
-    scores = first * (2 if first_token_twice else 1) + torch.cat(rest)
+    scores = non_finite_last(first * (2 if first_token_twice else 1) + torch.cat(rest))
     probability, order = scores.softmax(1).sort(dim=1, descending=True, stable=True)
     return Ranked(chosen.gather(1, order), probability)
 

@@ -77,3 +77,23 @@ def test_other_outputs_are_refused(tmp_path):
 def test_a_trial_run_writes_nothing(tmp_path):
     predict(tmp_path, lambda **options: Trainer(accelerator="cpu", logger=False, fast_dev_run=1, **options))
     assert not list(tmp_path.iterdir())
+
+
+def test_non_finite_probabilities_come_last_and_are_null(tmp_path):
+    class Overflowing(ByBrightness):
+        def predict_step(self, batch, batch_idx):
+            found = super().predict_step(batch, batch_idx)
+            found["probabilities"][:, 3] = torch.nan
+            found["probabilities"][batch["sample_index"] == 4] = torch.nan
+            return found
+
+    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[ClassPredictionWriter(40, str(tmp_path))])
+    trainer.predict(Overflowing(), data())
+    rows = pq.read_table(tmp_path / "predictions.parquet").to_pylist()
+    for row in rows:
+        missing = 40 if row["sample_index"] == 4 else 1
+        assert row["top_labels"].count(None) == row["top_probabilities"].count(None) == missing
+        assert row["top_labels"][-1] is None
+        assert 3 not in row["top_labels"]
+        assert row["label"] == row["top_labels"][0]
+    assert (rows[4]["label"], rows[4]["name"], rows[4]["probability"]) == (None, None, None)
