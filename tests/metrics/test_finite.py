@@ -33,7 +33,7 @@ def test_the_highest_scores_are_finite_ones():
 
 RANKED = {
     "callbacks/queue.py": "which rows are finite",
-    "lightning_modules/albef/downstream/answers.py": "scores of `non_finite_last`; beams: all tokens are finite or none",
+    "lightning_modules/albef/downstream/answers.py": "scores of `non_finite_last`; beams: all or no tokens are finite",
     "lightning_modules/albef/downstream/assignment.py": "draws",
     "lightning_modules/albef/itm.py": "draws",
     "lightning_modules/albef/mlm.py": "draws",
