@@ -79,9 +79,28 @@ def features_of(trainer: Trainer, encode: Callable[[Tensor], Any], image: Tensor
         The features.
     """
     with trainer.precision_plugin.forward_context():
-        features = encode(trainer.precision_plugin.convert_input(image))
+        features = on_any_rows(encode, trainer.precision_plugin.convert_input(image))
     found: Tensor = features[0] if isinstance(features, tuple) else features
     return found
+
+
+def on_any_rows(function: Callable[..., Any], *inputs: Tensor) -> Any:
+    """Call a function on a batch that may be empty, for which it is called on a dummy row.
+
+    A batch without texts or images occurs where a folder holds images alone, and in a process whose samples are
+    unusable. Layers with attention cannot reshape it, and sharded processes have to run the same layers.
+
+    Args:
+        function: Tensors with equally many rows in; a tensor with a row dimension out, or a tuple of such and None.
+        *inputs: Tensors [B, ...].
+
+    Returns:
+        What the function returns, with B rows.
+    """
+    if len(inputs[0]):
+        return function(*inputs)
+    found = function(*(part.new_ones(1, *part.shape[1:]) for part in inputs))
+    return found[:0] if isinstance(found, Tensor) else tuple(part if part is None else part[:0] for part in found)
 
 
 def missing_callbacks(present: Iterable[Callback], *candidates: Callback) -> list[Callback]:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import override
@@ -105,4 +106,6 @@ class NearestNeighbourClassification(ImageClassification):
             parts.append(features(batch["image"].to(trainer.strategy.root_device)))
             labels.append(batch["label"])
         found = gather_uneven(torch.cat(parts))
+        if bad := int((~found.isfinite().all(1)).sum()):
+            rank_zero_warn(f"{self} found non-finite features for {bad} of {len(found)} training images: no votes.")
         return found, gather_uneven(torch.cat(labels)).to(found.device)

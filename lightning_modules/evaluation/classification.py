@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
 from ...callbacks.distributed.collectives import gather_uneven
+from ...callbacks.modules import on_any_rows
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...metrics.classification import hits
@@ -173,7 +174,7 @@ class ClassificationEvaluation(nn.Module):
         return metric
 
     def _logits(self, module: LightningModule, batch: Batch) -> Tensor:
-        logits: Tensor = module(*(batch[name] for name in self.inputs)).float()
+        logits: Tensor = on_any_rows(module, *(batch[name] for name in self.inputs)).float()
         return logits
 
 

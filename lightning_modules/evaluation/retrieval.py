@@ -9,6 +9,7 @@ from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from ...callbacks.modules import on_any_rows
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...metrics.retrieval import RECALLS, Matches, nearest_candidates, retrieval_ranks
@@ -246,12 +247,12 @@ class RetrievalEvaluation:
         features: dict[str, Tensor] = {}
         if "image" in batch:
             encode_images = module.encode_images if self.spaces is None else module.ranked_images
-            features["image_features"], tokens = encode_images(batch["image"])
+            features["image_features"], tokens = on_any_rows(encode_images, batch["image"])
             kept = _as_computed(tokens) if tokens is not None and self.rerank.applies(stage) else None
             self.add_images(features["image_features"], batch["image_id"], batch["sample_index"], kept)
         if "input_ids" in batch:
             encode_texts = module.encode_texts if self.spaces is None else module.ranked_texts
-            features["text_features"] = encode_texts(batch["input_ids"], batch["attention_mask"])
+            features["text_features"] = on_any_rows(encode_texts, batch["input_ids"], batch["attention_mask"])
             ids = (batch.get(name) for name in ("text_image_id", "text_id", "text_index"))
             self.add_texts(features["text_features"], batch["input_ids"], batch["attention_mask"], *ids)
         return features

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...callbacks import ClassPredictionWriter, TextClassPredictionWriter
+from ...callbacks.modules import on_any_rows
 from ..base.trainers import callbacks_of
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
@@ -37,8 +38,8 @@ class SHReEvaluation(RetrievalEvaluation):
         writers = (ClassPredictionWriter, TextClassPredictionWriter)
         if any(isinstance(callback, writers) for callback in callbacks_of(module)):
             if "image" in batch:
-                logits = module.classify_images(batch["image"])
+                logits = on_any_rows(module.classify_images, batch["image"])
             else:
-                logits = module.classify_texts(batch["input_ids"], batch["attention_mask"])
+                logits = on_any_rows(module.classify_texts, batch["input_ids"], batch["attention_mask"])
             found["probabilities"] = logits.softmax(-1)
         return found
