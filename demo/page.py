@@ -104,5 +104,6 @@ def _head(search: Search) -> str:
     if search.folder.outside:
         notes.append(f"{search.folder.outside:,} links lead out of the folder and are left out")
     notes += [search.model.note] if search.model.note else []
+    notes += [search.order.removesuffix(".")] if search.order else []
     notes += [f"no maps of words: {search.why_no_maps}"] if search.why_no_maps else []
     return f"<h1>Search in images</h1><p class=quiet>{html.escape(' · '.join(notes))}</p>"

@@ -15,15 +15,19 @@ from torch import Tensor
 from ..callbacks.figures.word_maps import content_words
 from ..common.errors import UserError
 from ..datamodules.core.decode import decode_image
+from ..datamodules.core.faults import BadSample
 from ..evaluate.encoding import encode_classes, encode_texts
 from ..evaluate.model import ImageTextModel
 from ..evaluate.own_images import TEMPERATURE, TEMPLATES
+from ..lightning_modules.base.method import Method
+from ..lightning_modules.evaluation.ranking import cosine_weight
 from ..metrics.finite import highest
 from ..metrics.zero_shot import zero_shot_scores
 from .folder import ImageFolder, small
 from .index import Index
 
 SHOWN = 12  # images of an answer
+_RERANKED = 24  # images that a matching head reorders, of which the first are shown
 _SIDE = 480  # pixels of a shown image
 _BEST = 5  # captions and classes of an image
 
@@ -47,6 +51,7 @@ class Search:
         images: Their embeddings.
         captions: Embeddings of captions, of which there may be none.
         why_no_maps: Why the model has no maps of words; None if it has.
+        order: A sentence about the order of the images; None for a model without a matching head.
     """
 
     model: ImageTextModel
@@ -54,14 +59,22 @@ class Search:
     images: Index
     captions: Index
     why_no_maps: str | None = field(init=False)
+    order: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        network = self.model.network
+        if isinstance(network, Method):
+            self.order = network.retrieval_order()
+        self._tokens = lru_cache(256)(self._encode)
         self._maps = lru_cache(4)(self._map)
         self._classes = lru_cache(8)(self._embed_classes)
         self.why_no_maps = self._ask_for_maps()
 
     def find(self, text: str) -> list[Hit]:
-        """Return the images with the highest cosines with a text, best first."""
+        """Return the images with the highest cosines with a text, best first.
+
+        A matching head reorders them if this order was better in the model's last evaluation.
+        """
         return self._shown(self._best(text))
 
     def words(self, text: str) -> list[str]:
@@ -118,7 +131,33 @@ class Search:
         return [(names[place], share) for share, place in zip(top.values.tolist(), top.indices.tolist(), strict=True)]
 
     def _best(self, text: str) -> list[tuple[str, float]]:
-        return self.images.best(encode_texts(self.model, [text])[0], SHOWN)
+        network, query = cast(Any, self.model.network), encode_texts(self.model, [text])[0]
+        if self.order is None or not network.evaluation.reranks("predict"):
+            return self.images.best(query, SHOWN)
+        return self._reranked(text, self.images.best(query, _RERANKED))[:SHOWN]
+
+    @torch.no_grad()
+    def _reranked(self, text: str, best: list[tuple[str, float]]) -> list[tuple[str, float]]:
+        """Return images with their cosines in the order of the matching head, without those that cannot be read."""
+        network, encoder = cast(Any, self.model.network), cast(Any, self.model.encoder)
+        tokens = [(hit, found) for hit in best if (found := self._tokens(hit[0])) is not None]
+        if not tokens:
+            return []
+        ids = {key: row.to(self.model.device) for key, row in encoder([text]).items()}
+        states = network.text_states(**ids)
+        scores = torch.cat([network.match_scores(states, ids["attention_mask"], found) for _, found in tokens]).cpu()
+        weight = cosine_weight(network.rerank.score, network.contrastive_temperature())
+        order = highest(scores + weight * torch.tensor([cosine for (_, cosine), _ in tokens]), len(tokens))
+        return [tokens[place][0] for place in order.indices.tolist()]
+
+    def _encode(self, name: str) -> Tensor | None:
+        """Return the tokens [1, N, V] of an image of the folder; None if it can no longer be read."""
+        try:
+            pixels = self.model.transform(self.folder.open(name))[None].to(self.model.device)
+        except (BadSample, OSError):
+            return None
+        tokens: Tensor = cast(Any, self.model.network).encode_images(self.model.finish(pixels))[1]
+        return tokens
 
     def _shown(self, best: Sequence[tuple[str, float]]) -> list[Hit]:
         """Return the images that can still be read."""

@@ -19,7 +19,7 @@ from .. import lightning_modules
 from ..callbacks import AtomicCheckpointIO
 from ..common.errors import UserError
 from ..common.files import check_free
-from .base.checkpoints import class_of, saved_settings
+from .base.checkpoints import ORDERS_KEY, class_of, saved_settings
 from .base.method import Method
 from .base.preprocessing import described, recorded_preprocessing
 from .base.pretrained import LAYOUT, TokenizerOf, export_folder, rebuild, without_tokenizer
@@ -102,7 +102,10 @@ def _write_folder(
     run = folder.parent if folder.name == "checkpoints" else folder
     preprocessing = recorded_preprocessing(content)
     module.adopt_preprocessing(preprocessing)
-    return f"{export_folder(module, content, run, target, tokenizer_of)}; {described(preprocessing)}."
+    module.adopt_retrieval_orders(content.get(ORDERS_KEY))
+    order = module.retrieval_order()
+    written = export_folder(module, content, run, target, tokenizer_of)
+    return f"{written}; {described(preprocessing)}.{f' {order}' if order else ''}"
 
 
 def _export_module(name: str) -> ModuleType | None:

@@ -19,6 +19,10 @@ RESULTS_KEY = "validation_results"
 """Entry of a checkpoint with the results of the last validation before it: metrics and known chance levels."""
 
 
+ORDERS_KEY = "retrieval_orders"
+"""Entry of a checkpoint and of an export with the mean recall of both orders of retrieval; see `Orders`."""
+
+
 def class_name(module: LightningModule) -> str:
     """Return the name of a module's class, which FSDP2 replaces by a subclass of its own."""
     return next(cls.__name__ for cls in type(module).__mro__ if not issubclass(cls, FSDPModule))

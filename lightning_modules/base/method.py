@@ -20,11 +20,21 @@ from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
 from ...common.private_api import load_plain
 from ..evaluation.protocol import Batch, Evaluation
+from ..evaluation.reranking import Orders
+from ..evaluation.retrieval import RetrievalEvaluation
 from ..optim.clipping import clip_unscaled
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable, start_schedule, with_schedule, with_scheduler
 from ..optim.parameter_groups import scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
-from .checkpoints import CLASS_KEY, RESULTS_KEY, class_name, explain_misfit, explain_other_class, saved_settings
+from .checkpoints import (
+    CLASS_KEY,
+    ORDERS_KEY,
+    RESULTS_KEY,
+    class_name,
+    explain_misfit,
+    explain_other_class,
+    saved_settings,
+)
 from .data_sizes import DataSizes, compare_sizes
 from .fitting import load_fitting
 from .frozen import Frozen
@@ -233,15 +243,17 @@ class Method(CheckedLoading, LightningModule):
             self.load_initial_weights()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the name of the class, the results of the last validation, and the records of the frozen networks."""
+        """Add the name of the class, results of the last evaluations, and the records of the frozen networks."""
         checkpoint[CLASS_KEY] = class_name(self)
+        if (orders := self.retrieval_orders()) is not None:
+            checkpoint[ORDERS_KEY] = orders
         if (results := validation_results(self))["metrics"]:
             checkpoint[RESULTS_KEY] = results
         for frozen in self.frozen_networks():
             frozen.save_record(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adopt vocabulary and preprocessing of a checkpoint, and compare its frozen networks with the present ones.
+        """Adopt vocabulary, preprocessing and results of a checkpoint, and compare its frozen networks with the own.
 
         Raises:
             UserError: if the weights of a frozen network differ.
@@ -250,10 +262,28 @@ class Method(CheckedLoading, LightningModule):
         self._saved_settings = saved_settings(checkpoint)
         self._initial.restored = True
         self.adopt_preprocessing(recorded_preprocessing(checkpoint))
+        self.adopt_retrieval_orders(checkpoint.get(ORDERS_KEY))
         if list(self.text_towers()):
             self._resize_vocabulary(restored_vocabulary(self, checkpoint, self.hparams_initial["text"]["vocab_size"]))
         for frozen in self.frozen_networks():
             frozen.compare(checkpoint)
+
+    def retrieval_orders(self) -> dict[str, float] | None:
+        """Return the mean recall of both orders of retrieval in the last evaluation that re-ranked; else None."""
+        orders = getattr(self.evaluation, "orders", None)
+        return None if orders is None else dataclasses.asdict(orders)
+
+    def retrieval_order(self) -> str | None:
+        """Return a sentence about the order in which predictions rank; None for a method without a matching head."""
+        found = self.evaluation
+        return found.order() if isinstance(found, RetrievalEvaluation) and found.rerank.k else None
+
+    def adopt_retrieval_orders(self, record: Mapping[str, float] | None) -> None:
+        """Set what the evaluation of a checkpoint or of an export found, which decides the order of predictions."""
+        if isinstance(self.evaluation, RetrievalEvaluation):
+            self.evaluation.orders = None
+            if record is not None:
+                self.evaluation.orders = Orders(float(record["contrast"]), float(record["reranked"]))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights; initial weights do not replace them afterwards.

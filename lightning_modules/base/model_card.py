@@ -125,6 +125,9 @@ def model_card(module: LightningModule, training: Training, preprocessing: Mappi
     ]
     if rows := list(_results(training)):
         parts.append(f"## Results\n\n{_table(('metric', 'stage', 'value', 'chance'), rows)}")
+    order = getattr(module, "retrieval_order", lambda: None)()
+    if order is not None:
+        parts.append(f"## Retrieval\n\n{order}")
     images = described(preprocessing)
     parts += [
         f"## Images\n\n{images[0].upper()}{images[1:]}.",

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from ...common.clip_vocabulary import END, START
 from ...common.errors import UserError
 from ...common.files import check_free, replacing
-from .checkpoints import class_name
+from .checkpoints import ORDERS_KEY, class_name
 from .folder import CONFIG_FILE, WEIGHTS_FILE, read_folder
 from .model_card import CARD_FILE, Training, model_card
 
@@ -79,6 +79,7 @@ def write_folder(
         "arguments": arguments_without_weights(module.hparams),
         "preprocessing": preprocessing,
         "data": training.text_options(),
+        ORDERS_KEY: module.retrieval_orders(),
     }
     card = model_card(module, training, preprocessing, target.name)
     with replacing(target) as staged:
@@ -107,6 +108,7 @@ def read_module(cls: type[Module], folder: str | Path) -> Module:
     module = rebuild(cls, config["arguments"], state, source).eval()
     module.read_networks(Path(folder).expanduser())
     module.adopt_preprocessing(config.get("preprocessing"))
+    module.adopt_retrieval_orders(config.get(ORDERS_KEY))
     return module
 
 

@@ -69,6 +69,16 @@ def fold_median_ranks(
     return average_median_ranks(image_features[order], text_features, matches, fold)
 
 
+def cosine_weight(score: RerankScore, temperature: float) -> float:
+    """Return the factor of the cosine that is added to the logit of a match.
+
+    Args:
+        score: score for the order.
+        temperature: temperature of the contrastive logits.
+    """
+    return {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1.0 / temperature}[score]
+
+
 def rerank_candidates(
     result: RetrievalResult,
     scores: tuple[Tensor, Tensor],
@@ -86,7 +96,7 @@ def rerank_candidates(
         temperature: temperature of the contrastive logits.
     """
     near = result.near_texts, result.near_images
-    weight = {"itm": 0.0, "itm+itc": 1.0, "itm+itc_logits": 1.0 / temperature}[score]
+    weight = cosine_weight(score, temperature)
     result.non_finite_scores = sum(int((~found.isfinite()).sum()) for found in scores)
     # Zero times minus infinity is NaN: candidates with a cosine of minus infinity stay last for every weight.
     orders = [non_finite_last(found + weight * best.similarity) for best, found in zip(near, scores, strict=True)]

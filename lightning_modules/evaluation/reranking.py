@@ -28,7 +28,8 @@ class RerankSettings:
 
     Args:
         k: number of candidates by contrast that the matching head reorders; 0 disables re-ranking.
-        when: "test" re-ranks in `test` and `predict`, "always" in validation too.
+        when: "test" re-ranks in `test`, "always" in validation too. `predict` re-ranks if the last evaluation that did
+            so had a higher mean recall in that order; without such an evaluation only if this is "always".
         score: "itm" is the logit of a match; "itm+itc" adds the cosine, "itm+itc_logits" the cosine over the
             temperature.
         memory_gib: main memory in GiB that a process may use for image tokens, and again for text states; the rest is
@@ -43,12 +44,33 @@ class RerankSettings:
     rows: int = 256
 
     def applies(self, stage: str) -> bool:
-        """Return whether candidates are re-ranked in a stage ("validate", "test" or "predict")."""
-        stages = {"never": (), "test": ("test", "predict"), "always": ("validate", "test", "predict")}
+        """Return whether candidates are re-ranked in a stage ("validate" or "test")."""
+        stages = {"never": (), "test": ("test",), "always": ("validate", "test")}
         return self.k > 0 and stage in stages[self.when]
 
 
 NO_RERANKING = RerankSettings(k=0)
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What an evaluation found that ranked the same candidates in two orders.
+
+    Args:
+        contrast: mean recall in the order by contrast, in percent.
+        reranked: mean recall in the order of the matching head, in percent.
+    """
+
+    contrast: float
+    reranked: float
+
+    @property
+    def reranks(self) -> bool:
+        """Whether the order of the matching head is the better one."""
+        return self.reranked > self.contrast
+
+    def __str__(self) -> str:
+        return f"mean recall was {self.contrast:.1f} by contrast alone and {self.reranked:.1f} after re-ranking"
 
 
 class PairScorer(Protocol):

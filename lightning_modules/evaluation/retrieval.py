@@ -24,7 +24,7 @@ from .ranking import (
     rerank_candidates,
     with_prefix,
 )
-from .reranking import NO_RERANKING, PairScorer, RerankSettings, TokenStore, match_candidates
+from .reranking import NO_RERANKING, Orders, PairScorer, RerankSettings, TokenStore, match_candidates
 from .retrieval_result import UNKNOWN, RetrievalResult
 
 EQUAL = "equal_texts_"
@@ -36,7 +36,8 @@ class RetrievalEvaluation:
 
     Recall is computed at 1, 5 and 10 in both directions, in percent, with the mean of the six; re-ranking adds the same
     with the prefix `rerank_`. Validation and test process images with their captions; prediction processes images,
-    texts, or both, from any number of loaders. The result is in `result`.
+    texts, or both, from any number of loaders. The result is in `result`; what the last evaluation found that re-ranked
+    is in `orders`, which a checkpoint keeps, and prediction uses the better order.
 
     A module supplies `encode_images`, from images [B, 3, H, W] to unit-length features [B, E] and their tokens
     [B, N, V] (None without re-ranking), and `encode_texts`, from ids and mask [B, L] to such features [B, E]. A
@@ -100,6 +101,7 @@ class RetrievalEvaluation:
         self.median_rank_fold = median_rank_fold
         self.result: RetrievalResult | None = None
         self.summary: Summary | None = None
+        self.orders: Orders | None = None
         self.start()
 
     def start(self) -> None:
@@ -118,15 +120,38 @@ class RetrievalEvaluation:
 
     def finish(self, module: Any, stage: Stage) -> None:
         """Rank the collected features; log recall in percent in a validation or a test."""
-        scorer = module if self.rerank.applies(stage) else None
+        scorer = module if self.reranks(stage) else None
         temperature = 1.0 if scorer is None else module.contrastive_temperature()
         # Lightning has left the context of the precision, in which the towers ran.
         result = self.compute(scorer, module.trainer.precision_plugin.forward_context, temperature)
         self.start()
         result.warn()
-        if stage != "predict":
-            _log_recalls(module, result, PREFIXES[stage])
-            self.summary = self._summary(result)
+        if stage == "predict":
+            if self.rerank.k and result.near_images.index.numel():
+                rank_zero_info(self.order())
+            return
+        _log_recalls(module, result, PREFIXES[stage])
+        self.summary = self._summary(result)
+        if "rerank_recall_mean" in result.recalls and not module.trainer.sanity_checking:
+            self.orders = Orders(result.recalls["recall_mean"], result.recalls["rerank_recall_mean"])
+
+    def order(self) -> str:
+        """Return a sentence about the order in which prediction ranks, for a module with a matching head."""
+        which = "of the matching head" if self.reranks("predict") else "by contrast"
+        if self.rerank.when == "never" or not self.rerank.k:
+            return f"Matches are in the order {which}, as model.rerank says."
+        if self.orders is not None:
+            return f"Matches are in the order {which}, the better one: in the last evaluation {self.orders}."
+        return (
+            f"Matches are in the order {which}: no evaluation has compared it with the other one, which "
+            f"`--model.rerank.when {'never' if self.reranks('predict') else 'always'}` uses."
+        )
+
+    def reranks(self, stage: Stage) -> bool:
+        """Return whether candidates are re-ranked in a stage; in prediction if the last evaluation says so."""
+        if stage != "predict" or not self.rerank.k or self.rerank.when == "never":
+            return self.rerank.applies(stage)
+        return self.rerank.when == "always" if self.orders is None else self.orders.reranks
 
     def add_images(
         self, features: Tensor, image_id: Tensor, sample_index: Tensor, tokens: Tensor | None = None
@@ -248,7 +273,7 @@ class RetrievalEvaluation:
         if "image" in batch:
             encode_images = module.encode_images if self.spaces is None else module.ranked_images
             features["image_features"], tokens = on_any_rows(encode_images, batch["image"])
-            kept = _as_computed(tokens) if tokens is not None and self.rerank.applies(stage) else None
+            kept = _as_computed(tokens) if tokens is not None and self.reranks(stage) else None
             self.add_images(features["image_features"], batch["image_id"], batch["sample_index"], kept)
         if "input_ids" in batch:
             encode_texts = module.encode_texts if self.spaces is None else module.ranked_texts
@@ -275,7 +300,7 @@ def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) 
     if not result.recalls:
         raise UserError("Expected an image with a caption to evaluate, got none: check the evaluation data.")
     if "rerank_recall_mean" in result.recalls and module.trainer.state.fn != "fit":
-        _compare_orders(result.recalls["recall_mean"], result.recalls["rerank_recall_mean"])
+        _compare_orders(Orders(result.recalls["recall_mean"], result.recalls["rerank_recall_mean"]))
     if result.equal_matches is not None and module.trainer.state.fn != "fit":
         rank_zero_info(
             f"{result.equal_matches.repeated_texts} of {len(result.text_features)} texts equal a text of another "
@@ -286,15 +311,17 @@ def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) 
         log_global(module, {shown: value}, shown if name.endswith("recall_mean") and EQUAL not in name else None)
 
 
-def _compare_orders(plain: float, reranked: float) -> None:
+def _compare_orders(orders: Orders) -> None:
     """Log which order of the candidates has the higher mean recall."""
     advice = (
         "re-ranking improves it"
-        if reranked > plain
+        if orders.reranks
         else "re-ranking does not improve it, because the matching head is not trained well enough; set "
         "model.rerank.k 0 to disable it"
     )
-    rank_zero_info(f"Mean recall is {plain:.1f} by contrast alone and {reranked:.1f} after re-ranking: {advice}.")
+    rank_zero_info(
+        f"Mean recall is {orders.contrast:.1f} by contrast alone and {orders.reranked:.1f} after re-ranking: {advice}."
+    )
 
 
 def _as_computed(tokens: Tensor) -> Tensor:

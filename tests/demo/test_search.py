@@ -22,6 +22,7 @@ from vlightning.demo.search import SHOWN, Search
 from vlightning.demo.server import Guard
 from vlightning.evaluate.encoding import Loading
 from vlightning.evaluate.model import load_model
+from vlightning.lightning_modules.evaluation.reranking import Orders
 
 HERE = Loading(8, 0)
 
@@ -49,6 +50,12 @@ def embedding(search, name):
         return search.model.encode_images(search.model.transform(image.convert("RGB"))[None])[0]
 
 
+def tokens_of(search, name):
+    with Image.open(search.folder.root / name) as image:
+        pixels = search.model.transform(image.convert("RGB"))[None]
+    return search.model.network.encode_images(search.model.finish(pixels))[1]
+
+
 def test_the_images_of_a_text_are_those_with_the_highest_cosines(search):
     names = [name for name in search.folder.names if name != "broken.png"]
     text = search.model.encode_texts([TEXT])[0]
@@ -58,6 +65,26 @@ def test_the_images_of_a_text_are_those_with_the_highest_cosines(search):
     assert [hit.name for hit in hits] == [names[place] for place in top.indices]
     assert [hit.score for hit in hits] == pytest.approx(top.values.tolist(), abs=1e-5)
     assert "below/00.png" in names
+
+
+def test_the_matching_head_reorders_the_images_if_the_models_evaluation_found_this_better(search, monkeypatch):
+    network, text = search.model.network, search.model.encoder([TEXT])
+    plain = search.find(TEXT)
+    assert "in the order by contrast: no evaluation" in search.order
+    monkeypatch.setattr(network.evaluation, "orders", Orders(40.0, 50.0))
+    reordered = Search(search.model, search.folder, search.images, search.captions)
+    assert "in the order of the matching head, the better one" in reordered.order
+    hits = reordered.find(TEXT)
+    with torch.no_grad():
+        states = network.text_states(**text)
+        scores = {
+            name: float(network.match_scores(states, text["attention_mask"], tokens_of(search, name)))
+            for name in search.images.names
+        }
+    assert [hit.name for hit in hits] == sorted(scores, key=scores.get, reverse=True)[:SHOWN]
+    assert [hit.name for hit in hits] != [hit.name for hit in plain]
+    monkeypatch.setattr(network.evaluation, "orders", Orders(50.0, 40.0))
+    assert [hit.name for hit in reordered.find(TEXT)] == [hit.name for hit in plain]
 
 
 def test_a_word_colors_the_region_that_the_model_maps(search):

@@ -59,7 +59,7 @@ def _data(folder, **options):
 
 
 def _albef(rerank_k=10):
-    module = tiny_albef(rerank={"k": rerank_k})
+    module = tiny_albef(rerank={"k": rerank_k, "when": "always"})
     with torch.no_grad():  # weights with which images and texts differ by more than rounding
         for parameter in module.student.parameters():
             parameter.mul_(3.0)
@@ -316,7 +316,7 @@ def test_a_quickstart_model_retrieves_images_of_a_folder_for_texts(folder, monke
     monkeypatch.chdir(folder)
     Path("small.yaml").write_text(SMALL)
     Path("texts.txt").write_text("a small red circle\na large blue ring\n")
-    _cli("fit", "--config", "configs/albef/quickstart.yaml", "--config", "small.yaml")
+    _cli("fit", "--config", "configs/albef/quickstart.yaml", "--config", "small.yaml", "--model.rerank.when", "always")
     checkpoint = ("--ckpt_path", "runs/small/version_0/checkpoints/last.ckpt")
     asked = ("--data.predict", "images/", "--data.predict_texts", "texts.txt", "--data.max_bad_share", "0.5")
     machine = ("--data.num_workers", "0", "--data.cache_dir", "cache", "--trainer.enable_progress_bar", "false")
@@ -325,11 +325,20 @@ def test_a_quickstart_model_retrieves_images_of_a_folder_for_texts(folder, monke
     assert f"12 images and 2 texts: embeddings and matches are in {folder}" in caplog.text
     found = _tables(Path(folder))
     assert found.text_to_image["text"].tolist() == ["a small red circle"] * 10 + ["a large blue ring"] * 10
-    assert found.text_to_image["match_score"].notna().all()
+    saved = torch.load(checkpoint[1], weights_only=True)
+    orders = saved["retrieval_orders"]  # of the last validation
+    better = orders["reranked"] > orders["contrast"]
+    assert found.text_to_image["match_score"].notna().all() == better
+    assert (
+        f"the order {'of the matching head' if better else 'by contrast'}, the better one: in the last" in caplog.text
+    )
+    exported = run("export", checkpoint[1], "exported")
+    assert f"in the last evaluation mean recall was {orders['contrast']:.1f} by contrast alone" in exported.out
+    assert f"mean recall was {orders['contrast']:.1f} by contrast" in Path("exported/README.md").read_text()
+    assert ALBEFModule.from_pretrained("exported").retrieval_orders() == orders
     # The words are those that the drawn shapes taught.
     shapes = ShapesDataModule(vocab_size=320)
     shapes.setup("fit")
-    saved = torch.load(checkpoint[1], weights_only=True)
     module = ALBEFModule(**{name: value for name, value in saved["hyper_parameters"].items() if name[0] != "_"})
     module.load_state_dict(saved["state_dict"])
     with torch.no_grad():

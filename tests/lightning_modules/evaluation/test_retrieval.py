@@ -358,18 +358,70 @@ class Judged(Method):
         return self.sign * Scorer().match_scores(text_states, attention_mask, image_tokens)
 
 
-@pytest.mark.parametrize("better", [True, False])
-def test_the_log_states_whether_re_ranking_improves_recall(better, caplog):
+def judged(better, **rerank):
+    """A module whose matching head ranks better or worse than its features, and a batch for it."""
     torch.manual_seed(0)
     numbers, image, text = torch.arange(IMAGES), torch.randn(IMAGES, 4), torch.randn(IMAGES, 4)
     images = torch.cat([image, numbers[:, None].float()], 1)
     ids = {"image_id": numbers, "sample_index": numbers, "text_image_id": numbers, "input_ids": numbers[:, None]}
     batch = {"image": images, "attention_mask": torch.ones_like(numbers[:, None]), **ids}
-    module, runs = Judged(1 if better else -1, text), trainer()
+    module = Judged(1 if better else -1, text)
+    module.evaluation.rerank = RerankSettings(10, **rerank)
+    return module, torch.utils.data.DataLoader([batch], batch_size=None)
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_the_log_states_whether_re_ranking_improves_recall(better, caplog):
+    (module, rows), runs = judged(better), trainer()
     with caplog.at_level("INFO"):
-        runs.test(module, torch.utils.data.DataLoader([batch], batch_size=None), verbose=False)
+        runs.test(module, rows, verbose=False)
     plain, reranked = (float(runs.callback_metrics[f"test/{name}recall_mean"]) for name in ("", "rerank_"))
     assert (reranked > plain) == better
     (said,) = [record.message for record in caplog.records if record.message.startswith("Mean recall")]
     assert said.startswith(f"Mean recall is {plain:.1f} by contrast alone and {reranked:.1f} after re-ranking: ")
     assert said.endswith("re-ranking improves it." if better else "set model.rerank.k 0 to disable it.")
+
+
+@pytest.mark.parametrize("when", ["test", "always"])
+@pytest.mark.parametrize("better", [True, False])
+def test_prediction_uses_the_order_that_was_better_in_the_last_evaluation(better, when, tmp_path, caplog):
+    module, rows = judged(better, when=when)
+    evaluated = trainer()
+    evaluated.test(module, rows, verbose=False)
+    evaluated.save_checkpoint(tmp_path / "tested.ckpt")
+    other, rows = judged(better, when=when)
+    with caplog.at_level("INFO"):
+        trainer().predict(other, rows, ckpt_path=tmp_path / "tested.ckpt")
+    assert (other.evaluation.result.near_texts.match_score is not None) == better
+    which = "of the matching head" if better else "by contrast"
+    (said,) = [record.message for record in caplog.records if record.message.startswith("Matches are")]
+    orders = module.evaluation.orders
+    assert said == f"Matches are in the order {which}, the better one: in the last evaluation {orders}."
+    assert str(orders).startswith(
+        f"mean recall was {float(evaluated.callback_metrics['test/recall_mean']):.1f} by contr"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rerank", "reranks", "says"),
+    [
+        (
+            {},
+            False,
+            "by contrast: no evaluation has compared it with the other one, which `--model.rerank.when always`",
+        ),
+        (
+            {"when": "always"},
+            True,
+            "of the matching head: no evaluation has compared it with the other one, which `--m",
+        ),
+        ({"when": "never"}, False, "by contrast, as model.rerank says."),
+    ],
+)
+def test_without_an_evaluation_prediction_is_by_contrast_unless_asked(rerank, reranks, says, caplog):
+    module, rows = judged(True, **rerank)
+    with caplog.at_level("INFO"):
+        trainer().predict(module, rows)
+    assert (module.evaluation.result.near_texts.match_score is not None) == reranks
+    (said,) = [record.message for record in caplog.records if record.message.startswith("Matches are")]
+    assert said.startswith(f"Matches are in the order {says}")
