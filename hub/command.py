@@ -2,7 +2,6 @@
 
 import argparse
 
-from ..datamodules.text.saved_tokenizer import saved_tokenizer
 from ..lightning_modules.exports import described_layouts, export, layouts
 
 
@@ -29,7 +28,7 @@ def run_export(words: list[str]) -> str:
         help=described_layouts(),
     )
     typed = parser.parse_args(words)
-    return export(typed.checkpoint, typed.target, typed.layout, saved_tokenizer)
+    return export(typed.checkpoint, typed.target, typed.layout)
 
 
 def run_push(words: list[str]) -> str:

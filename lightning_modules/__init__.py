@@ -3,10 +3,12 @@
 A method is imported when one of its names is first used, so that ALBEF does not import the libraries of MobileCLIP.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common.lazy import LazyNames
+from .base.tokenizer_reader import register_tokenizer_reader
 from .networks.file_readers import Loaded, register_file_reader
 
 if TYPE_CHECKING:
@@ -83,6 +85,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+@register_tokenizer_reader
+def _read_tokenizer(checkpoint: Mapping[str, Any]) -> tuple[str | None, str]:
+    from ..datamodules.text.saved_tokenizer import saved_tokenizer
+
+    return saved_tokenizer(checkpoint)
 
 
 @register_file_reader

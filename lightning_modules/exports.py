@@ -17,12 +17,14 @@ from typing import Any
 
 from .. import lightning_modules
 from ..callbacks import AtomicCheckpointIO
+from ..callbacks.checkpoints.saved_run import SavedRun
 from ..common.errors import UserError
 from ..common.files import check_free
 from .base.checkpoints import ORDERS_KEY, class_of, saved_settings
 from .base.method import Method
 from .base.preprocessing import described, recorded_preprocessing
-from .base.pretrained import LAYOUT, TokenizerOf, export_folder, rebuild, without_tokenizer
+from .base.pretrained import LAYOUT, export_folder, rebuild
+from .base.tokenizer_reader import TokenizerOf, read_tokenizer
 
 FOLDER = "vlightning"
 """Name of the layout of every module."""
@@ -54,9 +56,7 @@ def described_layouts() -> str:
     return " ".join(parts)
 
 
-def export(
-    checkpoint: str, target: str, layout: str | None = None, tokenizer_of: TokenizerOf = without_tokenizer
-) -> str:
+def export(checkpoint: str, target: str, layout: str | None = None, tokenizer_of: TokenizerOf = read_tokenizer) -> str:
     """Write the model of a training checkpoint, and return a sentence about what was written.
 
     Args:
@@ -98,8 +98,7 @@ def _write_folder(
 ) -> str:
     module = rebuild(cls, content["hyper_parameters"], content["state_dict"], f"the checkpoint {str(checkpoint)!r}")
     module.find_networks(content)
-    folder = checkpoint.absolute().parent
-    run = folder.parent if folder.name == "checkpoints" else folder
+    run = SavedRun(checkpoint).folder
     preprocessing = recorded_preprocessing(content)
     module.adopt_preprocessing(preprocessing)
     module.adopt_retrieval_orders(content.get(ORDERS_KEY))

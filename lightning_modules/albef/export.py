@@ -7,7 +7,8 @@ from typing import Any
 from ...common.errors import UserError
 from ..base.encoder_programs import export_encoders
 from ..base.preprocessing import described, recorded_preprocessing
-from ..base.pretrained import LAYOUT, TokenizerOf, rebuild, without_tokenizer
+from ..base.pretrained import LAYOUT, rebuild
+from ..base.tokenizer_reader import TokenizerOf, read_tokenizer
 from ..networks.programs import LAYOUTS as PROGRAMS
 from .module import ALBEFModule
 from .official import save_official
@@ -25,7 +26,7 @@ LAYOUTS = {
 
 
 def export(
-    content: Mapping[str, Any], source: str, target: str, layout: str, tokenizer_of: TokenizerOf = without_tokenizer
+    content: Mapping[str, Any], source: str, target: str, layout: str, tokenizer_of: TokenizerOf = read_tokenizer
 ) -> str:
     """Write the model of a checkpoint.
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ..networks.programs import Tower, example_images, example_texts, padding_tokenizer, write_programs
 from .preprocessing import described, recorded_preprocessing
-from .pretrained import TokenizerOf, rebuild
+from .pretrained import rebuild
+from .tokenizer_reader import TokenizerOf
 
 
 class _Images(nn.Module):

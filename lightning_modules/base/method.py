@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks import rank
+from ...callbacks.checkpoints.saved_run import SavedRun
 from ...callbacks.distributed.collectives import keep_from_ddp
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
@@ -43,7 +44,8 @@ from .lightning_callbacks import refuse_rate_finder, refuse_stale_averages
 from .model_card import Training, validation_results
 from .precision import check_precision
 from .preprocessing import recorded_preprocessing
-from .pretrained import read_module, tokenizer_of_data, write_folder
+from .pretrained import read_module, write_folder
+from .provenance import Provenance
 from .settings import plain
 from .sharding import full_state, shard
 from .trainers import convert_before_restore, datamodule_of
@@ -97,6 +99,7 @@ class Method(CheckedLoading, LightningModule):
         self._own_scheduler = lr_scheduler
         self._schedule: Schedule | None = None
         self._initial = InitialState()
+        self.provenance = Provenance()
         self._saved_settings: Mapping[str, Any] | None = None  # of the checkpoint that is being restored
 
     # Methods to override
@@ -223,19 +226,23 @@ class Method(CheckedLoading, LightningModule):
             UserError: if the checkpoint is of another class, or its weights do not fit.
         """
         try:
-            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+            module = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
         except UserError as error:  # groups of the same name in another class have other settings
             if (sentence := explain_other_class(cls, saved_settings(load_plain(checkpoint_path)))) is None:
                 raise
             raise UserError(sentence) from error
+        if isinstance(checkpoint_path, str | Path):
+            module.provenance.run = SavedRun(Path(checkpoint_path)).folder
+        return module
 
     def on_fit_start(self) -> None:
         """Load initial weights, unless a checkpoint was restored."""
         self._load_initial_weights_once()
 
     def on_fit_end(self) -> None:
-        """Keep the preprocessing of the training, so that data of another class is prepared in the same way."""
+        """Keep the preprocessing of the training, for data of another class, and what an export needs of the run."""
         self.adopt_preprocessing(self.preprocessing())
+        self.provenance = Provenance.of_run(self)
 
     def _load_initial_weights_once(self) -> None:
         if not self._initial.loaded:
@@ -262,6 +269,7 @@ class Method(CheckedLoading, LightningModule):
         self._saved_settings = saved_settings(checkpoint)
         self._initial.restored = True
         self.adopt_preprocessing(recorded_preprocessing(checkpoint))
+        self.provenance = Provenance.of_checkpoint(checkpoint)
         self.adopt_retrieval_orders(checkpoint.get(ORDERS_KEY))
         if list(self.text_towers()):
             self._resize_vocabulary(restored_vocabulary(self, checkpoint, self.hparams_initial["text"]["vocab_size"]))
@@ -331,14 +339,22 @@ class Method(CheckedLoading, LightningModule):
     def save_pretrained(
         self, folder: str | Path, tokenizer_json: str | None = None, training: Training | None = None
     ) -> None:
-        """Write the model to a new folder that `from_pretrained` reads; see `pretrained.write_folder`."""
-        write_folder(self, self.state_dict(), folder, tokenizer_json, training)
+        """Write the model to a new folder that `from_pretrained` reads; every process must call it.
 
-    def export(self, folder: str | Path) -> None:
-        """Write the folder of `save_pretrained` with the data's tokenizer during a run; every process must call it."""
+        Args:
+            folder: new or empty folder; see `pretrained.write_folder`.
+            tokenizer_json: the tokenizer as JSON text; by default that of the run, the checkpoint or the export that
+                the weights come from.
+            training: what the model card says of the training; by default what is known from there.
+        """
         state = full_state(self)
         if rank() == 0:
-            write_folder(self, state, folder, tokenizer_of_data(self.datamodule))
+            tokenizer_json = self.provenance.tokenizer_of(self) if tokenizer_json is None else tokenizer_json
+            write_folder(self, state, folder, tokenizer_json, training or self.provenance.training_of(self))
+
+    def export(self, folder: str | Path) -> None:
+        """Write what `FinalExport` writes when a run ends, by default the folder of `save_pretrained`."""
+        self.save_pretrained(folder)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:

@@ -1,7 +1,7 @@
 """The model card of an export: `README.md`, filled with what is known of the training."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,18 @@ def _read(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def model_card(module: LightningModule, training: Training, preprocessing: Mapping[str, Any] | None, name: str) -> str:
+def model_card(
+    module: LightningModule,
+    state: Collection[str],
+    training: Training,
+    preprocessing: Mapping[str, Any] | None,
+    name: str,
+) -> str:
     """Return the Markdown text of a model card.
 
     Args:
         module: the exported module.
+        state: names of the tensors that are written; a teacher that a run has loaded is not.
         training: what is known of its training.
         preprocessing: record of its image preprocessing.
         name: name of the folder.
@@ -115,7 +122,9 @@ def model_card(module: LightningModule, training: Training, preprocessing: Mappi
         **_task(module),
         "tags": ["vlightning", kind],
     }
-    numbers = sum(parameter.numel() for parameter in module.parameters())
+    numbers = sum(
+        parameter.numel() for parameter_name, parameter in module.named_parameters() if parameter_name in state
+    )
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {name}",

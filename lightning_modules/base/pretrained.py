@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,20 +18,15 @@ from ...common.files import check_free, replacing
 from .checkpoints import ORDERS_KEY, class_name
 from .folder import CONFIG_FILE, WEIGHTS_FILE, read_folder
 from .model_card import CARD_FILE, Training, model_card
+from .provenance import Provenance
+from .tokenizer_reader import TokenizerOf
 
 if TYPE_CHECKING:
     from .method import Method
 
 LAYOUT = "a folder with model.safetensors, config.json, the tokenizer and README.md, for vlightning.hub.from_pretrained"
 """Description of the folder for `vlightning export`."""
-TokenizerOf = Callable[[Mapping[str, Any]], tuple[str | None, str]]
-"""Function from a checkpoint to its data's tokenizer as JSON text, and a note on it for the message."""
 Module = TypeVar("Module", bound="Method")
-
-
-def without_tokenizer(checkpoint: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return no tokenizer, for exports from Python that give none."""
-    return None, "without a tokenizer"
 
 
 def export_folder(
@@ -43,18 +38,12 @@ def export_folder(
     return f"Wrote {target} {note}; {type(module).__name__}.from_pretrained({target!r}) reads it"
 
 
-def tokenizer_of_data(datamodule: Any | None) -> str | None:
-    """Return the tokenizer of a datamodule as JSON text; None without one of the `tokenizers` library."""
-    backend = getattr(getattr(datamodule, "tokenizer", None), "backend_tokenizer", None)
-    return None if backend is None else str(backend.to_str())
-
-
 def write_folder(
     module: "Method",
     state: dict[str, Tensor],
     folder: str | Path,
-    tokenizer_json: str | None = None,
-    training: Training | None = None,
+    tokenizer_json: str | None,
+    training: Training,
 ) -> None:
     """Write `model.safetensors`, `config.json`, the tokenizer, if given, and `README.md`, atomically.
 
@@ -62,13 +51,12 @@ def write_folder(
         module: module to write.
         state: its state dict, gathered if it is sharded.
         folder: new or empty folder.
-        tokenizer_json: the tokenizer as the JSON text of the `tokenizers` library.
-        training: what is known of the training; None reads the module's run, if it has one.
+        tokenizer_json: the tokenizer as the JSON text of the `tokenizers` library; None for none.
+        training: what is known of the training.
 
     Raises:
         UserError: if the folder exists and is not empty.
     """
-    training = Training.of_run(module) if training is None else training
     target = Path(folder).expanduser().absolute()
     check_free(target)
     state = {name: tensor.contiguous() for name, tensor in module.pretrained_state(state).items()}
@@ -81,7 +69,7 @@ def write_folder(
         "data": training.text_options(),
         ORDERS_KEY: module.retrieval_orders(),
     }
-    card = model_card(module, training, preprocessing, target.name)
+    card = model_card(module, state, training, preprocessing, target.name)
     with replacing(target) as staged:
         staged.mkdir()
         save_file(state, staged / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -108,6 +96,9 @@ def read_module(cls: type[Module], folder: str | Path) -> Module:
     module = rebuild(cls, config["arguments"], state, source).eval()
     module.read_networks(Path(folder).expanduser())
     module.adopt_preprocessing(config.get("preprocessing"))
+    tokenizer = Path(folder).expanduser() / "tokenizer.json"
+    text = tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else None
+    module.provenance = Provenance(training=Training(config.get("data") or {}), tokenizer_json=text)
     module.adopt_retrieval_orders(config.get(ORDERS_KEY))
     return module
 

@@ -9,9 +9,11 @@ from lightning.pytorch import Callback, Trainer
 def trainer_of(module: LightningModule) -> Trainer | None:
     """Return the trainer that a module is attached to; None outside a run."""
     try:
-        return module.trainer
-    except RuntimeError:
+        trainer = module.trainer
+        getattr(trainer, "state", None)  # the module has a weak reference, and the trainer may be gone
+    except (RuntimeError, ReferenceError):
         return None
+    return trainer
 
 
 def datamodule_of(module: LightningModule) -> Any | None:

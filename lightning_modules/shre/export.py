@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..base.encoder_programs import export_encoders
-from ..base.pretrained import LAYOUT, TokenizerOf, without_tokenizer
+from ..base.pretrained import LAYOUT
+from ..base.tokenizer_reader import TokenizerOf, read_tokenizer
 from ..networks.programs import LAYOUTS as PROGRAMS
 from .module import SHReModule
 
@@ -13,7 +14,7 @@ LAYOUTS = {"vlightning": LAYOUT, **PROGRAMS}
 
 
 def export(
-    content: Mapping[str, Any], source: str, target: str, layout: str, tokenizer_of: TokenizerOf = without_tokenizer
+    content: Mapping[str, Any], source: str, target: str, layout: str, tokenizer_of: TokenizerOf = read_tokenizer
 ) -> str:
     """Write the image encoder and the text encoder of a checkpoint, in the space `evaluation.features`.
 

@@ -1,5 +1,6 @@
 """The folder of `save_pretrained`, of every method; ALBEF's is also tested in `albef/test_folder.py`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,13 @@ import torch
 from lightning.pytorch import Trainer
 from transformers import AutoTokenizer
 
+from support.command_line import run
 from support.distributed import rank_trainer, run_distributed
-from support.methods import METHODS
+from support.methods import METHODS, OTHERS
 from vlightning.callbacks import FinalExport
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ALBEFModule, SHReModule
+from vlightning.lightning_modules.exports import export
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -88,3 +91,42 @@ def test_two_processes_export_the_whole_module(kind, name, tmp_path):
     found = loaded.pretrained_state(loaded.state_dict())
     assert found
     assert all(torch.equal(value, state[key]) for key, value in found.items())
+
+
+def trained(name, folder):
+    """A module after a fit whose trainer is gone, and its checkpoint in a run's folder."""
+    method = (METHODS | OTHERS)[name]
+    module, data = method.build(method.prepare(folder), seed=0, batch_size=4, num_workers=0)
+    fitted = Trainer(accelerator="cpu", max_steps=2, limit_val_batches=0, logger=False, enable_progress_bar=False)
+    fitted.fit(module, data)
+    (folder / "run/checkpoints").mkdir(parents=True)
+    fitted.save_checkpoint(folder / "run/checkpoints/last.ckpt")
+    (folder / "run/environment.json").write_text('{"git": {"commit": "abc"}}')
+    return module
+
+
+@pytest.mark.parametrize("name", ["albef", "clip", "shre"])
+def test_every_way_writes_weights_preprocessing_tokenizer_and_card(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = trained(name, tmp_path)
+    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+    assert run("export", checkpoint, "typed", "--layout", "vlightning").status == 0
+    export(str(checkpoint), "called", "vlightning")
+    loaded = type(module).load_from_checkpoint(checkpoint)
+    loaded.save_pretrained("loaded")
+    module.save_pretrained("fitted")
+    type(module).from_pretrained("typed").save_pretrained("again")
+    files = {path.name: path.read_bytes() for path in Path("typed").iterdir()}
+    assert files.keys() >= {"model.safetensors", "config.json", "tokenizer.json", "README.md"}
+    config = json.loads(files["config.json"])
+    assert config["preprocessing"]["image_size"] == module.expected_image_size()
+    assert config["data"]["max_tokens"]
+    for way in ("called", "loaded", "fitted", "again"):
+        written = {path.name: path.read_bytes() for path in Path(way).iterdir()}
+        assert written.keys() == files.keys(), way
+        for file in files.keys() - {"README.md"}:
+            assert written[file] == files[file], f"{file} of {way}"
+        card = Path(way, "README.md").read_text()
+        assert card.splitlines()[12] == files["README.md"].decode().splitlines()[12]  # the number of parameters
+        assert way == "again" or "| steps | 2 |" in card
+        assert way in ("again", "fitted") or "| commit | abc |" in card
