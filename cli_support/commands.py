@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from ..callbacks import consolidate_checkpoint, divide_checkpoint_file
+from ..callbacks.checkpoints.run_checkpoints import resolved
 from ..common.errors import UserError
 from ..common.files import check_free
 from ..data_report.command import run_data
@@ -31,13 +32,13 @@ def run_convert(words: list[str]) -> str:
         "both with any strategy; the conversion is for programs that read only one of the two, and for copying.",
         allow_abbrev=False,
     )
-    parser.add_argument("checkpoint", help="a .ckpt file, or the folder of a sharded checkpoint")
+    parser.add_argument("checkpoint", help="a .ckpt file, the folder of a sharded checkpoint, or that of a run")
     parser.add_argument("target", help="the new file or folder, which must not exist")
     parser.add_argument(
         "--processes", type=int, help="number of files with weights in the new folder; only if the checkpoint is a file"
     )
     typed = parser.parse_args(words)
-    checkpoint = Path(typed.checkpoint)
+    checkpoint = resolved(typed.checkpoint)
     if typed.processes is not None and checkpoint.is_dir():
         parser.error("Expected --processes with a checkpoint in one file, got a folder: leave the option out.")
     if not checkpoint.exists():

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from ..callbacks.checkpoints.run_checkpoints import checkpoint_of, last_saved, whole_checkpoint
+from ..callbacks.checkpoints.run_checkpoints import last_saved, resolved, whole_checkpoint
 from ..callbacks.checkpoints.saved_run import SavedRun
 from ..common.errors import UserError
 from ..common.messages import say
@@ -159,10 +160,22 @@ def find_checkpoint(typed: Typed) -> Path | None:
         near = [str(each) for each in folder.glob("*.ckpt" if str(folder) in (".", "/") else "**/*.ckpt")]
         hint = did_you_mean(name, near) if near else f"there is no .ckpt file under {str(folder)!r}."
         raise UserError(f"Expected a checkpoint, got {name!r}, which does not exist: {hint}")
-    if (path / "checkpoints").is_dir():
-        path = checkpoint_of(path, best)
+    path = resolved(path, best)
     os.environ[CHECKPOINT_VARIABLE] = str(path)
     return path
+
+
+def resolve_weights(values: Any) -> None:
+    """Replace each run's folder that is given as `weights`, of the module or of a part, by its checkpoint.
+
+    Args:
+        values: The arguments of the module, which are changed in place.
+    """
+    for name, value in list(vars(values).items()):
+        if name == "weights" and isinstance(value, str):
+            values[name] = str(path) if (path := resolved(value)) != Path(value).expanduser() else value
+        elif isinstance(value, Namespace):
+            resolve_weights(value)
 
 
 def _newest_run(typed: Typed) -> Path:

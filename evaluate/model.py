@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from .. import lightning_modules
 from ..callbacks import AtomicCheckpointIO
-from ..callbacks.checkpoints.run_checkpoints import checkpoint_of
+from ..callbacks.checkpoints.run_checkpoints import resolved
 from ..common.errors import UserError
 from ..datamodules.text.clip import CLIP
 from ..datamodules.text.saved_tokenizer import saved_tokenizer
@@ -88,9 +88,7 @@ def load_model(model: str, weights: str | None = None) -> ImageTextModel:
         return _published(load_published(model, weights))
     if model.startswith(_LOCAL):
         return _published(load_published(None, model.removeprefix(_LOCAL)))
-    path = Path(model).expanduser()
-    if (path / "checkpoints").is_dir():
-        path = checkpoint_of(path, best=True)
+    path = resolved(model)
     if is_checkpoint(path):
         return _of_checkpoint(path)
     if is_folder(path):
@@ -126,17 +124,18 @@ def load_interpolated(path: str, ratio: float) -> ImageTextModel:
     """Load a model between published weights and a fine-tuning that started with them (WiSE-FT), on the CPU.
 
     Args:
-        path: Checkpoint of the fine-tuning.
+        path: Checkpoint of the fine-tuning, or the folder of its run.
         ratio: Share of its weights.
 
     Raises:
         UserError: If there is no such checkpoint, it is of something else, or the published weights cannot be read.
     """
-    if not is_checkpoint(path):
+    file = resolved(path)
+    if not is_checkpoint(file):
         raise UserError(f"Expected a checkpoint of a fine-tuning with --interpolate, got {path!r}: correct --model.")
     from ..lightning_modules.clip.interpolation import interpolated
 
-    content = interpolated(AtomicCheckpointIO().load_checkpoint(Path(path).expanduser()), repr(path), ratio)
+    content = interpolated(AtomicCheckpointIO().load_checkpoint(file), repr(path), ratio)
     given = {name: value for name, value in content["hyper_parameters"].items() if not name.startswith("_")}
     module = lightning_modules.CLIPModule(**given)
     module.load_state_dict(content["state_dict"])

@@ -20,7 +20,7 @@ def run_export(words: list[str]) -> str:
         "training, or for use in other code.",
         allow_abbrev=False,
     )
-    parser.add_argument("checkpoint", help="a .ckpt file, or the folder of a sharded checkpoint")
+    parser.add_argument("checkpoint", help="a .ckpt file, the folder of a sharded checkpoint, or that of a run")
     parser.add_argument("target", help="the new file or folder, which must not exist")
     parser.add_argument(
         "--layout",

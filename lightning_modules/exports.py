@@ -17,12 +17,13 @@ from typing import Any
 
 from .. import lightning_modules
 from ..callbacks import AtomicCheckpointIO
+from ..callbacks.checkpoints.run_checkpoints import resolved
 from ..callbacks.checkpoints.saved_run import SavedRun
 from ..common.errors import UserError
 from ..common.files import check_free
 from .base.checkpoints import ORDERS_KEY, class_of, saved_settings
 from .base.method import Method
-from .base.preprocessing import described, recorded_preprocessing
+from .base.preprocessing import described, is_checkpoint, recorded_preprocessing
 from .base.pretrained import LAYOUT, export_folder, rebuild
 from .base.tokenizer_reader import TokenizerOf, read_tokenizer
 
@@ -60,7 +61,7 @@ def export(checkpoint: str, target: str, layout: str | None = None, tokenizer_of
     """Write the model of a training checkpoint, and return a sentence about what was written.
 
     Args:
-        checkpoint: A checkpoint file, or the folder of a sharded one.
+        checkpoint: A checkpoint file, the folder of a sharded one, or that of a run, for its best checkpoint.
         target: The file or folder to write.
         layout: One of those of the checkpoint's class; None takes its first.
         tokenizer_of: Reads the tokenizer of a checkpoint's data; methods do not import datamodules.
@@ -70,9 +71,17 @@ def export(checkpoint: str, target: str, layout: str | None = None, tokenizer_of
             the target exists.
         RuntimeError: If the checkpoint cannot be read.
     """
-    if not Path(checkpoint).exists():
+    given = Path(checkpoint).expanduser()
+    if not given.exists():
         raise UserError(
-            f"Expected a .ckpt file of a training, got {checkpoint!r}, which does not exist: correct the path."
+            f"Expected a .ckpt file of a training or a run's folder, got {checkpoint!r}, which does not exist: correct "
+            "the path."
+        )
+    checkpoint = str(resolved(given))
+    if not is_checkpoint(checkpoint) and Path(checkpoint).is_dir():
+        raise UserError(
+            f"Expected a .ckpt file, the folder of a sharded checkpoint or of a run, got {checkpoint!r}: correct the "
+            "path."
         )
     check_free(Path(target))
     content = AtomicCheckpointIO().load_checkpoint(checkpoint)

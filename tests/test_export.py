@@ -10,6 +10,7 @@ from support.albef import SIZES, merged, random_batch, tiny_albef
 from support.command_line import export as main
 from support.command_line import run
 from support.forked import run_script
+from support.images import draw_image
 from vlightning.datamodules import ShapesDataModule
 from vlightning.datamodules.text.tokenizers import open_tokenizer
 from vlightning.lightning_modules import ALBEFModule
@@ -144,3 +145,35 @@ def test_module_runs_as_a_command_and_describes_itself():
     layouts = "vlightning,albef,transformers,torch_export,onnx,onnx_int8,open_clip,vendor,adapters,student"
     layouts += ",torchvision,detectron2,learngene"
     assert f"--layout {{{layouts}}}" in done.stdout
+
+
+def test_every_command_that_takes_a_checkpoint_takes_the_folder_of_its_run(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = trained.parent.parent
+    best = next(folder.glob("checkpoints/best-*.ckpt"))
+    said = f"Checkpoint: {best}, the best of its run."
+    (tmp_path / "photos").mkdir()
+    draw_image(0).save(tmp_path / "photos/0.png")
+    fit = ("fit", "--config", f"{folder.parents[1]}/tiny.yaml", "--trainer.max_steps=1", "--trainer.logger=false")
+    quiet = ("--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu")
+    commands = {
+        "export": ("export", folder, "out"),
+        "programs": ("export", folder, "albef.pth", "--layout=albef"),
+        "convert": ("convert", folder, "sharded"),
+        "evaluate": ("evaluate", "--model", folder, "--images=photos", "--classes", "a", "b", "--num_workers=0"),
+        "validate": ("validate", "--ckpt_path", folder, *quiet),
+        "predict": ("predict", "--ckpt_path", folder, *quiet),
+        "weights": (*fit, "--model.weights", folder, "--trainer.enable_checkpointing=false"),
+    }
+    for name, words in commands.items():
+        ran = run(*words)
+        assert ran.status == 0, f"{name}: {ran.err}"
+        assert said in ran.out + ran.err, name
+    assert run("export", trained, "last").status == 0
+    (tmp_path / "empty/checkpoints").mkdir(parents=True)
+    for words in (("export", "empty", "x"), ("convert", "empty", "x"), (*fit, "--model.weights", "empty")):
+        assert run(*words).sentence.startswith("Expected a checkpoint in the run folder 'empty', got none")
+    assert (
+        "Expected a .ckpt file, the folder of a sharded checkpoint or of a run, got 'photos'"
+        in run("export", "photos", "x").sentence
+    )

@@ -28,6 +28,20 @@ def checkpoint_of(run: Path, best: bool) -> Path:
     return path
 
 
+def resolved(path: str | Path, best: bool = True) -> Path:
+    """Return a path, or the checkpoint in it if it is a run's folder: the best that the run keeps, else the newest.
+
+    Args:
+        path: Checkpoint, export, run's folder, or any other path.
+        best: Whether the best checkpoint is taken; else the newest.
+
+    Raises:
+        UserError: If it is a run's folder without a whole checkpoint.
+    """
+    found = Path(path).expanduser()
+    return checkpoint_of(found, best) if (found / "checkpoints").is_dir() else found
+
+
 def whole_checkpoint(folder: Path) -> Path | None:
     """Return the newest whole checkpoint in a folder, with a warning for each newer damaged one; None if it is empty.
 
