@@ -18,7 +18,7 @@ from ..datamodules.core.decode import decode_image
 from ..datamodules.core.faults import BadSample
 from ..evaluate.encoding import encode_classes, encode_texts
 from ..evaluate.model import ImageTextModel
-from ..evaluate.own_images import TEMPERATURE, TEMPLATES
+from ..evaluate.own_images import TEMPLATES
 from ..lightning_modules.base.method import Method
 from ..lightning_modules.evaluation.ranking import cosine_weight
 from ..metrics.finite import highest
@@ -115,7 +115,7 @@ class Search:
         return captions.best(self._embed(file), _BEST) if captions.names else []
 
     def classify(self, file: str, names: Sequence[str]) -> list[tuple[str, float]]:
-        """Return the best classes of an image, and the softmax of 100 times their cosines, as `vlightning evaluate`.
+        """Return the best classes of an image, and the softmax of their logits, as `vlightning evaluate`.
 
         Args:
             file: The image.
@@ -127,7 +127,7 @@ class Search:
         if not names:
             return []
         scores = zero_shot_scores(self._embed(file), self._classes(tuple(names)))
-        top = highest((TEMPERATURE * scores).softmax(0), _BEST)
+        top = highest(self.model.shares(scores), _BEST)
         return [(names[place], share) for share, place in zip(top.values.tolist(), top.indices.tolist(), strict=True)]
 
     def _best(self, text: str) -> list[tuple[str, float]]:

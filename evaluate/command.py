@@ -33,7 +33,7 @@ def parser_of_evaluate() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", help="a checkpoint, an export, local-dir:FOLDER, or a model's name with --weights")
-    add("--weights", help="a tag of open_clip's or a file, for a model's name")
+    add("--weights", help="a tag of open_clip's, a file, or random (to try the command), for a model's name")
     add("--interpolate", nargs="+", type=float, help="shares of a fine-tuning's weights, the rest published (WiSE-FT)")
     add("--root", help="folder of the sets, as DataComp's download makes it; with --suite or --tasks by default sets")
     add("--suite", help=f"{' or '.join(SUITES)}; by default datacomp")
@@ -51,7 +51,8 @@ def parser_of_evaluate() -> argparse.ArgumentParser:
     add(
         "--classes",
         nargs="+",
-        help="names of the classes, or a text file with one a line; with --root, instead of a set's",
+        help="names of the classes, or a text file with one a line; with --images by default the names of its folders; "
+        "with --root, instead of a set's",
     )
     add(
         "--templates",

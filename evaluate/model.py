@@ -44,6 +44,8 @@ class ImageTextModel:
         sha256: Fingerprint of the weights.
         note: What must be said beside every number; None for nothing.
         encoder: Texts to token ids; None for a published model, whose module maps no words.
+        logit_scale: Inverse of the temperature that the model learned, by which cosines become logits; 1 for one whose
+            features were not trained with a temperature.
     """
 
     name: str
@@ -55,6 +57,7 @@ class ImageTextModel:
     sha256: str
     note: str | None = None
     encoder: Encoder | None = None
+    logit_scale: float = 1.0
 
     @property
     def device(self) -> torch.device:
@@ -72,6 +75,10 @@ class ImageTextModel:
         """Return unit-length features [T, E] of texts."""
         return normalize(self.texts(texts).float(), dim=-1)
 
+    def shares(self, cosines: Tensor) -> Tensor:
+        """Return the softmax [..., C] of the model's logits; of none where a cosine [..., C] is non-finite."""
+        return (self.logit_scale * cosines).softmax(-1)
+
 
 def load_model(model: str, weights: str | None = None) -> ImageTextModel:
     """Load a model for evaluation, on the CPU.
@@ -79,7 +86,7 @@ def load_model(model: str, weights: str | None = None) -> ImageTextModel:
     Args:
         model: A checkpoint of a training, a file or a folder; the folder of a run, for its best checkpoint; the folder
             of an export; `local-dir:` and a folder of open_clip's; or a model's name, with `weights`.
-        weights: A tag of open_clip's or a file, for a model's name.
+        weights: A tag of open_clip's, a file, or "random", for a model's name.
 
     Raises:
         UserError: If there is no such model, or it does not embed images and texts.
@@ -112,7 +119,19 @@ def _published(found: PublishedCLIP) -> ImageTextModel:
         return features
 
     name = f"{found.model} ({found.weights})"
-    return ImageTextModel(name, network, network.encode_image, texts, *_prepared(found.preprocessing), found.sha256)
+    prepared, scale = _prepared(found.preprocessing), _logit_scale(network)
+    return ImageTextModel(name, network, network.encode_image, texts, *prepared, found.sha256, logit_scale=scale)
+
+
+def _logit_scale(module: Any) -> float:
+    """Return the inverse of the temperature of a network or a method; 1 for features without one."""
+    if hasattr(module, "contrastive_temperature"):
+        return 1 / float(module.contrastive_temperature())
+    if hasattr(module, "scales"):  # SHRe's, of each contrasted space
+        space = module.evaluation_settings.features
+        return float(module.scales[space].exp()) if space in module.scales else 1.0
+    found = getattr(getattr(module, "student", module), "logit_scale", None)
+    return 1.0 if found is None else float(found.exp())
 
 
 def _prepared(preprocessing: Preprocessing) -> tuple[Callable[[Image.Image], Tensor], Callable[[Tensor], Tensor]]:
@@ -210,7 +229,7 @@ def _of_module(
     prepared = _prepared(Preprocessing.of(recorded, repr(source)))
     fingerprint = Frozen(module).fingerprint()
     note = _NOTES.get(type(module).__name__)
-    return ImageTextModel(source, module, images, texts, *prepared, fingerprint, note, encoder)
+    return ImageTextModel(source, module, images, texts, *prepared, fingerprint, note, encoder, _logit_scale(module))
 
 
 _NOTES = {"SHReModule": "SHRe's teacher was trained with labels"}

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,10 @@ from .encoding import Encoded, Loading, encode_classes, encode_images
 from .model import ImageTextModel
 from .row_sets import NamedImages
 
-TEMPERATURE = 100.0
-"""Of CLIP's logits."""
 TEMPLATES = ("a photo of a {}.", "a photo of the {}.", "an image of a {}.")
 """Prompts where none are given."""
 _SIDE = 160  # of a thumbnail, pixels
+_NO_CLASS = "(non-finite)"  # instead of the class of an image with a non-finite embedding
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -41,7 +41,8 @@ def classify_folder(
 
     Returns:
         A table with `image`, the path below the folder, `classes` and `scores`, the best classes of the image and the
-        softmax of 100 times their cosines, best first; and the images.
+        softmax of their cosines over the model's temperature, best first (none for an image with a non-finite
+        embedding), and `label`, the name of the folder of the image if that is a class; and the images.
 
     Raises:
         UserError: If the folder has no image that can be used.
@@ -52,18 +53,63 @@ def classify_folder(
         why = ", ".join(f"{cause}: {count}" for cause, count in found.bad.items()) or "no image files"
         raise UserError(f"Expected images in {str(folder)!r}, got none that can be used ({why}): give another folder.")
     scores = zero_shot_scores(found.features, encode_classes(model, names, templates))
-    top = highest((TEMPERATURE * scores).softmax(1), best)
+    top = highest(model.shares(scores), best)
+    finite = scores.isfinite().all(1).tolist()
+    images = [samples.names[number] for number in found.index.tolist()]
     columns: dict[str, Any] = {
-        "image": [samples.names[number] for number in found.index.tolist()],
-        "classes": [[names[place] for place in row] for row in top.indices.tolist()],
-        "scores": top.values.tolist(),
+        "image": images,
+        "label": [label_of(image, names) for image in images],
+        "classes": [
+            [names[place] for place in row] if usable else []
+            for row, usable in zip(top.indices.tolist(), finite, strict=True)
+        ],
+        "scores": [row if usable else [] for row, usable in zip(top.values.tolist(), finite, strict=True)],
     }
     types = {
         "image": pyarrow.string(),
+        "label": pyarrow.string(),
         "classes": pyarrow.list_(pyarrow.string()),
         "scores": pyarrow.list_(pyarrow.float32()),
     }
     return pyarrow.table(columns, schema=pyarrow.schema(types)), found
+
+
+def label_of(image: str, names: Sequence[str]) -> str | None:
+    """Return the first folder of an image's path if it is a class; else None."""
+    folder = Path(image).parts[0]
+    return folder if folder in names and folder != image else None
+
+
+def folders_of_images(folder: Path) -> list[str]:
+    """Return the names of the folders with images, in order, if all images of a folder are in such; else none."""
+    found = [path.relative_to(folder).parts for path in image_files(folder)]
+    return [] if any(len(parts) == 1 for parts in found) else sorted({parts[0] for parts in found})
+
+
+def confusion(table: pyarrow.Table, names: Sequence[str]) -> str | None:
+    """Return accuracy and a table of labels by predicted classes as Markdown; None if no image has a label.
+
+    Args:
+        table: Of `classify_folder`.
+        names: Names of all classes.
+    """
+    rows = [row for row in table.to_pylist() if row["label"] is not None]
+    if not rows:
+        return None
+    counts = Counter((row["label"], row["classes"][0] if row["classes"] else _NO_CLASS) for row in rows)
+    shown = [*names, *([_NO_CLASS] if any(name == _NO_CLASS for _, name in counts) else [])]
+    right = sum(counts[name, name] for name in names)
+    lines = [
+        f"Accuracy: {100 * right / len(rows):.2f}% of {len(rows):,} images in folders of their classes.",
+        "",
+        f"| label | {' | '.join(shown)} | right |",
+        f"|---|{'---:|' * (len(shown) + 1)}",
+    ]
+    for label in dict.fromkeys(name for name in names if any(own == name for own, _ in counts)):
+        of_label = [counts[label, name] for name in shown]
+        share = f"{100 * counts[label, label] / sum(of_label):.1f}%"
+        lines.append(f"| {label} | {' | '.join(map(str, of_label))} | {share} |")
+    return "\n".join(lines)
 
 
 def write_table(table: pyarrow.Table, file: Path) -> None:
@@ -84,8 +130,8 @@ def write_sheet(table: pyarrow.Table, folder: Path, file: Path, limit: int = 500
         limit: Images of each class that are shown.
     """
     by_class: dict[str, list[dict[str, Any]]] = {}
-    for row in sorted(table.to_pylist(), key=lambda row: -row["scores"][0]):
-        by_class.setdefault(row["classes"][0], []).append(row)
+    for row in sorted(table.to_pylist(), key=lambda row: -max(row["scores"], default=0.0)):
+        by_class.setdefault(row["classes"][0] if row["classes"] else _NO_CLASS, []).append(row)
     parts = [_HEAD]
     for name in sorted(by_class):
         rows = by_class[name]

@@ -28,11 +28,13 @@ def markdown(results: Sequence[Result]) -> str:
     """Return a table of the sets and one of the aggregates, in percent."""
     lines = [*_header(results), "", _row("set", "protocol", "metric", "value", "samples", "remarks")]
     lines.append(_row("---", "---", "---", "---:", "---:", "---"))
-    lines += [_row(*_cells(result)) for result in results]
+    lines += [_row(*_cells(result)) for result in results if result.main is not None]
     lines += ["", *_aggregate_lines(aggregates(results), _notes(results))]
-    missing = [f"{result.key} ({result.missing})" for result in results if result.main is None]
+    missing = [f"{result.key} ({result.missing})" for result in results if result.main is None and not result.absent]
     if missing:
         lines += ["", f"Missing: {'; '.join(missing)}."]
+    if absent := list(dict.fromkeys(result.key for result in results if result.absent)):
+        lines += ["", f"Not in the folder of the sets: {len(absent)} ({', '.join(absent)})."]
     return "\n".join(lines) + "\n"
 
 
@@ -62,6 +64,8 @@ def _aggregate_lines(found: Sequence[Aggregate], notes: Sequence[str]) -> list[s
     """Return a table of aggregates, where a mean over part of the sets says so."""
     lines = [_row("aggregate (zero-shot)", "value", "sets"), _row("---", "---:", "---:")]
     for aggregate in found:
+        if aggregate.mean is None and any(other.found for other in found):
+            continue
         value = "missing" if aggregate.mean is None else f"{100 * aggregate.mean:.2f}"
         partial = "" if aggregate.complete or aggregate.mean is None else " (of these sets only)"
         remark = f" ({'; '.join(notes)})" if notes and aggregate.mean is not None else ""

@@ -10,6 +10,9 @@ from ..common.errors import UserError
 from ..common.files import replacing
 from .tasks import AGGREGATES, TASKS
 
+ABSENT = "no set in"
+"""Begin of `Result.missing` for a set that the folder of the sets lacks."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -45,6 +48,11 @@ class Result:
     def main(self) -> float | None:
         """The main metric; None for a set that is missing."""
         return self.metrics.get("main_metric")
+
+    @property
+    def absent(self) -> bool:
+        """Whether the folder of the sets lacks this set."""
+        return self.main is None and str(self.missing).startswith(ABSENT)
 
     def line(self) -> dict[str, Any]:
         """Return the line of a file: DataComp's `key`, `dataset` and `metrics`, and what this package adds."""

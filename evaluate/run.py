@@ -25,7 +25,7 @@ from .encoding import Encoded, Loading, encode_classes, encode_images
 from .frozen_features import few_shot, linear_probe
 from .image_sets import ImageSet, Prompts, read_prompts
 from .model import ImageTextModel
-from .results import Result, read_results, write_results
+from .results import ABSENT, Result, read_results, write_results
 from .row_sets import find_table
 from .tasks import Protocol, Task
 
@@ -118,7 +118,8 @@ def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, o
             said = str(result.missing)
             if result.main is not None:
                 said = f"{100 * result.main:.2f}{f' ({result.note})' if result.note else ''}"
-            say(f"{number} of {len(tasks)}: {task.key}, {result.protocol}: {said}")
+            if not result.absent:  # the report lists these in one line
+                say(f"{number} of {len(tasks)}: {task.key}, {result.protocol}: {said}")
         if rank() == 0:
             write_results(out, done.values())
     return list(done.values())
@@ -173,7 +174,7 @@ def _main(task: Task, metrics: dict[str, float]) -> float:
 def _image_set(model: ImageTextModel, task: Task, settings: Settings, protocols: list[Protocol]) -> _Measured:
     folder = settings.root / task.folder
     if not folder.is_dir():
-        return _Measured(missing=dict.fromkeys(protocols, f"no set in {folder}"))
+        return _Measured(missing=dict.fromkeys(protocols, f"{ABSENT} {folder}"))
     prompts = _prompts(task, folder, settings)
     classes = len(prompts.names)
     found = encode_images(model, ImageSet(folder, "test", model.transform, classes), settings.loading)
@@ -234,7 +235,7 @@ def _table(model: ImageTextModel, task: Task, settings: Settings, protocols: lis
         return measured
     path = find_table(settings.root, task.folder)
     if path is None:
-        measured.missing["zero_shot"] = f"no set in {settings.root / task.folder}"
+        measured.missing["zero_shot"] = f"{ABSENT} {settings.root / task.folder}"
         return measured
     metrics, measured.found = getattr(tables, task.kind)(model, path, settings.loading)
     measured.metrics["zero_shot"] = metrics

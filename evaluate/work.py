@@ -12,7 +12,7 @@ from .encoding import Loading
 from .hub import download
 from .image_sets import given_texts, with_braces
 from .model import ImageTextModel, load_interpolated, load_model
-from .own_images import TEMPLATES, classify_folder, write_sheet, write_table
+from .own_images import TEMPLATES, classify_folder, confusion, folders_of_images, write_sheet, write_table
 from .report import compare, markdown, write_report
 from .results import Result, read_results
 from .row_sets import find_table
@@ -125,12 +125,15 @@ def _results(
 
 
 def _own_images(model: ImageTextModel, typed: argparse.Namespace, loading: Loading) -> str:
-    if not typed.classes:
-        raise UserError("Expected --classes with --images, got none: give names, or a text file with one a line.")
     folder = Path(typed.images).expanduser()
     if not folder.is_dir():
         raise UserError(f"Expected a folder of images after --images, got {typed.images!r}: correct it.")
-    names = given_texts(typed.classes)
+    names = given_texts(typed.classes) if typed.classes else folders_of_images(folder)
+    if not names:
+        raise UserError(
+            "Expected --classes with --images, or a folder of each class, got neither: give names, or a text file with "
+            "one a line."
+        )
     templates = with_braces(given_texts(typed.templates or list(TEMPLATES)), "--templates")
     table, found = classify_folder(model, folder, names, templates, loading, typed.best)
     if rank() != 0:
@@ -142,7 +145,9 @@ def _own_images(model: ImageTextModel, typed: argparse.Namespace, loading: Loadi
         write_sheet(table, folder, Path(typed.html).expanduser())
         written.append(typed.html)
     left_out = f" {sum(found.bad.values())} could not be read." if found.bad else ""
-    return f"Classified {len(table):,} images by {model.name}.{left_out} Wrote {' and '.join(written)}."
+    said = f"Classified {len(table):,} images by {model.name}.{left_out} Wrote {' and '.join(written)}."
+    measured = confusion(table, names)
+    return f"{said}\n\n{measured}" if measured else said
 
 
 def _compare(typed: argparse.Namespace) -> str:

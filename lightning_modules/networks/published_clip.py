@@ -8,16 +8,21 @@ from typing import Any
 
 import open_clip
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from open_clip.pretrained import get_pretrained_cfg
 from torch import nn
 
 from ...callbacks.checkpoints.sharded_checkpoint import METADATA
 from ...common.errors import UserError
+from ...common.names import did_you_mean
 from ..base.frozen import Frozen, reads_weights
 from .attention import set_clip_attention
 from .clip_preprocessing import Preprocessing
 from .file_readers import FILE_READERS, Loaded, PublishedCLIP
 from .open_clip_folder import CONFIG_NAME
+
+RANDOM = "random"
+"""Tag of untrained weights, to try a command without a download."""
 
 
 def load_published(model: str | None, weights: str) -> PublishedCLIP:
@@ -28,8 +33,9 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
 
     Args:
         model: a name of open_clip or of a registered reader; ignored where `weights` is a folder.
-        weights: a tag of open_clip, which is downloaded; a folder with `open_clip_config.json` and the weights; or a
-            file of open_clip or of a registered reader, such as the vendor's or a checkpoint of a training here.
+        weights: a tag of open_clip, which is downloaded; "random" for untrained weights of a model of open_clip; a
+            folder with `open_clip_config.json` and the weights; or a file of open_clip or of a registered reader, such
+            as the vendor's or a checkpoint of a training here.
 
     Raises:
         UserError: if there is no such file, folder, model or tag, or the weights cannot be loaded into the model.
@@ -44,6 +50,8 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
         raise UserError(_unnamed(weights))
     elif path.suffix or "/" in weights or path.exists():
         loaded = _from_file(model, path)
+    elif weights == RANDOM:
+        loaded = _untrained(model)
     else:
         loaded = _from_tag(model, weights)
     network = loaded.network.float()
@@ -54,6 +62,20 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
 
 def _unnamed(weights: str) -> str:
     return f"Expected the name of the model of the weights {weights!r}, got none: add it, e.g. ViT-L-14."
+
+
+def _untrained(model: str) -> Loaded:
+    """Build a model with the same random weights in every process."""
+    if model not in open_clip.list_models():
+        raise UserError(
+            f"Expected a model of open_clip for the weights {RANDOM!r}, got {model!r}: "
+            f"{did_you_mean(model, open_clip.list_models())}"
+        )
+    with isolate_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no weights are loaded
+        torch.manual_seed(0)
+        network = open_clip.create_model(model)
+    return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(model))
 
 
 def _without_weights(model: str | None, path: Path) -> Loaded:

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import datasets
 import pyarrow.parquet
@@ -11,6 +12,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, recall_score
 
+from support.clip import add_tiny_clip
 from support.command_line import run
 from support.evaluation_sets import (
     COLOURS,
@@ -28,11 +30,13 @@ from support.evaluation_sets import (
     write_task,
     write_winogavil,
 )
+from support.methods import METHODS, OTHERS
 from vlightning.callbacks import OnlineProbe
 from vlightning.common.errors import UserError
 from vlightning.evaluate.encoding import Loading, encode_classes, encode_images
 from vlightning.evaluate.frozen_features import few_shot, linear_probe
 from vlightning.evaluate.image_sets import ImageSet
+from vlightning.evaluate.model import _logit_scale
 from vlightning.evaluate.own_images import classify_folder, write_sheet
 from vlightning.evaluate.report import compare, markdown, write_report
 from vlightning.evaluate.results import aggregates, read_results
@@ -175,7 +179,7 @@ def test_aggregates_are_means_of_main_metrics_and_incomplete_ones_say_so(root, r
     assert "| VTAB | 91.67 (of these sets only) | 1 of 13 |" in table.replace(
         f"{100 * values[tasks[0].key]:.2f}", "91.67"
     )
-    assert "| ImageNet | missing | 0 of 1 |" in table
+    assert "| ImageNet |" not in table  # none of its sets is there
     assert "Missing: vtab/svhn (no set in" in table
 
 
@@ -440,4 +444,70 @@ def test_own_images_get_their_best_classes_and_a_page(tmp_path):
     assert "data:image/jpeg;base64," in page
     file = tmp_path / "t.parquet"
     pyarrow.parquet.write_table(table, file)
-    assert pyarrow.parquet.read_table(file).column_names == ["image", "classes", "scores"]
+    assert pyarrow.parquet.read_table(file).column_names == ["image", "label", "classes", "scores"]
+
+
+def test_a_folder_for_each_class_gives_accuracy_and_a_table_of_confusions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = {"red": ["red", "red", "blue"], "blue": ["blue"], "yellow": ["yellow"]}
+    for label, colours in shown.items():
+        Path("photos", label).mkdir(parents=True)
+        for number, colour in enumerate(colours):
+            Path("photos", label, f"{number}.png").write_bytes(picture(colour, number))
+    model = with_non_finite_features(colour_model(), "yellow")
+    monkeypatch.setattr("vlightning.evaluate.work.load_model", lambda *_: model)
+    words = ("evaluate", "--model", "colours", "--images", "photos", "--num_workers=0", "--html=page.html")
+    ran = run(*words)
+    assert ran.status == 0, ran.err
+    assert "Accuracy: 60.00% of 5 images in folders of their classes." in ran.out
+    assert "| label | blue | red | yellow | (non-finite) | right |" in ran.out
+    assert "| red | 1 | 2 | 0 | 0 | 66.7% |" in ran.out
+    assert "| yellow | 0 | 0 | 0 | 1 | 0.0% |" in ran.out
+    rows = pyarrow.parquet.read_table("classes.parquet").to_pylist()
+    assert [(row["label"], len(row["classes"])) for row in rows] == [("blue", 3), *[("red", 3)] * 3, ("yellow", 0)]
+    assert "Accuracy" not in run(*words, "--classes", "green", "white").out  # none of the folders is a class
+    Path("photos/more.png").write_bytes(picture("red", 0))
+    assert "Expected --classes with --images, or a folder of each class, got neither" in run(*words).sentence
+
+
+@pytest.mark.parametrize("scale", [1.0, 14.0])
+def test_scores_are_the_softmax_by_the_models_own_temperature(tmp_path, scale):
+    (tmp_path / "red.png").write_bytes(picture("red", 0))
+    model = replace(colour_model(), logit_scale=scale)
+    table, found = classify_folder(model, tmp_path, NAMES, ["a {} thing"], Loading(2, 0), best=6)
+    cosines = found.features @ encode_classes(model, NAMES, ["a {} thing"]).T
+    expected = (scale * cosines[0]).softmax(0).sort(descending=True).values
+    assert table["scores"][0].as_py() == pytest.approx(expected.tolist())
+
+
+def test_one_set_is_one_row_and_sets_that_are_not_there_are_one_line(tmp_path, monkeypatch):
+    write_task(tmp_path / "sets", TASKS["cifar10"])
+    monkeypatch.setattr("vlightning.evaluate.work.load_model", lambda *_: colour_model())
+    ran = run("evaluate", "--model", "c", "--root", tmp_path / "sets", "--out", tmp_path / "r.jsonl", "--num_workers=0")
+    assert ran.status == 0, ran.err
+    assert [line.split(" |")[0] for line in ran.out.splitlines() if "zero_shot |" in line] == ["| CIFAR-10"]
+    assert "Not in the folder of the sets: 37 (imagenet1k, " in ran.out
+    assert "no set in" not in ran.out
+    assert len(ran.out.splitlines()) < 20
+
+
+def test_a_model_of_open_clip_runs_with_untrained_weights(tmp_path):
+    (tmp_path / "red.png").write_bytes(picture("red", 0))
+    words = ("--images", tmp_path, "--classes", "red", "blue", "--num_workers=0", "--out", tmp_path / "c.parquet")
+    ran = run("evaluate", "--model", add_tiny_clip(), "--weights", "random", *words)
+    assert ran.status == 0, ran.err
+    assert f"Classified 1 images by {add_tiny_clip()} (random)" in ran.out
+    refused = run("evaluate", "--model", "ViT-B-3", "--weights", "random", *words)
+    assert refused.sentence.startswith("Expected a model of open_clip for the weights 'random', got 'ViT-B-3': did you")
+
+
+@pytest.mark.parametrize("name", ["albef", "clip", "mmlg", "mobileclip", "shre"])
+def test_the_temperature_is_that_of_the_method(name, tmp_path):
+    method = (METHODS | OTHERS)[name]
+    module, _ = method.build(method.prepare(tmp_path), seed=0, batch_size=4, num_workers=0)
+    temperatures = {
+        "albef": lambda: module.temperature,
+        "shre": lambda: (-module.scales["h2"]).exp(),
+    }
+    temperature = temperatures.get(name, lambda: (-module.student.logit_scale).exp())()
+    assert _logit_scale(module) == pytest.approx(1 / float(temperature))
