@@ -180,7 +180,7 @@ def test_aggregates_are_means_of_main_metrics_and_incomplete_ones_say_so(root, r
         f"{100 * values[tasks[0].key]:.2f}", "91.67"
     )
     assert "| ImageNet |" not in table  # none of its sets is there
-    assert "Missing: vtab/svhn (no set in" in table
+    assert "Not in the folder of the sets: 2 (vtab/svhn, imagenet1k)." in table
 
 
 def test_results_do_not_depend_on_the_batch_size_or_a_stop(root, results, tmp_path):
