@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..common.errors import UserError
 from ..common.messages import say
@@ -128,20 +127,25 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), (b"content-security-policy", _POLICY)]
             await send(message)
 
-        if scope["type"] == "http" and not self.allows(scope["path"], dict(scope["headers"]).get(b"origin", b"")):
+        headers = dict(scope["headers"]) if scope["type"] == "http" else {}
+        asked = scope.get("path", ""), headers.get(b"host", b""), headers.get(b"origin", b"")
+        if scope["type"] == "http" and not self.allows(*asked):
             await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
             return
         await self.app(scope, receive, with_policy)
 
-    def allows(self, path: str, origin: bytes = b"") -> bool:
+    def allows(self, path: str, host: bytes = b"", origin: bytes = b"") -> bool:
         """Return whether a request may pass.
 
         Args:
             path: Path of its address: of no file, or of one that the page received.
-            origin: Of the page that sends it; empty for a person who types the address.
+            host: Name and port of its address.
+            origin: Of the page that sends it, which must be this server's; empty for a person who types the address.
         """
-        if origin and urlsplit(origin.decode("latin-1")).hostname not in HOSTS:
+        if origin and origin.lower() != b"http://" + host.lower():
+            return False
+        if "\0" in path:  # which no path of a file has
             return False
         if found := re.search(r"/file[=/](.*)", path, re.S):
             return found[1].startswith("/") and is_below(self.files, Path(found[1]))

@@ -113,7 +113,11 @@ def test_the_server_serves_no_file_of_the_machine_and_only_this_machine(served):
         assert status(f"{address}/gradio_api/file={path}") == 403
     assert status(f"{address}/gradio_api/file=https://example.org/") == 403
     assert status(address, {"Host": "evil.example"}) == 400
-    assert status(address, {"Origin": "https://evil.example"}) == 403
+    assert status(f"{address}/gradio_api/file=/a%00b") == 403
+    other_port = f"http://127.0.0.1:{int(address.rpartition(':')[2]) % 65535 + 1}"
+    for origin in ("https://evil.example", "http://[", "http://[::1", "null", "http://localhost", other_port):
+        assert status(address, {"Origin": origin}) == 403
+    assert status(address, {"Origin": address}) == 200
     asked = {"data": [{"path": str(secret), "meta": {"_type": "gradio.FileData"}}, "ring", ""]}
     call = f"{address}/gradio_api/call/describe"
     with urllib.request.urlopen(

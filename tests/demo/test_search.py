@@ -1,5 +1,6 @@
 """What the demo answers, its embeddings on disk, and what it refuses; none of it needs Gradio."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -222,6 +223,36 @@ def test_files_that_the_page_did_not_receive_and_other_addresses_are_refused(tmp
         assert not guard.allows(f"/gradio_api/file/{path}")
     assert not guard.allows("/gradio_api/file=https://example.org/cat.png")
     assert not guard.allows("/gradio_api/proxy=https://example.org/cat.png")
+
+
+def test_only_the_page_itself_may_send_a_request(tmp_path):
+    async def page(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    def status(path="/", **headers):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "path": path, "headers": [(name.encode(), value) for name, value in headers.items()]}
+        asyncio.run(Guard(page, str(tmp_path))(scope, None, send))
+        return sent[0]["status"]
+
+    host = b"localhost:7860"
+    assert status(host=host) == 200  # typed by a person
+    assert status(host=host, origin=b"http://localhost:7860") == 200
+    others = (
+        b"https://localhost:7860",
+        b"http://localhost:7861",
+        b"http://localhost",
+        b"http://127.0.0.1:7860",
+        b"null",
+    )
+    malformed = (b"http://[", b"http://[::1", b"http://localhost:port", b"\xff\xfe", b"http://localhost:7860, http://a")
+    for origin in (b"https://evil.example", *others, *malformed):
+        assert status(host=host, origin=origin) == 403, origin
+    assert status(f"/gradio_api/file={tmp_path}/a\0b", host=host) == 403
 
 
 def test_captions_are_read_from_lines_and_tables(tmp_path):
