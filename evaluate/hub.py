@@ -5,6 +5,7 @@ import csv
 import json
 import shutil
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from ..datamodules.sources.hub import hub_is_reachable, reason_refused
 from .image_sets import is_complete
 from .row_sets import find_table
 from .tasks import Task
+
+_MOST_UNPACKED = 20
+"""Largest ratio of the sizes of unpacked and packed images: those of JPEG and PNG do not shrink, bitmaps do."""
 
 
 def download(tasks: Sequence[Task], root: Path) -> None:
@@ -66,7 +70,7 @@ def unpack_table(folder: Path) -> None:
     Flickr, MSCOCO and WinoGAViL are so on the hub. Lists in cells are written as Python or JSON.
 
     Raises:
-        UserError: If the CSV file has other columns.
+        UserError: If the CSV file has other columns, or an archive cannot be unpacked.
     """
     tables, archives = sorted(folder.glob("*.csv")), sorted(folder.glob("*.zip"))
     if not tables or not archives or any(folder.rglob("*.parquet")):
@@ -74,18 +78,53 @@ def unpack_table(folder: Path) -> None:
     with tables[0].open(newline="", encoding="utf-8") as content:
         rows = [_row(row, tables[0]) for row in csv.DictReader(content)]
     (folder / "images").mkdir(exist_ok=True)
+    unpacked: dict[str, tuple[int, int]] = {}
     for archive in archives:
-        with zipfile.ZipFile(archive) as packed:
-            for member in packed.infolist():
-                # Without its folders, which a name could leave this one by.
-                name = Path(member.filename).name
-                if not member.is_dir() and not name.startswith("."):
-                    with packed.open(member) as source, (folder / "images" / name).open("wb") as target:
-                        shutil.copyfileobj(source, target)
+        try:
+            _unpack(archive, folder / "images", unpacked)
+        except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
+            raise UserError(
+                f"Expected a zip file of images, got {str(archive)!r}, which cannot be unpacked ({error}): remove it, "
+                "and download the set again."
+            ) from error
     with replacing(folder / f"{folder.name.removesuffix('.download')}.jsonl") as staged:
         staged.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     for file in (*tables, *archives):
         file.unlink()
+
+
+def _unpack(archive: Path, folder: Path, unpacked: dict[str, tuple[int, int]]) -> None:
+    """Unpack the files of an archive into a folder, without their own folders, which a name could leave this one by.
+
+    Args:
+        archive: The zip file.
+        folder: The folder.
+        unpacked: Checksum and size of each file in the folder by name, to which those of the archive are added.
+
+    Raises:
+        UserError: If the files are larger than images in a zip file can be, or two of a name differ.
+    """
+    with zipfile.ZipFile(archive) as packed:
+        files = [member for member in packed.infolist() if not member.is_dir()]
+        size = sum(member.file_size for member in files)  # more than this is not read, whatever is packed
+        limit = _MOST_UNPACKED * archive.stat().st_size
+        if size > limit:
+            raise UserError(
+                f"Expected at most {limit:,} bytes of images in {str(archive)!r}, got {size:,}: the archive is no set "
+                "of images; do not use it."
+            )
+        for member in files:
+            name = Path(member.filename).name
+            if name.startswith("."):
+                continue
+            content = member.CRC, member.file_size
+            if unpacked.setdefault(name, content) != content:
+                raise UserError(
+                    f"Expected one image of each name, got different ones of the name {name!r} in {str(archive)!r} and "
+                    "before: give the images of the set names of their own."
+                )
+            with packed.open(member) as source, (folder / name).open("wb") as target:
+                shutil.copyfileobj(source, target)
 
 
 def _row(row: dict[str, str], file: Path) -> dict[str, object]:

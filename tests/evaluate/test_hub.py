@@ -77,6 +77,41 @@ def test_missing_sets_are_downloaded_and_those_that_cannot_be_are_named(monkeypa
     assert "Download" not in again.out
 
 
+def packed_as(monkeypatch, tmp_path, archive):
+    """Download Flickr's set with another archive of its images; return the sentence, and the folder of the sets."""
+    hub_name, root = TASKS[FLICKR].hub_name, tmp_path / "sets"
+    published = {hub_name: repositories(tmp_path / "hub")[hub_name] | {"images.zip": archive}}
+    with local_hub(monkeypatch, tmp_path / "cache", published):
+        ran = evaluated(root, FLICKR)
+    assert ran.status == 1
+    assert not (root / TASKS[FLICKR].folder).exists()
+    return ran.sentence, root
+
+
+def test_an_archive_that_unpacks_to_far_more_than_images_is_refused_before_it_fills_the_disk(monkeypatch, tmp_path):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.png", "w") as member:
+        for _ in range(32):
+            member.write(bytes(2**20))
+    sentence, root = packed_as(monkeypatch, tmp_path, content.getvalue())
+    assert "bytes of images in" in sentence
+    assert "got 33,554,432: the archive is no set of images" in sentence
+    assert sum(file.stat().st_size for file in root.rglob("*") if file.is_file()) < 2**20
+
+
+def test_different_images_of_one_name_in_an_archive_are_refused(monkeypatch, tmp_path):
+    images = {f"images/{name}.png": picture(name) for name in NAMES[:5]}
+    other = {f"more/{NAMES[0]}.png": picture(NAMES[1])}
+    sentence, _ = packed_as(monkeypatch, tmp_path, zipped(images | other))
+    assert f"different ones of the name '{NAMES[0]}.png'" in sentence
+
+
+def test_a_damaged_archive_is_one_sentence(monkeypatch, tmp_path):
+    whole = zipped({"a.png": picture(NAMES[0])})
+    sentence, _ = packed_as(monkeypatch, tmp_path, whole[: len(whole) // 2])
+    assert "which cannot be unpacked (File is not a zip file)" in sentence
+
+
 def test_without_a_network_the_command_ends_with_one_sentence(monkeypatch, tmp_path):
     set_hub(monkeypatch, "http://127.0.0.1:9")
     ran = evaluated(tmp_path / "sets", PETS, FLICKR)
