@@ -27,7 +27,9 @@ from vlightning.cli_support.errors import readable_errors, usage_errors
 from vlightning.cli_support.help import HelpfulParser
 from vlightning.cli_support.links import apply_links
 from vlightning.common.errors import UserError
-from vlightning.common.messages import silence_noise
+from vlightning.common.messages import say, silence_noise
+from vlightning.common.shown import VARIABLE, shown
+from vlightning.common.urls import keep, masked
 from vlightning.terminal.start import answer
 
 
@@ -74,6 +76,7 @@ class VLightningCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Complete the parsed configuration: values of the checkpoint, name of the run, values taken from the data."""
         config = self.config[self.config.subcommand]
+        self._keep_secrets(config)
         self.overrides_hyperparameters = False
         if self.saved is not None:
             self.overrides_hyperparameters = report_overrides(self.saved, config, self.typed)
@@ -88,6 +91,17 @@ class VLightningCLI(LightningCLI):
             self.reproducible.pop(f"model.init_args.{place}", None)
         if self.reproducible.get("trainer.logger.init_args.version") is not None:
             self.reproducible["trainer.logger.init_args.version"] = None
+
+    def _keep_secrets(self, config: Any) -> None:
+        """Replace URLs with secrets in the configuration of the data, and in the command line that loggers read."""
+        data = config.data
+        config["data"] = keep(data)
+        if config.data != data:
+            sys.argv = [masked(word) for word in sys.argv]
+            say(
+                "The user and the query of the data's URLs are in no file of the run: to resume or evaluate it, give "
+                f"the URLs as options again, or in the environment variable {VARIABLE}."
+            )
 
     @usage_errors()
     def before_instantiate_classes(self) -> None:
@@ -152,7 +166,8 @@ def main(args: list[str] | None = None) -> None:
         callbacks.load_all()  # so that YAML can name callbacks and modules without a module path
         lightning_modules.load_all()
         if words and (command := commands.COMMANDS.get(words[0])):
-            sys.stdout.write(f"{command([word for word in words[1:] if word != '--debug'])}\n")
+            said = command([word for word in words[1:] if word != "--debug"])
+            sys.stdout.write("".join(f"{shown(line)}\n" for line in said.split("\n")))
             return
         open_cli(args)
 

@@ -8,6 +8,8 @@ import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 
+from ..common.urls import hidden
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
@@ -44,10 +46,11 @@ def log_figure(trainer: Trainer, name: str, figure: "Figure") -> None:
 
 
 def log_settings(trainer: Trainer, name: str, settings: Mapping[str, Any]) -> None:
-    """Show plain settings: as text in TensorBoard, in the run's config of W&B; only rank 0 calls this.
+    """Show plain settings without secrets of URLs: as text in TensorBoard, in W&B's config; only rank 0 calls this.
 
     A CSV log has none, since its folder is that of the files.
     """
+    settings = hidden(settings)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)

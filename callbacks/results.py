@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from ..common.files import replacing
 from ..common.messages import table
+from ..common.shown import public
 from .checkpoints.run_checkpoints import step_of
 
 _PREFIXES = {"validate": "val", "test": "test"}
@@ -47,7 +48,7 @@ def report_results(
     checkpoint = trainer.ckpt_path
     content = {
         "stage": stage,
-        "checkpoint": None if checkpoint is None else str(checkpoint),
+        "checkpoint": None if checkpoint is None else public(str(checkpoint)),
         "step": None if checkpoint is None else step_of(Path(checkpoint)),
         **counts,
         "metrics": _finite(values),

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from ..callbacks.distributed.collectives import is_first_to
 from ..common.configs import PACKAGE_ROOT
 from ..common.errors import UserError
-from ..common.library_errors import mismatch, missing_package, out_of_memory
+from ..common.library_errors import disk_full, mismatch, missing_package, out_of_memory
+from ..common.shown import shown
 
 
 class UsageError(UserError):
@@ -48,16 +50,21 @@ def readable_errors(debug: bool = False) -> Iterator[None]:
     Raises:
         SystemExit: If the user can fix the error; the status is 2 for the command line, and 1 for a run that stopped.
     """
+    in_threads = threading.excepthook
+    # TensorBoard writes in a thread, whose error this thread raises at its next write.
+    threading.excepthook = lambda error: None if disk_full(error.exc_value) else in_threads(error)
     try:
         yield
     except Exception as error:
         text = sentence(error)
         if debug or text is None or os.environ.get("VLIGHTNING_DEBUG", "0") not in ("", "0"):
             raise
-        usage = isinstance(error, UsageError)
+        text, usage = shown(text), isinstance(error, UsageError)
         if is_first_to(f"report: {text}"):
             sys.stderr.write(f"vlightning: error: {text}{'' if usage else ' (--debug shows the traceback)'}\n")
         raise SystemExit(2 if usage else 1) from None
+    finally:
+        threading.excepthook = in_threads
 
 
 def sentence(error: Exception) -> str | None:
@@ -67,6 +74,8 @@ def sentence(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError) and files and (by_lightning or files[-1].is_relative_to(PACKAGE_ROOT)):
         return missing_package(error)
     if found := out_of_memory(error, files) or mismatch(error):
+        return found
+    if not isinstance(error, UserError) and (found := disk_full(error)):
         return found
     text = str(error)
     if re.match(r"Caught \w+ in DataLoader worker process", text):

@@ -8,15 +8,19 @@ from pathlib import Path
 from re import match
 from typing import Any
 
+from .shown import public
+
 
 def environment(folder: Path) -> dict[str, Any]:
     """Return the command, the versions, and git's commit with the names of changed files, None outside a repository.
+
+    The command has no secrets of URLs.
 
     Args:
         folder: A folder of the repository.
     """
     return {
-        "command": sys.argv,
+        "command": [public(word) for word in sys.argv],
         "python": platform.python_version(),
         "packages": _versions("vlightning"),
         "git": _git_state(folder),

@@ -1,5 +1,6 @@
-"""Sentences for errors of torch and Lightning that a user can mend: memory, a missing package, a checkpoint's sizes."""
+"""Sentences for errors of libraries that a user can mend: memory, the disk, a missing package, a checkpoint's sizes."""
 
+import errno
 import re
 from pathlib import Path
 
@@ -32,6 +33,26 @@ def out_of_memory(error: Exception, files: list[Path]) -> str | None:
     return (
         f"Memory ran out{amount}: lower data.batch_size, or model.memory.micro_batch_size where the module has it, or "
         "use a machine with more memory."
+    )
+
+
+def disk_full(error: BaseException | None) -> str | None:
+    """Return what was wrong with a disk that could not be written; None for other errors.
+
+    The libraries that write loggers' files and copies of data raise the error of the system, or another one because of
+    it.
+
+    Args:
+        error: The exception; None for none.
+    """
+    cause = error
+    while cause is not None and getattr(cause, "errno", None) not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    if cause is None:
+        return None
+    return (
+        f"Expected room for the files of the run, got an error of the disk ({cause}): make room, or choose another "
+        "folder with --trainer.logger.save_dir, and with --data.cache_dir for copies of data."
     )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from .shown import shown
+
 # Messages of other packages that do not help the user.
 NOISE = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
@@ -34,13 +36,13 @@ LOGGED_NOISE = {
 def warn(line: str) -> None:
     """Print one line of warning, once for all processes."""
     if getattr(rank_zero_only, "rank", 0) == 0:
-        sys.stderr.write(f"vlightning: warning: {line}\n")
+        sys.stderr.write(f"vlightning: warning: {shown(line)}\n")
 
 
 def say(line: str) -> None:
     """Print one line about the run, once for all processes."""
     if getattr(rank_zero_only, "rank", 0) == 0 and os.environ.get("LOCAL_RANK", "0") == "0":
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{shown(line)}\n")
         sys.stdout.flush()
 
 

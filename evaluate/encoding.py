@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..callbacks.distributed.collectives import gather_texts, gather_uneven, rank, world_size
+from ..common.shown import shown
 from ..datamodules.core.faults import NAMED_PER_CAUSE, BadSample, Fault
 from ..datamodules.core.loaders import outlast_signals
 from ..metrics.zero_shot import class_embeddings, class_prompts
@@ -119,7 +120,7 @@ def encode_images(model: ImageTextModel, samples: Any, loading: Loading) -> Enco
             bad[fault.cause] += 1
             if bad[fault.cause] <= NAMED_PER_CAUSE:
                 named.append(f"{fault.name} ({fault.cause})")
-                log.warning("Sample %s is unusable (%s): left out", fault.name, fault.cause)
+                log.warning("Sample %s is unusable (%s): left out", shown(fault.name), fault.cause)
         if batch.numbers:
             index += batch.numbers
             # They stay on the device until the end, so that the host does not wait for each batch.

@@ -12,6 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 from typing_extensions import override
 
 from ...common.environment import environment
+from ...common.urls import hidden
 from ..loggers import log_settings
 
 # Where a checkpoint has the settings of its run.
@@ -28,7 +29,8 @@ class SaveRunConfig(SaveConfigCallback):
     """Save the configuration that repeats the run when it is given to `--config`, and the environment of the run.
 
     The first run of a folder writes `config.yaml` and `environment.json`, one that is resumed there `config-<n>.yaml`
-    and `environment-<n>.json`. Loggers show both, the configuration with the values that were taken from the data.
+    and `environment-<n>.json`. Loggers show both, the configuration with the values that were taken from the data. None
+    of them has secrets of URLs.
 
     Args:
         parser: The parser of the subcommand.
@@ -46,7 +48,7 @@ class SaveRunConfig(SaveConfigCallback):
         name: str,
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(parser, reproducible, overwrite=True)
+        super().__init__(parser, hidden(reproducible), overwrite=True)
         self.run = {"trainer": shaping_settings(config.trainer), "compile": config.compile, "name": name}
         self.on_begin = on_begin
         self.resolved = config

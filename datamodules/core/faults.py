@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...common.errors import UserError
+from ...common.shown import shown
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class Account:
         for cause, name in faults:
             self.causes[cause] += 1
             if self.causes[cause] <= NAMED_PER_CAUSE:
-                log.warning("%s sample %s is unusable (%s): %s", self.split, name, cause, self.action)
+                log.warning("%s sample %s is unusable (%s): %s", self.split, shown(name), cause, self.action)
             if self.causes[cause] == NAMED_PER_CAUSE:
                 log.warning("Further %s samples with the cause '%s' are counted, not logged", self.split, cause)
         if self.seen >= CHECK_FROM:
@@ -144,7 +145,7 @@ class Account:
         for kind, name in notes:
             self.remarks[kind] += 1
             if self.remarks[kind] == 1:
-                log.warning("%s sample %s: %s; further samples are counted, not logged", self.split, name, kind)
+                log.warning("%s sample %s: %s; further samples are counted, not logged", self.split, shown(name), kind)
 
     def check(self) -> None:
         """Check the share of unusable samples.

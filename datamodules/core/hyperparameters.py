@@ -17,6 +17,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from ...common.errors import UserError
+from ...common.urls import keep
 from .private_api import replace_hyperparameters
 
 _NOT_PLAIN = object()
@@ -68,7 +69,8 @@ def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | No
     """Record the constructor's arguments that are plain data, those of the base classes included.
 
     A checkpoint that contains a module or a dataclass cannot be loaded with ``weights_only=True``. With the command
-    line Lightning records the configuration instead of the arguments, so transforms are recorded by name.
+    line Lightning records the configuration instead of the arguments, so transforms are recorded by name. URLs are
+    recorded without their secrets.
 
     Args:
         module: the datamodule.
@@ -83,7 +85,7 @@ def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | No
         own = argument_names(type(module))  # type: ignore[arg-type]
         values = {name: value for name, value in values.items() if name in own}
     plain = {name: _plain(value) for name, value in values.items()}
-    replace_hyperparameters(module, {name: value for name, value in plain.items() if value is not _NOT_PLAIN})
+    replace_hyperparameters(module, keep({name: value for name, value in plain.items() if value is not _NOT_PLAIN}))
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ...common.files import replacing
+from ...common.shown import shown
 from .remote import stamp_of
 
 log = logging.getLogger(__name__)
@@ -52,5 +53,5 @@ def cached_arrays(file: str, cache: Path, what: str, make: Callable[[], Arrays])
         with replacing(kept) as staged, open(staged, "wb") as content:
             np.savez(content, **made)  # type: ignore[arg-type]
     except OSError as error:  # the next run computes the arrays again
-        log.warning("The %s of %s could not be cached (%s)", what, file, error)
+        log.warning("The %s of %s could not be cached (%s)", what, shown(file), shown(str(error)))
     return made

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ...common.errors import UserError
 from ...common.names import nearest
+from ...common.urls import keep
 from .arrow_types import is_binary_type, is_text_type
 from .authors_folder import DataSet, class_names, list_of_split, read_authors_list
 from .cache import index_cache
@@ -21,7 +22,7 @@ from .karpathy import is_karpathy, read_karpathy
 from .layout import Layout
 from .lists import first_keys, read_class_folders, read_folder, read_list
 from .record import FAULT
-from .remote import RETRIES, is_remote, retrying, stamp_of
+from .remote import RETRIES, is_remote, retrying, stamp_of, without_query
 from .remote_parquet import RemoteParquetSource, column_names, read_parquets
 from .resolve import METADATA, Format, Source, as_source, nearest_path, resolve, resolve_url
 from .streamed import LibrarySource, ParquetSource
@@ -77,7 +78,7 @@ class Opening:
         image = spec.image_column or self.image_column
         caption = spec.caption_column or self.caption_column
         image_id = spec.image_id_column or self.image_id_column
-        named = spec.image_root or self.image_root
+        named = keep(spec.image_root or self.image_root)
         root = named or folder
         root = root if is_remote(root) else os.path.abspath(os.path.expanduser(root))
         columns = (image, caption, image_id)
@@ -146,7 +147,7 @@ class Opening:
         elif kind == "webdataset":
             reader = read_remote_tars if is_remote(files[0]) else read_tars
             arguments |= {"caption": caption, "image_id": image_id}
-        elif kind == "imagefolder" and not files[0].endswith(METADATA):
+        elif kind == "imagefolder" and not without_query(files[0]).endswith(METADATA):
             reader = read_folder
             if self.need_captions and not os.path.isdir(os.path.expanduser(spec.path)):
                 what = "labels" if self.labels else "captions"

@@ -19,10 +19,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import IO, Any, TypeVar
+from urllib.parse import unquote
 
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
 from ...common.errors import UserError
+from ...common.shown import shown
+from ...common.urls import REMOVED, hidden, whole
 from ..core.faults import BadSample
 
 log = logging.getLogger(__name__)
@@ -55,9 +58,14 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return _URL.match(os.fspath(path)) is not None
 
 
+def without_query(path: str) -> str:
+    """Return a path, or a URL without its query, which may hold slashes and dots."""
+    return path.partition("?")[0] if is_remote(path) else path
+
+
 def suffix_of(path: str) -> str:
     """Return the suffix of a path or URL in lower case, such as ".tar", without the query of a URL."""
-    return os.path.splitext(path.partition("?")[0] if is_remote(path) else path)[1].lower()
+    return os.path.splitext(without_query(path))[1].lower()
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -96,7 +104,7 @@ def current_retries() -> int:
 
 
 def attempted(url: str, retries: int | None, read: Callable[[Any, str], Result]) -> Result:
-    """Call a function with the file system and the path of a URL, again after errors.
+    """Call a function with the file system and the path of a URL, which gets its secrets here, again after errors.
 
     The waits double from half a second to at most half a minute, each shortened by up to a half at random, so that the
     workers of a run do not come back at once.
@@ -109,15 +117,20 @@ def attempted(url: str, retries: int | None, read: Callable[[Any, str], Result])
     Raises:
         NoRemoteFile: if there is no such file; not tried again.
         RemoteError: if the last call fails, or access is denied.
+        UserError: if the secrets of the URL are not known.
     """
     retries = current_retries() if retries is None else retries
+    address = whole(url)
+    is_secret = address != url
     for attempt in range(retries + 1):
         try:
-            return read(*file_system(url))
+            return read(*file_system(address))
         except (UserError, *_DEFECTS):
             raise
         except FileNotFoundError as error:
-            raise NoRemoteFile(f"Expected a file at {url!r}, got none: correct the address.") from error
+            raise NoRemoteFile(f"Expected a file at {url!r}, got none: correct the address.") from (
+                None if is_secret else error  # whose text has the whole URL, as a traceback would
+            )
         except Exception as error:  # each package has its own errors
             if isinstance(error, _FINAL) or attempt == retries:
                 times = "" if isinstance(error, _FINAL) else f" {attempt + 1} time(s)"
@@ -125,15 +138,15 @@ def attempted(url: str, retries: int | None, read: Callable[[Any, str], Result])
                     f"Expected to read {url!r}, got an error{times} ({type(error).__name__}: {_first_line(error)}): "
                     "check the address, the keys and the network, or increase data.read_retries; a run resumes from "
                     "its last checkpoint."
-                ) from error
+                ) from (None if is_secret else error)
             wait = min(FIRST_WAIT * 2**attempt, LONGEST_WAIT) * random.SystemRandom().uniform(0.5, 1)
-            log.info("Reading %s failed (%s); trying again in %.1f s", url, _first_line(error), wait)
+            log.info("Reading %s failed (%s); trying again in %.1f s", shown(url), _first_line(error), wait)
             time.sleep(wait)
     raise AssertionError
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or "no message").splitlines()[0][:200]
+    return shown((str(error).strip() or "no message").splitlines()[0])[:200]
 
 
 def read_range(url: str, start: int, stop: int, retries: int | None = None) -> bytes:
@@ -284,6 +297,8 @@ def find_files(url: str, suffixes: tuple[str, ...], retries: int | None = None) 
         )
     except FileNotFoundError:
         names = []
+    if REMOVED in url:
+        names = [hidden(name) for name in names]  # with the user info of the folder
     if pattern and names:
         return names
     for suffix in suffixes:
@@ -300,9 +315,29 @@ def joined(root: str, path: str) -> str:
 
 
 def is_inside(path: str, root: str) -> bool:
-    """Return whether a path, or URL, starts with a folder after ".." is resolved."""
+    """Return whether a path, or URL, starts with a folder after ".." is resolved.
+
+    Servers and libraries decode percent signs, some of them twice, and some take a backslash for a slash, or leave out
+    what follows a semicolon: a URL is inside if it is so in each of these readings, with its query and without.
+    """
     if is_remote(root):
         scheme, _, place = root.partition("://")
         other, _, inner = path.partition("://")
-        return scheme == other and posixpath.normpath(inner).startswith(f"{place.rstrip('/')}/")
+        folder = f"{place.rstrip('/')}/"
+        return scheme == other and all(
+            posixpath.normpath(reading).startswith(folder)
+            for address in (inner, re.split(r"[?#]", inner, maxsplit=1)[0])
+            for reading in _readings(address)
+        )
     return os.path.normpath(path).startswith(os.path.join(root, ""))
+
+
+def _readings(address: str) -> Iterator[str]:
+    """Yield an address, and what is read from it with percent signs decoded, as often as there are any."""
+    while True:
+        yield address
+        yield re.sub(r";[^/]*", "", address.replace("\\", "/"))
+        decoded = unquote(address)
+        if decoded == address:
+            return
+        address = decoded

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from ...common.errors import UserError
 from ...common.names import nearest
+from ...common.urls import keep
 from .authors_folder import DataSet, data_set_in
 from .members import IMAGE_SUFFIXES
-from .remote import find_files, is_remote, suffix_of
+from .remote import find_files, is_remote, suffix_of, without_query
 
 METADATA = ("metadata.jsonl", "metadata.csv")
 Format = Literal["auto", "parquet", "json", "imagefolder", "webdataset", "hub", "disk"]
@@ -73,6 +74,7 @@ class Source:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
+        self.path, self.image_root = keep([self.path, self.image_root])
         if not 0 < self.weight < math.inf:
             raise UserError(f"Expected a positive weight of {self.path!r}, got {self.weight}: correct it.")
 
@@ -152,7 +154,7 @@ def resolve_url(spec: Source) -> tuple[Format | DataSet, list[str], str]:
         raise UserError(
             f"Expected one suffix among {', '.join(suffixes)} in {spec.path!r}, got {endings}: narrow the pattern."
         )
-    folder, _, name = files[0].rpartition("/")
+    folder, _, name = without_query(files[0]).rpartition("/")
     return "imagefolder" if name in METADATA else kind, files, folder
 
 

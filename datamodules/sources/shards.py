@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...common.errors import UserError
+from ...common.urls import keep
 from ..core.decode import read_regular
 from .remote import find_files, is_remote, open_file
 from .tar import read_members
@@ -30,7 +31,7 @@ def find_shards(sources: Sequence[str]) -> list[str]:
     files: list[str] = []
     for source in sources:
         if is_remote(source):
-            files += find_files(source, (".tar",))
+            files += find_files(keep(source), (".tar",))
             continue
         path = os.path.expanduser(source)
         if os.path.isdir(path):

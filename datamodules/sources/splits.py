@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...common.errors import UserError
+from ...common.urls import keep
 from .open import Opening
 from .resolve import Source, as_source
 from .stream import Stream
@@ -86,5 +87,5 @@ def by_split(train: Sources, validation: Sources, test: Sources, predict: Source
 
 def as_list(sources: Sources) -> list[str | Source]:
     """Convert sources in any form to a list."""
-    several = sources if isinstance(sources, (list, tuple)) else [] if sources is None else [sources]
+    several = keep(sources if isinstance(sources, (list, tuple)) else [] if sources is None else [sources])
     return [source if isinstance(source, str) else as_source(source) for source in several]

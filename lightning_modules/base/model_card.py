@@ -10,6 +10,7 @@ import yaml
 from lightning import LightningModule
 
 from ...callbacks.results import chance_levels
+from ...common.shown import public
 from .checkpoints import RESULTS_KEY, class_name
 from .preprocessing import described
 from .trainers import datamodule_of, trainer_of
@@ -197,12 +198,12 @@ def _facts(training: Training) -> Iterable[tuple[str, str]]:
 
 
 def _without_folders(value: Any) -> str:
-    """Return sources of data without the folders of the machine that they were on."""
+    """Return sources of data without the folders of the machine that they were on, and without secrets of URLs."""
     if isinstance(value, (list, tuple)):
         return ", ".join(_without_folders(part) for part in value)
     if isinstance(value, Mapping):
         return json.dumps({key: _without_folders(part) for key, part in value.items()})
-    return Path(value).name if isinstance(value, str) and "://" not in value else str(value)
+    return Path(value).name if isinstance(value, str) and "://" not in value else public(str(value))
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

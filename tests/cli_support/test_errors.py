@@ -1,5 +1,8 @@
 """Mistakes are one sentence; defects keep their traceback."""
 
+import builtins
+import io
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from support.command_line import run, tiny_config
 from vlightning.cli_support.errors import UsageError, readable_errors, sentence
 from vlightning.common.errors import UserError
 from vlightning.common.files import check_free
@@ -101,3 +105,21 @@ def test_the_environment_variable_keeps_tracebacks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("VLIGHTNING_DEBUG", "1")
     with pytest.raises(UsageError), readable_errors():
         raise UsageError("No.")
+
+
+@pytest.mark.parametrize("name", ["events.out.tfevents.*", "config.yaml", "environment.json", "hparams.yaml"])
+@pytest.mark.fault("disk full at the start", "the first files are `/dev/full`", "one sentence; no run folder is left")
+def test_a_disk_that_is_full_at_the_start_is_one_sentence(name, tmp_path, monkeypatch):
+    plain_open = builtins.open
+
+    def opened(file, mode="r", *args, **options):
+        full = "r" not in mode and fnmatch(str(file), f"*/{name}")
+        return plain_open("/dev/full" if full else file, mode, *args, **options)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(builtins, "open", opened)
+    monkeypatch.setattr(io, "open", opened)
+    ran = run("fit", "--config", tiny_config(tmp_path))
+    assert ran.status == 1
+    assert "([Errno 28] No space left on device): make room, or choose another folder" in ran.sentence
+    assert not Path("runs").exists()

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from support.command_line import run
 from support.images import draw_image, encoded
 from support.processes import by_another_process
 from support.reinforced import augmentations, pth_gz, sample, write_tar
@@ -316,3 +317,34 @@ def test_an_index_clears_what_killed_writers_left(tmp_path):
         path.write_bytes(b"x")
     Shards([str(write_tar(tmp_path / "data" / "0.tar", {"0": {"txt": b"x"}}))], tmp_path)  # makes an index there
     assert (left.exists(), living.exists()) == (False, True)
+
+
+HOSTILE = "x\x1b]0;title\x07\x1b[2J\nvlightning: error: the disk is on fire\u202e.png"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_name_of_a_bad_row_is_one_line_of_the_log_without_escape_codes(files, module, caplog, streaming):
+    items = [{"image": path, "caption": "text"} for path in files.images(30)]
+    items[3]["image"] = HOSTILE
+    more = {"streaming": True, "samples_per_epoch": 30} if streaming else {}
+    data = module(train=files.json(items, "pairs.jsonl"), **more)
+    data.setup("fit")
+    list(data.train_dataloader())
+    name = r"x\x1b]0;title\x07\x1b[2J\nvlightning: error: the disk is on fire\u202e.png"
+    assert any(name in text for text in caplog.messages)
+    assert all(text.isprintable() for text in caplog.messages)
+
+
+def test_the_name_of_a_bad_row_in_an_error_and_in_a_report_is_one_line(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    items = [{"image": path, "caption": "text"} for path in files.images(2)]
+    source = files.json([*items, {"image": HOSTILE, "caption": "text"}])
+    words = ("--config=configs/albef/tiny.yaml", "--data=ImageTextDataModule", f"--data.train={source}")
+    ran = run("data", *words, "--data.num_workers=0", "--data.image_size=32")
+    assert ran.status == 0, ran.err
+    assert "on fire" in ran.out
+    assert all(line.isprintable() for line in (ran.out + ran.err).split("\n"))
+    assert not any(line.startswith("vlightning: error") for line in (ran.out + ran.err).split("\n"))
+    ran = run("fit", *words, "--data.num_workers=0", "--data.image_size=32", f"--data.validation={HOSTILE}")
+    assert ran.status == 1
+    assert ran.sentence.isprintable()

@@ -13,6 +13,7 @@ from PIL import Image
 from support.images import draw_image, encoded
 from support.storage import Flaky, s3_server, upload
 from support.streams import read
+from support.web_server import web_server
 from vlightning.common.errors import UserError
 from vlightning.datamodules.core.faults import BadSample
 from vlightning.datamodules.sources import remote
@@ -213,9 +214,53 @@ def test_waits_double_and_a_missing_file_is_not_tried_again(storage, monkeypatch
     assert not storage
 
 
+DISGUISED = [
+    "%2e%2e/secret.png",
+    ".%2E/secret.png",
+    "..%2fsecret.png",
+    "..%2Fsecret.png",
+    "%252e%252e/secret.png",
+    "%25252e%25252e%25252fsecret.png",
+    "..\\secret.png",
+    "..%5csecret.png",
+    "images/%2e%2e/%2e%2e/secret.png",
+    "flaky://data/in/%2e%2e/secret.png",
+    "..;/secret.png",
+    "..;x=y/secret.png",
+    "../secret.png?/../in/0.png",
+    "../secret.png#/../in/0.png",
+]
+
+
+@pytest.mark.parametrize(
+    "name", ["a%20b.png", "100%.png", "%2e.png", "a..b/..c.png", "a;b.png", "x/../a.png", "図.png"]
+)
+def test_other_names_stay_in_the_folder_of_a_list_by_url(name):
+    assert remote.is_inside(f"https://host/data/{name}", "https://host/data")
+
+
+def test_a_list_by_a_signed_url_names_images_beside_it(files, module, tmp_path):
+    write(files, "json", 4)
+    signature = "X-Amz-Credential=AKIA/20250101/us-east-1/s3/aws4_request&X-Amz-Signature=a.b/c"
+    with web_server(files.folder, signed={"pairs.json": signature}) as address:
+        data = module(train=f"http://{address}/pairs.json?{signature}", cache_dir=str(tmp_path / "remote"))
+        data.setup("fit")
+        rows = data._opened("train")
+        assert [rows.image_name(row) for row in range(4)] == [f"http://{address}/images/{row}.png" for row in range(4)]
+        assert rows.image(2).size == draw_image(2).size
+
+
+def test_a_shard_by_a_signed_url_is_read_whole_and_streamed(files, module, tmp_path):
+    write(files, "tar")
+    with web_server(files.folder, signed={"0.tar": "sig=a/b.c"}) as address:
+        for streaming in (False, True):
+            (batch, *_) = batches(module, f"http://{address}/0.tar?sig=a/b.c", f"{streaming}", tmp_path, streaming)
+            assert len(batch["image"]) == 4
+
+
 def test_lists_by_url_name_no_files_elsewhere(files, module, tmp_path):
     items = [{"image": path, "caption": "text"} for path in files.images(4)]
-    places = ["../secret.png", "flaky://other/secret.png", "/etc/passwd", "images/../../secret.png"]
+    places = ["../secret.png", "flaky://other/secret.png", "/etc/passwd", "images/../../secret.png", *DISGUISED]
     files.json([*items, *({"image": path, "caption": "text"} for path in places)], "pairs.jsonl")
     upload(files.folder, "flaky://data/in")
     for place in ("/data/secret.png", "/other/secret.png"):
@@ -223,8 +268,10 @@ def test_lists_by_url_name_no_files_elsewhere(files, module, tmp_path):
     data = module(train="flaky://data/in/pairs.jsonl", cache_dir=str(tmp_path / "remote"))
     data.setup("fit")
     rows = data._opened("train")
-    causes = [rows.unusable(row).cause for row in range(4, 8)]
-    assert causes == ["outside image_root", "outside image_root", "missing file", "outside image_root"]
+    causes = [rows.unusable(row).cause for row in range(4, len(rows))]
+    outside = "outside image_root"
+    assert causes == [outside, outside, "missing file", outside, *[outside] * len(DISGUISED)]
+    assert not any("secret" in path for path, *_ in Flaky.reads)
 
 
 def test_reinforced_shards_by_url_are_read_by_the_index_beside_them(files, tmp_path):
