@@ -1,9 +1,11 @@
 """Exponential moving averages of modules, for momentum teachers."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -16,6 +18,7 @@ from typing_extensions import override
 
 from ..common.errors import UserError
 from ..common.names import did_you_mean
+from ..common.ranges import COUNT, SHARE, SettingsGroup
 from .modules import find_module
 from .optimizer_step import OptimizerStepCallback
 from .private_api import state_key
@@ -28,8 +31,8 @@ Warmup = Literal["never", "always", "short"]
 _WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
-@dataclass
-class EMAPair:
+@dataclass(frozen=True)
+class EMAPair(SettingsGroup):
     """An online module and its averaged copy: `target = m * target + (1 - m) * source` after each optimizer step.
 
     Attributes:
@@ -53,18 +56,14 @@ class EMAPair:
 
     source: str
     target: str
-    momentum: float = 0.995
-    final_momentum: float | None = None
+    momentum: Annotated[float, SHARE] = 0.995
+    final_momentum: Annotated[float | None, SHARE] = None
     schedule: Schedule = "constant"
-    schedule_steps: int | None = None
+    schedule_steps: Annotated[int | None, COUNT] = None
     buffers: Buffers = "copy"
     warmup: Warmup = "never"
 
     def __post_init__(self) -> None:
-        for name in ("momentum", "final_momentum"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 <= value <= 1.0:
-                raise UserError(f"Expected {name} of an EMAPair from 0 to 1, got {value}: give a number such as 0.995.")
         choices_of = {"schedule": get_args(Schedule), "buffers": get_args(Buffers), "warmup": get_args(Warmup)}
         for name, choices in choices_of.items():
             value = getattr(self, name)
@@ -72,10 +71,6 @@ class EMAPair:
                 raise UserError(
                     f"Expected one of {', '.join(choices)} as {name} of an EMAPair, got {value!r}: choose one of them."
                 )
-        if self.schedule_steps is not None and self.schedule_steps < 1:
-            raise UserError(
-                f"Expected schedule_steps of an EMAPair of at least 1, or None, got {self.schedule_steps}: correct it."
-            )
         if self.schedule == "constant" and (self.final_momentum is not None or self.schedule_steps is not None):
             raise UserError(
                 "Expected neither final_momentum nor schedule_steps in an EMAPair with the constant schedule, got one: "

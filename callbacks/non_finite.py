@@ -1,7 +1,9 @@
 """Training steps whose loss or gradient is non-finite: skipped, counted, and reported with their samples."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,6 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from ..common.errors import UserError
+from ..common.ranges import NOT_NEGATIVE, CheckedArguments
 from ..metrics.finite import some_of
 from .distributed.collectives import all_reduce_max, gather_uneven
 from .private_api import accumulates, is_batch_norm, largest_values, loss_scale
@@ -20,7 +23,7 @@ from .stopping import act_last, save_resumable
 _NAMED = 64  # samples in a message
 
 
-class SkipNonFiniteSteps(Callback):
+class SkipNonFiniteSteps(CheckedArguments, Callback):
     """Skip an optimizer step when the loss or a gradient of any process is non-finite.
 
     All processes skip the step together. Weights, optimizer moments, averages (`EMACallback`), queues
@@ -42,10 +45,8 @@ class SkipNonFiniteSteps(Callback):
         UserError: If `max_skipped` is negative; in training, when more steps were skipped.
     """
 
-    def __init__(self, max_skipped: int = 10) -> None:
+    def __init__(self, max_skipped: Annotated[int, NOT_NEGATIVE] = 10) -> None:
         super().__init__()
-        if max_skipped < 0:
-            raise UserError(f"Expected max_skipped of SkipNonFiniteSteps of at least 0, got {max_skipped}: correct it.")
         self.max_skipped = max_skipped
         self.skipped_steps = 0
         self.batch_is_bad = False

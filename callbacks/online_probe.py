@@ -1,7 +1,9 @@
 """A linear probe that is trained beside a module, on the module's batches."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ from typing_extensions import override
 
 from ..common.errors import UserError
 from ..common.names import did_you_mean
+from ..common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, CheckedArguments
 from ..metrics.classification import accuracies, hits
 from ..metrics.finite import some_of
 from .distributed.collectives import all_reduce_sum, gather_uneven
@@ -22,7 +25,7 @@ from .non_finite import is_skipped
 from .private_api import state_key
 
 
-class OnlineProbe(Callback):
+class OnlineProbe(CheckedArguments, Callback):
     """Train a linear classifier on a module's image features while the module trains, and log its accuracy.
 
     The classifier is a LayerNorm and a linear layer that starts at zero, in float32. After every training batch it
@@ -58,19 +61,17 @@ class OnlineProbe(Callback):
 
     def __init__(
         self,
-        num_classes: int,
+        num_classes: Annotated[int, COUNT],
         name: str = "probe",
         method: str = "encode_images",
         image: str = "image",
         label: str = "label",
-        learning_rate: float = 1e-3,
-        weight_decay: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
+        learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-3,
+        weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01,
+        betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.999),
+        eps: Annotated[float, POSITIVE] = 1e-8,
     ) -> None:
         super().__init__()
-        if num_classes < 1:
-            raise UserError(f"Expected num_classes of OnlineProbe of at least 1, got {num_classes}: correct it.")
         self.num_classes = num_classes
         self.name = name
         self.chance: dict[str, float] = {}  # results of random guesses, by the name of the result without the stage

@@ -1,21 +1,23 @@
 """The progress of a run as lines at intervals, for outputs that are no terminal."""
 
+from __future__ import annotations
+
 import math
 import sys
 from datetime import timedelta
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
-from ..common.errors import UserError
+from ..common.ranges import NOT_NEGATIVE, CheckedArguments
 from .speed import Speed, SpeedMonitor, samples_of_all
 
 
-class ProgressLines(ProgressBar):
+class ProgressLines(CheckedArguments, ProgressBar):
     """Print a line after the first training batch, then at intervals, and one after the last.
 
     A line has what a progress bar shows: epoch, step, the metrics logged with `prog_bar=True` (the loss, and those of
@@ -29,10 +31,8 @@ class ProgressLines(ProgressBar):
         UserError: If the interval is negative.
     """
 
-    def __init__(self, interval: float = 30.0) -> None:
+    def __init__(self, interval: Annotated[float, NOT_NEGATIVE] = 30.0) -> None:
         super().__init__()
-        if interval < 0:
-            raise UserError(f"Expected an interval of at least 0 seconds, got {interval}: correct it.")
         self.interval = interval
         self._enabled = True
         self._training, self._evaluation = Speed(), Speed()

@@ -1,7 +1,9 @@
 """A ring buffer of features, and the callback that fills it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,6 +14,7 @@ from typing_extensions import override
 
 from ..common.errors import UserError
 from ..common.names import did_you_mean
+from ..common.ranges import COUNT, NOT_NEGATIVE, CheckedArguments
 from .distributed.collectives import broadcast, gather, keep_from_ddp
 from .modules import find_module
 from .non_finite import is_skipped
@@ -21,7 +24,7 @@ NO_ID = torch.iinfo(torch.long).min
 """Id of a slot of a `FeatureQueue` without a row of the data; no data has this id."""
 
 
-class FeatureQueue(nn.Module):
+class FeatureQueue(CheckedArguments, nn.Module):
     """The last `size` feature rows that were enqueued, oldest overwritten first.
 
     All content is in persistent buffers, since it is part of the method's state: a resumed run has the same rows in the
@@ -47,12 +50,14 @@ class FeatureQueue(nn.Module):
     pointer: Tensor
     filled: Tensor
 
-    def __init__(self, size: int, dim: int, ids: int = 0, random_start: bool = False) -> None:
+    def __init__(
+        self,
+        size: Annotated[int, COUNT],
+        dim: Annotated[int, COUNT],
+        ids: Annotated[int, NOT_NEGATIVE] = 0,
+        random_start: bool = False,
+    ) -> None:
         super().__init__()
-        if size < 1 or dim < 1:
-            raise UserError(
-                f"Expected size and dim of a FeatureQueue of at least 1, got {size} and {dim}: correct them."
-            )
         self.size = size
         self.dim = dim
         features = F.normalize(torch.randn(size, dim), dim=1) if random_start else torch.zeros(size, dim)

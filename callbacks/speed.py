@@ -1,14 +1,16 @@
 """Samples per second and their share of a device's rate, by the host's clock: the device is not waited for."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from ..common.errors import UserError
+from ..common.ranges import POSITIVE, CheckedArguments
 from .flops import CountFlops, peak_flops
 from .private_api import is_compiled, logged_step
 
@@ -70,7 +72,7 @@ def _samples(batch: Any) -> int:
     return next((count for part in batch if (count := _samples(part))), 0)
 
 
-class SpeedMonitor(Callback):
+class SpeedMonitor(CheckedArguments, Callback):
     """Log `train/samples_per_second` and `train/mfu` with every logged step; validations do not count.
 
     Samples are those of all processes. The MFU (model FLOPs utilisation) is the share, from 0 to 1, of the device's
@@ -87,12 +89,7 @@ class SpeedMonitor(Callback):
         UserError: If the rate is not positive.
     """
 
-    def __init__(self, peak_flops: float | None = None) -> None:
-        if peak_flops is not None and not peak_flops > 0:
-            raise UserError(
-                f"Expected the highest rate of the device in operations per second as peak_flops, got {peak_flops}: "
-                "give a positive number, such as 989e12, or leave it out."
-            )
+    def __init__(self, peak_flops: Annotated[float | None, POSITIVE] = None) -> None:
         self.peak_flops = peak_flops
         self._speed = Speed()
         self._peak: float | None = None

@@ -1,9 +1,11 @@
 """Random draws in a training step as a function of counters, and what a run draws on another number of processes."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import random
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -11,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
+from ..common.ranges import SEED, CheckedArguments
 from . import draws
 from .distributed.collectives import world_size
 from .early_stopping import METRICS_KEY, refuse_stochastic_weight_averaging, saved_metrics, stop_again, warn_of_plateau
@@ -19,7 +22,7 @@ from .private_api import accumulates, restore_callback_metrics
 from .stopping import validate_after_resume
 
 
-class StepSeedCallback(Callback):
+class StepSeedCallback(CheckedArguments, Callback):
     """Seed torch (CPU and accelerators), Python's `random` and the draws by sample before every training batch.
 
     Lightning saves no generator state, so dropout, sampled negatives and masks of a resumed run would differ from those
@@ -41,7 +44,7 @@ class StepSeedCallback(Callback):
             0. A checkpoint's seed overrides both, with a warning, since a resumed run must repeat its draws.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: Annotated[int | None, SEED] = None) -> None:
         super().__init__()
         self._seed = seed
         self._told = False

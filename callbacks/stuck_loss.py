@@ -1,6 +1,8 @@
 """A warning about a contrastive loss that stays at the value of chance."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Annotated, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -8,9 +10,10 @@ from typing_extensions import override
 
 from ..common.errors import UserError
 from ..common.messages import warn
+from ..common.ranges import COUNT, POSITIVE, CheckedArguments
 
 
-class StuckLossWarning(Callback):
+class StuckLossWarning(CheckedArguments, Callback):
     """Warn once if a contrastive loss stays at ln B, the loss of a model that tells no pair of a batch from another.
 
     The training step returns the loss as a share of ln B, {"loss": ..., "loss_share": ...}. Its mean over `steps`
@@ -26,10 +29,10 @@ class StuckLossWarning(Callback):
         UserError: if `steps` is below 1; in training, if a step returns no such share.
     """
 
-    def __init__(self, name: str = "loss_share", steps: int = 100, share: float = 0.98) -> None:
+    def __init__(
+        self, name: str = "loss_share", steps: Annotated[int, COUNT] = 100, share: Annotated[float, POSITIVE] = 0.98
+    ) -> None:
         super().__init__()
-        if steps < 1:
-            raise UserError(f"Expected steps of StuckLossWarning of at least 1, got {steps}: correct it.")
         self.name, self.steps, self.share = name, steps, share
         self._sum: Tensor | float = 0.0
         self._count = 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..common.errors import UserError
+from ..common.ranges import Range
 from .core.decode import MAX_PIXELS
-from .core.hyperparameters import check_least
 from .core.mixing import Mix
 from .core.sampled import SampledDataModule
 from .core.stages import Split
@@ -72,14 +72,13 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         caption_column: str = "caption",
         image_id_column: str | None = None,
         language_model: str = "gpt2",
-        max_tokens: int = 67,
+        max_tokens: Annotated[int, Range(least=2)] = 67,
         batch_size: int = 256,
         num_workers: int = 0,
         cache_dir: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, **options)
-        check_least(max_tokens=(max_tokens, 2))
         self.max_tokens = max_tokens
         self.language_model = language_model
         self.join_on = join_on

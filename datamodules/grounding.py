@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
+from ..common.ranges import COUNT
 from .core.decode import MAX_PIXELS
 from .core.faults import BadSample, Fault
 from .core.grounding_samples import GroundingBatches, check_boxes
@@ -60,10 +61,10 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         image_root: str | None = None,
         image_column: str = "image",
         text_column: str = "text",
-        image_size: int | None = None,
+        image_size: Annotated[int | None, COUNT] = None,
         horizontal_flip: bool = True,
         rand_augment: bool = True,
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
         cache_dir: str | None = None,
         **options: Any,
     ) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from ..common.errors import UserError
+from ..common.ranges import COUNT
 from .core.decode import MAX_PIXELS
 from .core.mixing import Mix
 from .core.stages import Split
@@ -53,10 +54,10 @@ class ImageClassificationDataModule(LabelDataModule):
         image_root: str | None = None,
         image_column: str = "image",
         label_column: str = "label",
-        num_classes: int | None = None,
+        num_classes: Annotated[int | None, COUNT] = None,
         class_names: list[str] | None = None,
-        max_pixels: int = MAX_PIXELS,
-        limit_train_rows: int | None = None,
+        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
+        limit_train_rows: Annotated[int | None, COUNT] = None,
         cache_dir: str | None = None,
         **options: Any,
     ) -> None:

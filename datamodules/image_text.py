@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ..common.errors import UserError
+from ..common.ranges import COUNT, NOT_NEGATIVE
 from .core.decode import MAX_PIXELS
-from .core.hyperparameters import check_least
 from .core.loaders import BatchLoader
 from .core.mixing import Mix
 from .core.sampling import TrainingPosition
@@ -76,15 +76,15 @@ class ImageTextDataModule(PairDataModule):
         caption_column: str = "caption",
         image_id_column: str | None = None,
         samples: Literal["images", "captions"] = "images",
-        image_size: int | None = None,
+        image_size: Annotated[int | None, COUNT] = None,
         augmentation: Literal["albef", "crop"] = "albef",
         horizontal_flip: bool = True,
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
         streaming: bool = False,
-        samples_per_epoch: int | None = None,
-        shuffle_block: int = 1024,
+        samples_per_epoch: Annotated[int | None, COUNT] = None,
+        shuffle_block: Annotated[int, COUNT] = 1024,
         cache_dir: str | None = None,
-        read_retries: int = RETRIES,
+        read_retries: Annotated[int, NOT_NEGATIVE] = RETRIES,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -108,7 +108,6 @@ class ImageTextDataModule(PairDataModule):
                 f"Expected no data.limit_eval_rows with data.streaming, which does not know the numbers of rows, got "
                 f"{self.limit_eval_rows}: set trainer.limit_val_batches, or set data.streaming to false."
             )
-        check_least(shuffle_block=(shuffle_block, 1), read_retries=(read_retries, 0))
         self.streaming = streaming
         self.samples_per_epoch = samples_per_epoch
         self.shuffle_block = shuffle_block

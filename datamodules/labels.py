@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import nn
 
 from ..common.errors import UserError
+from ..common.ranges import COUNT
 from .core.contract import ExpectsPreprocessing, NamesViews, asked_of
 from .core.faults import Account
 from .core.images import ImageTransforms
@@ -54,7 +55,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         self,
         *,
         preset: Preset | None = None,
-        image_size: int | None = None,
+        image_size: Annotated[int | None, COUNT] = None,
         augment: bool = True,
         views: list[str] | None = None,
         train_transform: nn.Module | None = None,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from ..common.errors import UserError
+from ..common.ranges import COUNT
 from .core.contract import ListsAnswers
-from .core.hyperparameters import check_least
 from .core.mixing import Mix
 from .core.question_samples import (
     QuestionCollate,
@@ -54,12 +54,11 @@ class QuestionDataModule(TextDataModule, ListsAnswers):
         *,
         append_sep: bool = False,
         clean_questions: bool = True,
-        eval_max_words: int = 50,
-        questions_per_image: int = 1,
+        eval_max_words: Annotated[int, COUNT] = 50,
+        questions_per_image: Annotated[int, COUNT] = 1,
         **options: Any,
     ) -> None:
         super().__init__(append_sep=append_sep, **options)
-        check_least(eval_max_words=(eval_max_words, 1), questions_per_image=(questions_per_image, 1))
         if self.predict_texts:
             raise UserError(
                 "Expected questions in data.predict, each with its image, got data.predict_texts: leave it out."

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from ..common.clip_vocabulary import CLIP_VOCABULARY
+from ..common.ranges import COUNT, FINITE, POSITIVE, SHARE
 from .core.faults import Collated, Outcome
 from .core.samples import TrainingSet, stacked, usable_samples
 from .core.sampling import sample_numbers
@@ -118,17 +119,17 @@ class ReinforcedDataModule(PairDataModule):
     def __init__(
         self,
         *,
-        image_size: int = 256,
-        image_mean: ChannelValues | None = None,
-        image_std: ChannelValues | None = None,
+        image_size: Annotated[int, COUNT] = 256,
+        image_mean: Annotated[ChannelValues | None, FINITE] = None,
+        image_std: Annotated[ChannelValues | None, POSITIVE] = None,
         image_interpolation: Interpolation | None = None,
         max_tokens: int = CLIP_TOKENS,
         teacher_dtype: TeacherDtype = "float32",
         batch_size: int = 256,
-        first_augmentations: int | None = None,
-        first_synthetic: int | None = None,
+        first_augmentations: Annotated[int | None, COUNT] = None,
+        first_synthetic: Annotated[int | None, COUNT] = None,
         sequential: bool = False,
-        synthetic_ratio: float | None = None,
+        synthetic_ratio: Annotated[float | None, SHARE] = None,
         **options: Any,
     ) -> None:
         super().__init__(

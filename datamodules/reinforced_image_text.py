@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+from ..common.ranges import COUNT
 from .core.decode import MAX_PIXELS
 from .core.stages import Split
 from .reinforced import ReinforcedDataModule
@@ -65,7 +66,7 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         image_id_column: str | None = None,
         synthetic_keys: str = "syn_text.*",
         other_sizes: OtherSizes = "rescale",
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
         cache_dir: str | None = None,
         **options: Any,
     ) -> None:

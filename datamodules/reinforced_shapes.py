@@ -7,13 +7,13 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from ..common.files import replacing
+from ..common.ranges import COUNT, SEED
 from .core.decode import MAX_PIXELS
-from .core.hyperparameters import check_least
 from .core.sampling import seeded, view_seed
 from .core.stages import Split
 from .reinforced import ReinforcedDataModule
@@ -153,20 +153,19 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
     def __init__(
         self,
         folder: str = "runs/reinforced_shapes",
-        length: int = 8000,
-        eval_length: int = 512,
-        data_seed: int = 0,
-        augmentations: int = 10,
+        length: Annotated[int, COUNT] = 8000,
+        eval_length: Annotated[int, COUNT] = 512,
+        data_seed: Annotated[int, SEED] = 0,
+        augmentations: Annotated[int, COUNT] = 10,
         batch_size: int = 128,
         num_workers: int = 1,
-        image_size: int = 64,
+        image_size: Annotated[int, COUNT] = 64,
         max_tokens: int = 16,
         **options: Any,
     ) -> None:
         super().__init__(
             image_size=image_size, max_tokens=max_tokens, batch_size=batch_size, num_workers=num_workers, **options
         )
-        check_least(augmentations=(augmentations, 1))
         self.length = length
         self.eval_length = eval_length
         self.data_seed = data_seed

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from torch.utils.data import DataLoader
 
 from ..common.errors import UserError
+from ..common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE
 from .core.contract import EmbedsAugmentations, asked_of
 from .core.decode import MAX_PIXELS
 from .core.faults import BadSample
-from .core.hyperparameters import check_least
 from .core.loaders import BatchLoader, PredictionLoader
 from .core.sampled import SampledDataModule
 from .core.sampling import generator
@@ -101,23 +101,22 @@ class ReinforcementDataModule(SampledDataModule):
         image_root: str | None = None,
         image_column: str = "image",
         caption_column: str = "caption",
-        augmentations: int = 30,
-        crop_scale: tuple[float, float] = (0.08, 1.0),
-        crop_ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        num_ops: int = 2,
-        magnitude: int = 9,
+        augmentations: Annotated[int, COUNT] = 30,
+        crop_scale: Annotated[tuple[float, float], POSITIVE_SHARE] = (0.08, 1.0),
+        crop_ratio: Annotated[tuple[float, float], POSITIVE] = (3 / 4, 4 / 3),
+        num_ops: Annotated[int, NOT_NEGATIVE] = 2,
+        magnitude: Annotated[int, NOT_NEGATIVE] = 9,
         operations: list[str] = list(OPERATIONS),  # noqa: B006  (jsonargparse shows it as the default)
-        image_size: int = 224,
+        image_size: Annotated[int, COUNT] = 224,
         version: Version = 1,
         embeddings: EmbeddingFormat = "npz",
-        shard_size: int = 1000,
+        shard_size: Annotated[int, COUNT] = 1000,
         batch_size: int = 16,
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
         cache_dir: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(batch_size=batch_size, eval_batch_size=None, persistent_workers=False, **options)
-        check_least(augmentations=(augmentations, 1), shard_size=(shard_size, 1))
         self.folder = Path(folder).expanduser()
         self.draw = AugmentationDraw(image_size, crop_scale, crop_ratio, num_ops, magnitude, operations=operations)
         self.image_size = image_size

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from ..common.errors import UserError
+from ..common.ranges import COUNT, NOT_NEGATIVE, SEED
 from .core.sampling import generator
 from .core.stages import Split
 from .labels import LabelDataModule
@@ -33,10 +33,6 @@ class ShapeClassTable:
     """
 
     def __init__(self, split: Split, length: int, image_size: int, seed: int, noise: float) -> None:
-        if length < 1:
-            raise UserError(f"Expected at least 1 image in the {split} split, got {length}: increase the number.")
-        if noise < 0:
-            raise UserError(f"Expected data.noise of at least 0, got {noise}: increase it.")
         self._stream = _STREAMS[split]
         self._length = length
         self._image_size = image_size
@@ -100,11 +96,11 @@ class ShapeClassesDataModule(LabelDataModule):
 
     def __init__(
         self,
-        length: int = 4000,
-        eval_length: int = 1000,
-        data_seed: int = 0,
-        image_size: int = 32,
-        noise: float = 60,
+        length: Annotated[int, COUNT] = 4000,
+        eval_length: Annotated[int, COUNT] = 1000,
+        data_seed: Annotated[int, SEED] = 0,
+        image_size: Annotated[int, COUNT] = 32,
+        noise: Annotated[float, NOT_NEGATIVE] = 60,
         num_workers: int = 0,
         **options: Any,
     ) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
+from ..common.ranges import COUNT, POSITIVE_SHARE, SEED
 from .core.stages import Split
 from .sources.shape_tasks import ShapeEntailmentTable, ShapePairTable
 from .tasks import TaskDataModule
@@ -32,11 +33,11 @@ class DrawnShapes(TextDataModule):
 
     def __init__(
         self,
-        length: int = 20_000,
-        eval_length: int = 512,
-        data_seed: int = 0,
-        image_size: int = 64,
-        min_crop: float = 0.9,
+        length: Annotated[int, COUNT] = 20_000,
+        eval_length: Annotated[int, COUNT] = 512,
+        data_seed: Annotated[int, SEED] = 0,
+        image_size: Annotated[int, COUNT] = 64,
+        min_crop: Annotated[float, POSITIVE_SHARE] = 0.9,
         batch_size: int = 128,
         num_workers: int = 0,
         vocab_size: int = 320,

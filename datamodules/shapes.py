@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
+from ..common.ranges import COUNT, POSITIVE_SHARE, SEED
 from .core.stages import Split
 from .pairs import PairDataModule
 from .sources.shapes import ShapesTable
@@ -37,11 +38,11 @@ class ShapesDataModule(PairDataModule):
 
     def __init__(
         self,
-        length: int = 20_000,
-        eval_length: int = 512,
-        data_seed: int = 0,
-        image_size: int = 64,
-        min_crop: float = 0.9,
+        length: Annotated[int, COUNT] = 20_000,
+        eval_length: Annotated[int, COUNT] = 512,
+        data_seed: Annotated[int, SEED] = 0,
+        image_size: Annotated[int, COUNT] = 64,
+        min_crop: Annotated[float, POSITIVE_SHARE] = 0.9,
         rand_augment: bool = False,
         batch_size: int = 128,
         num_workers: int = 0,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from PIL import Image
 from torch import nn
 
+from ..common.ranges import COUNT
 from .core.decode import MAX_PIXELS
 from .core.faults import BadSample
 from .core.mixing import Mix
@@ -142,9 +143,9 @@ class AnnotationDataModule(TaskDataModule):
         text_column: str = "sentence",
         label_column: str = "label",
         image_suffix: str | None = None,
-        image_size: int | None = None,
+        image_size: Annotated[int | None, COUNT] = None,
         horizontal_flip: bool = True,
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
         cache_dir: str | None = None,
         **options: Any,
     ) -> None:

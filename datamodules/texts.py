@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ..common.errors import UserError
+from ..common.ranges import COUNT, Range
 from .core.contract import AdoptsVocabulary, ExpectsPreprocessing, asked_of
 from .core.faults import Account
-from .core.hyperparameters import check_least
 from .core.images import ImageTransforms
 from .core.loaders import BatchLoader, PredictionLoader
 from .core.pair_samples import TextCollate
@@ -69,12 +69,12 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         self,
         *,
         tokenizer: str | None = None,
-        vocab_size: int = 30522,
-        max_tokens: int = 25,
+        vocab_size: Annotated[int, COUNT] = 30522,
+        max_tokens: Annotated[int, Range(least=3)] = 25,
         append_sep: bool = True,
         clean_captions: bool = False,
-        max_words: int = 30,
-        pad_to_multiple_of: int = 1,
+        max_words: Annotated[int, COUNT] = 30,
+        pad_to_multiple_of: Annotated[int, COUNT] = 1,
         predict_texts: str | list[str] | None = None,
         train_transform: nn.Module | None = None,
         eval_transform: nn.Module | None = None,
@@ -83,7 +83,6 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         super().__init__(**options)
         self._train_transform = train_transform
         self._eval_transform = eval_transform
-        check_least(max_tokens=(max_tokens, 3), max_words=(max_words, 1), pad_to_multiple_of=(pad_to_multiple_of, 1))
         self.vocab_size = vocab_size
         self.max_tokens = max_tokens
         self.append_sep = append_sep

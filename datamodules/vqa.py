@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
 from ..common.errors import UserError
+from ..common.ranges import BELOW_ONE, COUNT, POSITIVE
 from .core.decode import MAX_PIXELS
 from .core.mixing import Mix
 from .core.stages import Split
@@ -66,20 +67,18 @@ class VQADataModule(QuestionDataModule):
         answer_list: str | None = None,
         image_root: str | None = None,
         image_roots: dict[str, str] | None = None,
-        held_out: float = 0.0,
+        held_out: Annotated[float, BELOW_ONE] = 0.0,
         image_column: str = "image",
         question_column: str = "question",
         answer_column: str | None = None,
-        dataset_weights: dict[str, float] | None = None,
-        image_size: int | None = None,
+        dataset_weights: Annotated[dict[str, float] | None, POSITIVE] = None,
+        image_size: Annotated[int | None, COUNT] = None,
         horizontal_flip: bool = True,
-        max_pixels: int = MAX_PIXELS,
+        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
         cache_dir: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if not 0 <= held_out < 1:
-            raise UserError(f"Expected data.held_out from 0 and below 1, got {held_out}: give a share of the images.")
         self.answer_list = answer_list
         self.held_out = held_out
         self.horizontal_flip = horizontal_flip

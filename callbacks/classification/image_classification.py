@@ -1,8 +1,10 @@
 """A base for callbacks that classify labelled images during validation and test."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -13,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
+from ...common.ranges import COUNT, CheckedArguments
 from ...metrics.classification import accuracies, class_recall, hits
 from ...metrics.finite import some_of
 from ..distributed.collectives import all_reduce_max, all_reduce_sum, gather_uneven
@@ -23,7 +26,7 @@ _STAGES: dict[Split, str] = {"validation": "validate", "test": "test"}
 _LOADERS: dict[Split, str] = {"validation": "val_dataloader", "test": "test_dataloader"}
 
 
-class ImageClassification(Callback):
+class ImageClassification(CheckedArguments, Callback):
     """Classify the labelled images of another datamodule, and log accuracy and class recall.
 
     Logged after validation, in percent: "val/<name>_top1"; "val/<name>_top5" where there are more than five classes;
@@ -56,13 +59,13 @@ class ImageClassification(Callback):
     module_does: str  # what a module with these methods does: "classifies images"
 
     def __init__(
-        self, data: LightningDataModule, name: str, every_n_epochs: int, transform: Literal["trainer", "own"]
+        self,
+        data: LightningDataModule,
+        name: str,
+        every_n_epochs: Annotated[int, COUNT],
+        transform: Literal["trainer", "own"],
     ) -> None:
         super().__init__()
-        if every_n_epochs < 1:
-            raise UserError(
-                f"Expected every_n_epochs of {type(self).__name__} of at least 1, got {every_n_epochs}: correct it."
-            )
         if transform not in ("trainer", "own"):
             raise UserError(
                 f"Expected 'trainer' or 'own' as transform of {type(self).__name__}, got {transform!r}: choose one of "

@@ -1,7 +1,9 @@
 """Classification by the nearest training images."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -11,6 +13,7 @@ from torch.nn.functional import normalize
 from typing_extensions import override
 
 from ...common.errors import UserError
+from ...common.ranges import COUNT, POSITIVE
 from ...metrics.neighbours import nearest_neighbours
 from ..distributed.collectives import gather_uneven
 from ..modules import features_of
@@ -49,18 +52,13 @@ class NearestNeighbourClassification(ImageClassification):
     def __init__(
         self,
         data: LightningDataModule,
-        k: int = 20,
-        temperature: float = 0.07,
+        k: Annotated[int, COUNT] = 20,
+        temperature: Annotated[float, POSITIVE] = 0.07,
         name: str = "neighbours",
         every_n_epochs: int = 1,
         transform: Literal["trainer", "own"] = "trainer",
     ) -> None:
         super().__init__(data, name, every_n_epochs, transform)
-        if k < 1 or temperature <= 0:
-            raise UserError(
-                f"Expected k of at least 1 and a temperature above 0 for {self}, got {k} and {temperature}: correct "
-                "them."
-            )
         self.k = k
         self.temperature = temperature
 

@@ -1,12 +1,15 @@
 """Figures of answers to questions about images."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from ...common.ranges import COUNT
 from .evaluation import EvaluationFigures, Split, evenly_spread, open_image
 from .grid import Panel, Row
 
@@ -29,8 +32,10 @@ class AnswerFigures(EvaluationFigures):
     module_needs = "answer_maps"
     evaluates, result_needs = "question", "answers"
 
-    def __init__(self, questions: int = 8, top: int = 3, every_n_epochs: int = 1) -> None:
-        super().__init__(every_n_epochs, questions=questions, top=top)
+    def __init__(
+        self, questions: Annotated[int, COUNT] = 8, top: Annotated[int, COUNT] = 3, every_n_epochs: int = 1
+    ) -> None:
+        super().__init__(every_n_epochs)
         self.questions = questions
         self.top = top
 

@@ -1,7 +1,9 @@
 """A base for figures of an evaluation in the loggers of a run."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
@@ -10,13 +12,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
+from ...common.ranges import COUNT, CheckedArguments
 from ..loggers import NO_LOGGER, log_figure, shows_figures
 from .grid import Row, draw_rows, missing_glyphs
 
 Split = Literal["validation", "test"]
 
 
-class EvaluationFigures(Callback):
+class EvaluationFigures(CheckedArguments, Callback):
     """Draw a figure of an evaluation after every validation and test; where that is impossible, warn once.
 
     A subclass makes the rows from the evaluation's result and from the images that are shown. The datamodule opens
@@ -28,11 +31,8 @@ class EvaluationFigures(Callback):
     evaluates = "retrieval"  # what the module's evaluation does, for messages
     result_needs = "near_images"  # an attribute of the evaluation's result
 
-    def __init__(self, every_n_epochs: int, **counts: int) -> None:
+    def __init__(self, every_n_epochs: Annotated[int, COUNT]) -> None:
         super().__init__()
-        for name, value in {"every_n_epochs": every_n_epochs, **counts}.items():
-            if value < 1:
-                raise UserError(f"Expected {name} of {type(self).__name__} of at least 1, got {value}: correct it.")
         self.every_n_epochs = every_n_epochs
         self._warned = False
 

@@ -1,11 +1,14 @@
 """Figures of the boxes that texts refer to."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Trainer
 from typing_extensions import override
 
+from ...common.ranges import COUNT
 from .evaluation import EvaluationFigures, Split, evenly_spread, open_image
 from .grid import CHOSEN, RIGHT, Panel, Row
 
@@ -28,8 +31,8 @@ class GroundingFigures(EvaluationFigures):
     evaluates = "grounding"
     result_needs = "chosen"
 
-    def __init__(self, texts: int = 6, every_n_epochs: int = 1) -> None:
-        super().__init__(every_n_epochs, texts=texts)
+    def __init__(self, texts: Annotated[int, COUNT] = 6, every_n_epochs: int = 1) -> None:
+        super().__init__(every_n_epochs)
         self.texts = texts
 
     @override

@@ -1,6 +1,8 @@
 """Figures of the weighted sums in the extraction of a learngene."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Annotated, Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -11,12 +13,13 @@ from matplotlib.figure import Figure
 from typing_extensions import override
 
 from ...common.errors import UserError
+from ...common.ranges import COUNT, CheckedArguments, Range
 from ..learngene.layers import TOWERS
 from ..learngene.terms import LearngeneTerms, Values
 from ..loggers import NO_LOGGER, log_figure, shows_figures
 
 
-class LearngeneFigures(Callback):
+class LearngeneFigures(CheckedArguments, Callback):
     """Draw the coefficients over training, and the current norms of both terms of each layer.
 
     A coefficient alone is not comparable, since its block has a free scale; the norms of the products are. The
@@ -32,15 +35,13 @@ class LearngeneFigures(Callback):
         points: Maximum number of recorded steps.
     """
 
-    def __init__(self, every_n_epochs: int = 1, every_n_steps: int = 50, points: int = 500) -> None:
+    def __init__(
+        self,
+        every_n_epochs: Annotated[int, COUNT] = 1,
+        every_n_steps: Annotated[int, COUNT] = 50,
+        points: Annotated[int, Range(least=2)] = 500,
+    ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("every_n_epochs", every_n_epochs, 1),
-            ("every_n_steps", every_n_steps, 1),
-            ("points", points, 2),
-        ):
-            if value < least:
-                raise UserError(f"Expected {name} of LearngeneFigures of at least {least}, got {value}: change it.")
         self.every_n_epochs = every_n_epochs
         self.points = points
         self.interval = every_n_steps

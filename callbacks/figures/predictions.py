@@ -1,11 +1,14 @@
 """Figures of classified samples of one or several images with a text."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Annotated, Any
 
 from lightning.pytorch import Trainer
 from typing_extensions import override
 
 from ...common.errors import UserError
+from ...common.ranges import COUNT
 from ...metrics.finite import NOTHING, best
 from .evaluation import EvaluationFigures, NoFigureError, Split, evenly_spread
 from .grid import Panel, Row
@@ -27,8 +30,8 @@ class PredictionFigures(EvaluationFigures):
     evaluates = "classification"
     result_needs = "probabilities"
 
-    def __init__(self, samples: int = 8, every_n_epochs: int = 1) -> None:
-        super().__init__(every_n_epochs, samples=samples)
+    def __init__(self, samples: Annotated[int, COUNT] = 8, every_n_epochs: int = 1) -> None:
+        super().__init__(every_n_epochs)
         self.samples = samples
 
     @override

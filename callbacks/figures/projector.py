@@ -1,6 +1,8 @@
 """Embeddings of an evaluation in TensorBoard's projector."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -9,6 +11,7 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor
 from typing_extensions import override
 
+from ...common.ranges import COUNT
 from .evaluation import EvaluationFigures, Split, captions_of, evenly_spread, open_image
 from .grid import Panel, Row
 
@@ -29,8 +32,10 @@ class EmbeddingProjector(EvaluationFigures):
     name = "embeddings"
     result_needs = "image_features"
 
-    def __init__(self, images: int = 500, size: int = 48, every_n_epochs: int = 1) -> None:
-        super().__init__(every_n_epochs, images=images, size=size)
+    def __init__(
+        self, images: Annotated[int, COUNT] = 500, size: Annotated[int, COUNT] = 48, every_n_epochs: int = 1
+    ) -> None:
+        super().__init__(every_n_epochs)
         self.images = images
         self.size = size
 

@@ -1,11 +1,14 @@
 """Figures of retrieval results."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Trainer
 from typing_extensions import override
 
+from ...common.ranges import COUNT
 from .evaluation import EvaluationFigures, Split, captions_of, evenly_spread, open_image
 from .grid import Panel, Row
 
@@ -25,8 +28,10 @@ class RetrievalFigures(EvaluationFigures):
 
     name = "retrieval"
 
-    def __init__(self, queries: int = 8, top: int = 5, every_n_epochs: int = 1) -> None:
-        super().__init__(every_n_epochs, queries=queries, top=top)
+    def __init__(
+        self, queries: Annotated[int, COUNT] = 8, top: Annotated[int, COUNT] = 5, every_n_epochs: int = 1
+    ) -> None:
+        super().__init__(every_n_epochs)
         self.queries = queries
         self.top = top
 

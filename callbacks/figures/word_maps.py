@@ -1,7 +1,9 @@
 """Figures of the image regions that a model attends to for the words of a caption."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -9,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
+from ...common.ranges import COUNT
 from .evaluation import EvaluationFigures, NoFigureError, Split, captions_of, evenly_spread, open_image, token_ids
 from .grid import Panel, Row
 
@@ -38,8 +41,10 @@ class WordMapFigures(EvaluationFigures):
     name = "words"
     module_needs = "word_maps"
 
-    def __init__(self, images: int = 4, words: int = 5, every_n_epochs: int = 1) -> None:
-        super().__init__(every_n_epochs, images=images, words=words)
+    def __init__(
+        self, images: Annotated[int, COUNT] = 4, words: Annotated[int, COUNT] = 5, every_n_epochs: int = 1
+    ) -> None:
+        super().__init__(every_n_epochs)
         self.images = images
         self.words = words
 
@@ -86,7 +91,7 @@ def content_words(tokens: Sequence[str], special: set[str]) -> list[tuple[str, l
         tokens: Word pieces; "##" marks a piece that continues a word.
         special: Tokens that are not words.
     """
-    words: list[tuple[str, list[int]]] = []
+    words: Annotated[list[tuple[str, list[int]]], COUNT] = []
     for place, token in enumerate(tokens):
         if token in special:
             continue

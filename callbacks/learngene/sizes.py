@@ -1,9 +1,12 @@
 """Sizes of the CLIP that a learngene was extracted from, and the shapes that follow from them."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Iterable
+from typing import Annotated
 
-from ...common.errors import UserError
+from ...common.ranges import COUNT, SettingsGroup
 from ...common.sizes import check_heads, check_patches
 
 Shapes = dict[str, tuple[int, ...]]
@@ -16,7 +19,7 @@ NORMS = ("norm1", "norm2")
 
 
 @dataclasses.dataclass(frozen=True)
-class LearngeneSizes:
+class LearngeneSizes(SettingsGroup):
     """Sizes of a CLIP with two towers of equal width and depth; the defaults are those of a ViT-S/16.
 
     Args:
@@ -30,14 +33,14 @@ class LearngeneSizes:
         vocab_size: number of tokens in the vocabulary.
     """
 
-    width: int = 384
-    heads: int = 6
-    layers: int = 12
-    embed_dim: int = 384
-    image_size: int = 224
-    patch_size: int = 16
-    max_tokens: int = 77
-    vocab_size: int = 49408
+    width: Annotated[int, COUNT] = 384
+    heads: Annotated[int, COUNT] = 6
+    layers: Annotated[int, COUNT] = 12
+    embed_dim: Annotated[int, COUNT] = 384
+    image_size: Annotated[int, COUNT] = 224
+    patch_size: Annotated[int, COUNT] = 16
+    max_tokens: Annotated[int, COUNT] = 77
+    vocab_size: Annotated[int, COUNT] = 49408
 
     def __post_init__(self) -> None:
         """Check that the sizes fit together.
@@ -45,9 +48,6 @@ class LearngeneSizes:
         Raises:
             UserError: if they do not.
         """
-        for name, value in vars(self).items():
-            if value < 1:
-                raise UserError(f"Expected {name} of at least 1, got {value}: correct it.")
         check_heads(self.width, self.heads)
         check_patches(self.image_size, self.patch_size)
 

@@ -1,7 +1,9 @@
 """The most probable classes of images, or of texts, as columns of a Parquet file."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +12,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from ...common.errors import UserError
+from ...common.ranges import COUNT, CheckedArguments
 from ...metrics.finite import highest
 from .rows import PredictionRowsWriter, gather_rows
 
@@ -22,15 +24,15 @@ class _Best(NamedTuple):
     probabilities: Tensor
 
 
-class ClassesWriter(PredictionRowsWriter):
+class ClassesWriter(CheckedArguments, PredictionRowsWriter):
     """Write the most probable classes; null where no probability is finite."""
 
     returned, written = ("probabilities",), "their classes are"
 
-    def __init__(self, top_k: int = 5, folder: str | None = None, class_names: list[str] | None = None) -> None:
+    def __init__(
+        self, top_k: Annotated[int, COUNT] = 5, folder: str | None = None, class_names: list[str] | None = None
+    ) -> None:
         super().__init__(folder)
-        if top_k < 1:
-            raise UserError(f"Expected top_k of {type(self).__name__} of at least 1, got {top_k}: correct it.")
         self.top_k = top_k
         self.class_names = class_names
 

@@ -1,5 +1,7 @@
 """Shards of teachers' embeddings: complete shards only, with a manifest, and a check of written samples."""
 
+from __future__ import annotations
+
 import json
 import shutil
 import sys
@@ -8,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -19,6 +21,7 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.files import clear_leftovers, replacing
+from ...common.ranges import NOT_NEGATIVE, CheckedArguments, Range
 from .reinforced import LeftOut, Reinforced, ReinforcementData, Shard
 
 MANIFEST = "manifest.json"
@@ -28,7 +31,7 @@ _NAMED = 20  # samples without embeddings that an index names
 _WAITING = 4  # batches that may wait for the writing thread
 
 
-class ReinforcementWriter(BasePredictionWriter):
+class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
     """Write each shard when its last row is computed, and a manifest beside the shards.
 
     A shard gets its name when it is complete and on the disk: a killed run loses at most one shard of each process, and
@@ -55,7 +58,11 @@ class ReinforcementWriter(BasePredictionWriter):
             fit on the disk, or a sample differs from what was written.
     """
 
-    def __init__(self, checked_samples: int = 16, least_cosine: float = 0.999) -> None:
+    def __init__(
+        self,
+        checked_samples: Annotated[int, NOT_NEGATIVE] = 16,
+        least_cosine: Annotated[float, Range(least=-1, most=1)] = 0.999,
+    ) -> None:
         super().__init__("batch")
         self.checked_samples = checked_samples
         self.least_cosine = least_cosine

@@ -1,9 +1,11 @@
 """Retrieval results of `predict` as Parquet files."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,7 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.files import replacing
+from ...common.ranges import COUNT, CheckedArguments
 from ...metrics.finite import highest, non_finite_last
 from .parquet import prediction_folder
 
@@ -28,7 +31,7 @@ _RANK = [("rank", pa.int32())]
 _SCORES = [("similarity", pa.float32()), ("match_score", pa.float32())]
 
 
-class RetrievalPredictionWriter(Callback):
+class RetrievalPredictionWriter(CheckedArguments, Callback):
     """Write embeddings and matches after `predict`, as Parquet files in the run's folder.
 
     - `image_embeddings.parquet`: sample_index, image, embedding (list of float32);
@@ -59,10 +62,8 @@ class RetrievalPredictionWriter(Callback):
         UserError: If `top_k` is below 1, or the module has no retrieval evaluation.
     """
 
-    def __init__(self, top_k: int = 10, folder: str | None = None) -> None:
+    def __init__(self, top_k: Annotated[int, COUNT] = 10, folder: str | None = None) -> None:
         super().__init__()
-        if top_k < 1:
-            raise UserError(f"Expected top_k of RetrievalPredictionWriter of at least 1, got {top_k}: correct it.")
         self.top_k = top_k
         self.folder = folder
 
@@ -133,7 +134,7 @@ class _Side:
             starts = np.arange(len(rows) + 1, dtype=np.int32) * features.shape[1]
             yield self.identity(rows) | {"embedding": pa.ListArray.from_arrays(starts, features.reshape(-1))}
 
-    def matches(self, near: Any, others: "_Side", top_k: int) -> Iterator[dict[str, Any]]:
+    def matches(self, near: Any, others: _Side, top_k: int) -> Iterator[dict[str, Any]]:
         """Return the rows of the table of matches, in blocks of queries.
 
         Args:

@@ -23,20 +23,6 @@ from .private_api import replace_hyperparameters
 _NOT_PLAIN = object()
 
 
-def check_least(**values: tuple[int, int]) -> None:
-    """Check options that have a lower bound.
-
-    Args:
-        **values: value and lower bound of each option.
-
-    Raises:
-        UserError: if a value is below its bound.
-    """
-    for name, (value, least) in values.items():
-        if value < least:
-            raise UserError(f"Expected data.{name} of at least {least}, got {value}: increase it.")
-
-
 def check_one_batch_size(cls: type, batch_size: int, global_batch_size: int | None) -> None:
     """Check that a batch size other than the class's default is not given beside a global one.
 
@@ -50,19 +36,6 @@ def check_one_batch_size(cls: type, batch_size: int, global_batch_size: int | No
             f"Expected data.batch_size, of each process, or data.global_batch_size, of all, got {batch_size} and "
             f"{global_batch_size}: set data.global_batch_size alone, or to null."
         )
-
-
-def check_seed_and_share(seed: int, max_bad_share: float) -> None:
-    """Check that the seed has at most 32 bits, as numpy requires, and that the share is from 0 to 1.
-
-    Raises:
-        UserError: if the seed or the share is out of its range.
-    """
-    check_least(seed=(seed, 0))
-    if seed >= 2**32:
-        raise UserError(f"Expected data.seed below 2**32, got {seed}: decrease it.")
-    if not 0 <= max_bad_share <= 1:
-        raise UserError(f"Expected data.max_bad_share from 0 to 1, got {max_bad_share}: correct it.")
 
 
 def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | None) -> None:

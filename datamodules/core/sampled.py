@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import lightning.pytorch as pl
 import numpy as np
@@ -18,11 +18,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
+from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, CheckedArguments, Range
 from .contract import asked_of
 from .decode import Decoder, check_decoder
 from .eval_rows import check_limit, drawn_evenly, evaluated_items, remark_on_labels
 from .faults import Account, BadSample, Batch, Collated, Outcome
-from .hyperparameters import check_least, check_one_batch_size, check_seed_and_share, record_hyperparameters
+from .hyperparameters import check_one_batch_size, record_hyperparameters
 from .loaders import BatchLoader, PredictionLoader, inner_loader, replicas_of
 from .mixing import Mix, tempered
 from .samples import Reader, TrainingSet
@@ -36,7 +37,7 @@ from .sampling import (
 from .stages import Split, splits_of
 
 
-class SampledDataModule(CheckedLoading, pl.LightningDataModule):
+class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule, option="data"):
     """Base of all datamodules, which provides rows in batches of the project's contract (dicts of tensors).
 
     The order of samples is a function of (seed, epoch), and each random draw for a sample is a function of (seed,
@@ -73,30 +74,23 @@ class SampledDataModule(CheckedLoading, pl.LightningDataModule):
     def __init__(
         self,
         *,
-        batch_size: int = 64,
-        global_batch_size: int | None = None,
-        eval_batch_size: int | None = None,
-        limit_eval_rows: int | float | None = None,
-        num_workers: int = 2,
+        batch_size: Annotated[int, COUNT] = 64,
+        global_batch_size: Annotated[int | None, COUNT] = None,
+        eval_batch_size: Annotated[int | None, COUNT] = None,
+        limit_eval_rows: Annotated[int | float | None, POSITIVE] = None,
+        num_workers: Annotated[int, NOT_NEGATIVE] = 2,
         persistent_workers: bool = True,
         pin_memory: bool | None = None,
-        seed: int | None = None,
-        max_bad_share: float = 0.05,
+        seed: Annotated[int | None, SEED] = None,
+        max_bad_share: Annotated[float, SHARE] = 0.05,
         decoder: Decoder = "pillow",
-        mixing_temperature: float = 1.0,
+        mixing_temperature: Annotated[float, Range(least=1)] = 1.0,
     ) -> None:
         super().__init__()
         record_hyperparameters(self, inspect.currentframe())
-        sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size, "eval_batch_size": eval_batch_size}
-        check_least(
-            num_workers=(num_workers, 0), **{name: (size, 1) for name, size in sizes.items() if size is not None}
-        )
         check_one_batch_size(type(self), batch_size, global_batch_size)
-        check_seed_and_share(seed or 0, max_bad_share)
         check_limit(limit_eval_rows)
         check_decoder(decoder)
-        if not mixing_temperature >= 1:
-            raise UserError(f"Expected data.mixing_temperature of at least 1, got {mixing_temperature}: increase it.")
         self.batch_size = global_batch_size or batch_size  # of one process; `setup` divides it
         self.global_batch_size = global_batch_size
         self._eval_batch_size = eval_batch_size

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...common.errors import UserError
-from ..core.hyperparameters import check_least
 from ..core.sampling import view_seed
 
 _RATIO_DRAW = 1
@@ -32,12 +30,6 @@ class ReinforcedDraws:
     first_synthetic: int | None = None
     sequential: bool = False
     synthetic_ratio: float | None = None
-
-    def __post_init__(self) -> None:
-        limits = {"first_augmentations": self.first_augmentations, "first_synthetic": self.first_synthetic}
-        check_least(**{name: (value, 1) for name, value in limits.items() if value is not None})
-        if self.synthetic_ratio is not None and not 0 <= self.synthetic_ratio <= 1:
-            raise UserError(f"Expected a data.synthetic_ratio from 0 to 1, got {self.synthetic_ratio}: correct it.")
 
     def augmentation(self, count: int, numbers: tuple[int, int], epoch: int) -> int:
         """Return the index of one of `count` augmentations.

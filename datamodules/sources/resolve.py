@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import glob
-import math
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ...common.errors import UserError
 from ...common.names import nearest
+from ...common.ranges import POSITIVE, SettingsGroup
 from ...common.urls import keep
 from .authors_folder import DataSet, data_set_in
 from .members import IMAGE_SUFFIXES
@@ -40,8 +40,8 @@ _BY_URL: dict[str, Format] = {
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-@dataclass
-class Source:
+@dataclass(frozen=True)
+class Source(SettingsGroup):
     """A source of rows with options that a path alone cannot express.
 
     Args:
@@ -71,12 +71,12 @@ class Source:
     image_column: str | None = None
     caption_column: str | None = None
     image_id_column: str | None = None
-    weight: float = 1.0
+    weight: Annotated[float, POSITIVE] = 1.0
 
     def __post_init__(self) -> None:
-        self.path, self.image_root = keep([self.path, self.image_root])
-        if not 0 < self.weight < math.inf:
-            raise UserError(f"Expected a positive weight of {self.path!r}, got {self.weight}: correct it.")
+        path, image_root = keep([self.path, self.image_root])
+        object.__setattr__(self, "path", path)
+        object.__setattr__(self, "image_root", image_root)
 
 
 def as_source(source: Any) -> Source:

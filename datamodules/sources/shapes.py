@@ -91,13 +91,11 @@ class ShapesTable:
 
     def __init__(self, split: Split, length: int, eval_length: int, image_size: int, seed: int) -> None:
         available = len(PAIRS) - 2 * eval_length
-        if eval_length < 1 or available < 1:
+        if available < 1:
             raise UserError(
                 f"Expected data.eval_length from 1 to {(len(PAIRS) - 1) // 2}, got {eval_length}: "
                 f"correct it, since training needs some of the {len(PAIRS)} pairs of objects."
             )
-        if length < 1:
-            raise UserError(f"Expected data.length of at least 1, got {length}: increase it.")
         self._stream = {"train": _TRAIN, "validation": _VALIDATION, "test": _TEST, "predict": _TEST}[split]
         self._length = eval_length if split != "train" else length
         self._evaluates = split != "train"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from PIL import Image
@@ -17,6 +17,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from ...common.errors import UserError
+from ...common.ranges import COUNT, FINITE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, CheckedArguments, Range
 from .normalize import CLIP_MEAN, CLIP_STD, NormalizedTransform, ToNormalized, preprocessing
 
 Operation = Literal[
@@ -34,7 +35,7 @@ Operation = Literal[
 ALBEF_OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 
-class ALBEFRandAugment(nn.Module):
+class ALBEFRandAugment(CheckedArguments, nn.Module):
     """Apply the authors' RandAugment: operations drawn with replacement, each skipped with a fixed probability.
 
     The sign of a geometric operation is drawn with equal probability; brightness and sharpness only increase (at level
@@ -59,16 +60,16 @@ class ALBEFRandAugment(nn.Module):
 
     def __init__(
         self,
-        num_ops: int = 2,
-        magnitude: float = 7,
-        max_magnitude: float = 10,
-        skip_probability: float = 0.5,
+        num_ops: Annotated[int, NOT_NEGATIVE] = 2,
+        magnitude: Annotated[float, NOT_NEGATIVE] = 7,
+        max_magnitude: Annotated[float, POSITIVE] = 10,
+        skip_probability: Annotated[float, SHARE] = 0.5,
         operations: Sequence[Operation] = ALBEF_OPERATIONS,
-        enhance_range: tuple[float, float] = (0.1, 1.9),
-        max_shear: float = 0.3,
-        max_translate: float = 10,
-        max_rotate: float = 30,
-        fill: tuple[int, int, int] = (128, 128, 128),
+        enhance_range: Annotated[tuple[float, float], NOT_NEGATIVE] = (0.1, 1.9),
+        max_shear: Annotated[float, NOT_NEGATIVE] = 0.3,
+        max_translate: Annotated[float, NOT_NEGATIVE] = 10,
+        max_rotate: Annotated[float, NOT_NEGATIVE] = 30,
+        fill: Annotated[tuple[int, int, int], Range(least=0, most=255)] = (128, 128, 128),
     ) -> None:
         super().__init__()
         unknown = sorted(set(operations) - set(ALBEF_OPERATIONS))
@@ -177,23 +178,23 @@ class ALBEFTrainTransform(NormalizedTransform):
 
     def __init__(
         self,
-        size: int = 256,
-        scale: tuple[float, float] | None = (0.2, 1.0),
-        ratio: tuple[float, float] = (3 / 4, 4 / 3),
-        horizontal_flip: float = 0.5,
+        size: Annotated[int, COUNT] = 256,
+        scale: Annotated[tuple[float, float] | None, POSITIVE_SHARE] = (0.2, 1.0),
+        ratio: Annotated[tuple[float, float], POSITIVE] = (3 / 4, 4 / 3),
+        horizontal_flip: Annotated[float, SHARE] = 0.5,
         rand_augment: bool = True,
-        num_ops: int = 2,
-        magnitude: float = 7,
-        max_magnitude: float = 10,
-        skip_probability: float = 0.5,
+        num_ops: Annotated[int, NOT_NEGATIVE] = 2,
+        magnitude: Annotated[float, NOT_NEGATIVE] = 7,
+        max_magnitude: Annotated[float, POSITIVE] = 10,
+        skip_probability: Annotated[float, SHARE] = 0.5,
         operations: Sequence[Operation] = ALBEF_OPERATIONS,
-        enhance_range: tuple[float, float] = (0.1, 1.9),
-        max_shear: float = 0.3,
-        max_translate: float = 10,
-        max_rotate: float = 30,
-        fill: tuple[int, int, int] = (128, 128, 128),
-        mean: tuple[float, float, float] = CLIP_MEAN,
-        std: tuple[float, float, float] = CLIP_STD,
+        enhance_range: Annotated[tuple[float, float], NOT_NEGATIVE] = (0.1, 1.9),
+        max_shear: Annotated[float, NOT_NEGATIVE] = 0.3,
+        max_translate: Annotated[float, NOT_NEGATIVE] = 10,
+        max_rotate: Annotated[float, NOT_NEGATIVE] = 30,
+        fill: Annotated[tuple[int, int, int], Range(least=0, most=255)] = (128, 128, 128),
+        mean: Annotated[tuple[float, float, float], FINITE] = CLIP_MEAN,
+        std: Annotated[tuple[float, float, float], POSITIVE] = CLIP_STD,
         interpolation: Literal["bilinear", "bicubic"] = "bicubic",
     ) -> None:
         super().__init__()
@@ -239,9 +240,9 @@ class ALBEFEvalTransform(NormalizedTransform):
 
     def __init__(
         self,
-        size: int = 256,
-        mean: tuple[float, float, float] = CLIP_MEAN,
-        std: tuple[float, float, float] = CLIP_STD,
+        size: Annotated[int, COUNT] = 256,
+        mean: Annotated[tuple[float, float, float], FINITE] = CLIP_MEAN,
+        std: Annotated[tuple[float, float, float], POSITIVE] = CLIP_STD,
     ) -> None:
         super().__init__()
         self.resize = v2.Resize((size, size), interpolation=InterpolationMode.BICUBIC)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from PIL import Image
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
+from ...common.ranges import COUNT, FINITE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE
 from .clip import CLIPEvalTransform
 from .normalize import IMAGENET_MEAN, IMAGENET_STD, NormalizedTransform, ToNormalized, preprocessing
 
@@ -45,11 +46,11 @@ class CIFARTrainTransform(_NormalizedCompose):
 
     def __init__(
         self,
-        size: int = 32,
-        padding: int = 4,
-        horizontal_flip: float = 0.5,
-        mean: tuple[float, float, float] = CIFAR100_MEAN,
-        std: tuple[float, float, float] = CIFAR100_STD,
+        size: Annotated[int, COUNT] = 32,
+        padding: Annotated[int, NOT_NEGATIVE] = 4,
+        horizontal_flip: Annotated[float, SHARE] = 0.5,
+        mean: Annotated[tuple[float, float, float], FINITE] = CIFAR100_MEAN,
+        std: Annotated[tuple[float, float, float], POSITIVE] = CIFAR100_STD,
     ) -> None:
         super().__init__(
             [
@@ -73,9 +74,9 @@ class CIFAREvalTransform(_NormalizedCompose):
 
     def __init__(
         self,
-        size: int = 32,
-        mean: tuple[float, float, float] = CIFAR100_MEAN,
-        std: tuple[float, float, float] = CIFAR100_STD,
+        size: Annotated[int, COUNT] = 32,
+        mean: Annotated[tuple[float, float, float], FINITE] = CIFAR100_MEAN,
+        std: Annotated[tuple[float, float, float], POSITIVE] = CIFAR100_STD,
     ) -> None:
         super().__init__([v2.Resize((size, size), InterpolationMode.BICUBIC)], mean, std)
         self.preprocessing = preprocessing(size, mean, std, "bicubic", "squash")
@@ -94,11 +95,11 @@ class ImageNetTrainTransform(_NormalizedCompose):
 
     def __init__(
         self,
-        size: int = 224,
-        scale: tuple[float, float] = (0.08, 1.0),
-        horizontal_flip: float = 0.5,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        size: Annotated[int, COUNT] = 224,
+        scale: Annotated[tuple[float, float], POSITIVE_SHARE] = (0.08, 1.0),
+        horizontal_flip: Annotated[float, SHARE] = 0.5,
+        mean: Annotated[tuple[float, float, float], FINITE] = IMAGENET_MEAN,
+        std: Annotated[tuple[float, float, float], POSITIVE] = IMAGENET_STD,
     ) -> None:
         super().__init__(
             [
@@ -122,7 +123,7 @@ class ImageNetEvalTransform(CLIPEvalTransform):
 
     def __init__(
         self,
-        size: int = 224,
+        size: Annotated[int, COUNT] = 224,
         resize: int | None = None,
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,

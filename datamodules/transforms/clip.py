@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from PIL import Image
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
+from ...common.ranges import COUNT, FINITE, POSITIVE
 from .albef import ALBEFEvalTransform, ALBEFTrainTransform
 from .normalize import ChannelValues, NormalizedTransform, ToNormalized, preprocessing
 from .replay import Augmentation, Interpolation, replay
@@ -30,12 +31,12 @@ class CLIPEvalTransform(NormalizedTransform):
 
     def __init__(
         self,
-        size: int = 256,
-        mean: ChannelValues = (0.0, 0.0, 0.0),
-        std: ChannelValues = (1.0, 1.0, 1.0),
+        size: Annotated[int, COUNT] = 256,
+        mean: Annotated[ChannelValues, FINITE] = (0.0, 0.0, 0.0),
+        std: Annotated[ChannelValues, POSITIVE] = (1.0, 1.0, 1.0),
         interpolation: Interpolation = "bilinear",
         resize_mode: Literal["shortest", "squash"] = "shortest",
-        resize: int | None = None,
+        resize: Annotated[int | None, COUNT] = None,
     ) -> None:
         super().__init__()
         side = resize or size

@@ -11,6 +11,8 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms.v2 import functional as F
 
+from ...common.ranges import CheckedArguments
+
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -51,7 +53,7 @@ class ToNormalized(nn.Module):
         return self._constants[device]
 
 
-class NormalizedTransform(nn.Module):
+class NormalizedTransform(CheckedArguments, nn.Module):
     """Base of the transforms that edit an 8-bit image, then normalize it.
 
     Loader workers apply :meth:`edit` only, and send bytes; the images are normalized on the device (:func:`in_pixels`).

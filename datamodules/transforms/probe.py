@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from PIL import Image
 from torch import nn
 
+from ...common.ranges import COUNT, FINITE, POSITIVE, POSITIVE_SHARE, SHARE, CheckedArguments
 from .normalize import IMAGENET_MEAN, IMAGENET_STD
 
 
-class ProbeTrainTransform(nn.Module):
+class ProbeTrainTransform(CheckedArguments, nn.Module):
     """Apply timm's training transform: random resized crop, flip, RandAugment, normalization, random erasing.
 
     It draws from Python's, numpy's and torch's global generators. RandAugment draws two operations, skips each with
@@ -29,14 +32,14 @@ class ProbeTrainTransform(nn.Module):
 
     def __init__(
         self,
-        size: int = 224,
-        scale: tuple[float, float] = (0.08, 1.0),
-        horizontal_flip: float = 0.5,
+        size: Annotated[int, COUNT] = 224,
+        scale: Annotated[tuple[float, float], POSITIVE_SHARE] = (0.08, 1.0),
+        horizontal_flip: Annotated[float, SHARE] = 0.5,
         rand_augment: str = "rand-m9-mstd0.5-inc1",
-        erase: float = 0.25,
+        erase: Annotated[float, SHARE] = 0.25,
         interpolation: str = "bicubic",
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
+        mean: Annotated[tuple[float, float, float], FINITE] = IMAGENET_MEAN,
+        std: Annotated[tuple[float, float, float], POSITIVE] = IMAGENET_STD,
     ) -> None:
         super().__init__()
         from timm.data import create_transform  # takes a second to import, and few runs need it

@@ -7,8 +7,10 @@ the contrastive similarity. The candidate box with the highest score under a map
 Shapes: B pairs, L text tokens, N image tokens (CLS first), V image width, g patches along a side, K candidate boxes.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -17,6 +19,7 @@ from torch import Tensor
 from ...callbacks.distributed.collectives import gather_texts, gather_uneven
 from ...common.errors import UserError
 from ...common.log import log_global
+from ...common.ranges import NOT_NEGATIVE, SettingsGroup
 from ...metrics.grounding import NO_BOX, box_iou, box_scores, choose_box
 from ..evaluation.protocol import PREFIXES, Batch, Evaluation, Stage, Summary
 from ..evaluation.reranking import RerankSettings
@@ -33,7 +36,7 @@ IOU = 0.5
 
 
 @dataclass(frozen=True)
-class GroundingSettings:
+class GroundingSettings(SettingsGroup, option="grounding"):
     """Evaluation of grounding; see `GroundingEvaluation`.
 
     Args:
@@ -47,14 +50,12 @@ class GroundingSettings:
 
     evaluate: bool = False
     map: MapName = "itm"
-    itm_layer: int | None = None
-    itc_block: int | None = None
+    itm_layer: Annotated[int | None, NOT_NEGATIVE] = None
+    itc_block: Annotated[int | None, NOT_NEGATIVE] = None
 
 
 @torch.inference_mode(False)  # in which Lightning evaluates, and which has no gradients
-def grounding_maps(
-    module: "ALBEFModule", image: Tensor, input_ids: Tensor, attention_mask: Tensor
-) -> dict[str, Tensor]:
+def grounding_maps(module: ALBEFModule, image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
     """Return both maps of each pair; in eval mode, without a change of any parameter's `grad`.
 
     Args:

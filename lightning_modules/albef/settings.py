@@ -1,14 +1,17 @@
 """ALBEF's settings, in groups. "Section" is one of the paper, "the authors" are github.com/salesforce/ALBEF."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from ...common.errors import UserError
+from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, Range, SettingsGroup
 from ...common.sizes import check_heads, check_patches
 
 
 @dataclass(frozen=True)
-class VisionSettings:
+class VisionSettings(SettingsGroup, option="vision"):
     """The image encoder: ViT-B/16 at 256 pixels (section 3.1).
 
     Args:
@@ -22,12 +25,12 @@ class VisionSettings:
             random.
     """
 
-    image_size: int = 256
-    patch_size: int = 16
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    mlp_ratio: float = 4.0
+    image_size: Annotated[int, COUNT] = 256
+    patch_size: Annotated[int, COUNT] = 16
+    width: Annotated[int, COUNT] = 768
+    depth: Annotated[int, COUNT] = 12
+    heads: Annotated[int, COUNT] = 12
+    mlp_ratio: Annotated[float, POSITIVE] = 4.0
     weights: str | None = None
 
     def __post_init__(self) -> None:
@@ -36,7 +39,7 @@ class VisionSettings:
 
 
 @dataclass(frozen=True)
-class TextSettings:
+class TextSettings(SettingsGroup, option="text"):
     """The text and fusion encoder, a BERT-base split into 6 + 6 layers, and its masked words (section 3.1).
 
     Args:
@@ -58,20 +61,20 @@ class TextSettings:
         mask_token_id: the tokenizer's [MASK] token.
     """
 
-    vocab_size: int = 30522
-    max_positions: int = 512
-    width: int = 768
-    heads: int = 12
-    ffn_width: int = 3072
-    depth: int = 6
-    fusion_depth: int = 6
-    dropout: float = 0.1
+    vocab_size: Annotated[int, COUNT] = 30522
+    max_positions: Annotated[int, COUNT] = 512
+    width: Annotated[int, COUNT] = 768
+    heads: Annotated[int, COUNT] = 12
+    ffn_width: Annotated[int, COUNT] = 3072
+    depth: Annotated[int, COUNT] = 6
+    fusion_depth: Annotated[int, COUNT] = 6
+    dropout: Annotated[float, BELOW_ONE] = 0.1
     weights: str | None = None
-    mask_probability: float = 0.15
-    pad_token_id: int = 0
-    cls_token_id: int = 101
-    sep_token_id: int = 102
-    mask_token_id: int = 103
+    mask_probability: Annotated[float, POSITIVE_SHARE] = 0.15
+    pad_token_id: Annotated[int, NOT_NEGATIVE] = 0
+    cls_token_id: Annotated[int, NOT_NEGATIVE] = 101
+    sep_token_id: Annotated[int, NOT_NEGATIVE] = 102
+    mask_token_id: Annotated[int, NOT_NEGATIVE] = 103
 
     def __post_init__(self) -> None:
         check_heads(self.width, self.heads)
@@ -93,7 +96,7 @@ class TextSettings:
 
 
 @dataclass(frozen=True)
-class MomentumSettings:
+class MomentumSettings(SettingsGroup, option="momentum"):
     """The momentum teacher and its soft targets (eqs. 6 and 7).
 
     Args:
@@ -105,16 +108,16 @@ class MomentumSettings:
         distill_mlm: whether the masked words are mixed with the teacher's (eq. 7).
     """
 
-    momentum: float = 0.995
+    momentum: Annotated[float, SHARE] = 0.995
     teacher_dropout: bool = False
-    alpha: float = 0.4
-    alpha_warmup_epochs: float = 1.0
+    alpha: Annotated[float, SHARE] = 0.4
+    alpha_warmup_epochs: Annotated[float, NOT_NEGATIVE] = 1.0
     distill_itc: bool = True
     distill_mlm: bool = True
 
 
 @dataclass(frozen=True)
-class ContrastSettings:
+class ContrastSettings(SettingsGroup, option="contrast"):
     """Image-text contrastive learning (section 3.2).
 
     Args:
@@ -139,16 +142,16 @@ class ContrastSettings:
         negatives: "hard" draws the negatives of image-text matching by their similarity, "random" evenly.
     """
 
-    embed_dim: int = 256
-    queue_size: int = 65536
+    embed_dim: Annotated[int, COUNT] = 256
+    queue_size: Annotated[int, COUNT] = 65536
     queue_start: Literal["empty", "random"] = "empty"
-    temperature: float = 0.07
-    temperature_min: float = 0.001
-    temperature_max: float = 0.5
+    temperature: Annotated[float, POSITIVE] = 0.07
+    temperature_min: Annotated[float, POSITIVE] = 0.001
+    temperature_max: Annotated[float, POSITIVE] = 0.5
     positives: Literal["image_id", "diagonal"] = "image_id"
     match_same_text: bool = True
     key_columns: Literal["global", "local"] = "global"
-    negative_rows: int | None = None
+    negative_rows: Annotated[int | None, Range(least=2)] = None
     itc: bool = True
     negatives: Literal["hard", "random"] = "hard"
 
@@ -162,15 +165,8 @@ class ContrastSettings:
         return found
 
     def __post_init__(self) -> None:
-        if self.negative_rows is not None and self.negative_rows < 2:
-            raise UserError(
-                f"Expected contrast.negative_rows of at least 2, got {self.negative_rows}: correct it, or leave it out."
-            )
-        if not self.temperature_min <= self.temperature <= self.temperature_max:
-            raise UserError(
-                f"Expected a contrast.temperature in [{self.temperature_min}, {self.temperature_max}], got "
-                f"{self.temperature}: change it, or contrast.temperature_min and temperature_max."
-            )
+        self.check_order("temperature_min", "temperature")
+        self.check_order("temperature", "temperature_max")
         if not self.itc and self.negatives == "hard":
             raise UserError(
                 "Expected contrast.negatives: random without contrast.itc, which trains the similarities that hard "
@@ -179,7 +175,7 @@ class ContrastSettings:
 
 
 @dataclass(frozen=True)
-class OptimSettings:
+class OptimSettings(SettingsGroup, option="optim"):
     """AdamW and its learning rate.
 
     Args:
@@ -193,18 +189,22 @@ class OptimSettings:
         betas: beta1 and beta2 (the authors').
     """
 
-    learning_rate: float = 1e-4
-    min_learning_rate: float = 1e-5
-    warmup_learning_rate: float = 1e-5
-    warmup_steps: int = 1000
+    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-4
+    min_learning_rate: Annotated[float, SHARE] = 1e-5
+    warmup_learning_rate: Annotated[float, SHARE] = 1e-5
+    warmup_steps: Annotated[int, NOT_NEGATIVE] = 1000
     lr_schedule: Literal["cosine", "official"] = "cosine"
-    weight_decay: float = 0.02
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.02
     decay_temperature: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.999)
+
+    def __post_init__(self) -> None:
+        self.check_order("min_learning_rate", "learning_rate")
+        self.check_order("warmup_learning_rate", "learning_rate")
 
 
 @dataclass(frozen=True)
-class MemorySettings:
+class MemorySettings(SettingsGroup, option="memory"):
     """Trade computation for activation memory; neither setting changes a loss.
 
     Args:
@@ -214,12 +214,5 @@ class MemorySettings:
         activation_checkpointing: whether every block of the student recomputes its activations in the backward pass.
     """
 
-    micro_batch_size: int | None = None
+    micro_batch_size: Annotated[int | None, COUNT] = None
     activation_checkpointing: bool = False
-
-    def __post_init__(self) -> None:
-        if self.micro_batch_size is not None and self.micro_batch_size < 1:
-            raise UserError(
-                f"Expected a positive memory.micro_batch_size, got {self.micro_batch_size}: give a number of pairs, or "
-                "null for the whole batch."
-            )

@@ -20,6 +20,7 @@ from ...callbacks.distributed.collectives import keep_from_ddp
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
 from ...common.private_api import load_plain
+from ...common.ranges import CheckedArguments
 from ..evaluation.protocol import Batch, Evaluation
 from ..evaluation.reranking import Orders
 from ..evaluation.retrieval import RetrievalEvaluation
@@ -55,7 +56,7 @@ Bound = tuple[nn.Parameter, float, float]
 """A parameter, its lower and its upper bound."""
 
 
-class Method(CheckedLoading, LightningModule):
+class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
     """Base class of all methods; methods that share more have one class between.
 
     Hooks that `trainer.fit` calls, in this order, and what they do here (a method that overrides one calls `super()`):

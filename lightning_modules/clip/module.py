@@ -1,7 +1,9 @@
 """Fine-tuning of a published CLIP on one's own pairs: in full, with locked layers, or with low-rank adapters."""
 
+from __future__ import annotations
+
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -12,6 +14,7 @@ from torch.optim import Optimizer
 from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, StuckLossWarning, missing_callbacks, rank
 from ...common.clip_vocabulary import CLIP_VOCABULARY
 from ...common.errors import UserError
+from ...common.ranges import COUNT
 from ..base.method import Bound
 from ..base.settings import plain, settings
 from ..contrast import contrast_terms, pair_ids, share_of_repeats
@@ -63,7 +66,7 @@ class CLIPModule(TwoTowers):
         self,
         model: str | ModelShape | OpenClipConfig | None = None,
         weights: str | None = None,
-        max_tokens: int = 77,
+        max_tokens: Annotated[int, COUNT] = 77,
         match_equal_texts: bool | None = None,
         vision: ImageSettings = ImageSettings(),
         loss: LossSettings = LossSettings(),
@@ -129,7 +132,7 @@ class CLIPModule(TwoTowers):
         rows, columns = (torch.stack(part, 1) for part in zip(*masked, strict=True))
         return rows, columns
 
-    def train(self, mode: bool = True) -> "CLIPModule":
+    def train(self, mode: bool = True) -> CLIPModule:
         """Set the mode; statistics of BatchNorm that must not change stay in eval mode."""
         super().train(mode)
         fix_batch_norm(self.student, self.tuning)

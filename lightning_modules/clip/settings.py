@@ -1,15 +1,17 @@
 """Settings of the fine-tuning of a CLIP, in groups."""
 
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
 
-from ...common.errors import UserError
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ...common.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, Range, SettingsGroup
 from ..base.settings import settings
 from ..networks.clip.lora import LoRASettings
 
 
 @dataclass(frozen=True)
-class LossSettings:
+class LossSettings(SettingsGroup, option="loss"):
     """The contrastive loss.
 
     Args:
@@ -22,11 +24,11 @@ class LossSettings:
     name: Literal["softmax", "sigmoid"] = "softmax"
     mask_same_image: bool = True
     mask_same_text: bool = True
-    max_logit_scale: float = 100.0
+    max_logit_scale: Annotated[float, Range(least=1)] = 100.0
 
 
 @dataclass(frozen=True)
-class TuningSettings:
+class TuningSettings(SettingsGroup, option="tuning"):
     """Which weights train, and how fast.
 
     Args:
@@ -43,24 +45,19 @@ class TuningSettings:
         UserError: if a lock or the decay is impossible.
     """
 
-    lock_image: int | Literal["all"] = 0
-    lock_text: int | Literal["all"] = 0
-    layer_decay: float = 1.0
+    lock_image: Annotated[int | Literal["all"], NOT_NEGATIVE] = 0
+    lock_text: Annotated[int | Literal["all"], NOT_NEGATIVE] = 0
+    layer_decay: Annotated[float, POSITIVE_SHARE] = 1.0
     batch_norm: Literal["fixed", "trained"] = "fixed"
     lora: LoRASettings | None = None
 
     def __post_init__(self) -> None:
         if self.lora is not None:  # a mapping in a checkpoint
             object.__setattr__(self, "lora", settings(LoRASettings, self.lora))
-        for name, lock in (("lock_image", self.lock_image), ("lock_text", self.lock_text)):
-            if lock != "all" and (isinstance(lock, str) or lock < 0):
-                raise UserError(f"Expected a number of blocks or all as tuning.{name}, got {lock!r}: correct it.")
-        if not 0 < self.layer_decay <= 1:
-            raise UserError(f"Expected a tuning.layer_decay above 0, at most 1, got {self.layer_decay}: correct it.")
 
 
 @dataclass(frozen=True)
-class OptimSettings:
+class OptimSettings(SettingsGroup, option="optim"):
     """AdamW with a linear warm-up over a share of the run, then half a cosine to 0.
 
     Args:
@@ -72,12 +69,8 @@ class OptimSettings:
         eps: epsilon (CLIP's ViTs).
     """
 
-    learning_rate: float | None = None
-    warmup_share: float = 0.1
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.warmup_share < 1:
-            raise UserError(f"Expected an optim.warmup_share from 0 to below 1, got {self.warmup_share}: correct it.")
+    learning_rate: Annotated[float | None, POSITIVE_SHARE] = None
+    warmup_share: Annotated[float, BELOW_ONE] = 0.1
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.1
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.98)
+    eps: Annotated[float, POSITIVE] = 1e-6

@@ -14,15 +14,12 @@ def loss_weights(
     """Return the weights of the losses by name.
 
     Raises:
-        UserError: If a weight is negative, or no loss trains the classifier's last layers.
+        UserError: If no loss trains the classifier's last layers.
     """
     weights = {"class": class_weight, "kd": kd.weight, "contrast": contrast.weight, "prediction": prediction.weight}
     options = {name: "class_weight" if name == "class" else f"{name}.weight" for name in weights}
     weights |= {"crd": kd.crd_weight, "attention": kd.attention_weight, "hint": kd.hint_weight}
     options |= {name: f"kd.{name}_weight" for name in ("crd", "attention", "hint")}
-    for name, weight in weights.items():
-        if weight < 0:
-            raise UserError(f"Expected a weight of at least 0, got {options[name]} {weight}: correct it.")
     if not any(weights.values()):
         raise UserError(f"Expected a loss, got 0 for {', '.join(options.values())}: raise class_weight.")
     if (kd.attention_weight or kd.hint_weight) and not (class_weight or kd.weight):

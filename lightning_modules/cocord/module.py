@@ -1,6 +1,8 @@
 """CoCoRD: Contrastive Consistent Representation Distillation (Fu et al., BMVC 2023)."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from ...callbacks import (
     StepSeedCallback,
     missing_callbacks,
 )
+from ...common.ranges import COUNT, NOT_NEGATIVE
 from ..base.data_sizes import DataSizes
 from ..base.frozen import Frozen
 from ..base.method import Method
@@ -80,9 +83,9 @@ class CoCoRDModule(Method):
     def __init__(
         self,
         student: str = "resnet8x4",
-        num_classes: int = 100,
+        num_classes: Annotated[int, COUNT] = 100,
         weights: str | None = None,
-        class_weight: float = 1.0,
+        class_weight: Annotated[float, NOT_NEGATIVE] = 1.0,
         teacher: TeacherSettings = TeacherSettings(),
         contrast: ContrastSettings = ContrastSettings(),
         prediction: PredictionSettings = PredictionSettings(),

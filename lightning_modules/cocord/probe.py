@@ -1,7 +1,9 @@
 """Linear probing of a frozen classifier on another data set."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from torch.optim import Optimizer
 
 from ...callbacks.distributed.collectives import all_reduce_sum, gather_uneven, world_size
 from ...common.errors import UserError
+from ...common.ranges import COUNT
 from ..base.data_sizes import DataSizes
 from ..base.fitting import load_fitting
 from ..base.frozen import Frozen
@@ -63,9 +66,9 @@ class LinearProbeModule(Method):
     def __init__(
         self,
         network: str = "wrn_16_2",
-        network_classes: int = 100,
+        network_classes: Annotated[int, COUNT] = 100,
         weights: str | None = None,
-        num_classes: int = 10,
+        num_classes: Annotated[int, COUNT] = 10,
         optim: ProbeOptimSettings = ProbeOptimSettings(),
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,

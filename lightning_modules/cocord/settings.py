@@ -4,16 +4,20 @@ Defaults come from the paper (Fu et al., BMVC 2023; numbers of sections, equatio
 submitted to ICLR 2023), the authors' code, and the CRD benchmark, whose recipe both follow.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
+
+from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, Range, SettingsGroup
 
 Encoder = Literal["teacher", "slow_student"]
 
 
 @dataclass(frozen=True)
-class TeacherSettings:
+class TeacherSettings(SettingsGroup, option="teacher"):
     """The teacher.
 
     Args:
@@ -29,11 +33,11 @@ class TeacherSettings:
     name: str | None = None
     weights: str | None = None
     network: nn.Module | None = None
-    feature_dim: int | None = None
+    feature_dim: Annotated[int | None, COUNT] = None
 
 
 @dataclass(frozen=True)
-class ContrastSettings:
+class ContrastSettings(SettingsGroup, option="contrast"):
     """The contrastive loss (eq. 2).
 
     Args:
@@ -45,15 +49,15 @@ class ContrastSettings:
         encoder: encoder of the keys (Table 5).
     """
 
-    weight: float = 1.0
-    temperature: float = 0.1
-    queue_size: int = 2048
+    weight: Annotated[float, NOT_NEGATIVE] = 1.0
+    temperature: Annotated[float, POSITIVE] = 0.1
+    queue_size: Annotated[int, COUNT] = 2048
     queue_start: Literal["empty", "random"] = "empty"
     encoder: Encoder = "teacher"
 
 
 @dataclass(frozen=True)
-class PredictionSettings:
+class PredictionSettings(SettingsGroup, option="prediction"):
     """The predictive loss (eqs. 6 and 7).
 
     Args:
@@ -62,13 +66,13 @@ class PredictionSettings:
         encoder: encoder of the cognate keys, the targets of the prediction (Table 5).
     """
 
-    weight: float = 4.0
+    weight: Annotated[float, NOT_NEGATIVE] = 4.0
     symmetric: bool = True
     encoder: Encoder = "slow_student"
 
 
 @dataclass(frozen=True)
-class KDSettings:
+class KDSettings(SettingsGroup, option="kd"):
     """Distillation of the teacher's class distribution (Hinton et al., arXiv 1503.02531), and of its features.
 
     The losses of features are baselines, with the weights and constants of the CRD benchmark.
@@ -83,13 +87,13 @@ class KDSettings:
         hint_weight: weight of FitNet's hint (Romero et al., arXiv 1412.6550). CRD benchmark: 100.
     """
 
-    weight: float = 0.0
-    temperature: float = 4.0
-    crd_weight: float = 0.0
-    crd_negatives: int = 16384
-    crd_temperature: float = 0.07
-    attention_weight: float = 0.0
-    hint_weight: float = 0.0
+    weight: Annotated[float, NOT_NEGATIVE] = 0.0
+    temperature: Annotated[float, POSITIVE] = 4.0
+    crd_weight: Annotated[float, NOT_NEGATIVE] = 0.0
+    crd_negatives: Annotated[int, COUNT] = 16384
+    crd_temperature: Annotated[float, POSITIVE] = 0.07
+    attention_weight: Annotated[float, NOT_NEGATIVE] = 0.0
+    hint_weight: Annotated[float, NOT_NEGATIVE] = 0.0
 
     @property
     def features(self) -> bool:
@@ -103,7 +107,7 @@ class KDSettings:
 
 
 @dataclass(frozen=True)
-class HeadSettings:
+class HeadSettings(SettingsGroup, option="heads"):
     """Projection heads and predictor.
 
     Args:
@@ -112,13 +116,13 @@ class HeadSettings:
         predictor_hidden: hidden width of the predictor (authors' code).
     """
 
-    embed_dim: int = 2048
-    hidden: int = 2048
-    predictor_hidden: int = 512
+    embed_dim: Annotated[int, COUNT] = 2048
+    hidden: Annotated[int, COUNT] = 2048
+    predictor_hidden: Annotated[int, COUNT] = 512
 
 
 @dataclass(frozen=True)
-class MomentumSettings:
+class MomentumSettings(SettingsGroup, option="momentum"):
     """Moving averages (eqs. 3 and 4).
 
     Args:
@@ -127,12 +131,12 @@ class MomentumSettings:
             the student's keeps a random head.
     """
 
-    slow_student: float = 0.9
-    teacher_head: float = 0.999
+    slow_student: Annotated[float, SHARE] = 0.9
+    teacher_head: Annotated[float, SHARE] = 0.999
 
 
 @dataclass(frozen=True)
-class OptimSettings:
+class OptimSettings(SettingsGroup, option="optim"):
     """SGD with milestones (CRD benchmark).
 
     Args:
@@ -143,15 +147,15 @@ class OptimSettings:
         weight_decay: weight decay of all parameters.
     """
 
-    learning_rate: float | None = None
-    lr_milestones: tuple[int, ...] = (150, 180, 210)
-    lr_decay: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    learning_rate: Annotated[float | None, Range(above=0, most=100)] = None
+    lr_milestones: Annotated[tuple[int, ...], COUNT] = (150, 180, 210)
+    lr_decay: Annotated[float, POSITIVE_SHARE] = 0.1
+    momentum: Annotated[float, BELOW_ONE] = 0.9
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 5e-4
 
 
 @dataclass(frozen=True)
-class ProbeOptimSettings:
+class ProbeOptimSettings(SettingsGroup, option="optim"):
     """SGD with milestones for the linear probe (giakoumoglou/distillers, the nearest public implementation).
 
     Args:
@@ -162,11 +166,11 @@ class ProbeOptimSettings:
         weight_decay: weight decay of weight and bias.
     """
 
-    learning_rate: float = 0.05
-    lr_milestones: tuple[int, ...] = (30, 60, 90)
-    lr_decay: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    learning_rate: Annotated[float, Range(above=0, most=100)] = 0.05
+    lr_milestones: Annotated[tuple[int, ...], COUNT] = (30, 60, 90)
+    lr_decay: Annotated[float, POSITIVE_SHARE] = 0.1
+    momentum: Annotated[float, BELOW_ONE] = 0.9
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 5e-4
 
 
 def default_learning_rate(student: str) -> float:

@@ -6,16 +6,19 @@ scored once, also if it is a candidate in both directions.
 Shapes: I images, T texts, N image tokens, V image width, L text tokens, D text width, k candidates of a row.
 """
 
+from __future__ import annotations
+
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from ...callbacks.distributed.collectives import all_reduce_sum, gather_uneven, rank
+from ...common.ranges import COUNT, NOT_NEGATIVE, SettingsGroup
 from ...metrics.retrieval import Candidates
 
 RerankWhen = Literal["never", "test", "always"]
@@ -23,7 +26,7 @@ RerankScore = Literal["itm", "itm+itc", "itm+itc_logits"]
 
 
 @dataclass(frozen=True)
-class RerankSettings:
+class RerankSettings(SettingsGroup, option="rerank"):
     """Re-ranking of retrieval candidates by the matching head.
 
     Args:
@@ -37,11 +40,11 @@ class RerankSettings:
         rows: texts that pass through the matching head at a time.
     """
 
-    k: int = 128
+    k: Annotated[int, NOT_NEGATIVE] = 128
     when: RerankWhen = "test"
     score: RerankScore = "itm"
-    memory_gib: float = 8.0
-    rows: int = 256
+    memory_gib: Annotated[float, NOT_NEGATIVE] = 8.0
+    rows: Annotated[int, COUNT] = 256
 
     def applies(self, stage: str) -> bool:
         """Return whether candidates are re-ranked in a stage ("validate" or "test")."""

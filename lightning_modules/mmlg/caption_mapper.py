@@ -7,7 +7,6 @@ import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from ...common.errors import UserError
 from ...common.sizes import check_heads
 from ..networks.attention import attend
 from .settings import MapperSettings
@@ -51,9 +50,6 @@ class CaptionMapper(nn.Module):
 
     def __init__(self, embed_dim: int, sizes: MapperSettings = MapperSettings()) -> None:
         super().__init__()
-        for name, value in ({"embed_dim": embed_dim} | vars(sizes)).items():
-            if name != "mlp_ratio" and value < 1:
-                raise UserError(f"Expected {name} of at least 1, got {value}: change it.")
         check_heads(sizes.width, sizes.heads)
         self.clip_length = sizes.clip_length
         self.spread = nn.Linear(embed_dim, sizes.clip_length * sizes.width)

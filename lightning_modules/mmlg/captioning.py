@@ -7,10 +7,12 @@ Differences from ClipCap's code: its loss ignores token 0, which is a real token
 here the mask decides which tokens count, and each caption has an end.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,7 @@ from torch.optim import Optimizer
 
 from ...callbacks import CaptionWriter, StepSeedCallback, all_reduce_sum, missing_callbacks, world_size
 from ...common.errors import UserError
+from ...common.ranges import COUNT
 from ..base.data_sizes import DataSizes
 from ..base.frozen import Frozen
 from ..base.method import Method
@@ -62,7 +65,7 @@ class CaptioningModule(Method):
 
     def __init__(
         self,
-        embed_dim: int = 384,
+        embed_dim: Annotated[int, COUNT] = 384,
         language_model: str = "gpt2",
         mapper: MapperSettings = MapperSettings(),
         generation: GenerationSettings = GenerationSettings(),

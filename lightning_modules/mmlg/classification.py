@@ -1,6 +1,8 @@
 """Fine-tuning of a descendant's vision tower for image classification (MM-LG: arXiv 2506.16673, section 4.3)."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Annotated, Any
 
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks import ClassPredictionWriter, missing_callbacks
+from ...common.ranges import COUNT
 from ...common.sizes import check_heads, check_patches
 from ..base.method import Method
 from ..base.settings import settings
@@ -47,7 +50,7 @@ class VisionClassifierModule(Method):
 
     def __init__(
         self,
-        num_classes: int = 100,
+        num_classes: Annotated[int, COUNT] = 100,
         vision: ClassifierVisionSettings = ClassifierVisionSettings(),
         weights: str | None = None,
         optim: ClassifierOptimSettings = ClassifierOptimSettings(),

@@ -8,11 +8,13 @@
    `student="plain"`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
@@ -25,6 +27,7 @@ from ...callbacks.learngene.file import Learngene
 from ...callbacks.learngene.terms import LearngeneTerms
 from ...common.errors import UserError
 from ...common.log import log_global
+from ...common.ranges import Range
 from ..base.fitting import load_student
 from ..base.frozen import Frozen
 from ..base.method import Bound, Method
@@ -89,7 +92,7 @@ class MMLGModule(Method):
         text: TextSettings = TextSettings(),
         teacher: TeacherSettings = TeacherSettings(),
         weights: str | None = None,
-        max_logit_scale: float = 100.0,
+        max_logit_scale: Annotated[float, Range(least=1)] = 100.0,
         optim: OptimSettings = OptimSettings(),
         memory: MemorySettings = MemorySettings(),
         evaluation: EvaluationSettings = EvaluationSettings(),

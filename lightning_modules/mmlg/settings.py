@@ -1,18 +1,21 @@
 """Settings of MM-LG's modules, with the source of each default."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import Annotated
 
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
 from ...callbacks.learngene.sizes import LearngeneSizes
-from ...common.errors import UserError
+from ...common.ranges import BELOW_ONE, COUNT, FINITE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SettingsGroup
 from ..evaluation.ranking import Protocol
 
 Three = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class TowerSettings:
+class TowerSettings(SettingsGroup, option="towers"):
     """Sizes that both towers have in common, since they share blocks.
 
     Args:
@@ -22,14 +25,14 @@ class TowerSettings:
         embed_dim: embedding dimension, which may differ from the teacher's (open_clip's ViT-S-16).
     """
 
-    width: int = 384
-    heads: int = 6
-    depth: int = 12
-    embed_dim: int = 384
+    width: Annotated[int, COUNT] = 384
+    heads: Annotated[int, COUNT] = 6
+    depth: Annotated[int, COUNT] = 12
+    embed_dim: Annotated[int, COUNT] = 384
 
 
 @dataclass(frozen=True)
-class VisionSettings:
+class VisionSettings(SettingsGroup, option="vision"):
     """Images that the vision tower takes. The command line sets all but `patch_size` from the data.
 
     Args:
@@ -39,14 +42,14 @@ class VisionSettings:
         image_std: standard deviation that the images are normalized with (CLIP).
     """
 
-    image_size: int = 224
-    patch_size: int = 16
-    image_mean: Three = OPENAI_DATASET_MEAN
-    image_std: Three = OPENAI_DATASET_STD
+    image_size: Annotated[int, COUNT] = 224
+    patch_size: Annotated[int, COUNT] = 16
+    image_mean: Annotated[Three, FINITE] = OPENAI_DATASET_MEAN
+    image_std: Annotated[Three, POSITIVE] = OPENAI_DATASET_STD
 
 
 @dataclass(frozen=True)
-class TextSettings:
+class TextSettings(SettingsGroup, option="text"):
     """Token sequences that the text tower takes. The command line sets both from the data.
 
     Args:
@@ -54,12 +57,12 @@ class TextSettings:
         vocab_size: number of tokens in the vocabulary (CLIP).
     """
 
-    max_tokens: int = 77
-    vocab_size: int = 49408
+    max_tokens: Annotated[int, COUNT] = 77
+    vocab_size: Annotated[int, COUNT] = 49408
 
 
 @dataclass(frozen=True)
-class TeacherSettings:
+class TeacherSettings(SettingsGroup, option="teacher"):
     """The CLIP whose logits are distilled.
 
     Args:
@@ -72,20 +75,12 @@ class TeacherSettings:
 
     model: str = "ViT-B-16"
     weights: str = "openai"
-    distillation_weight: float = 1.0
+    distillation_weight: Annotated[float, NOT_NEGATIVE] = 1.0
     mask_same_text: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the weight."""
-        if self.distillation_weight < 0:
-            raise UserError(
-                f"Expected distillation_weight of at least 0, got {self.distillation_weight}: set 0 to train without a "
-                "teacher."
-            )
 
 
 @dataclass(frozen=True)
-class OptimSettings:
+class OptimSettings(SettingsGroup, option="optim"):
     """AdamW with linear warm-up and cosine decay to 0.
 
     Args:
@@ -96,15 +91,15 @@ class OptimSettings:
         eps: epsilon (open_clip's for ViTs; the paper gives none).
     """
 
-    learning_rate: float = 1e-3
-    warmup_steps: int = 10_000
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-6
+    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-3
+    warmup_steps: Annotated[int, NOT_NEGATIVE] = 10_000
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.1
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.98)
+    eps: Annotated[float, POSITIVE] = 1e-6
 
 
 @dataclass(frozen=True)
-class MemorySettings:
+class MemorySettings(SettingsGroup, option="memory"):
     """Recomputation in the backward pass, which gives the loss of the whole batch in the memory of a part.
 
     Args:
@@ -112,18 +107,12 @@ class MemorySettings:
         loss_rows: rows of the logits that are in memory at a time; None: all.
     """
 
-    micro_batch_size: int | None = None
-    loss_rows: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        for name, value in vars(self).items():
-            if value is not None and value < 1:
-                raise UserError(f"Expected {name} of at least 1, or null for the whole batch, got {value}: change it.")
+    micro_batch_size: Annotated[int | None, COUNT] = None
+    loss_rows: Annotated[int | None, COUNT] = None
 
 
 @dataclass(frozen=True)
-class EvaluationSettings:
+class EvaluationSettings(SettingsGroup, option="evaluation"):
     """Retrieval evaluation.
 
     Args:
@@ -135,7 +124,7 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True)
-class ClassifierVisionSettings:
+class ClassifierVisionSettings(SettingsGroup, option="vision"):
     """The vision tower of a classifier.
 
     Args:
@@ -146,15 +135,15 @@ class ClassifierVisionSettings:
         depth: number of layers (paper: 6, 8 or 12).
     """
 
-    image_size: int = 224
-    patch_size: int = 16
-    width: int = 384
-    heads: int = 6
-    depth: int = 12
+    image_size: Annotated[int, COUNT] = 224
+    patch_size: Annotated[int, COUNT] = 16
+    width: Annotated[int, COUNT] = 384
+    heads: Annotated[int, COUNT] = 6
+    depth: Annotated[int, COUNT] = 12
 
 
 @dataclass(frozen=True)
-class ClassifierOptimSettings:
+class ClassifierOptimSettings(SettingsGroup, option="optim"):
     """AdamW with linear warm-up and cosine decay to 0.
 
     Args:
@@ -165,15 +154,15 @@ class ClassifierOptimSettings:
         eps: epsilon (as in extraction; the paper gives none).
     """
 
-    learning_rate: float = 1e-4
-    warmup_steps: int = 5_000
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-6
+    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-4
+    warmup_steps: Annotated[int, NOT_NEGATIVE] = 5_000
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.98)
+    eps: Annotated[float, POSITIVE] = 1e-6
 
 
 @dataclass(frozen=True)
-class MapperSettings:
+class MapperSettings(SettingsGroup, option="mapper"):
     """The mapper from an image embedding to a prefix for the language model.
 
     Args:
@@ -185,16 +174,16 @@ class MapperSettings:
         mlp_ratio: hidden dimension of the MLPs over their width (ClipCap).
     """
 
-    width: int = 768
-    prefix_length: int = 10
-    clip_length: int = 10
-    depth: int = 8
-    heads: int = 8
-    mlp_ratio: float = 2.0
+    width: Annotated[int, COUNT] = 768
+    prefix_length: Annotated[int, COUNT] = 10
+    clip_length: Annotated[int, COUNT] = 10
+    depth: Annotated[int, COUNT] = 8
+    heads: Annotated[int, COUNT] = 8
+    mlp_ratio: Annotated[float, POSITIVE] = 2.0
 
 
 @dataclass(frozen=True)
-class CaptioningOptimSettings:
+class CaptioningOptimSettings(SettingsGroup, option="optim"):
     """AdamW with linear warm-up and linear decay to 0, as ClipCap.
 
     Args:
@@ -206,15 +195,15 @@ class CaptioningOptimSettings:
         eps: epsilon (ClipCap's code).
     """
 
-    learning_rate: float = 2e-5
-    warmup_steps: int = 5_000
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-6
+    learning_rate: Annotated[float, POSITIVE_SHARE] = 2e-5
+    warmup_steps: Annotated[int, NOT_NEGATIVE] = 5_000
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.999)
+    eps: Annotated[float, POSITIVE] = 1e-6
 
 
 @dataclass(frozen=True)
-class GenerationSettings:
+class GenerationSettings(SettingsGroup, option="generation"):
     """Beam search.
 
     Args:
@@ -223,15 +212,9 @@ class GenerationSettings:
         stop_at_period: end a caption at its first full stop too, as ClipCap does.
     """
 
-    num_beams: int = 5
-    max_new_tokens: int = 67
+    num_beams: Annotated[int, COUNT] = 5
+    max_new_tokens: Annotated[int, COUNT] = 67
     stop_at_period: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        for name in ("num_beams", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Expected {name} of at least 1, got {getattr(self, name)}: change it.")
 
 
 def learngene_sizes(towers: TowerSettings, vision: VisionSettings, text: TextSettings) -> LearngeneSizes:

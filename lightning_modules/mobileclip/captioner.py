@@ -8,9 +8,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ...common.errors import UserError
+from ...common.ranges import CheckedArguments
 
 
-class Captioner(nn.Module, ABC):
+class Captioner(CheckedArguments, nn.Module, ABC, option="captioner"):
     """A trained network that describes images, always in eval mode.
 
     The constructor only checks its arguments; `load` loads the weights.
@@ -27,12 +28,6 @@ class Captioner(nn.Module, ABC):
 
     def __init__(self, captions: int, top_p: float, temperature: float, first_sentence: bool) -> None:
         super().__init__()
-        if captions < 1:
-            raise UserError(f"Expected captions of at least 1, got {captions}.")
-        if not 0 < top_p <= 1:
-            raise UserError(f"Expected a top_p above 0 and up to 1, got {top_p}.")
-        if not 0 < temperature < float("inf"):
-            raise UserError(f"Expected a temperature above 0, got {temperature}.")
         self.captions = captions
         self.top_p = top_p
         self.temperature = temperature

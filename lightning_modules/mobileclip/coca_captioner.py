@@ -1,9 +1,11 @@
 """open_clip's CoCa as a captioner."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import takewhile
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...common.errors import UserError
+from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, Range
 from ..networks.published_clip import load_published
 from .caption_decoder import CachedDecoder
 from .captioner import Captioner, check_seeds, post_processed
@@ -43,18 +46,18 @@ class CoCaCaptioner(Captioner):
         self,
         model: str = "coca_ViT-L-14",
         weights: str = "mscoco_finetuned_laion2b_s13b_b90k",
-        captions: int = 5,
-        top_p: float = 0.9,
-        temperature: float = 1.0,
-        length: int = 30,
-        min_length: int = 5,
+        captions: Annotated[int, COUNT] = 5,
+        top_p: Annotated[float, POSITIVE_SHARE] = 0.9,
+        temperature: Annotated[float, POSITIVE] = 1.0,
+        length: Annotated[int, Range(least=3)] = 30,
+        min_length: Annotated[int, NOT_NEGATIVE] = 5,
         first_sentence: bool = True,
     ) -> None:
         super().__init__(captions, top_p, temperature, first_sentence)
-        if length < 3:
-            raise UserError(f"Expected a length of at least 3, which includes start and end, got {length}.")
-        if not 0 <= min_length < length:
-            raise UserError(f"Expected a min_length from 0 to below length={length}, got {min_length}.")
+        if min_length >= length:
+            raise UserError(
+                f"Expected captioner.min_length below captioner.length {length}, got {min_length}: decrease it."
+            )
         self.model = model
         self.weights = weights
         self.length = length

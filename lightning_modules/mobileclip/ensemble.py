@@ -3,14 +3,17 @@
 Shapes: N images, A augmentations of each, T texts, D embedding dimension of all teachers together.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from open_clip.transformer import QuickGELU
 from torch import Tensor, nn
 
 from ...common.errors import UserError
+from ...common.ranges import POSITIVE, SettingsGroup
 from ..base.frozen import Frozen
 from ..networks.file_readers import PublishedCLIP
 from ..networks.own_teacher import class_path, given
@@ -23,8 +26,8 @@ View = tuple[int, str]
 _PREPROCESSING = ("image_size", "interpolation", "mean", "std", "resize_mode")
 
 
-@dataclass
-class Teacher:
+@dataclass(frozen=True)
+class Teacher(SettingsGroup, option="teacher.models"):
     """A model whose embeddings are stored, or computed in the training step.
 
     Attributes:
@@ -39,7 +42,7 @@ class Teacher:
 
     weights: str | None = None
     model: str | None = None
-    scale: float | None = None
+    scale: Annotated[float | None, POSITIVE] = None
     network: nn.Module | None = None
 
 

@@ -5,10 +5,12 @@ synthetic captions, and the embeddings of an ensemble of large models, so that a
 contrastive training.
 """
 
+from __future__ import annotations
+
 import copy
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks, rank
+from ...common.ranges import COUNT, Range
 from ..base.settings import plain, settings
 from ..base.sharding import full_state
 from ..contrast import contrast_terms, pair_ids
@@ -77,8 +80,8 @@ class MobileCLIPModule(TwoTowers):
         model: str | ModelShape = "MobileCLIP-S0",
         weights: str | None = None,
         captions: Literal["both", "real", "synthetic"] = "both",
-        max_tokens: int = 77,
-        max_logit_scale: float = 100.0,
+        max_tokens: Annotated[int, COUNT] = 77,
+        max_logit_scale: Annotated[float, Range(least=1)] = 100.0,
         match_equal_texts: bool | None = None,
         vision: VisionSettings = VisionSettings(),
         teacher: TeacherSettings = TeacherSettings(),
@@ -151,7 +154,7 @@ class MobileCLIPModule(TwoTowers):
         pair = EMAPair("student", "average", self.momentum.momentum, buffers="average", warmup=self.momentum.warmup)
         return {"average": pair}
 
-    def train(self, mode: bool = True) -> "MobileCLIPModule":
+    def train(self, mode: bool = True) -> MobileCLIPModule:
         """Set the mode of the student; the average stays in eval mode."""
         super().train(mode)
         if self.average is not None:

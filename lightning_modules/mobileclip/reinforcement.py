@@ -3,8 +3,10 @@
 (Reinforcement: Faghri et al., ICCV 2023, arXiv 2303.08983; of pairs: MobileCLIP, arXiv 2311.17049, section 3.)
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch.callbacks import Callback
 from PIL import Image
@@ -14,6 +16,7 @@ from ...callbacks.modules import missing_callbacks
 from ...callbacks.writers.reinforced import LeftOut, Reinforced
 from ...callbacks.writers.reinforcement import ReinforcementWriter
 from ...common.errors import UserError
+from ...common.ranges import COUNT, NOT_NEGATIVE
 from ..base.method import Method
 from ..evaluation.protocol import Batch, Stage
 from .captioner import Captioner
@@ -47,14 +50,12 @@ class ReinforcementModule(Method):
         self,
         teachers: list[Teacher],
         captioner: Captioner | list[Captioner] | None = None,
-        forward_batch: int = 256,
-        checked_samples: int = 16,
+        forward_batch: Annotated[int, COUNT] = 256,
+        checked_samples: Annotated[int, NOT_NEGATIVE] = 16,
     ) -> None:
         super().__init__()
         if not teachers:
             raise UserError("Expected at least one teacher to embed the pairs, got none: name some as model.teachers.")
-        if forward_batch < 1:
-            raise UserError(f"Expected a forward_batch of at least 1, got {forward_batch}.")
         if isinstance(captioner, list) and not captioner:
             raise UserError("Expected captioners in the list model.captioner, got none: name some, or set it to null.")
         self.captioner = SeveralCaptioners(captioner) if isinstance(captioner, list) else captioner

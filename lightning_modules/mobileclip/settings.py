@@ -1,9 +1,13 @@
 """MobileCLIP's settings, in groups. "Paper" is arXiv 2311.17049, "MobileCLIP2" arXiv 2508.20691."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import Annotated
 
 from ...callbacks.ema import Warmup
 from ...common.errors import UserError
+from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, SettingsGroup
 from ..base.settings import settings
 from ..networks.clip.preprocessing import ImageSettings
 from .ensemble import Teacher
@@ -23,21 +27,21 @@ class VisionSettings(ImageSettings):
             for the student only (paper: 40 and 20; MobileCLIP2 and the released scripts: none); None leaves them.
 
     Raises:
-        UserError: if a target is not positive.
+        UserError: if there are not two targets.
     """
 
-    range_augment: tuple[float, float] | None = None
+    range_augment: Annotated[tuple[float, float] | None, POSITIVE] = None
 
     def __post_init__(self) -> None:
-        if self.range_augment is not None and (len(self.range_augment) != 2 or min(self.range_augment) <= 0):
+        if self.range_augment is not None and len(self.range_augment) != 2:
             raise UserError(
-                f"Expected two positive PSNRs in dB as vision.range_augment, got {self.range_augment}: give those at "
+                f"Expected two PSNRs in dB as vision.range_augment, got {self.range_augment}: give those at "
                 "the start and at the end, such as [40, 20]."
             )
 
 
 @dataclass(frozen=True)
-class TeacherSettings:
+class TeacherSettings(SettingsGroup, option="teacher"):
     """The teachers, whose concatenated embeddings the data holds or the training step computes.
 
     Args:
@@ -54,9 +58,9 @@ class TeacherSettings:
             a training without teachers.
     """
 
-    distillation_weight: float = 1.0
-    dims: list[int] | None = None
-    scales: list[float] | None = None
+    distillation_weight: Annotated[float, SHARE] = 1.0
+    dims: Annotated[list[int] | None, COUNT] = None
+    scales: Annotated[list[float] | None, POSITIVE] = None
     models: list[Teacher] | None = None
     mask_same_text: bool = True
 
@@ -65,10 +69,6 @@ class TeacherSettings:
         return [settings(Teacher, one) for one in self.models or ()] if self.distillation_weight > 0 else []
 
     def __post_init__(self) -> None:
-        if not 0 <= self.distillation_weight <= 1:
-            raise UserError(
-                f"Expected a teacher.distillation_weight from 0 to 1, got {self.distillation_weight}: correct it."
-            )
         if self.distillation_weight > 0 and self.dims is not None and not self.dims:
             raise UserError("Expected a teacher to distill from, got no teacher.dims: give the dimension of each.")
         if self.models is not None and (not self.models or self.dims is not None or self.scales is not None):
@@ -80,7 +80,7 @@ class TeacherSettings:
 
 
 @dataclass(frozen=True)
-class MomentumSettings:
+class MomentumSettings(SettingsGroup, option="momentum"):
     """The moving average of the student, which is evaluated and exported.
 
     Args:
@@ -90,12 +90,12 @@ class MomentumSettings:
             steps (20,000), unlike the paper's of 200,000.
     """
 
-    momentum: float | None = 0.9995
+    momentum: Annotated[float | None, SHARE] = 0.9995
     warmup: Warmup = "short"
 
 
 @dataclass(frozen=True)
-class OptimSettings:
+class OptimSettings(SettingsGroup, option="optim"):
     """AdamW with a linear warm-up, an optional constant phase and half a cosine, as in open_clip.
 
     Args:
@@ -111,11 +111,14 @@ class OptimSettings:
         eps: epsilon (open_clip: 1e-6 for models with "vit" in their name).
     """
 
-    learning_rate: float = 1e-3
-    min_learning_rate: float = 1e-6
-    warmup_steps: int = 2000
-    constant_steps: int = 0
-    weight_decay: float = 0.2
+    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-3
+    min_learning_rate: Annotated[float, SHARE] = 1e-6
+    warmup_steps: Annotated[int, NOT_NEGATIVE] = 2000
+    constant_steps: Annotated[int, NOT_NEGATIVE] = 0
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.2
     decay_layer_scales: bool = False
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.95)
+    eps: Annotated[float, POSITIVE] = 1e-8
+
+    def __post_init__(self) -> None:
+        self.check_order("min_learning_rate", "learning_rate")

@@ -1,9 +1,11 @@
 """Image-to-text models of the transformers library as captioners."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from PIL import Image
@@ -11,6 +13,7 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from ...common.errors import UserError
+from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE
 from ..base.frozen import Frozen
 from .captioner import Captioner, check_seeds, post_processed
 
@@ -36,18 +39,19 @@ class TransformersCaptioner(Captioner):
     def __init__(
         self,
         model: str,
-        captions: int = 5,
-        top_p: float = 0.9,
-        temperature: float = 1.0,
-        max_new_tokens: int = 30,
-        min_new_tokens: int = 0,
+        captions: Annotated[int, COUNT] = 5,
+        top_p: Annotated[float, POSITIVE_SHARE] = 0.9,
+        temperature: Annotated[float, POSITIVE] = 1.0,
+        max_new_tokens: Annotated[int, COUNT] = 30,
+        min_new_tokens: Annotated[int, NOT_NEGATIVE] = 0,
         first_sentence: bool = True,
     ) -> None:
         super().__init__(captions, top_p, temperature, first_sentence)
-        if max_new_tokens < 1:
-            raise UserError(f"Expected max_new_tokens of at least 1, got {max_new_tokens}.")
-        if not 0 <= min_new_tokens <= max_new_tokens:
-            raise UserError(f"Expected min_new_tokens from 0 to max_new_tokens={max_new_tokens}, got {min_new_tokens}.")
+        if min_new_tokens > max_new_tokens:
+            raise UserError(
+                f"Expected captioner.min_new_tokens of at most captioner.max_new_tokens {max_new_tokens}, got "
+                f"{min_new_tokens}: decrease it."
+            )
         self.model = model
         self.max_new_tokens = max_new_tokens
         self.min_new_tokens = min_new_tokens

@@ -5,9 +5,11 @@ The name and the idea are those of "See, Hear, and Read: Deep Aligned Representa
 caption, and both members of a pair are contrasted.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks import FeatureQueue, QueueCallback, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
+from ...common.ranges import COUNT
 from ..base.fitting import load_fitting, load_student
 from ..base.frozen import Frozen
 from ..base.method import Method
@@ -82,7 +85,7 @@ class SHReModule(Method):
 
     def __init__(
         self,
-        num_classes: int = 1000,
+        num_classes: Annotated[int, COUNT] = 1000,
         weights: str | None = None,
         shared: Shared = "mlp",
         teacher: TeacherSettings = TeacherSettings(),
@@ -110,7 +113,7 @@ class SHReModule(Method):
         self.num_classes, self.weights = num_classes, weights
         self.student = SHReNetwork(num_classes, shared, vision, text)
         widths = self.student.widths
-        check_settings(teacher, kl, contrast, evaluation, optim, memory, list(widths))
+        check_settings(teacher, kl, contrast, evaluation, list(widths))
         contrasted = (contrast.layers or self.student.shared_encoder.contrasted) if contrast.weight else ()
         for layer in self.student.shared_encoder.layers_after({*contrasted, "h3"} if kl.weight else contrasted):
             layer.requires_grad_(False)  # DDP requires a gradient for each trainable parameter

@@ -1,7 +1,9 @@
 """Linear probe and fine-tuning of an image encoder for classification (SHRe's thesis, listing 1)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ from torchvision.transforms import v2
 
 from ...callbacks import ClassPredictionWriter, StepSeedCallback, missing_callbacks
 from ...common.errors import UserError
+from ...common.ranges import COUNT
 from ..base.method import Method
 from ..base.settings import settings
 from ..base.trainers import callbacks_of
@@ -26,7 +29,6 @@ from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.parameter_groups import layer_decay_groups
 from ..optim.schedules import WarmupShareCosine
-from .checks import check_shares
 from .encoder import PRETRAINED, load_encoder, timm_encoder
 from .network import image_encoder
 from .settings import MixSettings, ProbeOptimSettings, ViTSettings
@@ -63,7 +65,7 @@ class ImageProbeModule(Method):
 
     def __init__(
         self,
-        num_classes: int = 1000,
+        num_classes: Annotated[int, COUNT] = 1000,
         encoder: str | None = None,
         weights: str | None = None,
         linear_probe: bool = True,
@@ -80,7 +82,6 @@ class ImageProbeModule(Method):
         self.save_settings()
         self.num_classes, self.weights = num_classes, weights
         self.encoder_name, self.linear_probe = encoder, linear_probe
-        check_shares(mix, optim)
         if encoder is None and weights == PRETRAINED:
             raise UserError(
                 f"Expected a checkpoint of SHRe in model.weights, got {PRETRAINED!r} without an encoder of timm: give "
@@ -128,7 +129,7 @@ class ImageProbeModule(Method):
         logits: Tensor = self.probe(tokens)
         return logits
 
-    def train(self, mode: bool = True) -> "ImageProbeModule":
+    def train(self, mode: bool = True) -> ImageProbeModule:
         """Set the mode; the encoder of a linear probe stays in eval mode."""
         super().train(mode)
         if self.linear_probe:

@@ -3,16 +3,30 @@
 Defaults come from T. Cares' master's thesis (2024) and its listings; "code" is the code published with it.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import nn
+
+from ...common.ranges import (
+    BELOW_ONE,
+    COUNT,
+    FINITE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_SHARE,
+    SHARE,
+    Range,
+    SettingsGroup,
+)
 
 Three = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class TeacherSettings:
+class TeacherSettings(SettingsGroup, option="teacher"):
     """The teacher, and the normalisation of its images.
 
     Args:
@@ -36,18 +50,18 @@ class TeacherSettings:
 
     name: str = "timm/resnet50"
     weights: str | None = "a1_in1k"
-    mean: Three | None = None
-    std: Three | None = None
-    image_mean: Three | None = None
-    image_std: Three | None = None
+    mean: Annotated[Three | None, FINITE] = None
+    std: Annotated[Three | None, POSITIVE] = None
+    image_mean: Annotated[Three | None, FINITE] = None
+    image_std: Annotated[Three | None, POSITIVE] = None
     target: Literal["posterior", "embedding"] = "posterior"
-    temperature: float = 0.07
-    queue_size: int = 0
+    temperature: Annotated[float, POSITIVE] = 0.07
+    queue_size: Annotated[int, NOT_NEGATIVE] = 0
     network: nn.Module | None = None
 
 
 @dataclass(frozen=True)
-class ViTSettings:
+class ViTSettings(SettingsGroup, option="vision"):
     """An image encoder, which is a vision transformer.
 
     Args:
@@ -59,11 +73,11 @@ class ViTSettings:
         post_norm: normalise after attention and MLP as Data2Vec 2.0 (thesis) instead of before them.
     """
 
-    image_size: int = 224
-    patch_size: int = 16
-    width: int = 768
-    depth: int = 6
-    heads: int = 12
+    image_size: Annotated[int, COUNT] = 224
+    patch_size: Annotated[int, COUNT] = 16
+    width: Annotated[int, COUNT] = 768
+    depth: Annotated[int, COUNT] = 6
+    heads: Annotated[int, COUNT] = 12
     post_norm: bool = True
 
 
@@ -86,7 +100,7 @@ class VisionSettings(ViTSettings):
 
 
 @dataclass(frozen=True)
-class TextSettings:
+class TextSettings(SettingsGroup, option="text"):
     """The text encoder, which is a BERT of the image encoder's width and number of heads.
 
     Args:
@@ -99,10 +113,10 @@ class TextSettings:
             None: random.
     """
 
-    vocab_size: int = 30522
-    max_tokens: int = 64
-    depth: int = 6
-    dropout: float = 0.1
+    vocab_size: Annotated[int, COUNT] = 30522
+    max_tokens: Annotated[int, COUNT] = 64
+    depth: Annotated[int, COUNT] = 6
+    dropout: Annotated[float, BELOW_ONE] = 0.1
     weights: str | None = None
 
     @property
@@ -112,7 +126,7 @@ class TextSettings:
 
 
 @dataclass(frozen=True)
-class KLSettings:
+class KLSettings(SettingsGroup, option="kl"):
     """Divergence from the teacher's posterior, or contrast with its embeddings.
 
     Args:
@@ -121,13 +135,13 @@ class KLSettings:
         temperature: temperature of both posteriors (thesis: 1); not of the contrast.
     """
 
-    weight: float = 1.0
-    image_share: float = 0.5
-    temperature: float = 1.0
+    weight: Annotated[float, NOT_NEGATIVE] = 1.0
+    image_share: Annotated[float, SHARE] = 0.5
+    temperature: Annotated[float, POSITIVE] = 1.0
 
 
 @dataclass(frozen=True)
-class ContrastSettings:
+class ContrastSettings(SettingsGroup, option="contrast"):
     """Image-text contrast of the shared encoder's results.
 
     Args:
@@ -140,16 +154,16 @@ class ContrastSettings:
         mask_same_text: exclude other pairs of the same caption from its negatives (thesis: they count).
     """
 
-    weight: float = 1.0
+    weight: Annotated[float, NOT_NEGATIVE] = 1.0
     layers: list[str] | None = None
-    temperature: float = 0.07
-    max_logit_scale: float = 100.0
+    temperature: Annotated[float, POSITIVE] = 0.07
+    max_logit_scale: Annotated[float, Range(least=1)] = 100.0
     mask_same_image: bool = True
     mask_same_text: bool = True
 
 
 @dataclass(frozen=True)
-class EvaluationSettings:
+class EvaluationSettings(SettingsGroup, option="evaluation"):
     """Retrieval.
 
     Args:
@@ -160,7 +174,7 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True)
-class OptimSettings:
+class OptimSettings(SettingsGroup, option="optim"):
     """AdamW with a warm-up from 0 and half a cosine to 0 (thesis).
 
     Vectors, tokens, positions and embeddings do not decay.
@@ -173,15 +187,15 @@ class OptimSettings:
         eps: epsilon.
     """
 
-    learning_rate: float = 1e-4
-    warmup_share: float = 0.1
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-6
+    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-4
+    warmup_share: Annotated[float, BELOW_ONE] = 0.1
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.98)
+    eps: Annotated[float, POSITIVE] = 1e-6
 
 
 @dataclass(frozen=True)
-class MemorySettings:
+class MemorySettings(SettingsGroup, option="memory"):
     """Less memory for the same loss.
 
     Args:
@@ -190,12 +204,12 @@ class MemorySettings:
         loss_rows: rows of the logits that are held at a time, recomputed in the backward pass. None: all.
     """
 
-    micro_batch_size: int | None = None
-    loss_rows: int | None = None
+    micro_batch_size: Annotated[int | None, COUNT] = None
+    loss_rows: Annotated[int | None, COUNT] = None
 
 
 @dataclass(frozen=True)
-class MixSettings:
+class MixSettings(SettingsGroup, option="mix"):
     """Mixup, CutMix and label smoothing (thesis).
 
     Args:
@@ -206,15 +220,15 @@ class MixSettings:
         label_smoothing: share of the label that is spread over all classes.
     """
 
-    mixup: float = 0.8
-    cutmix: float = 1.0
-    probability: float = 0.9
-    switch_probability: float = 0.5
-    label_smoothing: float = 0.1
+    mixup: Annotated[float, NOT_NEGATIVE] = 0.8
+    cutmix: Annotated[float, NOT_NEGATIVE] = 1.0
+    probability: Annotated[float, SHARE] = 0.9
+    switch_probability: Annotated[float, SHARE] = 0.5
+    label_smoothing: Annotated[float, SHARE] = 0.1
 
 
 @dataclass(frozen=True)
-class ProbeOptimSettings:
+class ProbeOptimSettings(SettingsGroup, option="optim"):
     """AdamW with a warm-up from 0 and half a cosine to 0 (thesis). Vectors, the class token and positions do not decay.
 
     Args:
@@ -228,9 +242,9 @@ class ProbeOptimSettings:
             0.75 on CIFAR). 1 disables it.
     """
 
-    learning_rate: float = 1e-3
-    warmup_share: float = 0.1
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    layer_decay: float = 0.81
+    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-3
+    warmup_share: Annotated[float, BELOW_ONE] = 0.1
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
+    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.999)
+    eps: Annotated[float, POSITIVE] = 1e-8
+    layer_decay: Annotated[float, POSITIVE_SHARE] = 0.81

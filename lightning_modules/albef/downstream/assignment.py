@@ -6,14 +6,17 @@ device.
 Shapes: B pairs of an image and a text, E embedding dimension.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ....callbacks.draws import draw_uniform, global_positions
+from ....common.ranges import COUNT
 from ...base.settings import settings
 from ...evaluation.protocol import Batch
 from ...memory import in_slices
@@ -95,7 +98,7 @@ class TextAssignmentModule(TaskMethod):
         optim: AssignmentOptimSettings = AssignmentOptimSettings(),
         memory: MemorySettings = MemorySettings(),
         weights: str | None = None,
-        embed_dim: int = 256,
+        embed_dim: Annotated[int, COUNT] = 256,
         positives: Literal["image_id", "diagonal"] = "image_id",
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,

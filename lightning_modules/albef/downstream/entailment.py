@@ -1,8 +1,13 @@
 """Visual entailment (SNLI-VE): whether an image entails, contradicts or leaves open a text (section 5 of the paper)."""
 
+from __future__ import annotations
+
+from typing import Annotated
+
 from torch import Tensor
 
 from ....callbacks import ClassPredictionWriter
+from ....common.ranges import COUNT
 from ...base.settings import settings
 from ...evaluation.classification import ClassificationEvaluation, check_classes
 from ...evaluation.protocol import Batch
@@ -45,7 +50,7 @@ class EntailmentModule(TaskMethod):
         optim: TaskOptimSettings = TaskOptimSettings(),
         memory: MemorySettings = MemorySettings(),
         weights: str | None = None,
-        num_classes: int = 3,
+        num_classes: Annotated[int, COUNT] = 3,
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:

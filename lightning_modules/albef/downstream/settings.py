@@ -1,9 +1,11 @@
 """Settings of the downstream tasks: those of pre-training with the defaults of the authors' configs."""
 
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
 
-from ....common.errors import UserError
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ....common.ranges import COUNT, SettingsGroup
 from ..settings import MomentumSettings, OptimSettings, VisionSettings
 
 
@@ -60,7 +62,7 @@ class VQAOptimSettings(TaskOptimSettings):
 
 
 @dataclass(frozen=True)
-class AnswerSettings:
+class AnswerSettings(SettingsGroup, option="answers"):
     """How a question is answered (section 5, and the authors' code).
 
     Args:
@@ -76,14 +78,9 @@ class AnswerSettings:
     """
 
     how: Literal["rank", "generate"] = "rank"
-    candidates: int = 128
+    candidates: Annotated[int, COUNT] = 128
     first_token_twice: bool = False
-    block: int = 4096
-    beams: int = 3
-    max_tokens: int = 10
-    top: int = 5
-
-    def __post_init__(self) -> None:
-        for name in ("candidates", "block", "beams", "max_tokens", "top"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Expected answers.{name} of at least 1, got {getattr(self, name)}: correct it.")
+    block: Annotated[int, COUNT] = 4096
+    beams: Annotated[int, COUNT] = 3
+    max_tokens: Annotated[int, COUNT] = 10
+    top: Annotated[int, COUNT] = 5

@@ -52,11 +52,6 @@ class CRD(nn.Module):
         momentum: float = 0.5,
     ) -> None:
         super().__init__()
-        if negatives < 1 or temperature <= 0:
-            raise UserError(
-                "Expected kd.crd_negatives of at least 1 and kd.crd_temperature above 0, got "
-                f"{negatives} and {temperature}: correct them."
-            )
         self.student_embedding = nn.Linear(student_dim, embed_dim)
         self.teacher_embedding = nn.Linear(teacher_dim, embed_dim)
         self.negatives, self.temperature, self.momentum = negatives, temperature, momentum

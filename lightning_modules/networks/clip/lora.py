@@ -3,15 +3,18 @@
 A weight W becomes W + (alpha / r) B A with a trained A [r, in] and B [out, r], which starts at zero.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from ....common.errors import UserError
+from ....common.ranges import BELOW_ONE, COUNT, POSITIVE, SettingsGroup
 from ..attention import attend
 
 TARGETS = (
@@ -22,7 +25,7 @@ TARGETS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class LoRASettings:
+class LoRASettings(SettingsGroup, option="tuning.lora"):
     """Low-rank adapters.
 
     Args:
@@ -36,18 +39,11 @@ class LoRASettings:
         UserError: if the rank is below 1, or the dropout is no share.
     """
 
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
+    rank: Annotated[int, COUNT] = 16
+    alpha: Annotated[float, POSITIVE] = 32.0
+    dropout: Annotated[float, BELOW_ONE] = 0.0
     targets: list[str] | None = None
     weights: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.rank < 1 or not 0 <= self.dropout < 1:
-            raise UserError(
-                f"Expected a rank of at least 1 and a dropout from 0 to below 1 as tuning.lora, got {self.rank} and "
-                f"{self.dropout}: correct them."
-            )
 
 
 class LinearAttention(nn.Module):

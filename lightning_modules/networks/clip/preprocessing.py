@@ -1,15 +1,18 @@
 """Image preprocessing of MobileCLIP's and open_clip's models: by name, by file, and of a training here."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import open_clip
 from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
 from ....callbacks import AtomicCheckpointIO
+from ....common.ranges import COUNT, FINITE, POSITIVE, SettingsGroup
 from ...base.preprocessing import is_checkpoint, recorded_preprocessing
 from ..clip_preprocessing import Interpolation, Preprocessing, Three
 from ..open_clip_folder import CONFIG_NAME, WEIGHTS_NAME
@@ -19,7 +22,7 @@ from .shapes import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageSettings:
+class ImageSettings(SettingsGroup, option="vision"):
     """Images of a pair of towers. The command line takes these from the data.
 
     Args:
@@ -30,9 +33,9 @@ class ImageSettings:
         image_interpolation: interpolation of the resize for exports; None means the model's own.
     """
 
-    image_size: int | None = None
-    image_mean: Three | None = None
-    image_std: Three | None = None
+    image_size: Annotated[int | None, COUNT] = None
+    image_mean: Annotated[Three | None, FINITE] = None
+    image_std: Annotated[Three | None, POSITIVE] = None
     image_interpolation: Interpolation | None = None
 
 

@@ -1,12 +1,15 @@
 """Settings of all trainings of a pair of towers."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from ....common.errors import UserError
+from dataclasses import dataclass
+from typing import Annotated
+
+from ....common.ranges import COUNT, SettingsGroup
 
 
 @dataclass(frozen=True)
-class MemorySettings:
+class MemorySettings(SettingsGroup, option="memory"):
     """Large batches on small memory.
 
     Args:
@@ -17,10 +20,5 @@ class MemorySettings:
         loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None means all.
     """
 
-    micro_batch_size: int | None = None
-    loss_rows: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("micro_batch_size", self.micro_batch_size), ("loss_rows", self.loss_rows)):
-            if value is not None and value < 1:
-                raise UserError(f"Expected a memory.{name} of at least 1, got {value}: correct it, or leave it out.")
+    micro_batch_size: Annotated[int | None, COUNT] = None
+    loss_rows: Annotated[int | None, COUNT] = None

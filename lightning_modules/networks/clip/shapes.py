@@ -1,15 +1,18 @@
 """The shape of a model's towers: of a preset, of a YAML or JSON file, or of the settings in a checkpoint."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import timm
 
 from ....common.configs import read_config
 from ....common.errors import UserError
 from ....common.names import did_you_mean
+from ....common.ranges import COUNT, FINITE, POSITIVE, Range, SettingsGroup
 from ...base.settings import settings
 from ..clip_preprocessing import Interpolation, Three
 from . import tiny  # noqa: F401, registers its tower with timm
@@ -18,7 +21,7 @@ _ENDINGS = (".yaml", ".yml", ".json")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelShape:
+class ModelShape(SettingsGroup, option="model"):
     """Sizes and kinds of both towers.
 
     Args:
@@ -43,16 +46,16 @@ class ModelShape:
     """
 
     image_tower: str
-    image_size: int = 256
-    embed_dim: int = 512
-    width: int = 512
-    layers: int = 12
+    image_size: Annotated[int, COUNT] = 256
+    embed_dim: Annotated[int, COUNT] = 512
+    width: Annotated[int, Range(least=64)] = 512
+    layers: Annotated[int, COUNT] = 12
     causal: bool = False
     mixers: bool = False
     vendor_stem: bool = False
     projection_bias: bool = True
-    mean: Three = (0.0, 0.0, 0.0)
-    std: Three = (1.0, 1.0, 1.0)
+    mean: Annotated[Three, FINITE] = (0.0, 0.0, 0.0)
+    std: Annotated[Three, POSITIVE] = (1.0, 1.0, 1.0)
     interpolation: Interpolation = "bilinear"
     image_options: dict[str, Any] | None = None
 
@@ -60,7 +63,7 @@ class ModelShape:
         if not timm.is_model(self.image_tower):
             hint = did_you_mean(self.image_tower, timm.list_models())
             raise UserError(f"Expected an image_tower of timm, got {self.image_tower!r}: {hint}")
-        if self.width % 64 or self.width < 64:
+        if self.width % 64:
             raise UserError(f"Expected a width of a multiple of 64, that of a head, got {self.width}: correct it.")
 
     def __str__(self) -> str:
@@ -68,7 +71,7 @@ class ModelShape:
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenClipConfig:
+class OpenClipConfig(SettingsGroup, option="model"):
     """A model by open_clip's configuration, for one whose name open_clip does not know.
 
     Args:
