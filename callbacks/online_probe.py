@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from ..common.errors import UserError
 from ..common.names import did_you_mean
-from ..common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, CheckedArguments
+from ..common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, RATE, CheckedArguments
 from ..metrics.classification import accuracies, hits
 from ..metrics.finite import some_of
 from .distributed.collectives import all_reduce_sum, gather_uneven
@@ -66,7 +66,7 @@ class OnlineProbe(CheckedArguments, Callback):
         method: str = "encode_images",
         image: str = "image",
         label: str = "label",
-        learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-3,
+        learning_rate: Annotated[float, RATE] = 1e-3,
         weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01,
         betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.999),
         eps: Annotated[float, POSITIVE] = 1e-8,

@@ -18,21 +18,25 @@ from .errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Finite numbers between bounds. NaN and infinities are in no range.
+    """Numbers between bounds, finite unless `infinity` is set; NaN is in no range.
 
     Args:
         least: lower bound, which is in the range.
         most: upper bound, which is in the range.
         above: lower bound, which is not in the range.
         below: upper bound, which is not in the range.
+        infinity: whether infinity is in the range, as a limit that has a meaning.
     """
 
     least: float = -math.inf
     most: float = math.inf
     above: float = -math.inf
     below: float = math.inf
+    infinity: bool = False
 
     def __contains__(self, number: Any) -> bool:
+        if number == math.inf:
+            return self.infinity
         return bool(self.least <= number <= self.most and self.above < number < self.below)
 
     def __str__(self) -> str:
@@ -64,7 +68,9 @@ SHARE = Range(least=0, most=1)
 BELOW_ONE = Range(least=0, below=1)
 """Such as a dropout or a beta of Adam, which are meaningless at 1."""
 POSITIVE_SHARE = Range(above=0, most=1)
-"""Such as a crop's share of the area; also AdamW's learning rate, by about which a step moves each weight."""
+"""Such as a crop's share of the area."""
+RATE = Range(above=0, most=100)
+"""Learning rates: the largest in use, of linear probes by SGD, are some tens."""
 SEED = Range(least=0, below=2**32)
 """Seeds of numpy."""
 
@@ -205,7 +211,7 @@ def _check(name: str, hint: Any, value: Any) -> None:
             continue
         if isinstance(number, str) and any(get_origin(member) is Literal for member in accepted):
             _check_choice(name, number, accepted)
-        elif isinstance(number, bool) or not isinstance(number, Real):
+        elif not isinstance(number, Real):
             raise UserError(f"Expected a number as {name}, got {number!r}: correct it.")
         elif float not in accepted and not isinstance(number, Integral):
             raise UserError(f"Expected a whole number as {name}, got {number}: correct it.")

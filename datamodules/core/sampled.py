@@ -84,7 +84,7 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         seed: Annotated[int | None, SEED] = None,
         max_bad_share: Annotated[float, SHARE] = 0.05,
         decoder: Decoder = "pillow",
-        mixing_temperature: Annotated[float, Range(least=1)] = 1.0,
+        mixing_temperature: Annotated[float, Range(least=1, infinity=True)] = 1.0,
     ) -> None:
         super().__init__()
         record_hyperparameters(self, inspect.currentframe())

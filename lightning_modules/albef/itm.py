@@ -56,11 +56,9 @@ def draw_negatives(contrast: Contrast, batch: Batch, settings: ContrastSettings)
             the same words, "diagonal" the pair itself alone.
 
     Raises:
-        UserError: If `negative_rows` does not divide the batch, or the batch is a single pair.
+        UserError: If `negative_rows` does not divide the batch.
     """
     forbidden = forbidden_pairs(batch["image_id"], batch["input_ids"], settings.positives)
-    if len(forbidden) < 2:
-        raise UserError("Expected a batch of at least 2 pairs, got 1 without a negative: raise data.batch_size.")
     if (within := settings.negative_rows) is not None:
         if len(forbidden) % within:
             raise UserError(

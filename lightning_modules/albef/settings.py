@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ...common.errors import UserError
-from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, Range, SettingsGroup
+from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, RATE, SHARE, Range, SettingsGroup
 from ...common.sizes import check_heads, check_patches
 
 
@@ -53,7 +53,8 @@ class TextSettings(SettingsGroup, option="text"):
         fusion_depth: layers of the fusion encoder, with cross-attention to the image.
         dropout: dropout probability of hidden states and of attention weights; the image encoder has no dropout.
         weights: hub name or folder of the BERT with the initial weights (the paper: "bert-base-uncased"). None means
-            random.
+            random. A folder sets vocabulary, positions, width, heads, feed-forward width, depths and special token ids
+            (`bert_sizes.sizes_of`).
         mask_probability: share of the words that is masked.
         pad_token_id: the tokenizer's padding token.
         cls_token_id: the tokenizer's [CLS] token.
@@ -70,7 +71,7 @@ class TextSettings(SettingsGroup, option="text"):
     fusion_depth: Annotated[int, COUNT] = 6
     dropout: Annotated[float, BELOW_ONE] = 0.1
     weights: str | None = None
-    mask_probability: Annotated[float, POSITIVE_SHARE] = 0.15
+    mask_probability: Annotated[float, SHARE] = 0.15
     pad_token_id: Annotated[int, NOT_NEGATIVE] = 0
     cls_token_id: Annotated[int, NOT_NEGATIVE] = 101
     sep_token_id: Annotated[int, NOT_NEGATIVE] = 102
@@ -189,9 +190,9 @@ class OptimSettings(SettingsGroup, option="optim"):
         betas: beta1 and beta2 (the authors').
     """
 
-    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-4
-    min_learning_rate: Annotated[float, SHARE] = 1e-5
-    warmup_learning_rate: Annotated[float, SHARE] = 1e-5
+    learning_rate: Annotated[float, RATE] = 1e-4
+    min_learning_rate: Annotated[float, NOT_NEGATIVE] = 1e-5
+    warmup_learning_rate: Annotated[float, NOT_NEGATIVE] = 1e-5
     warmup_steps: Annotated[int, NOT_NEGATIVE] = 1000
     lr_schedule: Literal["cosine", "official"] = "cosine"
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.02

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ...common.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, Range, SettingsGroup
+from ...common.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, RATE, Range, SettingsGroup
 from ..base.settings import settings
 from ..networks.clip.lora import LoRASettings
 
@@ -69,7 +69,7 @@ class OptimSettings(SettingsGroup, option="optim"):
         eps: epsilon (CLIP's ViTs).
     """
 
-    learning_rate: Annotated[float | None, POSITIVE_SHARE] = None
+    learning_rate: Annotated[float | None, RATE] = None
     warmup_share: Annotated[float, BELOW_ONE] = 0.1
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.1
     betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.98)

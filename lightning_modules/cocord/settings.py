@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, Range, SettingsGroup
+from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, RATE, SHARE, SettingsGroup
 
 Encoder = Literal["teacher", "slow_student"]
 
@@ -147,7 +147,7 @@ class OptimSettings(SettingsGroup, option="optim"):
         weight_decay: weight decay of all parameters.
     """
 
-    learning_rate: Annotated[float | None, Range(above=0, most=100)] = None
+    learning_rate: Annotated[float | None, RATE] = None
     lr_milestones: Annotated[tuple[int, ...], COUNT] = (150, 180, 210)
     lr_decay: Annotated[float, POSITIVE_SHARE] = 0.1
     momentum: Annotated[float, BELOW_ONE] = 0.9
@@ -166,7 +166,7 @@ class ProbeOptimSettings(SettingsGroup, option="optim"):
         weight_decay: weight decay of weight and bias.
     """
 
-    learning_rate: Annotated[float, Range(above=0, most=100)] = 0.05
+    learning_rate: Annotated[float, RATE] = 0.05
     lr_milestones: Annotated[tuple[int, ...], COUNT] = (30, 60, 90)
     lr_decay: Annotated[float, POSITIVE_SHARE] = 0.1
     momentum: Annotated[float, BELOW_ONE] = 0.9

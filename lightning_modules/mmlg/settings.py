@@ -8,7 +8,7 @@ from typing import Annotated
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
 from ...callbacks.learngene.sizes import LearngeneSizes
-from ...common.ranges import BELOW_ONE, COUNT, FINITE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SettingsGroup
+from ...common.ranges import BELOW_ONE, COUNT, FINITE, NOT_NEGATIVE, POSITIVE, RATE, SettingsGroup
 from ..evaluation.ranking import Protocol
 
 Three = tuple[float, float, float]
@@ -91,7 +91,7 @@ class OptimSettings(SettingsGroup, option="optim"):
         eps: epsilon (open_clip's for ViTs; the paper gives none).
     """
 
-    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-3
+    learning_rate: Annotated[float, RATE] = 1e-3
     warmup_steps: Annotated[int, NOT_NEGATIVE] = 10_000
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.1
     betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.98)
@@ -154,7 +154,7 @@ class ClassifierOptimSettings(SettingsGroup, option="optim"):
         eps: epsilon (as in extraction; the paper gives none).
     """
 
-    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-4
+    learning_rate: Annotated[float, RATE] = 1e-4
     warmup_steps: Annotated[int, NOT_NEGATIVE] = 5_000
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
     betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.98)
@@ -195,7 +195,7 @@ class CaptioningOptimSettings(SettingsGroup, option="optim"):
         eps: epsilon (ClipCap's code).
     """
 
-    learning_rate: Annotated[float, POSITIVE_SHARE] = 2e-5
+    learning_rate: Annotated[float, RATE] = 2e-5
     warmup_steps: Annotated[int, NOT_NEGATIVE] = 5_000
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
     betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.999)

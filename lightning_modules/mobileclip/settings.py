@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ...callbacks.ema import Warmup
 from ...common.errors import UserError
-from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, SettingsGroup
+from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, RATE, SHARE, SettingsGroup
 from ..base.settings import settings
 from ..networks.clip.preprocessing import ImageSettings
 from .ensemble import Teacher
@@ -111,8 +111,8 @@ class OptimSettings(SettingsGroup, option="optim"):
         eps: epsilon (open_clip: 1e-6 for models with "vit" in their name).
     """
 
-    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-3
-    min_learning_rate: Annotated[float, SHARE] = 1e-6
+    learning_rate: Annotated[float, RATE] = 1e-3
+    min_learning_rate: Annotated[float, NOT_NEGATIVE] = 1e-6
     warmup_steps: Annotated[int, NOT_NEGATIVE] = 2000
     constant_steps: Annotated[int, NOT_NEGATIVE] = 0
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.2

@@ -17,6 +17,7 @@ from ...common.ranges import (
     NOT_NEGATIVE,
     POSITIVE,
     POSITIVE_SHARE,
+    RATE,
     SHARE,
     Range,
     SettingsGroup,
@@ -187,7 +188,7 @@ class OptimSettings(SettingsGroup, option="optim"):
         eps: epsilon.
     """
 
-    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-4
+    learning_rate: Annotated[float, RATE] = 1e-4
     warmup_share: Annotated[float, BELOW_ONE] = 0.1
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
     betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.98)
@@ -242,7 +243,7 @@ class ProbeOptimSettings(SettingsGroup, option="optim"):
             0.75 on CIFAR). 1 disables it.
     """
 
-    learning_rate: Annotated[float, POSITIVE_SHARE] = 1e-3
+    learning_rate: Annotated[float, RATE] = 1e-3
     warmup_share: Annotated[float, BELOW_ONE] = 0.1
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
     betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.999)

@@ -117,7 +117,7 @@ def test_only_rank_0_prints(capsys):
 
 
 def test_a_negative_interval_is_refused():
-    with pytest.raises(UserError, match="at least 0 seconds, got -1"):
+    with pytest.raises(UserError, match="Expected interval of ProgressLines of at least 0, got -1"):
         ProgressLines(-1)
 
 

@@ -150,7 +150,7 @@ def test_invalid_rows_are_refused(with_ids, features, ids, message):
 
 
 def test_a_queue_of_size_zero_is_refused():
-    with pytest.raises(UserError, match="at least 1, got 0 and 3"):
+    with pytest.raises(UserError, match="Expected size of FeatureQueue of at least 1, got 0"):
         FeatureQueue(0, 3)
 
 

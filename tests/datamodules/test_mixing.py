@@ -191,7 +191,7 @@ def test_what_a_temperature_does_not_fit_is_refused(files, module):
 
 
 def test_what_cannot_be_weighted_or_read_by_caption_is_refused(module):
-    with pytest.raises(UserError, match=r"Expected a positive weight of 'a.json', got 0"):
+    with pytest.raises(UserError, match=r"Expected weight of Source of more than 0, got 0"):
         Source("a.json", weight=0)
     with pytest.raises(UserError, match=r"Expected no weight of 'a.json' in the validation split, got 2"):
         module(validation=Source("a.json", weight=2))

@@ -75,5 +75,5 @@ def test_accuracies_are_those_of_a_slow_loop_in_one_and_two_processes():
 
 
 def test_wrong_use_is_one_sentence():
-    with pytest.raises(UserError, match="k of at least 1 and a temperature above 0"):
+    with pytest.raises(UserError, match="Expected k of NearestNeighbourClassification of at least 1, got 0"):
         NearestNeighbourClassification(data(), k=0)

@@ -289,7 +289,7 @@ def test_wrong_arguments_are_named():
         data(batch_size=0)
     with pytest.raises(UserError, match=r"data.max_bad_share from 0 to 1, got 2"):
         data(max_bad_share=2)
-    with pytest.raises(UserError, match=r"data.seed below 2\*\*32, got 4294967296"):
+    with pytest.raises(UserError, match=r"data.seed of at least 0 and less than 4294967296, got 4294967296"):
         data(seed=2**32)
     module = data(batch_size=31)
     module.setup("fit")

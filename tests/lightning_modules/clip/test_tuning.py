@@ -137,10 +137,10 @@ def test_every_plain_weight_has_one_place_below_the_adapters():
     [
         ({"lock_image": "all", "lock_text": "all"}, "Expected weights to train beside the logit scale"),
         ({"lock_image": 4}, "Expected at most 3 as tuning.lock_image"),
-        ({"lock_text": -1}, "Expected a number of blocks or all as tuning.lock_text, got -1"),
-        ({"layer_decay": 0.0}, "Expected a tuning.layer_decay above 0"),
+        ({"lock_text": -1}, "Expected tuning.lock_text of at least 0, got -1"),
+        ({"layer_decay": 0.0}, "Expected tuning.layer_decay of more than 0"),
         ({"lora": {"targets": ["attn.q"]}}, "got attn.q: choose from attn.in_proj, attn.out_proj, mlp.c_fc"),
-        ({"lora": {"rank": 0}}, "Expected a rank of at least 1"),
+        ({"lora": {"rank": 0}}, "Expected tuning.lora.rank of at least 1"),
         ({"lora": {}, "lock_image": "all", "lock_text": "all"}, "Expected weights to train beside the logit scale"),
     ],
 )

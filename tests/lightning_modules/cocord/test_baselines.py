@@ -289,7 +289,6 @@ def test_a_run_of_crd_resumes_with_its_banks_and_draws(tmp_path):
 
 REFUSED = [
     (lambda: CRD(4, 4).start([2, 2, -1]), r"at least two classes for kd\.crd_weight, got one"),
-    (lambda: CRD(4, 4, negatives=0), r"kd\.crd_negatives of at least 1 and .* got 0 and 0\.07: correct them"),
     (
         lambda: tiny_cocord(kd={"hint_weight": 1.0}, class_weight=0.0),
         r"which train earlier layers, got class_weight 0 and kd\.weight 0: raise class_weight",

@@ -343,7 +343,7 @@ def test_learning_rate_decays_after_the_milestones(tmp_path):
     ("changes", "sentence"),
     [
         ({"teacher": {"name": None}}, "Expected a teacher for the losses that learn from one, got none"),
-        ({"kd": {"weight": -1}}, "a weight of at least 0, got kd.weight -1"),
+        ({"kd": {"weight": -1}}, "Expected kd.weight of at least 0, got -1"),
         ({"class_weight": 0, **OFF}, "Expected a loss, got 0 for class_weight, kd.weight"),
         ({"student": "resnet21"}, "Expected a CIFAR network or .*got 'resnet21': did you mean 'resnet"),
     ],

@@ -60,5 +60,5 @@ def test_the_prefix_equals_the_formulas(prefix_length, clip_length):
 def test_inconsistent_sizes_are_refused():
     with pytest.raises(UserError, match="Expected a width that 5 heads divide, got 12"):
         CaptionMapper(5, MapperSettings(12, heads=5))
-    with pytest.raises(UserError, match="Expected prefix_length of at least 1, got 0"):
+    with pytest.raises(UserError, match=r"Expected mapper\.prefix_length of at least 1, got 0"):
         CaptionMapper(5, MapperSettings(12, prefix_length=0))

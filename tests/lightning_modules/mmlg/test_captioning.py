@@ -278,7 +278,7 @@ def test_misfitting_models_are_refused(arguments, tmp_path):
         loaded(arguments)(torch.zeros(1, 5).double())
     with pytest.raises(UserError, match=r"Expected a language model on the hub, .* found none"):
         loaded({"language_model": str(tmp_path / "nothing")})
-    with pytest.raises(UserError, match="Expected num_beams of at least 1, got 0"):
+    with pytest.raises(UserError, match=r"Expected generation\.num_beams of at least 1, got 0"):
         CaptioningModule(generation={"num_beams": 0})
 
 

@@ -269,9 +269,9 @@ def test_a_captioner_as_teacher_is_refused_with_one_sentence():
     ("options", "message"),
     [
         ({"depth": 3}, "Expected an even number of layers, which come in pairs, got 3"),
-        ({"distillation_weight": -1.0}, "Expected distillation_weight of at least 0, got -1.0"),
-        ({"micro_batch_size": 0}, "Expected micro_batch_size of at least 1, .* got 0"),
-        ({"loss_rows": 0}, "Expected loss_rows of at least 1, .* got 0"),
+        ({"distillation_weight": -1.0}, "Expected teacher.distillation_weight of at least 0, got -1.0"),
+        ({"micro_batch_size": 0}, "Expected memory.micro_batch_size of at least 1, got 0"),
+        ({"loss_rows": 0}, "Expected memory.loss_rows of at least 1, got 0"),
     ],
 )
 def test_invalid_arguments_are_refused_with_one_sentence(options, message):

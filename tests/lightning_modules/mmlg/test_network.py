@@ -198,7 +198,7 @@ def test_texts_may_be_shorter_and_attention_is_causal():
         ({"layers": 11}, "Expected an even number of layers, which come in pairs, got 11"),
         ({"width": 100}, "Expected a width that 6 heads divide, got 100"),
         ({"patch_size": 15}, "Expected an image size that patches of 15 pixels divide, got 224"),
-        ({"heads": 0}, "Expected heads of at least 1, got 0"),
+        ({"heads": 0}, "Expected heads of LearngeneSizes of at least 1, got 0"),
     ],
 )
 def test_inconsistent_sizes_are_refused(sizes, message):

@@ -115,7 +115,7 @@ def test_milestones_in_epochs_need_no_length(tmp_path):
     ("words", "said"),
     [
         (["--trainer.max_time", "00:00:05:00"], "set trainer.max_steps or trainer.max_epochs too"),
-        (["--model.optim.learning_rate=0"], "Expected a positive learning rate, got 0, which trains nothing"),
+        (["--model.optim.learning_rate=0"], "Expected optim.learning_rate of more than 0 and at most 100, got 0"),
     ],
 )
 def test_the_command_line_names_the_setting(words, said, tmp_path, monkeypatch):

@@ -354,9 +354,9 @@ def test_misfitting_weights_are_refused(tmp_path):
     [
         ({"vision": {"heads": 3}}, "Expected a width that 3 heads divide, got 16"),
         ({"vision": {"image_size": 20}}, "Expected an image size that patches of 8 pixels divide, got 20"),
-        ({"mix": {"probability": 1.1}}, "a number from 0 to 1, got probability 1.1"),
-        ({"optim": {"warmup_share": -0.1}}, "a number from 0 to 1, got warmup_share -0.1"),
-        ({"mix": {"mixup": -1.0}}, "a number of at least 0, got mixup -1.0"),
+        ({"mix": {"probability": 1.1}}, "Expected mix.probability from 0 to 1, got 1.1"),
+        ({"optim": {"warmup_share": -0.1}}, "Expected optim.warmup_share of at least 0 and less than 1, got -0.1"),
+        ({"mix": {"mixup": -1.0}}, "Expected mix.mixup of at least 0, got -1.0"),
         ({"encoder": "nothing"}, r"Expected a vision transformer of timm .* got 'nothing' \(Unknown model"),
         ({"encoder": "resnet18"}, "transformer of timm for images of 16 pixels, got 'resnet18'"),
         (

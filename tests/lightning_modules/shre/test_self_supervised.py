@@ -204,8 +204,8 @@ def test_beits_pretraining_file_shares_a_table_that_each_block_gets(tmp_path, mo
         ({"teacher": {"name": "timm/resnet18"}}, r"Expected a (vision transformer|teacher with one token)"),
         ({"kl": {"image_share": 0.3}}, r"Expected kl.image_share 0.5 with embeddings"),
         ({"teacher": {"target": "posterior", "queue_size": 4}}, r"Expected teacher.target embedding with a queue"),
-        ({"teacher": {"queue_size": -1}}, r"Expected a number of at least 0, got teacher.queue_size -1"),
-        ({"teacher": {"temperature": 0.0}}, r"Expected a number above 0, got teacher.temperature 0.0"),
+        ({"teacher": {"queue_size": -1}}, r"Expected teacher.queue_size of at least 0, got -1"),
+        ({"teacher": {"temperature": 0.0}}, r"Expected teacher.temperature of more than 0, got 0.0"),
     ],
 )
 def test_misfitting_teachers_are_refused(weights, options, message):
