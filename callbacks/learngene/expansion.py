@@ -63,6 +63,8 @@ _TIMM_ENDS = {
     "ln_post.bias": "norm.bias",
 }
 _TIMM_HEAD = "head."
+_OF_TIMMS_OPTIONS = ("norm_pre.", "norm.", "fc_norm.", "patch_embed.proj.bias")
+"""Beginnings of the names that a ViT of timm has or lacks by `pre_norm` and `global_pool`."""
 
 
 class _Part(NamedTuple):
@@ -210,11 +212,13 @@ def _check(part: _Part, tensors: Layer, learngene: Learngene, rule: Rule, state:
         differing.append(f"{', '.join(map(str, sorted(heads)))} heads")
     if not all(_is_gelu(block.mlp.act if part.timm else block.mlp.gelu) for block in part.blocks):
         differing.append("another activation function than GELU")
+    only_options = part.timm and all(each.removeprefix("no ").startswith(_OF_TIMMS_OPTIONS) for each in differing)
+    remedy = 'with pre_norm=True and global_pool="token"' if only_options else "with these sizes"
     if differing:
         raise UserError(
             f"Expected {kind} to be {sizes.width} wide, with {sizes.heads} heads, GELU, images of {sizes.image_size} "
             f"pixels in patches of {sizes.patch_size}, {sizes.max_tokens} tokens and embedding dimension "
-            f"{sizes.embed_dim}, as the learngene, got {differing[0]}: build the network with these sizes."
+            f"{sizes.embed_dim}, as the learngene, got {differing[0]}: build the network {remedy}."
         )
 
 

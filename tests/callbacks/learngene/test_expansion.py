@@ -187,7 +187,18 @@ def test_the_other_tower_is_not_changed(tower):
             lambda: timm_vit(6, global_pool="avg"),
             "tower of the VisionTransformer .* got no norm.bias",
         ),
-        (lambda: timm_vit(6, num_heads=4), "Expected the vision tower .* got 4 heads"),
+        (
+            lambda: timm_vit(6, pre_norm=False),
+            r'got no norm_pre.bias: build the network with pre_norm=True and global_pool="token"\.',
+        ),
+        (
+            lambda: timm_vit(6, pre_norm=False, num_heads=4),
+            "got no norm_pre.bias: build the network with these sizes",
+        ),
+        (
+            lambda: timm_vit(6, num_heads=4),
+            "Expected the vision tower .* got 4 heads: build the network with these sizes",
+        ),
     ],
 )
 def test_a_network_of_other_sizes_is_refused_and_not_changed(network, message):
