@@ -34,7 +34,7 @@ from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule
-from . import gradcam
+from . import bert_sizes, gradcam
 from . import weights as initial_weights
 from .encoding import encode
 from .grounding import GroundingSettings, evaluation_of, grounding_maps
@@ -87,7 +87,7 @@ class ALBEFModule(Method):
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
         self.vision = vision = settings(VisionSettings, vision)
-        self.text = text = settings(TextSettings, text)
+        self.text = settings(TextSettings, text)
         self.momentum = momentum = settings(MomentumSettings, momentum)
         self.contrast = contrast = settings(ContrastSettings, contrast)
         self.optim = optim = settings(OptimSettings, optim)
@@ -96,11 +96,12 @@ class ALBEFModule(Method):
         self.grounding = grounding = settings(GroundingSettings, grounding)
         self.weights, self.mlm = weights, mlm
         self.save_settings()
+        self.change_settings("text", **bert_sizes.sizes_of(self.text))
         initial_weights.check_sources(self)
 
-        self.student = ALBEFNetwork(vision, text, contrast.embed_dim, mlm, memory.activation_checkpointing)
-        self.teacher = ALBEFNetwork(vision, teacher_text(text, momentum), contrast.embed_dim, mlm)
-        self.itm_head = nn.Linear(text.width, 2)
+        self.student = ALBEFNetwork(vision, self.text, contrast.embed_dim, mlm, memory.activation_checkpointing)
+        self.teacher = ALBEFNetwork(vision, teacher_text(self.text, momentum), contrast.embed_dim, mlm)
+        self.itm_head = nn.Linear(self.text.width, 2)
         self.temperature = nn.Parameter(torch.tensor([contrast.temperature]))  # [1]: FSDP2 cannot shard a 0-D tensor
         queue = contrast.queue_size, contrast.embed_dim, 1 + contrast.match_same_text, contrast.queue_start == "random"
         self.image_queue, self.text_queue = FeatureQueue(*queue), FeatureQueue(*queue)

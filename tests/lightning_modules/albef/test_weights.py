@@ -1,14 +1,19 @@
+import dataclasses
 import logging
 
 import pytest
 import timm
 import torch
 from lightning import Trainer
+from PIL import Image
 from timm.layers import resample_abs_pos_embed
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
 
 from support.albef import pairs_loader, tiny_albef
+from support.command_line import run
 from vlightning.common.errors import UserError
+from vlightning.datamodules import ImageTextDataModule
+from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef.weights import load_bert
 from vlightning.lightning_modules.networks.vit_weights import load_vision_weights, resize_positions
 
@@ -102,3 +107,110 @@ def test_fit_initializes_both_models_from_the_given_weights_and_logs_it(tmp_path
     assert torch.equal(module.student.text_encoder.bert.embeddings.word_embeddings.weight, word)
     assert torch.equal(module.teacher.text_encoder.bert.embeddings.word_embeddings.weight, word)
     assert f"text and fusion encoder from '{tmp_path}'" in caplog.text
+
+
+def _tokenized(folder, layers, **changes):
+    """Write a BERT of other sizes with its tokenizer, whose special ids are the first ones."""
+    sizes = {"vocab_size": 40, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 56}
+    _bert(folder, layers, **sizes | {"max_position_embeddings": 20} | changes)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "square"]
+    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+
+
+SMALL = {
+    "vision": {"image_size": 16, "patch_size": 8, "width": 16, "depth": 1, "heads": 2},
+    "contrast": {"embed_dim": 8, "queue_size": 16},
+}
+
+
+@pytest.mark.parametrize(
+    ("layers", "given", "depths"),
+    [
+        (4, {}, (2, 2)),
+        (5, {}, (3, 2)),
+        (2, {}, (1, 1)),
+        (4, {"fusion_depth": 1}, (3, 1)),
+        (4, {"depth": 1, "fusion_depth": 2}, (1, 2)),
+    ],
+)
+def test_the_folder_of_a_bert_sets_the_sizes(tmp_path, layers, given, depths):
+    _tokenized(tmp_path, layers)
+    module = ALBEFModule(**SMALL, text={"weights": str(tmp_path), **given})
+    text = module.text
+    assert (text.width, text.heads, text.ffn_width, text.max_positions, text.vocab_size) == (24, 3, 56, 20, 40)
+    assert (text.depth, text.fusion_depth) == depths
+    assert text.special_token_ids == {"pad": 0, "cls": 2, "sep": 3, "mask": 4}
+    assert module.hparams["text"]["width"] == 24
+    assert "first" not in load_bert(module.student.text_encoder, str(tmp_path))
+    # The settings in a checkpoint give the same module again, with the folder and without it.
+    again = ALBEFModule(**SMALL, text=module.hparams["text"])
+    assert again.text == text
+    moved = ALBEFModule(**SMALL, text=module.hparams["text"] | {"weights": str(tmp_path / "gone")})
+    assert dataclasses.replace(moved.text, weights=str(tmp_path)) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"width": 48}, r"Expected text\.width 24, that of the BERT in '.*', got 48: leave it out"),
+        ({"fusion_depth": 4}, r"Expected text\.fusion_depth from 1 to 3, below the layers of the BERT in .*, got 4"),
+        ({"depth": 3}, r"text\.depth and text\.fusion_depth of at most 4 together, .*, got 3 and 6: decrease"),
+    ],
+)
+def test_settings_that_do_not_fit_the_folder_of_a_bert_are_refused(tmp_path, given, sentence):
+    _tokenized(tmp_path, 4)
+    with pytest.raises(UserError, match=sentence):
+        ALBEFModule(**SMALL, text={"weights": str(tmp_path), **given})
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, r"Expected a BERT as text\.weights, got '.*' without config\.json"),
+        ("{", "Expected JSON in .*config.json', got another format or a damaged file"),
+        ('{"model_type": "gpt2"}', r"Expected a BERT as text\.weights, got 'gpt2' in '.*config\.json'"),
+    ],
+)
+def test_a_folder_without_a_bert_is_refused(tmp_path, content, sentence):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        ALBEFModule(**SMALL, text={"weights": str(tmp_path)})
+
+
+def test_the_command_line_trains_from_a_bert_in_one_setting(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _tokenized(tmp_path / "bert", 4)
+    small = [f"--model.{group}.{name}={size}" for group, sizes in SMALL.items() for name, size in sizes.items()]
+    data = {"length": 8, "eval_length": 4, "image_size": 16, "batch_size": 4, "tokenizer": "bert", "max_tokens": 12}
+    ran = run(
+        *("fit", "--model=ALBEFModule", "--model.text.weights=bert", *small[1:], "--data=ShapesDataModule"),
+        *(f"--data.{name}={value}" for name, value in data.items()),
+        *(
+            "--trainer.max_steps=1",
+            "--trainer.accelerator=cpu",
+            "--trainer.limit_val_batches=0",
+            "--trainer.logger=false",
+        ),
+    )
+    assert ran.status == 0, ran.err
+    (tmp_path / "bert").rename(tmp_path / "moved")  # the checkpoint holds the sizes
+    (checkpoint,) = tmp_path.rglob("last.ckpt")
+    module = ALBEFModule.load_from_checkpoint(checkpoint)
+    assert (module.text.width, module.text.depth, module.text.fusion_depth) == (24, 2, 2)
+
+
+def test_python_states_the_image_size_once(tmp_path):
+    """The data takes it from the module."""
+    Image.new("RGB", (20, 20)).save(tmp_path / "a.png")
+    (tmp_path / "pairs.csv").write_text("image,caption\n" + "a.png,a red square\n" * 4)
+    data = ImageTextDataModule(
+        train=str(tmp_path / "pairs.csv"), batch_size=4, num_workers=0, vocab_size=200, max_tokens=8
+    )
+    module = tiny_albef(text={"vocab_size": 200})
+    limits = {"max_steps": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, **limits)
+    trainer.fit(module, data)
+    assert trainer.global_step == 1
+    assert data.image_size == module.vision.image_size == 16
