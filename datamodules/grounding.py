@@ -41,7 +41,7 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         image_root: folder that relative image paths start from; by default the folder of the file that names them.
         image_column: column of the images.
         text_column: column of the texts.
-        image_size: side of the square images, pixels; by default what the module's weights expect, or else 256 (ALBEF).
+        image_size: side of the square images, pixels; by default that of the module, or else 256 (ALBEF).
         horizontal_flip: whether to flip half of the training images, as the authors of ALBEF do, although the texts
             tell left from right.
         rand_augment: whether to apply ALBEF's RandAugment in training. Images are resized, never cropped.

@@ -48,7 +48,7 @@ class ImageTextDataModule(PairDataModule):
             the image's path.
         samples: whether a training row is an image, for which one of its captions is drawn, or a caption: an image with
             five captions is then five rows of an epoch.
-        image_size: side of the square images, pixels; by default what the module's weights expect, or else 256 (ALBEF).
+        image_size: side of the square images, pixels; by default that of the module, or else 256 (ALBEF).
         augmentation: changes of training images: "albef", as in that pre-training (crops of 20 to 100% of the area and
             RandAugment), or "crop", crops of 90 to 100%, for fine-tuning. Has no effect with ``train_transform``.
         horizontal_flip: whether to flip half of the training images, as ALBEF does; set it to false if captions

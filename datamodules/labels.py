@@ -39,7 +39,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
     Args:
         preset: default transforms: "cifar" pads by 4, crops and flips; "imagenet" crops at random and
             flips, and evaluates the center crop. None for the preprocessing of the module's checkpoint, else "cifar".
-        image_size: side of the square images, pixels; by default what the module's weights expect, else 32 for "cifar"
+        image_size: side of the square images, pixels; by default that of the module, else 32 for "cifar"
             and 224 for "imagenet".
         augment: whether training augments; false uses the evaluation transform in training too.
         views: names of the augmented views of a training image; by default those of the module's attribute

@@ -121,7 +121,7 @@ class AnnotationDataModule(TaskDataModule):
         text_column: column of the text.
         label_column: column of the label, the name or the index of a class.
         image_suffix: suffix of image names that have none; by default that of the authors' files.
-        image_size: side of the square images, pixels; by default what the module's weights expect, or else 384.
+        image_size: side of the square images, pixels; by default that of the module, or else 384.
         horizontal_flip: whether to flip half of the training images, as the authors do; set it to false if texts
             distinguish left and right. Has no effect with ``train_transform``.
         max_pixels: images with more pixels are refused before they are decoded.
