@@ -27,9 +27,6 @@ class ShapeClassTable:
         image_size: side of the images, pixels.
         seed: seed of the images; an image is a function of the seed and of its index.
         noise: standard deviation of the pixel noise, on the 0-255 scale.
-
-    Raises:
-        UserError: if the length or the noise is out of its range.
     """
 
     def __init__(self, split: Split, length: int, image_size: int, seed: int, noise: float) -> None:

@@ -21,9 +21,6 @@ class ReinforcedDraws:
         sequential: whether epoch e uses augmentation and caption number e, modulo their counts, not random ones.
         synthetic_ratio: probability that a sample has its synthetic caption instead of the real one; None means that it
             has both.
-
-    Raises:
-        UserError: if a number is out of range.
     """
 
     first_augmentations: int | None = None

@@ -353,7 +353,7 @@ def test_drawn_classes_are_functions_of_seed_split_and_number():
     ground = (quiet > 125) & (quiet < 131)  # far from black and white, which cut noise off
     assert (np.asarray(table.image(41)) - quiet)[ground].std() == pytest.approx(60, abs=3)
     with pytest.raises(UserError, match=r"data.noise of at least 0, got -1"):
-        ShapeClassTable("train", 80, 32, 0, -1)
+        ShapeClassesDataModule(noise=-1)
     assert len(set(CLASSES)) == 40
 
 

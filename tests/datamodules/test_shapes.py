@@ -183,7 +183,7 @@ def test_wrong_lengths_are_named():
     with pytest.raises(UserError, match=r"data.eval_length from 1 to 1579, got 1580"):
         table("train", eval_length=1580)
     with pytest.raises(UserError, match=r"data.length of at least 1, got 0"):
-        table("train", length=0)
+        ShapesDataModule(length=0)
 
 
 def test_the_docstring_says_what_it_is_for():

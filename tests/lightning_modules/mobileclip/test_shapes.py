@@ -127,7 +127,7 @@ def test_a_shape_is_written_for_open_clip_if_it_can_build_it(tmp_path):
         ({"image_tower": "fastvit_mci_tiniest"}, "Expected an image_tower of timm, .*did you mean 'fastvit_mci_tiny'"),
         ({"image_tower": None}, "Expected an image_tower in 'shape.yaml', got none"),
         ({"widths": 64}, "Expected fields of ModelShape, got 'widths': did you mean 'width'"),
-        ({"width": 60}, "Expected a width of a multiple of 64"),
+        ({"width": 100}, "Expected a width of a multiple of 64"),
         ({"image_options": {"depths": [1, 1]}}, "Expected image_options of timm's fastvit_mci_tiny"),
     ],
 )
