@@ -15,7 +15,7 @@ from torch import nn
 from typing_extensions import override
 
 from ..callbacks.checkpoints.last import LastCheckpoint
-from ..common.class_arguments import class_bases, members, own_subclasses
+from ..common.class_arguments import class_bases, own_subclasses
 from ..common.private_api import (
     groups_of_options,
     has_subcommands,
@@ -23,8 +23,8 @@ from ..common.private_api import (
     parser_actions,
     shows_one_class,
     sort_groups,
-    take_text_verbatim,
 )
+from ..common.verbatim import VerbatimText
 
 # Titles of the groups of options by section, in the order of the help.
 TITLES = {
@@ -51,14 +51,8 @@ class HelpFormatter(DefaultHelpFormatter):
         return text.replace(listed, f"; known: {names}" if names else "") if listed else text
 
 
-class HelpfulParser(LightningArgumentParser):
-    """Parser with a short help, which does not replace the name of a file by its content.
-
-    If a type includes a class, jsonargparse treats text as the name of a config file: `train: str | Source | ...` would
-    get the content of `pairs.csv` in place of its name. This parser disables it for all arguments whose type includes
-    `str`, also in nested classes, since jsonargparse creates nested parsers of the same class. Arguments whose type is
-    only a class are still read from a file, as in `--model model.yaml`.
-    """
+class HelpfulParser(VerbatimText, LightningArgumentParser):
+    """Parser with a short help, which does not replace the name of a file by its content."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": HelpFormatter, **kwargs})
@@ -69,20 +63,6 @@ class HelpfulParser(LightningArgumentParser):
         if isinstance(args, list) and not has_subcommands(self):
             args = [f"{word.removesuffix('None')}null" if word.endswith("=None") else word for word in args]
         return super().parse_args(args, *rest, **kwargs)
-
-    @override
-    def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
-        return self._with_verbatim_text(super().add_class_arguments(*args, **kwargs))
-
-    @override
-    def add_function_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
-        return self._with_verbatim_text(super().add_function_arguments(*args, **kwargs))
-
-    def _with_verbatim_text(self, added: list[str]) -> list[str]:
-        for action in parser_actions(self):
-            if str in members(option_type(action)):
-                take_text_verbatim(action)
-        return added
 
     @override
     def format_help(self, *args: Any, **kwargs: Any) -> str:

@@ -3,16 +3,19 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
+from lightning.pytorch.core.saving import CHECKPOINT_PAST_HPARAMS_KEYS
+
 from .errors import UserError
-from .named_code import ForeignCode, TypedNames, check_arguments, imported
-from .private_api import load_plain
+from .named_code import INSTANTIATORS, ForeignCode, TypedNames, check_arguments, imported
+from .private_api import allow_instantiator, load_plain
+from .verbatim import VerbatimText
 
 
 class CheckedLoading:
     """Mixin before LightningModule or LightningDataModule that checks the names in a checkpoint.
 
     Lightning checks the class of a checkpoint, and passes its arguments to jsonargparse, which imports and calls every
-    name in them (2.6.6).
+    name in them, and opens every file that they name (2.6.6).
     """
 
     CHECKPOINT_HYPER_PARAMS_KEY: str
@@ -39,13 +42,17 @@ class CheckedLoading:
             content = load_plain(checkpoint_path)
             if hasattr(checkpoint_path, "seek"):
                 checkpoint_path.seek(0)
-            cls._check_names(content.get(cls.CHECKPOINT_HYPER_PARAMS_KEY) or {}, str(checkpoint_path), kwargs)
+            kwargs = cls._checked(content, str(checkpoint_path), kwargs) | kwargs
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)  # type: ignore[misc]
 
     @classmethod
-    def _check_names(cls, saved: Mapping[str, Any], path: str, replaced: Mapping[str, Any]) -> None:
-        if "_instantiator" not in saved:  # then jsonargparse is not used
-            return
+    def _checked(cls, content: Mapping[str, Any], path: str, replaced: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the checked arguments of a checkpoint, which Lightning then uses in place of the file's."""
+        saved: dict[str, Any] = {}
+        for name in (*CHECKPOINT_PAST_HPARAMS_KEYS, cls.CHECKPOINT_HYPER_PARAMS_KEY):  # as Lightning reads them
+            saved |= content.get(name) or {}
+        if saved.get("_instantiator") not in INSTANTIATORS:  # then Lightning does not use jsonargparse, or refuses
+            return {}
         built: type = cls
         if "_class_path" in saved:
             found = imported(str(saved["_class_path"]))
@@ -58,7 +65,7 @@ class CheckedLoading:
             built = found
         own = {name: value for name, value in saved.items() if name not in ("_instantiator", "_class_path", *replaced)}
         try:
-            check_arguments(own, built, TypedNames(), "")
+            return check_arguments(own, built, TypedNames(), "") | {"_instantiator": _INSTANTIATOR}
         except ForeignCode as error:
             name = error.key.strip(".")
             raise UserError(
@@ -66,3 +73,24 @@ class CheckedLoading:
                 f"{name}, which could run any code: pass {name.partition('.')[0]}=... to load_from_checkpoint, or "
                 "weights_only=False if you trust the file."
             ) from error
+
+
+def instantiate(cls: type, arguments: dict[str, Any]) -> Any:
+    """Build an object as Lightning's `instantiate_module` does, without replacing names of files by their content.
+
+    Args:
+        cls: The class.
+        arguments: Its arguments, plain data; `_class_path` names a subclass.
+    """
+    parser = VerbatimText(exit_on_error=False)
+    if "_class_path" in arguments:
+        parser.add_subclass_arguments(cls, "built", fail_untyped=False)
+        given = {name: value for name, value in arguments.items() if name != "_class_path"}
+        arguments = {"class_path": arguments["_class_path"], "dict_kwargs": given}
+    else:
+        parser.add_class_arguments(cls, "built", fail_untyped=False)
+    return parser.instantiate(parser.parse_object({"built": arguments})).built
+
+
+_INSTANTIATOR = f"{__name__}.{instantiate.__name__}"
+allow_instantiator(_INSTANTIATOR)

@@ -1,6 +1,7 @@
 """Arguments of classes, and classes that an argument's type allows."""
 
 import collections.abc
+import functools
 import inspect
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ PLAIN = (str, int, float, bool, bytes, list, tuple, dict, set, type(None), objec
 _IN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
 
+@functools.cache  # datamodules pass arguments on to their bases, which takes 50 ms
 def parameters(cls: type) -> dict[str, Any]:
     """Return the constructor arguments that YAML may set, by name, each with its type.
 

@@ -3,27 +3,34 @@
 A checkpoint's hyper-parameters name classes, and jsonargparse imports and calls every name: a file of tensors and plain
 data could run any function. Therefore every name is looked up among the imported modules, and the object that it leads
 to is checked: a path through this package may leave the package (`vlightning.x.os.system`).
+
+The type of an argument decides what a string is. Where the type is text, it is text, whatever it says. Where the type
+is a group of settings, jsonargparse would open the YAML file of this name, or import the class: a string is refused.
+Where the type is a class or a function, only the name of an allowed class passes.
 """
 
+import contextlib
 import importlib
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from importlib.machinery import PathFinder
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import yaml
+from jsonargparse import get_loader
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from .class_arguments import CLASS_KEYS, PLAIN, class_bases, members, parameters, subclasses
+from .class_arguments import CLASS_KEYS, class_bases, parameters, subclasses
 
 # Name of the function that rebuilds the object, as Lightning writes it into a checkpoint.
 INSTANTIATORS = ("lightning.pytorch.cli.instantiate_module", "pytorch_lightning.cli.instantiate_module")
 _PACKAGE = __name__.partition(".")[0]
+_SCALARS = (str, int, float, bool, bytes, complex, type(None))
+_SEQUENCES = (list, tuple, set, frozenset, Sequence, Iterable)
 
 
 class ForeignCode(ValueError):
@@ -51,11 +58,8 @@ class TypedNames:
     def __init__(self, trees: Sequence[Mapping[str, Any]] = ()) -> None:
         self.names = {name for tree in trees for name in _strings(tree)}
         for name in {name for tree in trees for name in _class_names(tree)}:
-            if "." in name and all(part.isidentifier() for part in name.split(".")):
-                try:
-                    importlib.import_module(name.rpartition(".")[0])
-                except Exception:  # the parser reports it
-                    continue
+            if "." in name and _is_name(name):
+                _import(name)
 
     def allow(self, name: str, found: type | None, bases: tuple[type, ...]) -> bool:
         """Return whether this name, or another name of the same class, was typed."""
@@ -97,7 +101,6 @@ def check_arguments(values: Mapping[str, Any], cls: type | None, typed: TypedNam
     """
     hints = parameters(cls) if cls is not None else {}
     for name in values:
-        # jsonargparse reads `a.class_path` as two levels, and uses `__path__` itself.
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("__"):
             raise ForeignCode(key, str(name))
     return {name: _check(value, hints.get(name), typed, f"{key}.{name}") for name, value in values.items()}
@@ -116,14 +119,17 @@ def check_class(name: Any, bases: tuple[type, ...], typed: TypedNames, key: str 
         The name, and the class; None for a typed class that is not imported.
 
     Raises:
-        ForeignCode: If the class is not allowed.
+        ForeignCode: If the class is not allowed, or a file has this name: the parser would open it.
     """
-    if not isinstance(name, str):
-        raise ForeignCode(key, repr(name))
+    if not isinstance(name, str) or not _is_name(name) or Path(name).is_file():
+        raise ForeignCode(key, name if isinstance(name, str) else repr(name))
     found = imported(name) if "." in name else subclasses(bases).get(name)
     if found is not None and defined_here(found):
         return f"{found.__module__}.{found.__qualname__}", found
     if typed.allow(name, found, bases):
+        if found is None and "." in name:  # its arguments are checked by their types
+            _import(name)
+            found = imported(name)
         return name, found
     raise ForeignCode(key, name)
 
@@ -168,60 +174,94 @@ def defined_here(found: type) -> bool:
 
 
 def _check(value: Any, hint: Any, typed: TypedNames, key: str) -> Any:
-    """Check a value of any type: refuse names of code, also in the YAML of a string."""
+    """Return a value of any type, after a check of the names of code in it."""
     if isinstance(value, str):
         return _check_text(value, hint, typed, key)
     if isinstance(value, (list, tuple)):
-        return [_check(item, hint, typed, key) for item in value]
+        item = _item_type(_options(hint))
+        return [_check(part, item, typed, f"{key}.{place}") for place, part in enumerate(value)]
     if not isinstance(value, Mapping):
         return value
-    members = _opened(hint)
-    bases = tuple(member for member in class_bases(hint) if member in members) if hint is not None else ()
-    if "class_path" not in value:
-        inner = {name: kind for base in bases for name, kind in _inner(base).items()}
-        for name in value:
-            if "class_path" in str(name).split(".") or str(name).startswith("__"):
-                raise ForeignCode(key, str(name))
-        if set(value) <= set(CLASS_KEYS) and len(bases) == 1:  # of the only class of the type
-            return {name: check_arguments(dict(part or {}), bases[0], typed, key) for name, part in value.items()}
-        rest = next((member for member in members if _is_mapping(member)), None)
-        every = get_args(rest)[-1] if get_args(rest) else None
-        return {name: _check(part, inner.get(name, every), typed, f"{key}.{name}") for name, part in value.items()}
-    unknown = set(value) - set(CLASS_KEYS)
-    if unknown:
-        raise ForeignCode(key, str(min(unknown)))
-    name, cls = check_class(value["class_path"], bases, typed, key)
-    checked: dict[str, Any] = {"class_path": name}
-    for part in ("init_args", "dict_kwargs"):
-        if value.get(part):
-            checked[part] = check_arguments(value[part], cls, typed, f"{key}.{part}")
-    return checked
+    return (
+        _check_class_mapping(value, hint, typed, key)
+        if "class_path" in value
+        else _check_mapping(value, hint, typed, key)
+    )
 
 
 def _check_text(value: str, hint: Any, typed: TypedNames, key: str) -> str:
-    try:
-        inside = yaml.safe_load(value)
-    except yaml.YAMLError:
+    """Return a string; the first member of the type that would take it decides what it is."""
+    options = _options(hint)
+    if not _is_plain(hint):  # the parser reads YAML in a string
         inside = None
-    if isinstance(inside, (dict, list)):
-        _check(inside, hint, typed, key)
-    members = _opened(hint)
-    if any(get_origin(member) is Literal and value in get_args(member) for member in members):
-        return value
-    if any(_is_code(member) for member in members):
-        return check_class(value, class_bases(hint), typed, key)[0]
-    # For a dataclass jsonargparse tries a string as a class, and imports its module.
-    module = value.rpartition(".")[0]
-    if any(is_dataclass(member) for member in members) and all(part.isidentifier() for part in value.split(".")):
-        new = module != "" and module not in sys.modules
-        if new and PathFinder.find_spec(module.partition(".")[0]) is not None:
+        with contextlib.suppress(Exception):  # then it is no YAML for the parser either
+            inside = get_loader("yaml")(value)
+        if isinstance(inside, (dict, list)):
+            _check(inside, hint, typed, key)
+    for option in options:
+        if _takes_text(option, value):
+            return value
+        if is_dataclass(option) or (_is_container(option) and not _is_plain(option)):
             raise ForeignCode(key, value)
+        if _is_code(option):
+            return check_class(value, class_bases(hint), typed, key)[0]
     return value
 
 
-def _opened(hint: Any) -> list[Any]:
-    """Return the members of a type; empty if everything is allowed."""
-    return [] if hint is None or hint is Any else members(hint)
+def _check_class_mapping(value: Mapping[Any, Any], hint: Any, typed: TypedNames, key: str) -> dict[str, Any]:
+    """Return a mapping that names a class."""
+    unknown = set(value) - set(CLASS_KEYS)
+    if unknown:
+        raise ForeignCode(key, str(min(unknown, key=str)))
+    name, cls = check_class(value["class_path"], class_bases(hint), typed, key)
+    checked: dict[str, Any] = {"class_path": name}
+    for arguments in ("init_args", "dict_kwargs"):
+        if value.get(arguments):
+            checked[arguments] = check_arguments(value[arguments], cls, typed, f"{key}.{arguments}")
+    return checked
+
+
+def _check_mapping(value: Mapping[Any, Any], hint: Any, typed: TypedNames, key: str) -> dict[Any, Any]:
+    """Return a mapping without the name of a class: fields of a group of settings, or any keys."""
+    options = _options(hint)
+    groups = [option for option in options if is_dataclass(option)]
+    for name in map(str, value):
+        # jsonargparse reads `a.class_path` as two levels, and uses `__path__` itself.
+        if "class_path" in name.split(".") or name.startswith("__") or (groups and not name.isidentifier()):
+            raise ForeignCode(key, name)
+    mappings = [option for option in options if _is_mapping(option)]
+    if not groups and not mappings and any(map(_is_code, options)):  # arguments of a class that is not named
+        raise ForeignCode(key, str(dict(value)))
+    if len(groups) == 1 and set(value) <= set(CLASS_KEYS):
+        return {name: check_arguments(part or {}, groups[0], typed, f"{key}.{name}") for name, part in value.items()}
+    types = [_field_types(group) for group in groups]
+    types += [dict.fromkeys(value, get_args(mapping)[-1]) for mapping in mappings if get_args(mapping)]
+    checked = dict(value)
+    for name in checked:
+        # Which of several groups is meant is not known: a value has to be right for each.
+        for kind in [of_option[name] for of_option in types if name in of_option] or [None]:
+            checked[name] = _check(checked[name], kind, typed, f"{key}.{name}")
+    return checked
+
+
+def _options(hint: Any) -> list[Any]:
+    """Return the members of a union, without opening containers; empty if everything is allowed."""
+    if get_origin(hint) in (Union, UnionType):
+        options = [_options(member) for member in get_args(hint)]
+        return [] if not all(options) else [member for of_member in options for member in of_member]
+    if hasattr(hint, "__metadata__"):  # Annotated
+        return _options(hint.__origin__)
+    return [] if hint in (None, Any, object) else [hint]
+
+
+def _item_type(options: Sequence[Any]) -> Any:
+    """Return the type of the items of a list; None if everything is allowed."""
+    inner = [_args(option) for option in options if not _is_mapping(option) and _is_container(option)]
+    return Union[tuple(kind for kinds in inner for kind in kinds)] if inner and all(inner) else None  # noqa: UP007
+
+
+def _args(container: Any) -> tuple[Any, ...]:
+    return tuple(kind for kind in get_args(container) if kind is not Ellipsis)
 
 
 def _is_mapping(member: Any) -> bool:
@@ -229,21 +269,52 @@ def _is_mapping(member: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
+def _is_container(member: Any) -> bool:
+    return (get_origin(member) or member) in _SEQUENCES or _is_mapping(member)
+
+
+def _takes_text(member: Any, text: str) -> bool:
+    """Return whether a member of a type takes a string as it is."""
+    if get_origin(member) is Literal:
+        return text in get_args(member)
+    return isinstance(member, type) and issubclass(member, (str, os.PathLike))
+
+
+def _is_plain(hint: Any) -> bool:
+    """Return whether no value of a type can name code: text, numbers, choices, and containers of these."""
+    options = _options(hint)
+    return bool(options) and all(
+        bool(_args(option)) and all(map(_is_plain, _args(option)))
+        if _is_container(option)
+        else not (is_dataclass(option) or _is_code(option))
+        for option in options
+    )
+
+
 def _is_code(member: Any) -> bool:
     """Return whether a string would be imported for a member of a type: a class, a function, a type."""
-    if member in (*PLAIN, Any) or get_origin(member) is Literal or _is_mapping(member):
+    if member in _SCALARS or get_origin(member) is Literal or _is_container(member):
         return False
     if not isinstance(member, type) or get_origin(member) is not None or member is type:
         return True  # a callable, `type[X]`, and other types
-    return not (is_dataclass(member) or issubclass(member, (Enum, os.PathLike)))
+    return not (is_dataclass(member) or issubclass(member, (Enum, os.PathLike, *_SCALARS[:-1])))
 
 
-def _inner(base: type) -> dict[str, Any]:
-    """Return the types of the fields of a class."""
-    if is_dataclass(base):
-        hints = get_type_hints(base)
-        return {one.name: hints.get(one.name) for one in fields(base)}
-    return {} if inspect.isabstract(base) else parameters(base)
+def _field_types(group: Any) -> dict[str, Any]:
+    """Return the types of the fields of a group of settings."""
+    hints = get_type_hints(group)
+    return {field.name: hints.get(field.name) for field in fields(group)}
+
+
+def _is_name(text: str) -> bool:
+    """Return whether a string is written as the name of a class."""
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _import(name: str) -> None:
+    """Import the module of a dotted name that the user typed."""
+    with contextlib.suppress(Exception):  # the parser reports it
+        importlib.import_module(name.rpartition(".")[0])
 
 
 def _strings(tree: Any) -> Iterator[str]:

@@ -2,25 +2,33 @@
 
 import copy
 import json
+import os
 import pickle
 import re
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from support.command_line import run, tiny_config
+from vlightning import callbacks, datamodules, lightning_modules
 from vlightning.callbacks.checkpoints.resume import merge
 from vlightning.callbacks.checkpoints.saved_run import read_saved_run
 from vlightning.cli_support.command_line import read_command_line
+from vlightning.common.checked_loading import instantiate
+from vlightning.common.class_arguments import parameters
 from vlightning.common.errors import UserError
-from vlightning.common.named_code import ForeignCode, TypedNames, check_arguments
+from vlightning.common.named_code import INSTANTIATORS, ForeignCode, TypedNames, check_arguments
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
 from vlightning.datamodules.text.tokenizers import open_tokenizer
-from vlightning.lightning_modules import ALBEFModule
+from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
 
 SIZES = {
     "_class_path": "vlightning.lightning_modules.ALBEFModule",
@@ -75,6 +83,8 @@ GADGETS = {
         *({"class_path": OWN, "dict_kwargs": {"x": call("gadget.Gadget")}}, "gadget.Gadget"),
     ),
     "a dotted key": ("data", "eval_transform.class_path", "gadget.Gadget", "eval_transform.class_path"),
+    "a file for a group of settings": ("model", "optim", "gadget.yaml", "gadget.yaml"),
+    "a class for a group of settings": ("model", "optim", "gadget.Gadget", "gadget.Gadget"),
     "a number's place": ("data", "length", call("gadget.Gadget"), "gadget.Gadget"),
     "the model's argument": ("model", "weights", call("gadget.Gadget"), "gadget.Gadget"),
     "the model's class": ("model", "_class_path", "gadget.Gadget", "gadget.Gadget"),
@@ -131,6 +141,7 @@ def nothing_ran() -> bool:
     [
         *(("test", what) for what in ("function that makes modules", "imports of this package", "dict_kwargs")),
         *(("test", what) for what in ("not imported yet", "a file", "a dotted key", "the data's instantiator")),
+        *(("fit", what) for what in ("a file for a group of settings", "a class for a group of settings")),
         *(("fit", what) for what in ("function", "class", "YAML in a string", "the model's class")),
     ],
 )
@@ -244,4 +255,169 @@ def test_a_tokenizers_folder_does_not_run_its_own_python_files(monkeypatch: pyte
     (folder / "config.json").write_text(json.dumps(named | {"auto_map": {"AutoConfig": "own.Own"}}))
     with pytest.raises(UserError, match="contains custom code"):
         open_tokenizer("own")
+    assert nothing_ran()
+
+
+Place = tuple[str, Any, Callable[[Any], Any]]
+"""Name of a place in the arguments of a class, its type, and a function that puts a value there."""
+
+
+def options(hint: Any) -> list[Any]:
+    return [part for kind in get_args(hint) for part in options(kind)] if is_union(hint) else [hint]
+
+
+def is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, UnionType)
+
+
+def places_below(name: str, hint: Any, put: Callable[[Any], Any]) -> Iterator[Place]:
+    """Yield a place, and those in its groups of settings, lists and dictionaries."""
+    yield name, hint, put
+    for option in options(hint):
+        if is_dataclass(option):
+            hints = get_type_hints(option)
+            for field in (field.name for field in fields(option)):
+                yield from places_below(f"{name}.{field}", hints[field], lambda value, at=field: put({at: value}))
+        elif get_origin(option) is dict:
+            yield from places_below(f"{name}.key", get_args(option)[1], lambda value: put({"key": value}))
+        elif get_origin(option) is not None and get_origin(option) is not Literal and not callable_type(option):
+            for kind in get_args(option):
+                if kind is not Ellipsis:
+                    yield from places_below(f"{name}.0", kind, lambda value: put([value]))
+
+
+def callable_type(hint: Any) -> bool:
+    return "Callable" in str(get_origin(hint))
+
+
+def places() -> Iterator[tuple[type, Place]]:
+    """Yield each place in the constructors of all public modules, datamodules and callbacks."""
+    for package in (lightning_modules, datamodules, callbacks):
+        for public in (getattr(package, name) for name in package.__all__):
+            if isinstance(public, type):
+                for argument, hint in parameters(public).items():
+                    for name, kind, put in places_below(argument, hint, lambda value, at=argument: {at: value}):
+                        yield public, (f"{public.__name__}.{name}", kind, put)
+
+
+def takes_text(hint: Any) -> bool:
+    return any(isinstance(kind, type) and issubclass(kind, (str, os.PathLike)) for kind in options(hint))
+
+
+def has_code(hint: Any) -> bool:
+    """Whether a value of the type may be a class, a function or a group of settings."""
+    if get_origin(hint) is Literal or hint is Ellipsis or hint in (str, int, float, bool, bytes, type(None), Path):
+        return False
+    return not get_args(hint) or callable_type(hint) or any(has_code(kind) for kind in get_args(hint))
+
+
+FILES = ("gadget.yaml", "./gadget.yaml", "gadget.Gadget", "test.parquet", "os.system", "2001-99-99", "{a: [")
+"""Names of files and of classes: text where the type is text."""
+FOREIGN = (call("gadget.Gadget"), call("os.system", command=TOUCH), {"class_path": "gadget.yaml"})
+
+
+def test_each_place_of_all_public_constructors_refuses_files_and_classes_unless_its_type_is_text():
+    """Files of settings and foreign classes at every place, by the type of the place."""
+    counts = {"text": 0, "code": 0, "other": 0}
+    texts: list[Any] = []
+    for public, (name, hint, put) in places():
+
+        def check(value: Any, public: type = public, put: Callable[[Any], Any] = put) -> Any:
+            return check_arguments(put(value), public, TypedNames())
+
+        for foreign in FOREIGN:
+            for value in (foreign, [foreign], {"key": foreign}):
+                with pytest.raises(ForeignCode):
+                    raise AssertionError(f"{name} takes {check(value)}")
+        kind = "text" if takes_text(hint) else "code" if has_code(hint) and hint is not Any else "other"
+        counts[kind] += 1
+        for text in (*FILES, str(Path("gadget.yaml").resolve())):
+            if kind == "code":
+                with pytest.raises(ForeignCode):
+                    raise AssertionError(f"{name} takes {check(text)}")
+            else:
+                assert check(text) == put(text), name
+        if has_code(hint):
+            for foreign in FOREIGN:
+                with pytest.raises(ForeignCode):
+                    raise AssertionError(f"{name} takes {check(yaml.safe_dump(foreign))}")
+        if kind == "text" and hint not in texts:
+            texts.append(hint)
+        assert nothing_ran(), name
+    assert min(counts.values()) > 0
+    assert counts["text"] > 400
+    assert counts["code"] > 100
+    for hint in texts:  # what was let through is text for the parser too
+
+        class Holder:
+            def __init__(self, value) -> None:
+                self.value = value
+
+        Holder.__init__.__annotations__["value"] = hint
+        for text in FILES:
+            assert instantiate(Holder, {"value": text}).value == text, hint
+        assert nothing_ran(), hint
+
+
+def saved_by_the_command_line(key: str = "hyper_parameters", **values: Any) -> str:
+    content = {"state_dict": {}, "pytorch-lightning_version": "2.6.6", "epoch": 0, "global_step": 0, "loops": {}}
+    torch.save(content | {key: {"_instantiator": INSTANTIATORS[0], **values}}, "saved.ckpt")
+    return "saved.ckpt"
+
+
+@pytest.mark.parametrize("key", ["hyper_parameters", "hparams", "module_arguments"])
+@pytest.mark.parametrize(
+    ("cls", "values"),
+    [
+        (ALBEFModule, {"optim": "gadget.yaml"}),
+        (CoCoRDModule, {"student": "resnet8", "num_classes": 4, "teacher": "gadget.yaml"}),
+        (CoCoRDModule, {"student": "resnet8", "num_classes": 4, "teacher": {"network": "gadget.yaml"}}),
+        (MobileCLIPModule, {"model": "MobileCLIP-tiny", "teacher": {"models": ["gadget.yaml"]}}),
+        (MobileCLIPModule, {"model": "MobileCLIP-tiny", "teacher": {"models": "gadget.yaml"}}),
+        (ALBEFModule, {"optimizer": "gadget.yaml"}),
+    ],
+)
+def test_load_from_checkpoint_opens_no_file_that_a_checkpoint_names(key: str, cls: type, values: dict[str, Any]):
+    with pytest.raises(UserError, match=r"got 'gadget\.yaml' for \S+, which could run any code"):
+        cls.load_from_checkpoint(saved_by_the_command_line(key, **values))  # type: ignore[attr-defined]
+    assert nothing_ran()
+
+
+def test_a_file_named_like_an_own_class_is_not_opened():
+    Path("ALBEFEvalTransform").write_text("class_path: gadget.Gadget\n")
+    Path(OWN).write_text("class_path: gadget.Gadget\n")
+    for name in ("ALBEFEvalTransform", OWN):
+        with pytest.raises(UserError, match="could run any code"):
+            ShapesDataModule.load_from_checkpoint(
+                saved_by_the_command_line("datamodule_hyper_parameters", eval_transform=name)
+            )
+    assert nothing_ran()
+
+
+def test_the_name_of_a_data_file_is_text_whatever_it_says():
+    """Python has a package `test`; the content of a file does not replace its name."""
+    Path("test.parquet").write_text("class_path: gadget.Gadget\n")
+    sources = {
+        "train": "test.parquet",
+        "test": ["test.parquet", {"path": "gadget.Gadget"}],
+        "image_root": "gadget.yaml",
+    }
+    path = saved_by_the_command_line("datamodule_hyper_parameters", **sources)
+    data = ImageTextDataModule.load_from_checkpoint(path)
+    assert (data.hparams["train"], data.hparams["image_root"]) == ("test.parquet", "gadget.yaml")
+    assert data.hparams["test"][0] == "test.parquet"
+    described = {"_class_path": "vlightning.datamodules.ImageTextDataModule", **sources}
+    content = torch.load(checkpoint(), weights_only=True) | {"datamodule_hyper_parameters": described}
+    torch.save(content, "data.ckpt")
+    ran = run("test", "--ckpt_path", "data.ckpt", "--print_config")
+    assert ran.status == 0, ran.err
+    assert yaml.safe_load(ran.out)["data"]["init_args"]["train"] == "test.parquet"
+    assert nothing_ran()
+
+
+def test_the_content_of_a_typed_data_file_does_not_allow_its_name_as_a_class():
+    Path("gadget.Gadget").write_text("class_path: gadget.Gadget\n")
+    path = checkpoint("data", "eval_transform", "gadget.Gadget")
+    ran = run("test", "--ckpt_path", path, "--data.train_transform", "null", "--trainer.default_root_dir=gadget.Gadget")
+    assert "could run any code" in ran.sentence
     assert nothing_ran()
