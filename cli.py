@@ -36,6 +36,9 @@ from vlightning.terminal.start import answer
 class VLightningCLI(LightningCLI):
     """LightningCLI with readable errors, a folder for each run, and precedence of given values on resume."""
 
+    trains: bool | None = None
+    """Whether teachers run; None: in a `fit`."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.words = sys.argv[1:] if kwargs.get("args") is None else list(kwargs["args"])
         with contextlib.ExitStack() as self.on_exit:
@@ -64,7 +67,7 @@ class VLightningCLI(LightningCLI):
         mistakes.check_help(typed, subparser)
         path = run_folder.find_checkpoint(typed)
         self.saved = read_saved_run(path) if path else None
-        if self.saved is not None and (saved_values := merge(self.saved, typed)):
+        if self.saved is not None and (saved_values := merge(self.saved, typed, self.trains)):
             typed.args.insert(1, as_config(saved_values))
         try:
             self.config = parser.parse_args(typed.args)

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from lightning.pytorch.core.saving import CHECKPOINT_PAST_HPARAMS_KEYS
 
+from .absent_network import leave_out_networks
 from .errors import UserError
 from .named_code import INSTANTIATORS, ForeignCode, TypedNames, check_arguments, imported
 from .private_api import allow_instantiator, load_plain
@@ -64,6 +65,7 @@ class CheckedLoading:
                 )
             built = found
         own = {name: value for name, value in saved.items() if name not in ("_instantiator", "_class_path", *replaced)}
+        leave_out_networks(own)
         try:
             return check_arguments(own, built, TypedNames(), "") | {"_instantiator": _INSTANTIATOR}
         except ForeignCode as error:

@@ -6,14 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
 from ..callbacks.figures.grid import draw_sheet, missing_glyphs
+from ..common.absent_network import leave_out_networks
 from ..common.errors import UserError
 from ..common.files import replacing
 from ..datamodules.pairs import PairDataModule
 from ..datamodules.sources.caption_rows import CaptionRows
-from ..planning.configuration import build, parse_fit
+from ..planning.configuration import build, build_without_weights, parse_fit
 from .counts import Counts, count_split, shared_images
 from .reading import STREAMED, read_split
 from .sheet import samples_of
@@ -74,9 +73,8 @@ def open_data(words: list[str]) -> PairDataModule:
             f"Expected a datamodule of images with texts, such as ImageTextDataModule, got {type(data).__name__}: give "
             "one of these."
         )
-    with torch.device("meta"):
-        module = build(cli, "model")
-    return opened(data, module)
+    leave_out_networks(cli.config["fit"]["model"]["init_args"])
+    return opened(data, build_without_weights(cli))
 
 
 def opened(data: PairDataModule, module: Any) -> PairDataModule:

@@ -164,7 +164,9 @@ def load_interpolated(path: str, ratio: float) -> ImageTextModel:
 def _of_checkpoint(path: Path) -> ImageTextModel:
     content = AtomicCheckpointIO().load_checkpoint(path)
     cls = _class_of(class_of(saved_settings(content)), str(path))
-    return _of_content(cls.load_from_checkpoint(path, map_location="cpu"), content, str(path))
+    # An optimizer of the user's own is not needed, and its code not imported.
+    module = cls.load_from_checkpoint(path, map_location="cpu", optimizer=None, lr_scheduler=None)
+    return _of_content(module, content, str(path))
 
 
 def _of_content(module: Any, content: Mapping[str, Any], path: str) -> ImageTextModel:

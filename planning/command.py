@@ -7,6 +7,7 @@ from typing import Any
 from ..common.errors import UserError
 from ..common.gpus import GPU, GPUS
 from ..common.names import did_you_mean
+from ..lightning_modules.base.frozen import without_weights
 from .configuration import Planned, read, steps_of
 from .counted_step import PRECISIONS
 from .estimate import USABLE, Estimate, estimate
@@ -39,23 +40,33 @@ def run_plan(words: list[str]) -> str:
     layout = _layout(typed, planned, gpu)
     logging.disable(logging.WARNING)  # about values, which there are none of
     try:
-        if is_reinforcement(planned.module):
-            return plan_reinforcement(planned, layout, typed.steps)
-        start(planned.module)
-        counted = estimate(planned.module, planned.data, layout.processes, layout.precision)
-        steps = typed.steps or steps_of(planned, layout.batch * layout.accumulated)
-        parts = [
-            "Computed from the shapes of training steps, not measured on a GPU.",
-            layout.sentence(type(planned.module).__name__),
-            "",
-            _memory(counted, layout),
-            _traffic(counted, layout.rows),
-            _time(counted, layout, steps),
-        ]
-        if not fits(counted, layout, layout.sharded):
-            parts += ["", remedies(options, planned, counted, layout, steps)]
+        with without_weights():
+            return _plan(typed, options, planned, layout)
     finally:
         logging.disable(logging.NOTSET)
+
+
+def _plan(typed: argparse.Namespace, options: list[str], planned: Planned, layout: Layout) -> str:
+    """Return the text of a plan."""
+    if is_reinforcement(planned.module):
+        return plan_reinforcement(planned, layout, typed.steps)
+    start(planned.module)
+    counted = estimate(planned.module, planned.data, layout.processes, layout.precision)
+    steps = typed.steps or steps_of(planned, layout.batch * layout.accumulated)
+    parts = [
+        "Computed from the shapes of training steps, not measured on a GPU.",
+        *(
+            f"Without the teacher {name} of the checkpoint: give its run's config.yaml with --config to count it."
+            for name in planned.absent
+        ),
+        layout.sentence(type(planned.module).__name__),
+        "",
+        _memory(counted, layout),
+        _traffic(counted, layout.rows),
+        _time(counted, layout, steps),
+    ]
+    if not fits(counted, layout, layout.sharded):
+        parts += ["", remedies(options, planned, counted, layout, steps)]
     return "\n".join(parts)
 
 

@@ -1,6 +1,7 @@
 """The configuration of a `vlightning fit`, parsed without data, weights and a run folder."""
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import torch
 from jsonargparse import Namespace
 
 from ..cli_support.links import apply_links
+from ..common.absent_network import absent_networks
 
 _SCHEDULE = re.compile(r"# Schedule: ([\d,]+) steps of ([\d,]+) ")
 
@@ -20,12 +22,14 @@ class Planned(NamedTuple):
         data: arguments of the datamodule.
         trainer: arguments of the Trainer.
         files: the config files.
+        absent: names of the teachers of the user's own that a checkpoint names, which are not imported.
     """
 
     module: Any
     data: dict[str, Any]
     trainer: dict[str, Any]
     files: list[Path]
+    absent: list[str]
 
 
 def read(words: list[str]) -> Planned:
@@ -36,12 +40,12 @@ def read(words: list[str]) -> Planned:
     """
     cli = parse_fit(words)
     config = cli.config["fit"]
+    absent = absent_networks(config.model.init_args)
     if "weights" in config.model.init_args:
         config.model.init_args["weights"] = None
-    with torch.device("meta"):
-        module = build(cli, "model")
+    module = build_without_weights(cli)
     data = (config.get("data") or {}).get("init_args") or {}
-    return Planned(module, dict(vars(data)) if data else {}, dict(vars(config.trainer)), cli.typed.config_files)
+    return Planned(module, dict(vars(data)) if data else {}, dict(vars(config.trainer)), cli.typed.config_files, absent)
 
 
 def parse_fit(words: list[str]) -> Any:
@@ -53,6 +57,8 @@ def parse_fit(words: list[str]) -> Any:
     from ..cli import VLightningCLI, open_cli  # imports the commands, and with them this file
 
     class ParsedCLI(VLightningCLI):
+        trains = False
+
         def _parse_ckpt_path(self) -> None:
             apply_links(self.config[self.config.subcommand], self.typed, None)
 
@@ -80,6 +86,14 @@ def build(cli: Any, section: str) -> Any:
     """
     only = Namespace(subcommand="fit", fit=Namespace(**{section: cli.config["fit"][section]}))
     return cli.parser.instantiate(only)["fit"][section]
+
+
+def build_without_weights(cli: Any) -> Any:
+    """Build the module of a parsed command line on the meta device."""
+    with torch.device("meta"), warnings.catch_warnings():
+        # A network of the user's own may load weights in its constructor, with a warning for each of its tensors.
+        warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")
+        return build(cli, "model")
 
 
 def steps_of(planned: Planned, batch: int) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
 
+from ...common.absent_network import leave_out_networks
 from ...common.class_arguments import subclasses
 from ...common.errors import UserError
 from ...common.messages import say, warn
@@ -20,7 +21,7 @@ from .saved_run import SavedRun
 _BASES: dict[str, type] = {"model": LightningModule, "data": LightningDataModule}
 
 
-def merge(saved: SavedRun, typed: Typed) -> dict[str, Any]:
+def merge(saved: SavedRun, typed: Typed, trains: bool | None = None) -> dict[str, Any]:
     """Add the values of the checkpoint as the first source of values.
 
     The values of the module are used if its class is the same or was not given. The values of the datamodule are used
@@ -29,6 +30,7 @@ def merge(saved: SavedRun, typed: Typed) -> dict[str, Any]:
     Args:
         saved: The values of the checkpoint.
         typed: The parts of the command line, to which the source is added.
+        trains: Whether teachers run, whose networks of the user's own are left out otherwise; None: in a `fit`.
 
     Returns:
         The values.
@@ -38,8 +40,9 @@ def merge(saved: SavedRun, typed: Typed) -> dict[str, Any]:
     """
     names = TypedNames([source.tree for source in typed.sources])
     tree: dict[str, Any] = {}
-    if typed.subcommand != "fit" and (model := saved.hyper_parameters.get("model")):
-        model["init_args"] = _without_teachers_networks(model["init_args"])
+    trains = typed.subcommand == "fit" if trains is None else trains
+    if not trains and (model := saved.hyper_parameters.get("model")):
+        leave_out_networks(model["init_args"])
     for section in saved.hyper_parameters:
         name = typed.lookup(f"{section}.class_path")
         if name is None or (section == "model" and _is_same_model(saved, str(name))):
@@ -63,20 +66,6 @@ def merge(saved: SavedRun, typed: Typed) -> dict[str, Any]:
     if tree:
         typed.sources.insert(0, Source(str(saved.path), tree, "checkpoint"))
     return tree
-
-
-def _without_teachers_networks(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's arguments without networks of the user's own as teachers, which run in training only."""
-
-    def without(value: Any) -> Any:
-        if isinstance(value, list):
-            return [without(item) for item in value]
-        return {name: part for name, part in value.items() if name != "network"} if isinstance(value, dict) else value
-
-    teacher = without(arguments.get("teacher"))
-    if not isinstance(teacher, dict):
-        return arguments
-    return arguments | {"teacher": {name: without(part) for name, part in teacher.items()}}
 
 
 def _is_same_model(saved: SavedRun, name: str) -> bool:
@@ -118,10 +107,11 @@ def _checked(saved: SavedRun, section: str, typed: Typed, names: TypedNames) -> 
         return check_described(saved.hyper_parameters[section], _BASES[section], names, is_replaced)
     except ForeignCode as error:
         option = f"{section}.{error.key}".rstrip(".")
+        in_list = any(part.isdigit() for part in option.split("."))  # no option names an entry of a list
+        remedy = "" if in_list else f"type --{option} {error.name}, or "
         raise UserError(
             f"Expected a class of vlightning or torch.optim for {option} in {str(saved.path)!r}, got {error.name!r}, "
-            f"which could run any code: if you trust it, type --{option} {error.name}, or give the config.yaml of the "
-            "run with --config."
+            f"which could run any code: if you trust it, {remedy}give the config.yaml of the run with --config."
         ) from error
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
 from ...common.names import did_you_mean
 
@@ -60,6 +61,8 @@ def _plain(value: Any) -> Any:
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
         return type(value)(map(_plain, value))
+    if isinstance(value, AbsentNetwork):
+        return {"class_path": value.name}
     if isinstance(value, nn.Module):
         return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}"}
     return None if callable(value) else value

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
-from ..base.frozen import Frozen
+from ..base.frozen import Frozen, reads_weights
 from ..networks.cifar import Classifier
 from ..networks.classifiers import build_classifier
 from ..networks.frozen_classifier import load_frozen
@@ -89,23 +90,29 @@ class AbsentClassifier(Classifier):
 
     Args:
         feature_dim: width D of its features, which the checkpoint records.
+        classes: number of classes C.
     """
 
-    def __init__(self, feature_dim: int) -> None:
+    def __init__(self, feature_dim: int, classes: int) -> None:
         super().__init__()
-        self.feature_dim = feature_dim
+        self.feature_dim, self.classes = feature_dim, classes
 
     def forward_features(self, image: Tensor) -> Tensor:
-        """Refuse.
+        """Refuse; in `without_weights` return zeros [B, D].
 
         Raises:
-            UserError: always.
+            UserError: outside of `without_weights`.
         """
-        raise UserError(f"Expected the teacher for training, got a checkpoint's settings without it: give {OPTION}.")
+        return self._zeros(image, self.feature_dim)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Refuse, as `forward_features`."""
-        return self.forward_features(features)
+        """Refuse, as `forward_features`; in `without_weights` return zeros [B, C]."""
+        return self._zeros(features, self.classes)
+
+    def _zeros(self, inputs: Tensor, width: int) -> Tensor:
+        if not reads_weights():
+            return inputs.new_zeros(len(inputs), width)
+        raise UserError(f"Expected the teacher for training, got a checkpoint's settings without it: give {OPTION}.")
 
 
 def build_teacher(teacher: TeacherSettings, classes: int) -> Classifier:
@@ -114,7 +121,7 @@ def build_teacher(teacher: TeacherSettings, classes: int) -> Classifier:
     Raises:
         UserError: If there is none, or a network of the user's own does not fit.
     """
-    if isinstance(teacher.network, nn.Module):
+    if isinstance(teacher.network, nn.Module) and not isinstance(teacher.network, AbsentNetwork):
         if teacher.name is not None:
             raise UserError(
                 f"Expected one teacher, got model.teacher.name {teacher.name!r} and {OPTION}: leave one out."
@@ -123,7 +130,7 @@ def build_teacher(teacher: TeacherSettings, classes: int) -> Classifier:
     if teacher.name is not None:
         return build_classifier(teacher.name, classes)
     if teacher.feature_dim is not None:
-        return AbsentClassifier(teacher.feature_dim)
+        return AbsentClassifier(teacher.feature_dim, classes)
     raise UserError(
         f"Expected a teacher for the losses that learn from one, got none: set model.teacher.name, or {OPTION}."
     )
@@ -144,7 +151,7 @@ def load_teacher(frozen: Frozen[Classifier], teacher: TeacherSettings, classes: 
     if teacher.name is not None:
         load_frozen(frozen, teacher.name, teacher.weights, classes)
     elif (network := given(teacher.network, OPTION)) is not None:
-        assert isinstance(frozen.network, OwnClassifier)
-        frozen.network.images = teacher_images(network, data)
+        if isinstance(frozen.network, OwnClassifier):
+            frozen.network.images = teacher_images(network, data)
         if not frozen.loaded:
             record(frozen, network, OPTION)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
-from ..base.frozen import Frozen
+from ..base.frozen import Frozen, reads_weights
 from .clip_preprocessing import Three
 from .teacher_images import Normalisation, TeacherImages
 
@@ -20,20 +21,26 @@ def class_path(network: nn.Module) -> str:
     return f"{type(network).__module__}.{type(network).__qualname__}"
 
 
-def given(network: Any, option: str) -> nn.Module | None:
+def given(network: Any, option: str, width: int = 1) -> nn.Module | None:
     """Return the network of a setting, if it has one.
 
     Args:
         network: the setting: a network, its class as a checkpoint names it, or None.
         option: its name, for the message.
+        width: width of its output, in `without_weights`, where an absent network returns zeros.
 
     Raises:
         UserError: If only the name of its class is known, from a checkpoint.
     """
-    if isinstance(network, Mapping):
+    if isinstance(network, AbsentNetwork) and not reads_weights():
+        network.width = width
+    elif isinstance(network, (Mapping, AbsentNetwork)):
+        name = network.name if isinstance(network, AbsentNetwork) else network.get("class_path")
+        in_list = option.endswith("s.network")  # no option names an entry of a list
         raise UserError(
-            f"Expected the teacher {network.get('class_path')} for training, got its name from a checkpoint, which "
-            f"does not hold it: give {option}."
+            f"Expected the teacher {name} for training, got its name from a checkpoint, which does not hold it: "
+            f"{'' if in_list else f'type --{option} {name}, or '}give the config.yaml of its run with --config; in "
+            "Python pass the setting with the network to load_from_checkpoint."
         )
     return network if isinstance(network, nn.Module) else None
 
@@ -99,12 +106,14 @@ def checked_output(
         UserError: If the network fails on the example, or its output has another shape.
     """
     shape, name = list(example.shape), class_path(network)
+    weight = next(network.parameters(), None)
+    example = example if weight is None else example.to(weight.device)  # "meta" in a plan
     expected = f"Expected an output of shape [1, {width or 'E'}] of {name} for an input of shape {shape}"
     try:
         output = encode(example)
     except Exception as error:  # of the user's code
-        first = str(error).partition("\n")[0].removesuffix(".")
-        raise UserError(f"{expected}, got an error ({type(error).__name__}: {first}): {remedy}") from error
+        reason = str(error).partition("\n")[0].removesuffix(".")
+        raise UserError(f"{expected}, got an error ({type(error).__name__}: {reason}): {remedy}") from error
     if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != 1 or width not in (None, output.shape[1]):
         got = f"shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"{expected}, got {got}: {remedy}")

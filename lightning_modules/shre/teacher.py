@@ -35,7 +35,7 @@ def load_teacher(frozen: Frozen[Any], settings: TeacherSettings, outputs: int, i
     """
     if frozen.loaded:
         return
-    if (network := given(settings.network, OPTION)) is not None:
+    if (network := given(settings.network, OPTION, outputs)) is not None:
         side = stated_size(network) or image_size
         remedy = "correct the class, set its attribute image_size, or set model.num_classes."
         checked_output(network.eval(), network, torch.zeros(1, 3, side, side), outputs, remedy)

@@ -17,8 +17,10 @@ from support.images import draw_image
 from support.own_teacher import OwnClassifier, OwnPair
 from support.shre import WORDS, tiny_shre
 from support.tiny import TinyData
+from vlightning import lightning_modules
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
+from vlightning.evaluate.model import load_model
 from vlightning.hub import from_pretrained
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.cocord.settings import TeacherSettings
@@ -37,6 +39,8 @@ COCORD += ["--model.contrast.queue_size", "64", "--model.num_classes", "40", "--
 COCORD += ["--data.length", "64"]
 SHRE = ["--model", "SHReModule", "--model.num_classes", "40", "--model.vision", "{width: 16, depth: 1, heads: 2}"]
 SHRE += ["--model.text.depth", "1", "--data", "ShapesDataModule", "--data.image_size", "32", "--data.length", "64"]
+GONE = "gone.OwnClassifier"
+QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "max_steps": 1}
 METHODS = {"CoCoRDModule": COCORD, "SHReModule": SHRE}
 
 
@@ -72,10 +76,21 @@ def test_a_checkpoint_needs_its_teachers_code_for_training_alone(method, tmp_pat
     assert not any(name.startswith("teacher.") for name in content["state_dict"])
 
     # The class cannot be imported any more.
-    content["hyper_parameters"]["teacher"]["network"]["class_path"] = "gone.OwnClassifier"
+    content["hyper_parameters"]["teacher"]["network"]["class_path"] = GONE
     torch.save(content, "gone.ckpt")
     ran = run("validate", "--ckpt_path", "gone.ckpt", "--trainer.limit_val_batches", "1")
     assert ran.status == 0, ran.err
+    content["hyper_parameters"]["optimizer"] = {"class_path": "gone.Optimizer"}
+    torch.save(content, "gone_optimizer.ckpt")
+    if method == "SHReModule":
+        assert load_model("gone_optimizer.ckpt").network.hparams["teacher"]["network"] == {"class_path": GONE}
+    loaded = getattr(lightning_modules, method).load_from_checkpoint("gone.ckpt")
+    assert loaded.hparams["teacher"]["network"] == {"class_path": GONE}
+    with pytest.raises(UserError, match=f"{GONE} for training.* type --model.teacher.network {GONE}, or .* in Python"):
+        Trainer(**QUIET).fit(loaded, ShapesDataModule(length=16, image_size=32, num_workers=0))
+    ran = run("plan", "--ckpt_path", "gone.ckpt")
+    assert ran.status == 0, ran.err
+    assert f"Without the teacher {GONE} of the checkpoint" in ran.out
     ran = run("export", "gone.ckpt", "exported", "--layout", "vlightning")
     assert ran.status == 0, ran.err
     read = from_pretrained("exported")
@@ -321,5 +336,22 @@ def test_mobileclip_runs_a_network_of_the_user_in_its_step(tmp_path, monkeypatch
     content = torch.load(checkpoint, weights_only=True)
     content["hyper_parameters"]["teacher"]["models"][0]["network"]["class_path"] = "gone.OwnPair"
     torch.save(content, "gone.ckpt")
+    ran = run("fit", "--ckpt_path", "gone.ckpt")
+    assert "could run any code: if you trust it, give the config.yaml of the run with --config." in ran.sentence
+    (teacher,) = lightning_modules.MobileCLIPModule.load_from_checkpoint("gone.ckpt").hparams["teacher"]["models"]
+    assert teacher["network"] == {"class_path": "gone.OwnPair"}
+    ran = run("plan", "--ckpt_path", "gone.ckpt", "--trainer.precision", "32-true")
+    assert ran.status == 0, ran.err
     ran = run("validate", "--ckpt_path", "gone.ckpt", "--trainer.limit_val_batches", "1")
     assert ran.status == 0, ran.err
+
+
+def test_a_report_on_data_builds_no_teacher(tmp_path, monkeypatch, recwarn):
+    """A teacher that loads its weights warns for each tensor on the meta device."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--model.teacher.network", "support.own_teacher.Loading", "--data.num_workers", "0", "--limit", "4"]
+    ran = run("data", *METHODS["SHReModule"], *words, "--data.eval_length", "8")
+    assert ran.status == 0, ran.err
+    planned = run("plan", *METHODS["SHReModule"], *words[:2])
+    assert planned.status == 0, planned.err
+    assert not [warning for warning in recwarn if "non-meta" in str(warning.message)]
