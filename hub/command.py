@@ -47,11 +47,13 @@ def run_push(words: list[str]) -> str:
     )
     parser.add_argument("folder", help="a folder that `vlightning export` wrote")
     parser.add_argument("name", help="name of the repository, NAME or OWNER/NAME")
-    parser.add_argument("--private", action="store_true", help="make the new repository private")
+    parser.add_argument(
+        "--public", action="store_true", help="let anyone read the new repository, which is private otherwise"
+    )
     parser.add_argument("--existing", action="store_true", help="add a commit to a repository that exists")
     parser.add_argument("--message", help="message of the commit")
     typed = parser.parse_args(words)
     from .publishing import push_to_hub  # the other commands need none of its imports
 
-    address = push_to_hub(typed.folder, typed.name, typed.private, typed.existing, typed.message)
+    address = push_to_hub(typed.folder, typed.name, public=typed.public, existing=typed.existing, message=typed.message)
     return f"Pushed {typed.folder} to {address}."

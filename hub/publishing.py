@@ -4,24 +4,28 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import UserError
+from ..common.messages import say
 from ..datamodules.sources.hub import hub_is_reachable
+from .exported import files_of
 
 
 def push_to_hub(
-    folder: str | Path, name: str, private: bool = False, existing: bool = False, message: str | None = None
+    folder: str | Path, name: str, *, public: bool = False, existing: bool = False, message: str | None = None
 ) -> str:
-    """Upload an exported folder to a repository of the hub, and return the repository's address.
+    """Upload the files of an exported folder to a repository of the hub, and return the repository's address.
+
+    Other files in the folder are left out, and counted in a message.
 
     Args:
-        folder: the folder, of any layout.
+        folder: a folder that `vlightning export` or `save_pretrained` wrote, of any layout.
         name: name of the repository, `NAME` or `OWNER/NAME`; without an owner that of the token.
-        private: whether a new repository is private.
+        public: whether anyone may read a new repository; it is private otherwise.
         existing: whether to add a commit to a repository that exists, instead of refusing it.
         message: message of the commit.
 
     Raises:
-        UserError: If there is no such folder, no token or no network, the name is malformed or taken, or the token may
-            not write there.
+        UserError: If there is no such folder, or it is not an export, no token or no network, the name is malformed or
+            taken, or the token may not write there.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
@@ -31,6 +35,11 @@ def push_to_hub(
         found = "an empty folder" if path.is_dir() else "a file" if path.exists() else "nothing there"
         raise UserError(
             f"Expected a folder that `vlightning export` wrote, got {str(folder)!r}, {found}: correct the path."
+        )
+    if not (files := files_of(path)):
+        raise UserError(
+            f"Expected a folder that `vlightning export` wrote, got {str(folder)!r} without the files of any layout: "
+            "export the checkpoint first, or correct the path."
         )
     if get_token() is None:
         raise UserError(
@@ -44,14 +53,19 @@ def push_to_hub(
         )
     api = HfApi(library_name="vlightning")
     try:
-        repository = str(api.create_repo(name, private=private, exist_ok=existing).repo_id)
+        repository = str(api.create_repo(name, private=not public, exist_ok=existing).repo_id)
         api.upload_folder(
-            repo_id=repository, folder_path=path, commit_message=message or f"Upload {path.resolve().name}"
+            repo_id=repository,
+            folder_path=path,
+            allow_patterns=files,
+            commit_message=message or f"Upload {path.resolve().name}",
         )
     except HFValidationError as error:
         raise UserError(f"Expected a name of the hub, such as me/my-clip, got {name!r}: correct it.") from error
     except Exception as error:  # of the HTTP library, whose types depend on the version
         raise UserError(_refusal(error, name)) from error
+    if others := sum(1 for file in path.rglob("*") if file.is_file()) - len(files):
+        say(f"Left out {others} files in {path} that `vlightning export` does not write.")
     return f"{api.endpoint}/{repository}"
 
 

@@ -10,21 +10,12 @@ from torch import Tensor
 from ..common.errors import UserError
 from ..common.names import did_you_mean
 from ..datamodules.sources.hub import hub_or_cache, reason_refused
-from ..lightning_modules.base.folder import CONFIG_FILE, WEIGHTS_FILE, read_config
+from ..lightning_modules.base.folder import read_config
 from ..lightning_modules.base.preprocessing import has_pixels
 from ..lightning_modules.exports import exported_classes
 from ..lightning_modules.networks.clip_preprocessing import Preprocessing
+from .exported import PRETRAINED
 from .texts import has_clip_texts, text_encoder, tokenizer_of_folder
-
-FILES = (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "tower.json",
-    *(f"language_model/*.{kind}" for kind in ("json", "safetensors", "txt")),
-)
 
 
 class Pretrained(NamedTuple):
@@ -84,7 +75,7 @@ def _folder(name: str | Path) -> Path:
 
     try:
         with hub_or_cache():
-            return Path(snapshot_download(text, allow_patterns=list(FILES)))
+            return Path(snapshot_download(text, allow_patterns=list(PRETRAINED)))
     except Exception as error:  # of the HTTP library, whose types depend on the version
         why = reason_refused(error, "model")
         raise UserError(

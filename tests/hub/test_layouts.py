@@ -26,6 +26,7 @@ from support.methods import METHODS, OTHERS
 from support.mmlg import tiny_extraction
 from support.pages import blocks
 from support.probe import tiny_probe
+from vlightning.hub.exported import files_of
 from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
 
 KINDS = METHODS | OTHERS
@@ -45,6 +46,9 @@ def exported(module, data, folder, layout, target="made"):
     ran = run("export", folder / "last.ckpt", folder / target, "--layout", layout)
     assert ran.status == 0, ran.err
     assert "Loading" not in ran.err  # a progress bar of transformers
+    made = folder / target
+    if made.is_dir():  # `vlightning push` takes all of it
+        assert set(files_of(made)) == {file.relative_to(made).as_posix() for file in made.rglob("*") if file.is_file()}
     return module.eval(), folder / target
 
 

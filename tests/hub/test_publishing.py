@@ -1,10 +1,13 @@
 """`vlightning push`, and reading by name, with a local server in place of the hub."""
 
+import re
+import shutil
+
 import pytest
 import torch
 
 from support.command_line import run
-from support.hub_server import READS_ONLY, TOKEN, local_hub, set_hub
+from support.hub_server import READS_ONLY, TOKEN, Hub, local_hub, set_hub
 from support.published import tiny_clip
 from vlightning.common.errors import UserError
 from vlightning.hub import from_pretrained
@@ -35,6 +38,36 @@ def test_a_pushed_model_is_read_by_its_name(models, folder):
     with torch.no_grad():
         found, expected = (each.encode_texts(**tokenizer(["a dog"])) for each in (model, from_pretrained(folder).model))
     assert torch.equal(found, expected)
+
+
+def test_only_the_files_of_an_export_are_pushed_and_privately(models, folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / ".env").write_text("SECRET=1")
+    (copy / "notes").mkdir()
+    (copy / "notes/config.json").write_text("{}")
+    (tmp_path / "elsewhere.json").write_text("{}")
+    (copy / "tower.json").symlink_to(tmp_path / "elsewhere.json")
+    ran = run("push", copy, "my-clip")
+    assert ran.status == 0, ran.err
+    assert set(models["me/my-clip"]) == {file.name for file in folder.iterdir()}
+    assert f"Left out 3 files in {copy}" in ran.out
+    assert Hub.private == {"me/my-clip": True}
+    assert run("push", folder, "open", "--public").status == 0
+    assert Hub.private["me/open"] is False
+
+
+def test_a_folder_that_is_no_export_is_refused(models, tmp_path):
+    (tmp_path / "home/.ssh").mkdir(parents=True)
+    (tmp_path / "home/.ssh/id_rsa").write_text("PRIVATE KEY")
+    (tmp_path / "home/config.json").write_text('{"towers": {}}')
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/last.ckpt").write_bytes(b"1")
+    (tmp_path / "run/config.yaml").write_text("model: ALBEFModule")
+    for name in ("home", "run"):
+        sentence = run("push", tmp_path / name, "my-clip").sentence
+        assert re.search("a folder that `vlightning export` wrote, got .* without the files of any layout", sentence)
+    assert not models
 
 
 def test_an_existing_name_gets_a_commit_only_when_asked(models, folder):

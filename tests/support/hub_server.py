@@ -22,6 +22,7 @@ class Hub(BaseHTTPRequestHandler):
     models: dict[str, dict[str, bytes]]
     datasets: dict[str, dict[str, bytes]]
     gated: frozenset[str]
+    private: dict[str, bool]
 
     def do_HEAD(self):
         self.read(body=False)
@@ -63,6 +64,8 @@ class Hub(BaseHTTPRequestHandler):
             if name in self.models:
                 return self.send(409, {"error": "exists", "url": f"{constants.ENDPOINT}/{name}"})
             self.models[name] = {}
+            # Newer versions of the library send "visibility".
+            self.private[name] = asked.get("private", asked.get("visibility") == "private")
             return self.send(200, {"url": f"{constants.ENDPOINT}/{name}", "name": name, "id": "1"})
         name, _, action = self.path.removeprefix("/api/models/").rpartition("/")[0].rpartition("/")
         if action == "preupload":
@@ -92,6 +95,7 @@ class Hub(BaseHTTPRequestHandler):
 def local_hub(monkeypatch, cache, datasets=(), gated=()):
     """Within the context the hub is a local server without models; yields them, by name."""
     Hub.models, Hub.datasets, Hub.gated = {}, dict(datasets), frozenset(gated)
+    Hub.private = {}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     set_hub(monkeypatch, f"http://127.0.0.1:{server.server_port}")
