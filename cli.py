@@ -88,8 +88,9 @@ class VLightningCLI(LightningCLI):
         self.name = run_folder.name_run(config, self.typed, self.saved)
         check_strategy(config.trainer.strategy)
         linked = apply_links(config, self.typed, self.saved)
-        # Without the folder of this run, and without values that are taken from the data.
+        # Without the checkpoint and the folder of this run, and without values that are taken from the data.
         self.reproducible = copy.deepcopy(config)
+        self.reproducible.pop("ckpt_path", None)
         for place in linked:
             self.reproducible.pop(f"model.init_args.{place}", None)
         if self.reproducible.get("trainer.logger.init_args.version") is not None:

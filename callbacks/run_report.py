@@ -1,5 +1,7 @@
 """What a run tells the user beside its progress: weights that mean nothing, and where the checkpoints are."""
 
+import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +68,10 @@ def print_checkpoints(trainer: Trainer, module: LightningModule) -> None:
     verb = "validate" if data is not None and getattr(data, "hparams", {}).get("test", "") is None else "test"
     if chosen is None or not is_overridden("test_step" if verb == "test" else "validation_step", module):
         return
-    own = defined_here(type(module)) and (data is None or defined_here(type(data)))
-    config = Path(str(folder)) / "config.yaml"
-    say(f"Next: vlightning {verb} --ckpt_path {chosen}" + ("" if own else f" --config {config}"))
+    words = ["vlightning", verb, "--ckpt_path", os.path.abspath(chosen)]
+    if not defined_here(type(module)) or not (data is None or defined_here(type(data))):
+        words += ["--config", os.path.abspath(Path(str(folder)) / "config.yaml")]
+    say(f"Next: {shlex.join(words)}")
 
 
 def warn_of_random_weights(subcommand: str, module: LightningModule) -> None:

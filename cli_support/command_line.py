@@ -24,6 +24,9 @@ SECTIONS = ("--model", "--data", "--trainer")  # options whose value may be a YA
 def read_command_line(words: Sequence[str]) -> Typed:
     """Split the command line and its YAML files into keys with values.
 
+    Options override files wherever they stand. jsonargparse applies both in the order of the words, so that
+    `--ckpt_path last --config config.yaml` would take the file's `ckpt_path: null`.
+
     Args:
         words: The arguments of the program, without its name.
 
@@ -45,6 +48,7 @@ def read_command_line(words: Sequence[str]) -> Typed:
     if typed.subcommand not in SUBCOMMANDS:
         raise UserError(f"Expected a subcommand, got {typed.subcommand!r}: {did_you_mean(typed.subcommand, COMMANDS)}")
     typed.args = [typed.subcommand]
+    given: list[tuple[str, str | None, bool]] = []
     for number, (option, value) in enumerate(options):
         if not option.startswith("-"):
             raise UserError(f"Expected an option, got {option!r}: begin it with two dashes, as in --{option}.")
@@ -52,7 +56,9 @@ def read_command_line(words: Sequence[str]) -> Typed:
             raise UserError(
                 f"Expected a subcommand, got {option} before it: begin with one of {', '.join(SUBCOMMANDS)}."
             )
-        _add(typed, option, value, before_subcommand=number < place)
+        given.append((option, value, number < place))
+    for option, value, before_subcommand in sorted(given, key=lambda each: _precedence(*each[:2])):
+        _add(typed, option, value, before_subcommand)
     return typed
 
 
@@ -69,6 +75,17 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         if option.startswith("-") and option not in FLAGS and not equals and rest and not rest[0].startswith("--"):
             equals, value = "=", rest.pop(0)
         yield "--config" if option == "-c" else option, value if equals else None
+
+
+def _is_section_file(option: str, value: str | None) -> bool:
+    return option in SECTIONS and str(value).endswith((".yaml", ".yml"))
+
+
+def _precedence(option: str, value: str | None) -> int:
+    """Return the rank of an option: those of higher rank override `--config` (0) and `--data x.yaml` (1)."""
+    if option == "--config":
+        return 0
+    return 1 if _is_section_file(option, value) else 2
 
 
 def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) -> None:
@@ -88,7 +105,7 @@ def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) 
     tree: Any = None
     origin = option.removesuffix("+")
     kind: Literal["option", "file"] = "option"
-    if option == "--config" or (option in SECTIONS and str(value).endswith((".yaml", ".yml"))):
+    if option == "--config" or _is_section_file(option, value):
         if not value:
             raise UserError("Expected the name of a YAML file after --config, got none: add it.")
         path = find_config(value)

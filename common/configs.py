@@ -11,6 +11,8 @@ from .names import did_you_mean
 from .typed_values import Typed
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+WHOLE = {"model", "data", "trainer", "checkpoint", "last_checkpoint", "compile"}
+"""Keys of a whole configuration, as in the `config.yaml` of a run or from `--print_config`."""
 
 
 def find_config(name: str) -> Path | None:
@@ -64,7 +66,7 @@ def check_needed(path: Path, needs: str | list[str], typed: Typed) -> None:
     """
     wanted = [Path(os.path.normpath(path.parent / name)) for name in ([needs] if isinstance(needs, str) else needs)]
     resumed = any(word.startswith("--ckpt_path") for word in typed.words)
-    of_a_run = any("ckpt_path" in source.tree for source in typed.sources if source.kind == "file")
+    of_a_run = any(source.tree.keys() >= WHOLE for source in typed.sources if source.kind == "file")
     if not (
         resumed or of_a_run or {file.resolve() for file in wanted} <= {file.resolve() for file in typed.config_files}
     ):

@@ -1,5 +1,6 @@
 """The parts of the command line: what was given, where, and in which order."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,19 @@ def test_later_words_override_earlier_ones(config: str):
     assert typed.origin("model.init_args.dim") == "--model.dim"
     assert typed.origin("model.lr") == "--model.init_args.lr"
     assert typed.origin("model.other") is None
+
+
+def test_options_override_section_files_and_those_override_configs_in_any_order(config: str, tmp_path: Path):
+    (tmp_path / "b.yaml").write_text("{ckpt_path: null, trainer: {max_epochs: 4, max_steps: 4}}")
+    (tmp_path / "trainer.yaml").write_text("{max_epochs: 5, max_steps: 5}")
+    words = [f"--config={config}", f"--trainer={tmp_path}/trainer.yaml", "--trainer.max_epochs=6", "--ckpt_path=x"]
+    for order in itertools.permutations([*words, f"--config={tmp_path}/b.yaml"]):
+        typed = read_command_line(["fit", *order])
+        assert typed.lookup("trainer.max_epochs") == 6
+        assert typed.lookup("trainer.max_steps") == 5
+        assert typed.lookup("ckpt_path") == "x"
+        configs = [word for word in order if word.startswith("--config")]
+        assert typed.args == ["fit", *configs, words[1], *(word for word in order if word in words[2:])]
 
 
 def test_what_is_given_is_told_from_what_is_not(config: str):

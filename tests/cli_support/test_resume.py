@@ -1,6 +1,9 @@
 """What is typed wins over the checkpoint; what is not typed comes from it; the seed is the checkpoint's."""
 
+import itertools
+import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,28 @@ def test_what_is_typed_wins_even_over_the_optimizer_state(tmp_path: Path, form: 
     assert after["optimizer_states"][0]["param_groups"][0]["lr"] == 0.5
     saved = yaml.safe_load(Path("runs/tiny/version_1/config.yaml").read_text())
     assert saved["model"]["init_args"]["learning_rate"] == 0.5
+
+
+def test_options_override_files_in_any_order():
+    """Also a file that names no checkpoint and another batch size, as one with every default does."""
+    whole = yaml.safe_load(Path("runs/tiny/version_0/config.yaml").read_text())
+    assert "ckpt_path" not in whole
+    Path("whole.yaml").write_text(yaml.safe_dump(whole | {"ckpt_path": None}))
+    words = (f"--ckpt_path={CHECKPOINT}", "--data.batch_size=4", "--config=whole.yaml")
+    for number, order in enumerate(itertools.permutations(words)):
+        ran = run("validate", *order)
+        assert ran.status == 0, ran.err
+        folder = Path(f"runs/tiny/version_0_validate_{number}")
+        assert json.loads((folder / "metrics.json").read_text())["checkpoint"] == CHECKPOINT, order
+        assert yaml.safe_load((folder / "config.yaml").read_text())["data"]["init_args"]["batch_size"] == 4, order
+
+
+@pytest.mark.parametrize("config_first", [True, False])
+def test_a_run_goes_on_from_its_checkpoint_with_its_config_before_or_after_it(config_first: bool):
+    words = [f"--ckpt_path={CHECKPOINT}", "--config=runs/tiny/version_0/config.yaml"]
+    ran = run("fit", *(reversed(words) if config_first else words), "--trainer.max_epochs=2")
+    assert ran.status == 0, ran.err
+    assert resumed()["global_step"] == 4
 
 
 def test_a_typed_size_that_does_not_fit_the_weights_is_one_sentence():
@@ -266,18 +291,25 @@ def test_an_evaluation_finds_the_runs_folder_where_it_was_moved_to_and_a_typed_p
     assert "Run folder: runs/mine/version_0\n" in run("validate", *own, "--trainer.logger.name=mine").out
 
 
-def test_what_fit_says_in_the_end_can_be_typed():
-    ran = run("fit", "--config=tiny.yaml")
-    run_dir = "runs/tiny/version_1"
+@pytest.mark.parametrize("name", ["tiny", "two words"])
+def test_what_fit_says_in_the_end_can_be_typed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also in another folder, for a class of the user's own, which its checkpoint does not build alone."""
+    ran = run("fit", "--config=tiny.yaml", f"--trainer.logger.name={name}")
+    run_dir = f"runs/{name}/version_{1 if name == 'tiny' else 0}"
     lines = ran.out.splitlines()
-    content = torch.load(f"{run_dir}/checkpoints/best-step2.ckpt", weights_only=True)
+    best_file = f"{run_dir}/checkpoints/best-step2.ckpt"
+    content = torch.load(best_file, weights_only=True)
     (best,) = [state for name, state in content["callbacks"].items() if name.startswith("BestCheckpoint")]
     value = f"{float(best['best_model_score']):.4g}"
-    assert f"Best val/recall_mean: {value} at step 2, in {run_dir}/checkpoints/best-step2.ckpt" in lines
+    assert f"Best val/recall_mean: {value} at step 2, in {best_file}" in lines
     assert f"Last checkpoint: of step 2, in {run_dir}/checkpoints/last.ckpt" in lines
     (following,) = [line for line in lines if line.startswith("Next: vlightning ")]
-    ran = run(*following.removeprefix("Next: vlightning ").split())
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    ran = run(*shlex.split(following)[2:])
     assert ran.status == 0, ran.err
+    results = json.loads((tmp_path / f"{run_dir}_test_0/metrics.json").read_text())
+    assert results["checkpoint"] == str(tmp_path / best_file)
 
 
 def test_a_checkpoint_of_another_class_is_one_sentence():
