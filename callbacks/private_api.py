@@ -35,6 +35,11 @@ def validates_next(trainer: Trainer) -> bool:
     return trainer.enable_validation and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
+def ends_epoch_unvalidated(trainer: Trainer) -> bool:
+    """Return whether the current batch is the last of its epoch and no validation follows: private, like the above."""
+    return trainer.fit_loop.epoch_loop._num_ready_batches_reached() and not validates_next(trainer)
+
+
 def logged_step(trainer: Trainer) -> int | None:
     """Return the step under which the current training batch is logged, None if it is not: both are kept privately."""
     loop = trainer.fit_loop.epoch_loop

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
 from .distributed.collectives import LateMax, all_reduce_max
-from .private_api import accumulates, validates_next
+from .private_api import accumulates, ends_epoch_unvalidated, validates_next
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REQUEUE = signal.SIGUSR1
@@ -195,6 +195,7 @@ def validate_after_resume(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """
     if trainer.state.fn != "fit" or trainer.sanity_checking:
         return
+    _complete_epoch_after_resume(trainer, checkpoint["loops"]["fit_loop"])
     begun = trainer.fit_loop.epoch_loop.batch_progress.total
     if begun.processed != begun.completed + 1 or not validates_next(trainer):  # type: ignore[attr-defined]
         return
@@ -205,6 +206,24 @@ def validate_after_resume(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     for counts, before in ((validation["current"], 0), (validation["total"], validation["total"]["completed"])):
         counts.update(ready=before + 1, started=before + 1, processed=before, completed=before)
     validation["is_last_batch"] = False
+
+
+def _complete_epoch_after_resume(trainer: Trainer, loops: dict[str, Any]) -> None:
+    """Mark in a checkpoint of the end of an epoch without validation that the epoch's last batch has just ended.
+
+    Lightning (2.6.6) trains one batch too many in that epoch when a run with `max_steps` resumes from such a checkpoint.
+
+    Args:
+        trainer: The Trainer.
+        loops: The progress of the loops in the checkpoint, which is changed in place.
+    """
+    epochs = trainer.fit_loop.epoch_progress.total
+    if epochs.processed != epochs.completed + 1 or not ends_epoch_unvalidated(trainer):
+        return
+    for kind in ("total", "current"):
+        batches = loops["epoch_loop.batch_progress"][kind]
+        batches["completed"] = batches["processed"] - 1
+        loops["epoch_progress"][kind]["processed"] = loops["epoch_progress"][kind]["completed"]
 
 
 def _is_between_steps(trainer: Trainer) -> bool:

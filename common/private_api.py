@@ -93,6 +93,21 @@ def saves_in_this_epoch(callback: Any, trainer: Any) -> bool:
     )
 
 
+def save_if_new(callback: Any, trainer: Any) -> None:
+    """Let a `ModelCheckpoint` save, unless it has saved this step; it has no public method for it."""
+    if not callback._should_skip_saving_checkpoint(trainer):
+        callback._save_topk_checkpoint(trainer, callback._monitor_candidates(trainer))
+
+
+def ends_after_epoch(trainer: Any) -> bool:
+    """Whether a training ends after the epoch that ends now; the public `fit_loop.done` changes the loop's progress."""
+    loop = trainer.fit_loop
+    steps_reached = 0 <= trainer.max_steps <= trainer.global_step
+    epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
+    epochs_reached = 0 <= epochs <= loop.epoch_progress.current.processed
+    return steps_reached or epochs_reached or bool(trainer.should_stop and loop._can_stop_early)
+
+
 def has_validated(trainer: Any) -> bool:
     """Whether a validation of this fit has ended."""
     return bool(trainer.fit_loop.epoch_loop.val_loop._has_run)

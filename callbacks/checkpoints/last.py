@@ -2,14 +2,20 @@
 
 from typing import Any
 
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+
+from ...common.private_api import ends_after_epoch, save_if_new
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Keep the latest checkpoint, as `last.ckpt`, after every validation.
+    """Keep the latest checkpoint, as `last.ckpt`, after every epoch and at the end of the training.
 
     Lightning's `ModelCheckpoint(monitor=..., save_last=True)` writes `last.ckpt` only when the monitored metric has
     improved (2.6.6), so a run that is resumed from it falls back to its best epoch. This one needs no metric.
+
+    The end of a training is saved whatever the interval, also of one that ends in mid-epoch by `max_steps`, `max_time` or
+    early stopping.
 
     Args:
         filename: Name without `.ckpt`; `--ckpt_path last` finds names that hold the word `last`.
@@ -34,3 +40,13 @@ class LastCheckpoint(ModelCheckpoint):
             enable_version_counter=enable_version_counter,
             **kwargs,
         )
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save as Lightning does, and at the end of the training.
+
+        Lightning calls this hook also for an epoch that ends early. `on_train_end` would be too late: weight averaging
+        exchanges the weights there.
+        """
+        super().on_train_epoch_end(trainer, pl_module)
+        if ends_after_epoch(trainer):
+            save_if_new(self, trainer)

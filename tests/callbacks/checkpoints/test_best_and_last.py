@@ -4,8 +4,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from support.command_line import run, tiny_config
+
+
+class SavedSteps(Callback):
+    """Notes the step of each checkpoint that is written."""
+
+    steps: list[int] = []
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint) -> None:
+        self.steps.append(trainer.global_step)
+
+
+class StopsEarly(Callback):
+    """Ends the training after its first step, as the Timer of `max_time` does when the time is over."""
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        trainer.should_stop = True
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +90,58 @@ def test_a_metric_logged_every_other_epoch_is_monitored_in_those_epochs():
     ran = fit(*words, "--trainer.max_epochs=4")
     assert ran.status == 0, ran.err
     assert {name: content["epoch"] for name, content in saved().items()} == {"best-step8.ckpt": 3, "last.ckpt": 3}
+
+
+RARELY = "--last_checkpoint.every_n_train_steps=1000"
+STOPPING = "--trainer.callbacks={class_path: EarlyStopping, init_args: {monitor: val/recall_mean, mode: min, patience: 1}}"
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (6, (RARELY,)),
+        (6, (RARELY, "--trainer.limit_val_batches=0")),
+        (6, ("--last_checkpoint.every_n_train_steps=4",)),
+        (6, ("--last_checkpoint.every_n_epochs=2",)),
+        (6, ("--trainer.check_val_every_n_epoch=2",)),
+        (3, (RARELY, "--trainer.max_steps=3")),
+        (3, ("--trainer.val_check_interval=1", "--last_checkpoint.every_n_epochs=2", "--trainer.max_steps=3")),
+        (2, (RARELY, "--trainer.max_steps=2", "--trainer.accumulate_grad_batches=2")),
+        (4, (RARELY, STOPPING)),
+        (1, (RARELY, f"--trainer.callbacks={__name__}.StopsEarly")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+@pytest.mark.filterwarnings("ignore:No metric")
+def test_the_end_of_a_run_is_saved_however_it_ends(end: int, words: tuple[str, ...]):
+    ran = fit(*words)
+    assert ran.status == 0, ran.err
+    assert saved()["last.ckpt"]["global_step"] == end
+
+
+@pytest.mark.parametrize(("every", "steps"), [(2, [2, 4, 6]), (4, [4, 6])])
+def test_the_end_of_a_run_is_saved_once(every: int, steps: list[int], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(SavedSteps, "steps", [])
+    words = ("--checkpoint.save_top_k=0", f"--last_checkpoint.every_n_train_steps={every}")
+    assert fit(*words, f"--trainer.callbacks={__name__}.SavedSteps").status == 0
+    assert SavedSteps.steps == steps
+
+
+@pytest.mark.parametrize("first", ["--trainer.max_steps=3", "--trainer.max_steps=2", "--trainer.max_epochs=2"])
+@pytest.mark.parametrize("validates", [True, False])
+@pytest.mark.filterwarnings("ignore:No metric")
+def test_a_run_that_goes_on_from_its_end_to_more_steps_equals_the_uninterrupted_run(first: str, validates: bool):
+    data = "{class_path: ShapesDataModule, init_args: {image_size: 16, length: 16, batch_size: 8, num_workers: 0}}"
+    own = "--model=ImageModel", f"--data={data}", "--data.eval_length=8", f"--trainer.limit_val_batches={int(validates)}"
+    quiet = "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"
+    words = *own, *quiet, RARELY, "--trainer.logger.name=tiny"
+    longer = "--trainer.max_steps=7", "--trainer.max_epochs=-1"
+    folder = "runs/tiny/version_{}/checkpoints/last.ckpt"
+    assert run("fit", *words, first).status == 0
+    for more in ((f"--ckpt_path={folder.format(0)}",), ()):
+        ran = run("fit", *words, *longer, *more)
+        assert ran.status == 0, ran.err
+    resumed, whole = (torch.load(folder.format(version), weights_only=True) for version in (1, 2))
+    assert (resumed["global_step"], resumed["epoch"]) == (whole["global_step"], whole["epoch"]) == (7, 3)
+    for name, value in whole["state_dict"].items():
+        assert torch.equal(value, resumed["state_dict"][name]), name
