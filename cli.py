@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import sys
+import warnings
 from functools import partialmethod
 from typing import Any, Literal
 
@@ -93,8 +94,9 @@ class VLightningCLI(LightningCLI):
         self.reproducible.pop("ckpt_path", None)
         for place in linked:
             self.reproducible.pop(f"model.init_args.{place}", None)
-        if self.reproducible.get("trainer.logger.init_args.version") is not None:
-            self.reproducible["trainer.logger.init_args.version"] = None
+        for arguments in run_folder.all_arguments(self.reproducible.trainer):
+            for argument in {"version", "id"} & vars(arguments).keys():
+                arguments[argument] = None
 
     def _keep_secrets(self, config: Any) -> None:
         """Replace URLs with secrets in the configuration of the data, and in the command line that loggers read."""
@@ -124,7 +126,9 @@ class VLightningCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if self.saved is not None and hasattr(self.model, "expect_checkpoint"):
             self.model.expect_checkpoint()
-        with lost_processes_reported(self.trainer):
+        with lost_processes_reported(self.trainer), warnings.catch_warnings():
+            if subcommand != "fit":  # an evaluation needs no callback of the training
+                warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need")
             super()._run_subcommand(subcommand)
 
     def _evaluate(self, subcommand: str, verbose: bool = True, **kwargs: Any) -> None:

@@ -211,7 +211,7 @@ def validate_after_resume(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 def _complete_epoch_after_resume(trainer: Trainer, loops: dict[str, Any]) -> None:
     """Mark in a checkpoint of the end of an epoch without validation that the epoch's last batch has just ended.
 
-    Lightning (2.6.6) trains one batch too many in that epoch when a run with `max_steps` resumes from such a checkpoint.
+    Lightning (2.6.6) trains one batch too many in that epoch when a run with `max_steps` resumes from it.
 
     Args:
         trainer: The Trainer.

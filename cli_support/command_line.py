@@ -115,6 +115,7 @@ def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) 
             if "needs" in tree:
                 check_needed(path, tree.pop("needs"), typed)
                 word = as_config(tree)
+                typed.derived.append(path)
             typed.config_files.append(path)
         if before_subcommand and any(subcommand in tree for subcommand in SUBCOMMANDS):
             tree = tree.get(str(typed.subcommand)) or {}

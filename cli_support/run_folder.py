@@ -11,14 +11,21 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from ..callbacks.checkpoints.run_checkpoints import last_saved, resolved, whole_checkpoint
+from ..callbacks.checkpoints.run_checkpoints import (
+    best_of,
+    last_saved,
+    resolved,
+    step_of,
+    whole_checkpoint,
+)
 from ..callbacks.checkpoints.saved_run import SavedRun
+from ..common.configs import PACKAGE_ROOT
 from ..common.errors import UserError
 from ..common.messages import say
 from ..common.names import did_you_mean
 from ..common.slurm_job import NOTE, is_requeued, make_numbered, next_free, requeued_folder
-from ..common.typed_values import Typed
-from ..common.wandb_run import ID_FILE, check_wandb, place_wandb_run
+from ..common.typed_values import Typed, at
+from ..common.wandb_run import ID_FILE, check_wandb, loggers, place_wandb_run
 
 # Pass the run folder and the checkpoint of the first process to the processes that Lightning's DDP launcher starts.
 RUN_DIR_VARIABLE = "VLIGHTNING_RUN_DIR"
@@ -30,9 +37,10 @@ _EARLY = ("config*.yaml", "environment*.json", "hparams.yaml", "metrics.csv", "e
 def name_run(config: Any, typed: Typed, saved: SavedRun | None) -> str:
     """Determine the name of the run, and set the logger's arguments to it.
 
-    A given name is used. Otherwise the name is that of the first config file: `albef/quickstart` for
-    `configs/albef/quickstart.yaml`, the stem for a file elsewhere. Without a config file it is the name of the
-    checkpoint's run, or else `vlightning`.
+    A given option is used. Otherwise the name is that of the first config file: the logger's name in it, or else
+    `albef/quickstart` for `configs/albef/quickstart.yaml` and the stem for a file elsewhere. A later file makes another
+    run of it, and so another name, if it has a logger's name, has a line `needs`, or is the user's own and follows
+    shipped ones. Without a config file it is the name of the checkpoint's run, or else `vlightning`.
 
     Args:
         config: The parsed configuration of the subcommand, which is changed in place.
@@ -40,17 +48,21 @@ def name_run(config: Any, typed: Typed, saved: SavedRun | None) -> str:
         saved: The values of the checkpoint; None without one.
     """
     check_wandb(config)
-    arguments, name = _logger_arguments(config.trainer), _default_name(typed, saved)
-    if "name" in arguments and not typed.is_given("trainer.logger.init_args.name"):
-        arguments["name"] = name
-    if "save_dir" in arguments and saved is not None and not typed.is_given("trainer.logger.init_args.save_dir"):
-        arguments["save_dir"] = str(saved.save_dir or arguments["save_dir"])
-    return str(arguments.get("name") or name)
+    name = _run_name(typed, saved)
+    for arguments in all_arguments(config.trainer):
+        if arguments.get("name") is not None:
+            arguments["name"] = name
+    for arguments in folder_arguments(config.trainer):
+        arguments["save_dir"] = str(_save_dir(typed, saved))
+    return name
 
 
 @contextlib.contextmanager
 def claimed(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> Iterator[Callable[[], None]]:
     """Create the folder of this run, and put it into the logger's arguments and `default_root_dir`.
+
+    The folder is the same for any logger, for several, and for none. The folder of all runs is the logger's `save_dir`
+    if it is given, or else `default_root_dir`.
 
     A new run gets the next free `version_<n>`. Under SLURM a `fit` gets `slurm_<job id>`, so that a requeued job finds
     its folder and continues in it. An evaluation of a checkpoint in a run folder gets `<run folder>_<subcommand>_<n>`.
@@ -91,16 +103,18 @@ def claimed(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> Ite
 def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list[Path]:
     """Return the created folders, the run folder first; empty if another process creates them."""
     trainer = config.trainer
-    arguments = _logger_arguments(trainer)
+    in_folder = folder_arguments(trainer)
     made: list[Path] = []
-    parent = Path(arguments.get("save_dir", "runs")) / (arguments.get("name", name) or "")
-    version = arguments.get("version")
+    save_dir = _save_dir(typed, saved)
+    parent = save_dir / name
+    version = next((number for each in in_folder if (number := each.get("version")) is not None), None)
     beside = _evaluated_run(typed, saved)
     if beside is not None:
-        parent, version = beside.parent, None
-        if "save_dir" in arguments:
-            arguments["save_dir"], arguments["name"] = str(parent), ""
+        save_dir, parent, name, version = beside.parent, beside.parent, "", None
     asked = None if version is None else parent / _version_folder(version)
+    if saved is not None and typed.subcommand == "fit" and not trainer.get("logger"):
+        root = trainer.get("default_root_dir")
+        asked = saved.folder if root is not None and Path(root).resolve() == saved.folder.resolve() else asked
     if not _is_first_process():  # another process creates the folder, and Lightning broadcasts its name
         inherited = os.environ.get(RUN_DIR_VARIABLE) or asked
         run_dir = Path(inherited or requeued_folder(parent, typed) or parent)
@@ -127,14 +141,20 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
     if is_requeued(typed):  # in each process, before any process can write
         if any(run_dir.glob("hpc_ckpt_*.ckpt")):
             config["ckpt_path"] = None  # Lightning then uses the newest of these checkpoints
-        elif newest := whole_checkpoint(run_dir / "checkpoints"):
+        elif (newest := whole_checkpoint(run_dir / "checkpoints")) and _is_further(newest, saved):
             config["ckpt_path"] = str(newest)
-    if "save_dir" in arguments and run_dir != parent:
-        number = run_dir.name.removeprefix("version_")
+    number = run_dir.name.removeprefix("version_")
+    for arguments in in_folder if run_dir != parent else ():
+        arguments["save_dir"] = str(save_dir)
+        arguments["name"] = name
         arguments["version"] = int(number) if number.isdigit() else run_dir.name
-    if trainer.get("default_root_dir") is None:
+    if typed.subcommand == "fit" or trainer.get("default_root_dir") is None:
         trainer["default_root_dir"] = str(run_dir)
-    place_wandb_run(config, typed, run_dir, _is_first_process())
+    if len(in_folder) < len(all_arguments(trainer)):  # other loggers name other folders
+        for section in ("checkpoint", "last_checkpoint"):
+            if config.get(section) is not None and config[section].get("dirpath") is None:
+                config[section]["dirpath"] = str(run_dir / "checkpoints")
+    place_wandb_run(config, run_dir, _is_first_process())
     return made
 
 
@@ -154,7 +174,8 @@ def find_checkpoint(typed: Typed) -> Path | None:
         return Path(found)
     path, best = Path(name), typed.subcommand != "fit"
     if name in ("last", "best"):
-        path, best = _newest_run(typed), name == "best"
+        runs = _runs(typed)
+        path, best = (best_of(runs) if name == "best" else None) or runs[-1], name == "best"
     elif not path.exists():
         folder = next(parent for parent in path.parents if parent.is_dir())
         near = [str(each) for each in folder.glob("*.ckpt" if str(folder) in (".", "/") else "**/*.ckpt")]
@@ -178,29 +199,79 @@ def resolve_weights(values: Any) -> None:
             resolve_weights(value)
 
 
-def _newest_run(typed: Typed) -> Path:
-    """Return the newest run of the same name that has a checkpoint, for `--ckpt_path last` and `best`."""
-    logger = {name: typed.lookup(f"trainer.logger.init_args.{name}") for name in ("save_dir", "name", "version")}
-    parent = Path(str(logger["save_dir"] or "runs")) / str(logger["name"] or _default_name(typed, None))
-    runs = sorted(parent.glob("*"), key=last_saved)
-    if logger["version"] is not None:
-        runs = [parent / _version_folder(logger["version"])]
+def _runs(typed: Typed) -> list[Path]:
+    """Return the runs of the same name with a checkpoint, the newest last, for `--ckpt_path last` and `best`."""
+    parent = _save_dir(typed, None) / _run_name(typed, None)
+    is_wandb = str(typed.lookup("trainer.logger.class_path")).endswith("WandbLogger")
+    version = None if is_wandb else _given(typed, "version")  # that of W&B is no folder
+    runs = sorted((run for run in parent.glob("*") if last_saved(run)), key=last_saved)
+    if version is not None:
+        runs = [run for run in runs if run.name == _version_folder(version)]
     elif (own := requeued_folder(parent, typed)) is not None and last_saved(own):
         runs = [own]
-    if not runs or not last_saved(runs[-1]):
-        place = runs[-1] if logger["version"] is not None else parent
+    if not runs:
+        place = parent if version is None else parent / _version_folder(version)
         raise UserError(
             f"Expected a run with a checkpoint in {str(place)!r} for --ckpt_path {typed.lookup('ckpt_path')}, got "
             "none: leave the option out for a new run, or name the checkpoint file."
         )
-    return runs[-1]
+    return runs
 
 
-def _default_name(typed: Typed, saved: SavedRun | None) -> str:
-    if not typed.config_files:
+def _is_further(checkpoint: Path, saved: SavedRun | None) -> bool:
+    """Return whether a checkpoint is not older than the given one: a folder's first files may be links to old ones."""
+    return saved is None or step_of(checkpoint) >= step_of(saved.path)
+
+
+def _run_name(typed: Typed, saved: SavedRun | None) -> str:
+    """Return the name of the run, as `name_run` describes."""
+    name: str | None = None
+    is_shipped = False
+    files = {str(path): path for path in typed.config_files}
+    for source in typed.sources:
+        path = files.get(source.origin)
+        given = _first_given(source.tree, "name")
+        if given is not None or (source.kind == "option" and source.gives("trainer.logger.name")):
+            name = str(given or "")  # `--trainer.logger.name=` asks for no folder of this name
+        elif path is not None and (name is None or path in typed.derived or (is_shipped and not _is_shipped(path))):
+            name = _name_of(path)
+        is_shipped = is_shipped if path is None else _is_shipped(path)
+    if name is None:
         return "vlightning" if saved is None or saved.name is None else saved.name
-    path = typed.config_files[0].resolve().with_suffix("")
+    return name
+
+
+def _is_shipped(path: Path) -> bool:
+    return path.resolve().is_relative_to(PACKAGE_ROOT / "configs")
+
+
+def _name_of(config: Path) -> str:
+    path = config.resolve().with_suffix("")
     return "/".join(path.parts[-path.parts[::-1].index("configs") :]) if "configs" in path.parts else path.name
+
+
+def _save_dir(typed: Typed, saved: SavedRun | None) -> Path:
+    """Return the folder of all runs."""
+    given = _given(typed, "save_dir") or _given(typed, "dir")  # `dir` is W&B's other name for it
+    root = typed.lookup("trainer.default_root_dir")
+    if typed.lookup("trainer.logger") is False:  # the logger's arguments are those of a config file
+        given, root = root, given
+    moved = None if saved is None else saved.save_dir
+    return Path(str(given or root or moved or "runs"))
+
+
+def _given(typed: Typed, name: str) -> Any:
+    """Return the last value given for an argument of the loggers, or None."""
+    values = [_first_given(source.tree, name) for source in typed.sources]
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+def _first_given(tree: Any, name: str) -> Any:
+    """Return the argument of the first logger in nested values that has it, or None."""
+    logger = at(tree, "trainer.logger")
+    loggers = logger if isinstance(logger, list) else [logger]
+    values = [at(each, place) for each in loggers for place in (f"init_args.{name}", name)]
+    return next((value for value in values if value is not None), None)
 
 
 def _evaluated_run(typed: Typed, saved: SavedRun | None) -> Path | None:
@@ -211,11 +282,15 @@ def _evaluated_run(typed: Typed, saved: SavedRun | None) -> Path | None:
     return saved.folder if (saved.folder / "config.yaml").is_file() else None
 
 
-def _logger_arguments(trainer: Any) -> Any:
-    """Return the arguments of the logger if it writes to `<save_dir>/<name>/version_<n>`, or else an empty dict."""
-    logger = trainer.get("logger")
-    name = str(logger.get("class_path", "")).rpartition(".")[2] if hasattr(logger, "get") else ""
-    return logger.init_args if name in ("TensorBoardLogger", "CSVLogger") else {}
+def all_arguments(trainer: Any) -> list[Any]:
+    """Return the arguments of each logger of a parsed configuration of the Trainer, which may be changed in place."""
+    return [logger.init_args for logger in loggers(trainer)]
+
+
+def folder_arguments(trainer: Any) -> list[Any]:
+    """Return the arguments of each logger that writes to `<save_dir>/<name>/version_<n>`."""
+    kinds = ("TensorBoardLogger", "CSVLogger")
+    return [each.init_args for each in loggers(trainer) if each.class_path.rpartition(".")[2] in kinds]
 
 
 def _version_folder(version: int | str) -> str:

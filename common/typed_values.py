@@ -24,6 +24,12 @@ class Source:
         for key in ("model", "data"):  # `--model Name` is short for `--model.class_path Name`
             if isinstance(name := self.tree.get(key), str):
                 self.tree[key] = {"class_path": name}
+        if isinstance(name := at(self.tree, "trainer.logger"), str):
+            self.tree["trainer"]["logger"] = {"class_path": name}
+
+    def gives(self, key: str) -> bool:
+        """Return whether the dotted key, or a key below it, was given here."""
+        return any(True for _ in _values_at(self.tree, key.split(".")))
 
     @property
     def place(self) -> str:
@@ -41,6 +47,7 @@ class Typed:
         subcommand: `fit`, `validate`, `test` or `predict`; None for `--help`.
         sources: Origins of values, in ascending order of precedence.
         config_files: The `--config` files in order.
+        derived: Those of them that change others: they have a line `needs`.
     """
 
     words: list[str]
@@ -48,6 +55,7 @@ class Typed:
     subcommand: str | None = None
     sources: list[Source] = field(default_factory=list)
     config_files: list[Path] = field(default_factory=list)
+    derived: list[Path] = field(default_factory=list)
 
     def lookup(self, key: str) -> Any:
         """Return the last value given for a dotted key, or None; `init_args` may be left out of the key."""
@@ -63,7 +71,7 @@ class Typed:
         return next((each.origin for each in reversed(self._giving(key)) if each.kind != "checkpoint"), None)
 
     def _giving(self, key: str) -> list[Source]:
-        return [source for source in self.sources if any(True for _ in _values_at(source.tree, key.split(".")))]
+        return [source for source in self.sources if source.gives(key)]
 
 
 def at(values: Any, place: str) -> Any:

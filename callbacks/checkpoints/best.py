@@ -1,12 +1,15 @@
 """The checkpoint with the best value of a metric."""
 
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from ...common.errors import UserError
+from ...common.files import link_or_copy
 from ...common.names import did_you_mean
 from ...common.private_api import has_validated, saves_in_this_epoch
 
@@ -18,6 +21,9 @@ class BestCheckpoint(ModelCheckpoint):
 
     If the module does not log the default metric, or the run has no validation, warn once and keep no best checkpoint;
     `LastCheckpoint` is unaffected. A metric that was asked for by name and is not logged stops the run.
+
+    A run that resumes in another folder keeps the best checkpoints of its earlier part, as the uninterrupted run would:
+    its first checkpoint puts links to them, or copies, into the new folder. (Lightning 2.6.6 forgets their values.)
 
     Args:
         monitor: Name of the logged metric to watch.
@@ -50,6 +56,45 @@ class BestCheckpoint(ModelCheckpoint):
             **kwargs,
         )
         self._warned = False
+        self._earlier: dict[str, Path] = {}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Move the paths in the state to the folder of this run, where `on_save_checkpoint` puts the files."""
+        state = checkpoint["callbacks"].get(self.state_key)
+        if trainer.state.fn != "fit" or not state or state["dirpath"] == self.dirpath:
+            return
+        resumed_from = Path(trainer.ckpt_path or "")
+        scores: dict[str, Tensor] = state["best_k_models"]
+        files = {path: _first_existing(resumed_from.with_name(Path(path).name), Path(path)) for path in scores}
+        files = trainer.strategy.broadcast(files)
+        kept = sorted((path for path in scores if files[path]), key=scores.__getitem__, reverse=self.mode == "max")
+        if self.save_top_k >= 0:
+            kept = kept[: self.save_top_k]
+        if missing := [path for path in scores if files[path] is None]:
+            rank_zero_warn(
+                f"Expected the best checkpoint of the run's earlier part, {missing[0]!r}, got none: the best is chosen "
+                "among those that are left and the new ones."
+            )
+        places = {path: str(Path(str(self.dirpath), Path(path).name)) for path in scores if path in kept}
+        self._earlier = {place: file for path, place in places.items() if (file := files[path])}
+        worst = (min if self.mode == "max" else max)(kept, key=scores.__getitem__, default="")
+        checkpoint["callbacks"][self.state_key] = state | {
+            "dirpath": self.dirpath,
+            "best_k_models": {place: scores[path] for path, place in places.items()},
+            "best_model_path": places[kept[0]] if kept else "",
+            "best_model_score": scores[kept[0]] if kept else None,
+            "kth_best_model_path": places.get(worst, ""),
+            "kth_value": scores.get(worst, self.kth_value),
+        }
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the best checkpoints of the earlier part of the run beside the first checkpoint of this part."""
+        if trainer.state.fn != "fit":
+            return
+        for place, file in self._earlier.items():
+            if trainer.is_global_zero and place in self.best_k_models and file.exists():
+                link_or_copy(file, Path(place))
+        self._earlier = {}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save as Lightning does, if the metric was logged."""
@@ -80,3 +125,7 @@ class BestCheckpoint(ModelCheckpoint):
                 "another metric with --checkpoint.monitor, or switch this off with --checkpoint.save_top_k 0."
             )
         return False
+
+
+def _first_existing(*paths: Path) -> Path | None:
+    return next((path for path in paths if path.exists()), None)

@@ -14,8 +14,8 @@ class LastCheckpoint(ModelCheckpoint):
     Lightning's `ModelCheckpoint(monitor=..., save_last=True)` writes `last.ckpt` only when the monitored metric has
     improved (2.6.6), so a run that is resumed from it falls back to its best epoch. This one needs no metric.
 
-    The end of a training is saved whatever the interval, also of one that ends in mid-epoch by `max_steps`, `max_time` or
-    early stopping.
+    The end of a training is saved whatever the interval, also if `max_steps`, `max_time` or early stopping ends it in
+    mid-epoch.
 
     Args:
         filename: Name without `.ckpt`; `--ckpt_path last` finds names that hold the word `last`.

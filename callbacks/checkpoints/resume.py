@@ -15,7 +15,7 @@ from ...common.errors import UserError
 from ...common.messages import say, warn
 from ...common.named_code import ForeignCode, TypedNames, check_described, imported
 from ...common.typed_values import Source, Typed, at, leaves, plain
-from .run_config import LENGTHS
+from .run_config import LENGTHS, MONITORED
 from .saved_run import SavedRun
 
 _BASES: dict[str, type] = {"model": LightningModule, "data": LightningDataModule}
@@ -58,6 +58,8 @@ def merge(saved: SavedRun, typed: Typed, trains: bool | None = None) -> dict[str
     if settings:
         tree["trainer"] = settings
     kept = [f"trainer.{name} {value}" for name, value in settings.items() if not typed.is_given(f"trainer.{name}")]
+    if saved.checkpoint and typed.subcommand == "fit" and not any(typed.is_given(f"checkpoint.{n}") for n in MONITORED):
+        tree["checkpoint"] = saved.checkpoint
     if saved.compile and typed.subcommand == "fit":
         tree["compile"] = saved.compile
         kept += [] if typed.is_given("compile") else [f"compile {saved.compile}"]

@@ -1,6 +1,8 @@
 """Which checkpoint in a run's folder a run goes on from, or evaluates."""
 
-from collections.abc import Mapping
+import math
+import pickle
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,42 @@ def best_beside(checkpoint: Path) -> Path | None:
         if str(name).startswith("BestCheckpoint") and isinstance(best, str) and best:
             path = checkpoint.with_name(Path(best).name)
             return path if path.exists() else None
+    return None
+
+
+def best_of(runs: Sequence[Path]) -> Path | None:
+    """Return the checkpoint that is the best one of several folders, and print it; None if none of them keeps one.
+
+    Folders whose best checkpoint was chosen by another metric than that of the newest folder are left out.
+
+    Args:
+        runs: Run folders in ascending order of age; of equal values the newest one's is taken.
+    """
+    candidates = [found for run in runs for file in (run / "checkpoints").glob("*.ckpt") if (found := _kept_best(file))]
+    if not candidates:
+        return None
+    metric = candidates[-1][0]
+    sign = 1 if metric[1] == "max" else -1
+    best, score = None, -math.inf
+    for other, value, path in candidates:
+        if other == metric and sign * value >= score:
+            best, score = path, sign * value
+    if best is not None:
+        say(f"Checkpoint: {best}, the best of its run, {metric[0]} {sign * score:.4g}.")
+    return best
+
+
+def _kept_best(checkpoint: Path) -> tuple[tuple[str, str], float, Path] | None:
+    """Return by which metric and mode a run chose its best checkpoint, the value, and the file beside this one."""
+    try:
+        states = _mapped(checkpoint).get("callbacks") or {}
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError):  # damaged
+        return None
+    path = best_beside(checkpoint)
+    for name, state in states.items():
+        if path is not None and str(name).startswith("BestCheckpoint") and state.get("best_model_score") is not None:
+            mode = "max" if "'mode': 'max'" in name else "min"
+            return (str(state["monitor"]), mode), float(state["best_model_score"]), path
     return None
 
 

@@ -24,6 +24,9 @@ SHAPING = (
     *("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
 )
 
+# Arguments of the run's best checkpoint that decide which one is the best.
+MONITORED = ("monitor", "mode")
+
 
 class SaveRunConfig(SaveConfigCallback):
     """Save the configuration that repeats the run when it is given to `--config`, and the environment of the run.
@@ -50,6 +53,7 @@ class SaveRunConfig(SaveConfigCallback):
     ) -> None:
         super().__init__(parser, hidden(reproducible), overwrite=True)
         self.run = {"trainer": shaping_settings(config.trainer), "compile": config.compile, "name": name}
+        self.run["checkpoint"] = {name: config.checkpoint[name] for name in MONITORED}
         self.on_begin = on_begin
         self.resolved = config
 

@@ -14,7 +14,7 @@ from ...common.class_arguments import subclasses
 from ...common.errors import UserError
 from ...common.named_code import INSTANTIATORS
 from ..compile import CompileMode
-from .run_config import RUN_KEY, SHAPING
+from .run_config import MONITORED, RUN_KEY, SHAPING
 from .sharded_checkpoint import METADATA
 
 
@@ -28,6 +28,7 @@ class SavedRun:
         seed: The run's seed, if the checkpoint holds one.
         trainer: The run's settings of the Trainer that shape the result.
         name: The run's name; None if the checkpoint holds none.
+        checkpoint: Which metric chose the run's best checkpoint.
         compile: The run's argument `compile`; False if it compiled nothing.
     """
 
@@ -36,6 +37,7 @@ class SavedRun:
     seed: int | None = None
     trainer: dict[str, Any] = field(default_factory=dict)
     name: str | None = None
+    checkpoint: dict[str, str] = field(default_factory=dict)
     compile: CompileMode | Literal[False] = False
 
     @property
@@ -95,6 +97,9 @@ def read_saved_run(path: Path) -> SavedRun:
     inside = isinstance(name, str) and name and not Path(name).is_absolute() and ".." not in Path(name).parts
     saved = SavedRun(path, seed=_seed(content), trainer=_settings(run.get("trainer")), name=name if inside else None)
     saved.compile = run["compile"] if run.get("compile") in get_args(CompileMode) else False
+    best = run.get("checkpoint")
+    if isinstance(best, Mapping) and all(isinstance(best.get(argument), str) for argument in MONITORED):
+        saved.checkpoint = {argument: best[argument] for argument in MONITORED}
     for section, key in (("model", "hyper_parameters"), ("data", "datamodule_hyper_parameters")):
         values = dict(content.get(key) or {})
         if (instantiator := values.pop("_instantiator", None)) not in (None, *INSTANTIATORS):

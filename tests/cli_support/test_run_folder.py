@@ -1,18 +1,20 @@
 """Every fresh start gets its own folder; a folder that holds a run is entered only to go on with it."""
 
 import os
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+import wandb
 from jsonargparse import Namespace
 
 from support.command_line import run, tiny_config
 from support.slurm import pretend_slurm
 from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole
 from vlightning.cli_support.command_line import read_command_line
-from vlightning.cli_support.run_folder import claimed
+from vlightning.cli_support.run_folder import claimed, name_run
 
 
 @pytest.fixture(autouse=True)
@@ -258,3 +260,136 @@ def test_a_start_that_fails_before_the_first_batch_leaves_no_folder():
     assert fit().status == 0
     assert fit("--model=FailingModel", "--trainer.logger.name=b").status == 1
     assert [path.name for path in Path("runs").iterdir()] == ["tiny"]
+
+
+ROOT = ("--trainer.logger=false", "--trainer.default_root_dir=shared")
+
+
+def step(folder: str) -> int:
+    return torch.load(f"{folder}/checkpoints/last.ckpt", weights_only=True)["global_step"]
+
+
+def test_runs_without_a_logger_in_one_root_folder_do_not_overwrite_each_other():
+    assert fit(*ROOT, "--trainer.max_epochs=2").status == 0
+    assert fit(*ROOT).status == 0
+    assert (step("shared/tiny/version_0"), step("shared/tiny/version_1")) == (4, 2)
+    assert not Path("runs").exists()
+    ran = fit(*ROOT, "--ckpt_path=last", "--trainer.max_epochs=3")
+    assert ran.status == 0, ran.err
+    assert step("shared/tiny/version_2") == 6
+    folder = "shared/tiny/version_0"  # to go on in the same folder
+    words = (f"--trainer.default_root_dir={folder}", f"--ckpt_path={folder}", "--trainer.max_epochs=3")
+    ran = fit("--trainer.logger=false", *words)
+    assert ran.status == 0, ran.err
+    assert f"Run folder: {folder}\n" in ran.out
+    assert step(folder) == 6
+    assert sorted(path.name for path in Path("shared/tiny").iterdir()) == ["version_0", "version_1", "version_2"]
+
+
+def test_a_requeued_job_without_a_logger_goes_on_in_its_root_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    for restarts, epochs in ((0, 1), (1, 3)):
+        pretend_slurm(monkeypatch, tmp_path, restarts=restarts)
+        ran = fit(*ROOT, f"--trainer.max_epochs={epochs}")
+        assert ran.status == 0, ran.err
+    restored = [line for line in caplog.messages if line.startswith("Restored all states")]
+    assert restored[-1].endswith("shared/tiny/slurm_41/checkpoints/last.ckpt")
+    assert [path.name for path in Path("shared/tiny").iterdir()] == ["slurm_41"]
+    assert step("shared/tiny/slurm_41") == 6
+
+
+def test_a_requeued_job_with_only_links_to_older_checkpoints_goes_on_from_the_one_it_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    assert fit("--checkpoint.mode=min", "--trainer.max_epochs=2").status == 0
+    pretend_slurm(monkeypatch, tmp_path)
+    given = "--ckpt_path=runs/tiny/version_0/checkpoints/last.ckpt"
+    assert fit("--checkpoint.mode=min", given, "--trainer.max_epochs=3").status == 0
+    Path("runs/tiny/slurm_41/checkpoints/last.ckpt").unlink()  # as if it was killed while it wrote its first one
+    pretend_slurm(monkeypatch, tmp_path, restarts=1)
+    ran = fit("--checkpoint.mode=min", given, "--trainer.max_epochs=3")
+    assert ran.status == 0, ran.err
+    restored = [line for line in caplog.messages if line.startswith("Restored all states")]
+    assert restored[-1].endswith("runs/tiny/version_0/checkpoints/last.ckpt")
+
+
+WANDB = "{class_path: WandbLogger, init_args: {offline: true, name: mine, save_dir: logs}}"
+CSV = "{class_path: CSVLogger, init_args: {save_dir: logs, name: mine}}"
+BOARD = "{class_path: TensorBoardLogger, init_args: {save_dir: logs, name: mine}}"
+
+
+@pytest.mark.parametrize(
+    ("logger", "files"),
+    [
+        (WANDB, ["wandb"]),
+        (CSV, ["metrics.csv"]),
+        (f"[{BOARD}, {CSV}]", ["events*", "metrics.csv"]),
+        (f"[{WANDB}, {CSV}]", ["wandb", "metrics.csv"]),
+    ],
+)
+def test_a_run_has_one_folder_with_any_logger(logger: str, files: list[str]):
+    words = [f"--trainer.logger={logger}", "--trainer.log_every_n_steps=1"]
+    ran = fit(*words)
+    assert ran.status == 0, ran.err
+    (folder,) = Path("logs/mine").iterdir()
+    assert folder.name == "version_0"
+    for name in ("config.yaml", "environment.json", "checkpoints/last.ckpt", "checkpoints/best-step2.ckpt", *files):
+        assert list(folder.glob(name)), name
+    assert sorted(path.name for path in Path("logs").iterdir()) == ["mine"]
+    assert not Path("runs").exists()
+    ran = run("test", "--config=tiny.yaml", "--ckpt_path=last", *words)
+    assert ran.status == 0, ran.err
+    assert f"Checkpoint: {folder}/checkpoints/" in ran.out
+    ran = fit(*words, "--ckpt_path=last", "--trainer.max_epochs=2")
+    assert ran.status == 0, ran.err
+    (resumed,) = [line.removeprefix("Run folder: ") for line in ran.out.splitlines() if line.startswith("Run folder")]
+    assert Path(resumed).parent == Path("logs/mine")
+    assert step(resumed) == 4
+    wandb.finish()
+
+
+def test_the_name_of_a_wandb_run_is_that_of_its_folder():
+    ran = fit("--trainer.logger=WandbLogger", "--trainer.logger.offline=true", "--trainer.logger.name=mine")
+    assert ran.status == 0, ran.err
+    wandb.finish()
+    assert run("validate", "--config=tiny.yaml", "--ckpt_path=runs/mine/version_0").status == 0
+    assert fit("--trainer.logger.name=mine", "--ckpt_path=last", "--trainer.max_epochs=2").status == 0
+    assert step("runs/mine/version_1") == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["albef/quickstart.yaml"], "albef_quickstart"),
+        (["albef/quickstart.yaml", "strategy/ddp.yaml"], "albef_quickstart"),
+        (["albef/quickstart.yaml", "mine.yaml"], "mine"),
+        (["albef/quickstart.yaml", "mine.yaml", "faster.yaml"], "mine"),
+        (["albef/quickstart.yaml", "mine.yaml", "strategy/ddp.yaml"], "mine"),
+        (["albef/quickstart.yaml", "mine.yaml", "--trainer.logger.name=typed"], "typed"),
+        (["albef/quickstart.yaml", "named.yaml"], "named_inside"),
+        (["mine.yaml", "faster.yaml"], "mine"),
+        (["mine.yaml", "derived.yaml"], "derived"),
+        (["mobileclip/base.yaml", "mobileclip/paper.yaml"], "mobileclip/paper"),
+        (["mmlg/quickstart.yaml", "mmlg/quickstart_descendant.yaml"], "mmlg_quickstart_descendant"),
+    ],
+)
+def test_a_derived_run_has_a_name_of_its_own(words: list[str], name: str):
+    Path("mine.yaml").write_text("data: {init_args: {batch_size: 4}}")
+    Path("faster.yaml").write_text("data: {init_args: {num_workers: 4}}")
+    Path("derived.yaml").write_text("{needs: mine.yaml, data: {init_args: {batch_size: 8}}}")
+    Path("named.yaml").write_text("trainer: {logger: {init_args: {name: named_inside}}}")
+    typed = read_command_line(["fit", *(word if word.startswith("--") else f"--config={word}" for word in words)])
+    logger = Namespace(class_path="TensorBoardLogger", init_args=Namespace(save_dir="runs", name="vlightning"))
+    config = Namespace(trainer=Namespace(logger=logger))
+    assert name_run(config, typed, None) == logger.init_args.name == name
+
+
+@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
+def test_an_evaluation_does_not_ask_for_the_callbacks_of_the_training(subcommand: str):
+    assert fit("--last_checkpoint.every_n_train_steps=1").status == 0
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        ran = run(subcommand, "--config=tiny.yaml", "--ckpt_path=last")
+    assert ran.status == 0, ran.err
+    assert not [each for each in raised if "callbacks" in str(each.message)]

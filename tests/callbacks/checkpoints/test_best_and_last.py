@@ -1,6 +1,7 @@
 """The best and the last checkpoint, and a missing metric, which does not stop the run."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from support.command_line import run, tiny_config
 class SavedSteps(Callback):
     """Notes the step of each checkpoint that is written."""
 
-    steps: list[int] = []
+    steps: ClassVar[list[int]] = []
 
     def on_save_checkpoint(self, trainer, pl_module, checkpoint) -> None:
         self.steps.append(trainer.global_step)
@@ -93,7 +94,7 @@ def test_a_metric_logged_every_other_epoch_is_monitored_in_those_epochs():
 
 
 RARELY = "--last_checkpoint.every_n_train_steps=1000"
-STOPPING = "--trainer.callbacks={class_path: EarlyStopping, init_args: {monitor: val/recall_mean, mode: min, patience: 1}}"
+STOPPING = "{class_path: EarlyStopping, init_args: {monitor: val/recall_mean, mode: min, patience: 1}}"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ STOPPING = "--trainer.callbacks={class_path: EarlyStopping, init_args: {monitor:
         (3, (RARELY, "--trainer.max_steps=3")),
         (3, ("--trainer.val_check_interval=1", "--last_checkpoint.every_n_epochs=2", "--trainer.max_steps=3")),
         (2, (RARELY, "--trainer.max_steps=2", "--trainer.accumulate_grad_batches=2")),
-        (4, (RARELY, STOPPING)),
+        (4, (RARELY, f"--trainer.callbacks={STOPPING}")),
         (1, (RARELY, f"--trainer.callbacks={__name__}.StopsEarly")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
@@ -132,7 +133,8 @@ def test_the_end_of_a_run_is_saved_once(every: int, steps: list[int], monkeypatc
 @pytest.mark.filterwarnings("ignore:No metric")
 def test_a_run_that_goes_on_from_its_end_to_more_steps_equals_the_uninterrupted_run(first: str, validates: bool):
     data = "{class_path: ShapesDataModule, init_args: {image_size: 16, length: 16, batch_size: 8, num_workers: 0}}"
-    own = "--model=ImageModel", f"--data={data}", "--data.eval_length=8", f"--trainer.limit_val_batches={int(validates)}"
+    own = "--model=ImageModel", f"--data={data}", "--data.eval_length=8"
+    own = *own, f"--trainer.limit_val_batches={int(validates)}"
     quiet = "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"
     words = *own, *quiet, RARELY, "--trainer.logger.name=tiny"
     longer = "--trainer.max_steps=7", "--trainer.max_epochs=-1"
@@ -145,3 +147,69 @@ def test_a_run_that_goes_on_from_its_end_to_more_steps_equals_the_uninterrupted_
     assert (resumed["global_step"], resumed["epoch"]) == (whole["global_step"], whole["epoch"]) == (7, 3)
     for name, value in whole["state_dict"].items():
         assert torch.equal(value, resumed["state_dict"][name]), name
+
+
+def best_state(version: int) -> dict:
+    content = torch.load(f"runs/tiny/version_{version}/checkpoints/last.ckpt", weights_only=True)
+    (state,) = [state for name, state in content["callbacks"].items() if name.startswith("BestCheckpoint")]
+    return state
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--checkpoint.mode=min",),  # the first epoch stays the best
+        (),  # the last one is the best
+        ("--checkpoint.mode=min", "--checkpoint.save_top_k=2"),
+        ("--model=ReportingModel",),  # equal values
+        ("--model=ReportingModel", "--checkpoint.save_top_k=2", "--checkpoint.mode=min"),
+    ],
+    ids=" ".join,
+)
+def test_a_resumed_run_keeps_the_same_best_as_the_uninterrupted_run(words: tuple[str, ...]):
+    ran = fit(*words)
+    assert ran.status == 0, ran.err
+    for version, epochs in enumerate((1, 2, 3)):  # resumed twice, the second time from its second version
+        more = (f"--ckpt_path=runs/tiny/version_{version}/checkpoints/last.ckpt",) if version else ()
+        ran = fit(*words, f"--trainer.max_epochs={epochs}", *more)
+        assert ran.status == 0, ran.err
+    whole, resumed = best_state(0), best_state(3)
+    folders = [Path(state["dirpath"]) for state in (whole, resumed)]
+    kept = [sorted(path.name for path in folder.glob("best*")) for folder in folders]
+    assert kept[0] == kept[1]
+    assert Path(resumed["best_model_path"]).parent == folders[1]
+    assert Path(resumed["best_model_path"]).name == Path(whole["best_model_path"]).name
+    assert resumed["best_model_score"] == whole["best_model_score"]
+    assert {Path(path).name: value for path, value in resumed["best_k_models"].items()} == {
+        Path(path).name: value for path, value in whole["best_k_models"].items()
+    }
+    for name in kept[0]:
+        first, second = (torch.load(folder / name, weights_only=True)["state_dict"] for folder in folders)
+        assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_the_best_of_all_versions_is_found_after_a_resume_and_in_an_older_version():
+    assert fit("--checkpoint.mode=min", "--trainer.max_epochs=1").status == 0
+    assert fit("--checkpoint.mode=min", "--ckpt_path=last").status == 0
+    best = "runs/tiny/version_{}/checkpoints/best-step2.ckpt"
+    assert f"Checkpoint: {best.format(1)}, the best" in run("test", "--config=tiny.yaml", "--ckpt_path=best").out
+    assert fit("--checkpoint.mode=min", "--model.learning_rate=0.02").status == 0  # a larger value, so a worse one
+    assert f"Checkpoint: {best.format(1)}, the best" in run("test", "--config=tiny.yaml", "--ckpt_path=best").out
+    named = run("test", "--config=tiny.yaml", "--ckpt_path=best", "--trainer.logger.version=2")
+    assert f"Checkpoint: {best.format(2)}, the best" in named.out
+
+
+def test_a_run_resumed_by_its_checkpoint_alone_keeps_its_metric():
+    assert fit("--checkpoint.mode=min", "--trainer.max_epochs=1").status == 0
+    own = "--model=TinyModel", "--data=TinyData", "--trainer.accelerator=cpu", "--trainer.max_epochs=2"
+    ran = run("fit", "--ckpt_path=runs/tiny/version_0/checkpoints/last.ckpt", *own)
+    assert ran.status == 0, ran.err
+    assert Path("runs/tiny/version_1/checkpoints/best-step2.ckpt").is_file()
+
+
+def test_a_missing_best_checkpoint_is_named_when_a_run_resumes():
+    assert fit("--checkpoint.mode=min", "--trainer.max_epochs=1").status == 0
+    Path("runs/tiny/version_0/checkpoints/best-step2.ckpt").unlink()
+    with pytest.warns(UserWarning, match=r"the best checkpoint of the run's earlier part, '.*best-step2.ckpt'"):
+        assert fit("--checkpoint.mode=min", "--ckpt_path=last").status == 0
+    assert Path("runs/tiny/version_1/checkpoints/best-step4.ckpt").is_file()
