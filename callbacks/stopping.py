@@ -217,8 +217,8 @@ def _complete_epoch_after_resume(trainer: Trainer, loops: dict[str, Any]) -> Non
         trainer: The Trainer.
         loops: The progress of the loops in the checkpoint, which is changed in place.
     """
-    epochs = trainer.fit_loop.epoch_progress.total
-    if epochs.processed != epochs.completed + 1 or not ends_epoch_unvalidated(trainer):
+    epochs = trainer.fit_loop.epoch_progress.state_dict()["total"]
+    if epochs["processed"] != epochs["completed"] + 1 or not ends_epoch_unvalidated(trainer):
         return
     for kind in ("total", "current"):
         batches = loops["epoch_loop.batch_progress"][kind]

@@ -224,7 +224,7 @@ def _check_class_mapping(value: Mapping[Any, Any], hint: Any, typed: TypedNames,
 def _check_mapping(value: Mapping[Any, Any], hint: Any, typed: TypedNames, key: str) -> dict[Any, Any]:
     """Return a mapping without the name of a class: fields of a group of settings, or any keys."""
     options = _options(hint)
-    groups = [option for option in options if is_dataclass(option)]
+    groups = [option for option in options if isinstance(option, type) and is_dataclass(option)]
     for name in map(str, value):
         # jsonargparse reads `a.class_path` as two levels, and uses `__path__` itself.
         if "class_path" in name.split(".") or name.startswith("__") or (groups and not name.isidentifier()):
