@@ -57,7 +57,11 @@ def read_command_line(words: Sequence[str]) -> Typed:
                 f"Expected a subcommand, got {option} before it: begin with one of {', '.join(SUBCOMMANDS)}."
             )
         given.append((option, value, number < place))
-    for option, value, before_subcommand in sorted(given, key=lambda each: _precedence(*each[:2])):
+    ordered = sorted(given, key=lambda each: _precedence(*each[:2]))
+    if ordered and _precedence(*ordered[0][:2]) < 2:
+        # A file may give arguments of a class that only an option names: the class is known before the files are read.
+        ordered = [each for each in ordered if _names_class(*each[:2])] + ordered
+    for option, value, before_subcommand in ordered:
         _add(typed, option, value, before_subcommand)
     return typed
 
@@ -79,6 +83,10 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 def _is_section_file(option: str, value: str | None) -> bool:
     return option in SECTIONS and str(value).endswith((".yaml", ".yml"))
+
+
+def _names_class(option: str, value: str | None) -> bool:
+    return option in ("--model", "--data") and not _is_section_file(option, value)
 
 
 def _precedence(option: str, value: str | None) -> int:

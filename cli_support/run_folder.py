@@ -39,8 +39,9 @@ def name_run(config: Any, typed: Typed, saved: SavedRun | None) -> str:
 
     A given option is used. Otherwise the name is that of the first config file: the logger's name in it, or else
     `albef/quickstart` for `configs/albef/quickstart.yaml` and the stem for a file elsewhere. A later file makes another
-    run of it, and so another name, if it has a logger's name, has a line `needs`, or is the user's own and follows
-    shipped ones. Without a config file it is the name of the checkpoint's run, or else `vlightning`.
+    run of it, and so another name, if it has a logger's name or a line `needs`. The user's own file after shipped ones
+    adds its name (`albef_quickstart_mine`), unless it only says which data is read: recipes name the runs of others,
+    whatever the data. Without a config file it is the name of the checkpoint's run, or else `vlightning`.
 
     Args:
         config: The parsed configuration of the subcommand, which is changed in place.
@@ -233,9 +234,12 @@ def _run_name(typed: Typed, saved: SavedRun | None) -> str:
         given = _first_given(source.tree, "name")
         if given is not None or (source.kind == "option" and source.gives("trainer.logger.name")):
             name = str(given or "")  # `--trainer.logger.name=` asks for no folder of this name
-        elif path is not None and (name is None or path in typed.derived or (is_shipped and not _is_shipped(path))):
+        elif path is not None and (name is None or path in typed.derived):
             name = _name_of(path)
-        is_shipped = is_shipped if path is None else _is_shipped(path)
+        elif path is not None and is_shipped and not _is_shipped(path) and set(source.tree) - {"data"}:
+            name = f"{name}_{path.stem}"
+        if path is not None and set(source.tree) - {"data"}:
+            is_shipped = _is_shipped(path)
     if name is None:
         return "vlightning" if saved is None or saved.name is None else saved.name
     return name

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from jsonargparse import get_loader
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -193,6 +192,8 @@ def _check_text(value: str, hint: Any, typed: TypedNames, key: str) -> str:
     """Return a string; the first member of the type that would take it decides what it is."""
     options = _options(hint)
     if not _is_plain(hint):  # the parser reads YAML in a string
+        from jsonargparse import get_loader  # here, since methods are used without the command line's libraries
+
         inside = None
         with contextlib.suppress(Exception):  # then it is no YAML for the parser either
             inside = get_loader("yaml")(value)

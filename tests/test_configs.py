@@ -226,7 +226,7 @@ def test_fine_tuning_runs_on_the_authors_lists_and_keeps_the_best_by_reranked_re
     configs = [word for config in [*COCO, "small.yaml"] for word in ("--config", str(config))]
     ran = run("fit", *configs)
     assert ran.status == 0, ran.err
-    folder = Path("runs/albef/retrieval_coco/version_0/checkpoints")
+    folder = Path("runs/albef/retrieval_coco_small/version_0/checkpoints")
     (best,) = folder.glob("best-step*.ckpt")
     saved = torch.load(best, weights_only=True)["callbacks"]
     assert any("val/rerank_recall_mean" in str(state.get("monitor")) for state in saved.values())

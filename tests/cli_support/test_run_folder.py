@@ -363,9 +363,11 @@ def test_the_name_of_a_wandb_run_is_that_of_its_folder():
     [
         (["albef/quickstart.yaml"], "albef_quickstart"),
         (["albef/quickstart.yaml", "strategy/ddp.yaml"], "albef_quickstart"),
-        (["albef/quickstart.yaml", "mine.yaml"], "mine"),
-        (["albef/quickstart.yaml", "mine.yaml", "faster.yaml"], "mine"),
-        (["albef/quickstart.yaml", "mine.yaml", "strategy/ddp.yaml"], "mine"),
+        (["albef/quickstart.yaml", "mine.yaml"], "albef_quickstart_mine"),
+        (["albef/quickstart.yaml", "my_data.yaml"], "albef_quickstart"),
+        (["albef/quickstart.yaml", "my_data.yaml", "mine.yaml"], "albef_quickstart_mine"),
+        (["albef/quickstart.yaml", "mine.yaml", "faster.yaml"], "albef_quickstart_mine"),
+        (["albef/quickstart.yaml", "mine.yaml", "strategy/ddp.yaml"], "albef_quickstart_mine"),
         (["albef/quickstart.yaml", "mine.yaml", "--trainer.logger.name=typed"], "typed"),
         (["albef/quickstart.yaml", "named.yaml"], "named_inside"),
         (["mine.yaml", "faster.yaml"], "mine"),
@@ -375,7 +377,8 @@ def test_the_name_of_a_wandb_run_is_that_of_its_folder():
     ],
 )
 def test_a_derived_run_has_a_name_of_its_own(words: list[str], name: str):
-    Path("mine.yaml").write_text("data: {init_args: {batch_size: 4}}")
+    Path("mine.yaml").write_text("trainer: {max_epochs: 4}")
+    Path("my_data.yaml").write_text("data: {init_args: {train: pairs.json}}")
     Path("faster.yaml").write_text("data: {init_args: {num_workers: 4}}")
     Path("derived.yaml").write_text("{needs: mine.yaml, data: {init_args: {batch_size: 8}}}")
     Path("named.yaml").write_text("trainer: {logger: {init_args: {name: named_inside}}}")

@@ -184,12 +184,12 @@ def test_sharding_is_named_where_it_makes_a_run_fit():
     step = {"activations": lambda rows: 2e9, "batch": lambda rows: 0.0, "logits": lambda rows: 0.0, "flops": float}
     counted = Estimate(4, Sizes(6_000_000_000, 12_000_000_000, 0, 0, 0), step, {}, None)
     layout = Layout(GPUS["4090"], "4090", 4, 32, 1, "bf16-mixed", 0.4, sharded=False)
-    said = remedies([], Planned(torch.nn.Module(), {}, {}, []), counted, layout, 1000).splitlines()
+    said = remedies([], Planned(torch.nn.Module(), {}, {}, [], []), counted, layout, 1000).splitlines()
     assert said[0] == "It does not fit in 90% of 4090. It does with one of:"
     assert said[1].startswith("  --config configs/strategy/fsdp.yaml: 7.5 GiB (33%), ")
     smaller = Layout(GPUS["t4"], "t4", 1, 8, 1, "16-mixed", 0.4, sharded=False)
     assert "no setting was found with which it does" in remedies(
-        [], Planned(torch.nn.Module(), {}, {}, []), counted, smaller, None
+        [], Planned(torch.nn.Module(), {}, {}, [], []), counted, smaller, None
     )
 
 

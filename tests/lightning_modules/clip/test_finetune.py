@@ -52,7 +52,7 @@ def test_one_command_beats_the_starting_point_and_the_result_is_exported_and_eva
     rate = "--model.optim.learning_rate=1e-2"
     done = fit(files, "lora", "--trainer.max_epochs=12", rate)
     assert done.status == 0, done.err
-    checkpoint = tmp_path / "runs/clip/finetune/version_0/checkpoints/last.ckpt"
+    checkpoint = tmp_path / "runs/clip/lora/version_0/checkpoints/last.ckpt"
     content = AtomicCheckpointIO().load_checkpoint(checkpoint)
     before = content["callbacks"]["StartingPoint"]["before"]
     table = {line.split()[0]: line.split()[1:] for line in done.out.splitlines() if line.startswith("val/")}
@@ -116,7 +116,9 @@ def test_the_guard_of_the_page_is_in_the_table_of_what_was_gained_and_forgotten(
     assert done.status == 0, done.err
     table = {line.split()[0]: line.split()[1:] for line in done.out.splitlines() if line.startswith("val/")}
     assert {"val/recall_mean", "val/guard_top1"} <= table.keys()
-    content = AtomicCheckpointIO().load_checkpoint(tmp_path / "runs/clip/finetune/version_0/checkpoints/last.ckpt")
+    content = AtomicCheckpointIO().load_checkpoint(
+        tmp_path / "runs/clip/finetune_guard/version_0/checkpoints/last.ckpt"
+    )
     before, after, change = map(float, table["val/guard_top1"])
     assert before == pytest.approx(content["callbacks"]["StartingPoint"]["before"]["val/guard_top1"], abs=0.01)
     assert {before, after} <= {0.0, 16.67, 33.33, 50.0, 66.67, 83.33, 100.0}  # of six images

@@ -336,7 +336,7 @@ def test_shipped_config_fits_and_tests_on_the_command_line(tmp_path, monkeypatch
     Path("small.yaml").write_text(yaml.safe_dump(small))
     ran = run("fit", "--config", str(ROOT / "configs/cocord/probe_stl10.yaml"), "--config", "small.yaml")
     assert ran.status == 0, ran.err
-    (last,) = Path("runs/cocord_probe_stl10").rglob("last.ckpt")
+    (last,) = Path("runs/cocord_probe_stl10_small").rglob("last.ckpt")
     ran = run("test", "--ckpt_path", str(last))
     assert ran.status == 0, ran.err
     assert ran.out.endswith("Evaluated: 6 images\n")

@@ -301,7 +301,7 @@ def test_shipped_config_fits_tests_and_predicts_on_the_command_line(tmp_path, mo
     Path("small.yaml").write_text(yaml.safe_dump(small))
     ran = run("fit", "--config", str(ROOT / "configs/mmlg/classify_cifar100.yaml"), "--config", "small.yaml")
     assert ran.status == 0, ran.err
-    (last,) = Path("runs/mmlg_classify_cifar100").rglob("last.ckpt")
+    (last,) = Path("runs/mmlg_classify_cifar100_small").rglob("last.ckpt")
     ran = run("test", "--ckpt_path", str(last))
     assert ran.status == 0, ran.err
     assert "test/top1" in ran.out

@@ -488,7 +488,7 @@ def test_shipped_configs_fit_test_and_predict_on_the_command_line(tmp_path, monk
     configs = [word for name in names for word in ("--config", str(ROOT / f"configs/shre/{name}.yaml"))]
     ran = run("fit", *configs, "--config", "small.yaml")
     assert ran.status == 0, ran.err
-    (last,) = Path("runs", "shre_finetune" if finetune else "shre_probe_cifar100").rglob("last.ckpt")
+    (last,) = Path("runs", f"{'shre_finetune' if finetune else 'shre_probe_cifar100'}_small").rglob("last.ckpt")
     content = torch.load(last, weights_only=True)
     for name, tensor in encoder.state_dict().items():
         same = torch.equal(content["state_dict"][f"encoder.{name}"], tensor)
