@@ -9,7 +9,6 @@ from .absent_network import leave_out_networks
 from .errors import UserError
 from .named_code import INSTANTIATORS, ForeignCode, TypedNames, check_arguments, imported
 from .private_api import allow_instantiator, load_plain
-from .verbatim import VerbatimText
 
 
 class CheckedLoading:
@@ -84,6 +83,8 @@ def instantiate(cls: type, arguments: dict[str, Any]) -> Any:
         cls: The class.
         arguments: Its arguments, plain data; `_class_path` names a subclass.
     """
+    from .verbatim import VerbatimText  # here, since methods are used without the command line's libraries
+
     parser = VerbatimText(exit_on_error=False)
     if "_class_path" in arguments:
         parser.add_subclass_arguments(cls, "built", fail_untyped=False)

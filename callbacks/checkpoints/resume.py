@@ -15,8 +15,7 @@ from ...common.errors import UserError
 from ...common.messages import say, warn
 from ...common.named_code import ForeignCode, TypedNames, check_described, imported
 from ...common.typed_values import Source, Typed, at, leaves, plain
-from .run_config import LENGTHS, MONITORED
-from .saved_run import SavedRun
+from .saved_run import LENGTHS, MONITORED, SavedRun
 
 _BASES: dict[str, type] = {"model": LightningModule, "data": LightningDataModule}
 

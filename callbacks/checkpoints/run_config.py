@@ -14,18 +14,7 @@ from typing_extensions import override
 from ...common.environment import environment
 from ...common.urls import hidden
 from ..loggers import log_settings
-
-# Where a checkpoint has the settings of its run.
-RUN_KEY = "vlightning_run"
-# Settings of the Trainer that shape the result, apart from the hardware.
-LENGTHS = ("max_epochs", "max_steps")
-SHAPING = (
-    *(*LENGTHS, "min_epochs", "min_steps", "max_time", "precision"),
-    *("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
-)
-
-# Arguments of the run's best checkpoint that decide which one is the best.
-MONITORED = ("monitor", "mode")
+from .saved_run import MONITORED, RUN_KEY, SHAPING
 
 
 class SaveRunConfig(SaveConfigCallback):

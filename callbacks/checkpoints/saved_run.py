@@ -14,8 +14,19 @@ from ...common.class_arguments import subclasses
 from ...common.errors import UserError
 from ...common.named_code import INSTANTIATORS
 from ..compile import CompileMode
-from .run_config import MONITORED, RUN_KEY, SHAPING
 from .sharded_checkpoint import METADATA
+
+# Where a checkpoint has the settings of its run.
+RUN_KEY = "vlightning_run"
+# Settings of the Trainer that shape the result, apart from the hardware.
+LENGTHS = ("max_epochs", "max_steps")
+SHAPING = (
+    *(*LENGTHS, "min_epochs", "min_steps", "max_time", "precision"),
+    *("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"),
+)
+
+# Arguments of the run's best checkpoint that decide which one is the best.
+MONITORED = ("monitor", "mode")
 
 
 @dataclass

@@ -87,9 +87,9 @@ def test_a_planted_secret_is_in_no_file_and_no_output(pairs, tmp_path, monkeypat
         ran = vlightning(*words, "--trainer.max_steps", 2)
         assert ran.status == 0, ran.err
         assert ran.out.count(f"in the environment variable {VARIABLE}.") == 1
-        command = json.loads(Path("runs/albef/tiny/version_0/environment.json").read_text())["command"]
+        command = json.loads(Path("runs/albef/tiny_data/version_0/environment.json").read_text())["command"]
         assert command[-3:-1] == [f"http://{address}/data/t.json", "--trainer.max_steps"]
-        last = "runs/albef/tiny/version_0/checkpoints/last.ckpt"
+        last = "runs/albef/tiny_data/version_0/checkpoints/last.ckpt"
         assert vlightning("export", last, "exported").status == 0
         assert f"| train | http://{address}/data/t.json |" in Path("exported/README.md").read_text()
         assert vlightning("validate", "--ckpt_path", last).status == 0  # this process knows the secret
@@ -100,7 +100,7 @@ def test_a_planted_secret_is_in_no_file_and_no_output(pairs, tmp_path, monkeypat
         assert f"Expected the user or the query of 'http://{address}/data/t.json'" in ran.sentence
         assert VARIABLE in ran.sentence
         os.environ[VARIABLE] = f"https://elsewhere/?x {url}"
-        for config_words in ((), ("--config", "runs/albef/tiny/version_0/config.yaml")):
+        for config_words in ((), ("--config", "runs/albef/tiny_data/version_0/config.yaml")):
             ran = vlightning("fit", "--ckpt_path", last, *config_words, "--trainer.max_steps", 4)
             assert ran.status == 0, ran.err
         assert len(list(Path("runs").rglob("last.ckpt"))) == 3
