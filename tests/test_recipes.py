@@ -107,7 +107,7 @@ def _results(method, folder):
         command = waiting.pop(0)
         shutil.rmtree("reinforced", ignore_errors=True)
         found[command] = ran(command)
-        for name, source in (("ALBEF.pth", "albef/pretrain_4m"), ("shre.ckpt", "shre_distill")):
+        for name, source in (("ALBEF.pth", "albef/base"), ("shre.ckpt", "shre_distill")):
             trained = Path("runs", source, "version_0/checkpoints/last.ckpt")
             if trained.exists() and not Path(name).exists():
                 shutil.copy(trained, name)
