@@ -1,17 +1,18 @@
 """Download of sets from the Hugging Face hub into the root folder."""
 
 import ast
-import csv
 import json
 import shutil
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..common.errors import UserError
 from ..common.files import replacing
 from ..common.messages import say
+from ..datamodules.core.faults import BadSample
+from ..datamodules.sources.csv_rows import read_csv
 from ..datamodules.sources.hub import hub_is_reachable, reason_refused
 from .image_sets import is_complete
 from .row_sets import find_table
@@ -70,13 +71,13 @@ def unpack_table(folder: Path) -> None:
     Flickr, MSCOCO and WinoGAViL are so on the hub. Lists in cells are written as Python or JSON.
 
     Raises:
-        UserError: If the CSV file has other columns, or an archive cannot be unpacked.
+        UserError: If the CSV file has other columns or a row that cannot be read, or an archive cannot be unpacked.
     """
     tables, archives = sorted(folder.glob("*.csv")), sorted(folder.glob("*.zip"))
     if not tables or not archives or any(folder.rglob("*.parquet")):
         return
     with tables[0].open(newline="", encoding="utf-8") as content:
-        rows = [_row(row, tables[0]) for row in csv.DictReader(content)]
+        rows = [_row(read, number, tables[0]) for number, read in enumerate(read_csv(content, str(tables[0])), 1)]
     (folder / "images").mkdir(exist_ok=True)
     unpacked: dict[str, tuple[int, int]] = {}
     for archive in archives:
@@ -127,14 +128,30 @@ def _unpack(archive: Path, folder: Path, unpacked: dict[str, tuple[int, int]]) -
                 shutil.copyfileobj(source, target)
 
 
-def _row(row: dict[str, str], file: Path) -> dict[str, object]:
+def _row(read: Callable[[], dict[str | None, str]], number: int, file: Path) -> dict[str, object]:
+    """Return one row of a table of the hub.
+
+    Raises:
+        UserError: If the row cannot be read: metrics of a set with fewer rows are not comparable.
+    """
+    try:
+        return _columns(read(), file)
+    except (BadSample, ValueError, SyntaxError, TypeError) as error:  # the last three of a cell that is no list
+        cause = error.fault.cause if isinstance(error, BadSample) else error
+        raise UserError(
+            f"Expected row {number} of {str(file)!r} to be whole, got one that cannot be read ({cause}): remove the "
+            "file, and download the set again."
+        ) from error
+
+
+def _columns(row: dict[str | None, str], file: Path) -> dict[str, object]:
     if {"cue", "candidates", "associations"} <= row.keys():
         return {"cue": row["cue"], **{name: _listed(row[name]) for name in ("candidates", "associations")}}
     if {"filename", "raw"} <= row.keys():
         return {"image": f"images/{Path(row['filename']).name}", "caption": _listed(row["raw"])}
     raise UserError(
         f"Expected columns filename and raw, or cue, candidates and associations in {str(file)!r}, got "
-        f"{', '.join(row)}: write the rows as JSON lines."
+        f"{', '.join(map(str, row))}: write the rows as JSON lines."
     )
 
 

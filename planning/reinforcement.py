@@ -18,7 +18,7 @@ from .layout import Layout, line
 
 GIB = 2**30
 PAIRS = 1_000_000
-"""Pairs that hours and disk are given for, where no number of steps is."""
+"""Number of pairs for which hours and disk are given, unless the user gives a number of steps."""
 AUGMENTATIONS, TEXTS, IMAGES, TOKENS = "augmentations", "texts", "images to caption", "tokens of captions"
 """Kinds of forward passes: of teachers the first two, of the captioner the others."""
 

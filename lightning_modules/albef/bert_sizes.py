@@ -35,7 +35,7 @@ def sizes_of(text: TextSettings) -> dict[str, int]:
     if text.weights is None or not folder.is_dir():
         return {}
     config = _read(folder)
-    sizes = {name: getattr(config, theirs) for name, theirs in _NAMES.items()}
+    sizes = {name: getattr(config, bert_name) for name, bert_name in _NAMES.items()}
     for name, size in sizes.items():
         given = getattr(text, name)
         # The command line sets the vocabulary from the data, whose tokenizer may have fewer entries.

@@ -9,7 +9,9 @@ import pytest
 from support.command_line import run
 from support.evaluation_sets import CUES, NAMES, OBJECTS, colour_model, picture, write_task
 from support.hub_server import local_hub, set_hub
+from vlightning.common.errors import UserError
 from vlightning.datamodules.sources.hub import hub_is_reachable
+from vlightning.evaluate.hub import unpack_table
 from vlightning.evaluate.results import read_results
 from vlightning.evaluate.tasks import TASKS
 
@@ -118,3 +120,14 @@ def test_without_a_network_the_command_ends_with_one_sentence(monkeypatch, tmp_p
     hub_is_reachable.cache_clear()
     assert ran.status == 1
     assert "Expected the Hugging Face hub for the 2 sets that" in ran.sentence
+
+
+@pytest.mark.parametrize("cell", ['"a 5 inch screen', "no list", ""])
+def test_a_table_of_the_hub_with_a_row_that_cannot_be_read_is_refused(tmp_path, cell):
+    rows = [f'{name}.png,"[""a {name} square""]"' for name in NAMES[:5]]
+    rows[1] = f"{NAMES[1]}.png,{cell}"
+    (tmp_path / "table.csv").write_text("\n".join(["filename,raw", *rows]))
+    (tmp_path / "images.zip").write_bytes(zipped({f"{NAMES[0]}.png": picture(NAMES[0])}))
+    with pytest.raises(UserError, match=r"^Expected row 2 of '.*table.csv' to be whole, got one that cannot be read"):
+        unpack_table(tmp_path)
+    assert not (tmp_path / "images").exists()

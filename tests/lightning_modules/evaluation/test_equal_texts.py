@@ -31,7 +31,7 @@ class Scorer:
 
 
 def results(repeats, match_equal_texts=None, text_id=True, scorer=None, **options):
-    """Results of an evaluation in which each text has the id of so many images in a row."""
+    """Results of an evaluation in which each text stands for `repeats` images in a row."""
     evaluation = RetrievalEvaluation(match_equal_texts, **options)
     generator = torch.Generator().manual_seed(4)
     width = sum(options["spaces"].values()) if "spaces" in options else 6
