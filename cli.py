@@ -1,4 +1,4 @@
-"""Command line: what `vlightning` runs after `terminal/start.py`, or `python cli.py ...`."""
+"""Command line: what `vlightning` runs after `commands/cli/start.py`, or `python cli.py ...`."""
 
 import contextlib
 import copy
@@ -12,26 +12,26 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from vlightning import callbacks, datamodules, lightning_modules  # noqa: F401
-from vlightning.callbacks.checkpoints.best import BestCheckpoint
-from vlightning.callbacks.checkpoints.last import LastCheckpoint
-from vlightning.callbacks.checkpoints.resume import merge, report_overrides
-from vlightning.callbacks.checkpoints.run_config import SaveRunConfig
-from vlightning.callbacks.checkpoints.saved_run import read_saved_run
 from vlightning.callbacks.compile import COMPILE_HELP, CompileMode, compiling
-from vlightning.callbacks.distributed.lost_processes import lost_processes_reported
 from vlightning.callbacks.distributed.strategy import check_strategy
-from vlightning.callbacks.optimizer_options import TypedOptimizerOptions
-from vlightning.callbacks.results import report_results
-from vlightning.cli_support import commands, defaults, mistakes, run_folder
-from vlightning.cli_support.command_line import as_config, read_command_line
-from vlightning.cli_support.errors import readable_errors, usage_errors
-from vlightning.cli_support.help import HelpfulParser
-from vlightning.cli_support.links import apply_links
+from vlightning.commands.cli import commands, defaults, mistakes, run_folder
+from vlightning.commands.cli.best import BestCheckpoint
+from vlightning.commands.cli.command_line import as_config, read_command_line
+from vlightning.commands.cli.errors import readable_errors, usage_errors
+from vlightning.commands.cli.help import HelpfulParser
+from vlightning.commands.cli.last import LastCheckpoint
+from vlightning.commands.cli.links import apply_links
+from vlightning.commands.cli.lost_processes import lost_processes_reported
+from vlightning.commands.cli.optimizer_options import TypedOptimizerOptions
+from vlightning.commands.cli.results import report_results
+from vlightning.commands.cli.resume import merge, report_overrides
+from vlightning.commands.cli.run_config import SaveRunConfig
+from vlightning.commands.cli.saved_run import read_saved_run
+from vlightning.commands.cli.start import answer
 from vlightning.common.errors import UserError
 from vlightning.common.messages import say, silence_noise
 from vlightning.common.shown import VARIABLE, shown
 from vlightning.common.urls import keep, masked
-from vlightning.terminal.start import answer
 
 
 class VLightningCLI(LightningCLI):

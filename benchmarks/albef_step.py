@@ -45,9 +45,18 @@ from vlightning.lightning_modules.albef.itm import (
     fuse_pairs,
     image_text_matching,
 )
-from vlightning.lightning_modules.albef.mlm import MaskedTokens, draw_masked_tokens, masked_language_modelling
+from vlightning.lightning_modules.albef.mlm import (
+    MaskedTokens,
+    draw_masked_tokens,
+    masked_language_modelling,
+)
 from vlightning.lightning_modules.albef.network import ALBEFNetwork
-from vlightning.lightning_modules.albef.settings import ContrastSettings, MemorySettings, TextSettings, VisionSettings
+from vlightning.lightning_modules.albef.settings import (
+    ContrastSettings,
+    MemorySettings,
+    TextSettings,
+    VisionSettings,
+)
 from vlightning.lightning_modules.evaluation.protocol import Batch
 from vlightning.lightning_modules.networks import attention
 

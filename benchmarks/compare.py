@@ -71,9 +71,9 @@ def write_pairs(folder: Path, length: int, tested: int) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    from vlightning.datamodules.reinforced_shapes import captions_with_facts
-    from vlightning.datamodules.shape_classes import CLASSES
-    from vlightning.datamodules.sources.shapes import ShapesTable
+    from vlightning.datamodules.drawn.labels import CLASSES
+    from vlightning.datamodules.drawn.reinforced import captions_with_facts
+    from vlightning.datamodules.drawn.shapes import ShapesTable
 
     for split in ("train", "test"):
         table = ShapesTable(split, length, tested, SIZE, 0)
@@ -365,7 +365,7 @@ def _used(trained: str, test: Path) -> dict[str, Any]:
     import pyarrow.parquet
     from PIL import Image
 
-    from vlightning.evaluate.model import load_model
+    from vlightning.commands.evaluate.model import load_model
 
     model = load_model(trained)
     row = pyarrow.parquet.read_table(test).slice(0, 1).to_pylist()[0]

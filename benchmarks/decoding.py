@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 
 from vlightning.datamodules import ALBEFTrainTransform
-from vlightning.datamodules.core.decode import Decoder, decode_image, decoding_by
+from vlightning.datamodules.base.decode import Decoder, decode_image, decoding_by
 from vlightning.datamodules.transforms.normalize import in_pixels
 
 FORMATS = {"JPEG": {"quality": 90}, "WEBP": {"quality": 90}}

@@ -26,16 +26,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from evaluate import write_model
 from latency import device_name
 from PIL import Image
 from torch.nn.functional import normalize
 
-from evaluate import write_model
-from vlightning.demo import folder as folders
-from vlightning.demo.folder import ImageFolder, read_folder
-from vlightning.demo.index import Index
-from vlightning.demo.rendering import grid
-from vlightning.demo.search import SHOWN, Search
+from vlightning.commands.demo import folder as folders
+from vlightning.commands.demo.folder import ImageFolder, read_folder
+from vlightning.commands.demo.index import Index
+from vlightning.commands.demo.rendering import grid
+from vlightning.commands.demo.search import SHOWN, Search
 
 
 def write_images(root: Path, images: int, files: int, side: int) -> ImageFolder:

@@ -37,11 +37,11 @@ import torch
 from latency import device_name
 from PIL import Image
 
-from vlightning.evaluate.encoding import Loading, batches, encode_classes
-from vlightning.evaluate.image_sets import ImageSet, read_prompts
-from vlightning.evaluate.model import ImageTextModel, load_model
-from vlightning.evaluate.run import Settings, evaluate
-from vlightning.evaluate.tasks import TASKS
+from vlightning.commands.evaluate.encoding import Loading, batches, encode_classes
+from vlightning.commands.evaluate.image_sets import ImageSet, read_prompts
+from vlightning.commands.evaluate.model import ImageTextModel, load_model
+from vlightning.commands.evaluate.run import Settings, evaluate
+from vlightning.commands.evaluate.tasks import TASKS
 
 TASK = TASKS["cifar10"]
 _ALONE = ("decoding", "image forward", "text forward")

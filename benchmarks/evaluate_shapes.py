@@ -28,9 +28,9 @@ import pyarrow
 import pyarrow.parquet
 from PIL import Image
 
-from vlightning.datamodules.sources.shapes import COLORS, RELATIONS, SHAPES, SIZES, Scene, ShapesTable
-from vlightning.evaluate.results import read_results
-from vlightning.evaluate.tasks import TASKS, Task
+from vlightning.commands.evaluate.results import read_results
+from vlightning.commands.evaluate.tasks import TASKS, Task
+from vlightning.datamodules.drawn.shapes import COLORS, RELATIONS, SHAPES, SIZES, Scene, ShapesTable
 
 OBJECTS = [f"{color} {shape}" for color in COLORS for shape in SHAPES]
 PAIRS = [(one, other) for one, other in zip(OBJECTS[::3], reversed(OBJECTS[::3]), strict=True) if one != other]

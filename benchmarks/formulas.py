@@ -10,8 +10,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
-from vlightning.lightning_modules.base.frozen import Frozen
+from vlightning.lightning_modules import (
+    ALBEFModule,
+    CoCoRDModule,
+    MMLGModule,
+    MobileCLIPModule,
+    SHReModule,
+)
+from vlightning.lightning_modules.core.frozen import Frozen
 
 FLOAT, LONG = 4, 8
 

@@ -6,10 +6,10 @@ python benchmarks/hardware.py
 import logging
 
 from vlightning import callbacks, lightning_modules
+from vlightning.commands.plan.configuration import read, steps_of
+from vlightning.commands.plan.estimate import estimate
+from vlightning.commands.plan.module import start
 from vlightning.common.gpus import GPUS
-from vlightning.planning.configuration import read, steps_of
-from vlightning.planning.estimate import estimate
-from vlightning.planning.module import start
 
 PROCESSES, PRECISION, MFU = 8, "bf16-mixed", 0.4
 SHOWN = ("h100", "a100", "a100-40", "l40s", "v100")

@@ -15,9 +15,9 @@ import numpy as np
 import onnxruntime
 import torch
 
+from vlightning.commands.export.layouts import export
 from vlightning.datamodules import ShapesDataModule
-from vlightning.lightning_modules.exports import export
-from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
+from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
 from vlightning.metrics.retrieval import Matches, recalls, retrieval_ranks
 
 LAYOUTS = ("onnx", "onnx_int8")

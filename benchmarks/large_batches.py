@@ -23,13 +23,19 @@ from memory import saved_bytes, storage_bytes
 from torch import Tensor
 from traffic import on_the_wire
 
-from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
+from vlightning.lightning_modules import (
+    ALBEFModule,
+    CoCoRDModule,
+    MMLGModule,
+    MobileCLIPModule,
+    SHReModule,
+)
 from vlightning.lightning_modules.albef import encoding, itc, itm, mlm
 from vlightning.lightning_modules.albef.settings import ContrastSettings
+from vlightning.lightning_modules.losses import pairs as mobileclip_code
 from vlightning.lightning_modules.mmlg import network as mmlg_network
 from vlightning.lightning_modules.mmlg import teacher as mmlg_teacher
 from vlightning.lightning_modules.networks.classifiers import build_classifier
-from vlightning.lightning_modules.networks.clip import pairs as mobileclip_code
 from vlightning.lightning_modules.shre import module as shre_code
 from vlightning.lightning_modules.shre import network as shre_network
 

@@ -41,10 +41,27 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from traffic import TrafficOfSteps, on_the_wire, totals
 
-from vlightning.callbacks import EMACallback, QueueCallback, SkipNonFiniteSteps, StepSeedCallback, StopOnSignal
-from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MMLGModule, MobileCLIPModule, SHReModule
+from vlightning.callbacks import (
+    EMACallback,
+    QueueCallback,
+    SkipNonFiniteSteps,
+    StepSeedCallback,
+    StopOnSignal,
+)
+from vlightning.lightning_modules import (
+    ALBEFModule,
+    CoCoRDModule,
+    MMLGModule,
+    MobileCLIPModule,
+    SHReModule,
+)
 from vlightning.lightning_modules.albef import settings as albef_settings
-from vlightning.lightning_modules.mmlg.settings import TeacherSettings, TextSettings, TowerSettings, VisionSettings
+from vlightning.lightning_modules.mmlg.settings import (
+    TeacherSettings,
+    TextSettings,
+    TowerSettings,
+    VisionSettings,
+)
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 
 Batch = dict[str, Tensor]

@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Any
 from ..common.lazy import LazyNames
 
 if TYPE_CHECKING:
-    from .checkpoints.checkpoint_io import AtomicCheckpointIO, consolidate_checkpoint, divide_checkpoint_file
+    from .checkpoints.checkpoint_io import (
+        AtomicCheckpointIO,
+        consolidate_checkpoint,
+        divide_checkpoint_file,
+    )
     from .classification.neighbours import NearestNeighbourClassification
     from .classification.own import OwnClassification
     from .classification.zero_shot import ZeroShotClassification
     from .compile import CompileCallback
-    from .distributed.collectives import all_reduce_sum, gather, gather_texts, gather_uneven, rank, world_size
+    from .distributed.collectives import (
+        all_reduce_sum,
+        gather,
+        gather_texts,
+        gather_uneven,
+        rank,
+        world_size,
+    )
     from .distributed.strategy import ShardedStrategy
     from .ema import EMACallback, EMAPair, ema_momentum
     from .figures.answers import AnswerFigures

@@ -298,3 +298,14 @@ def _started(pid: int) -> str | None:
     except OSError:
         return None
     return "" if fields[0] in "ZX" else fields[19]
+
+
+def run_folder_of(checkpoint: Path) -> Path:
+    """Return the folder of the run that wrote a checkpoint, if the checkpoint is still where it was written."""
+    path = checkpoint.absolute()
+    return relative_to_here(path.parent.parent if path.parent.name == "checkpoints" else path.parent)
+
+
+def relative_to_here(path: Path) -> Path:
+    """Return a path as a user would write it: relative if it is below the working folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

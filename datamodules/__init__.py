@@ -1,24 +1,25 @@
 """Datamodules. They import `common`, and no other package of the project."""
 
-from .embedded_captions import EmbeddedCaptionsDataModule
-from .entailment import EntailmentDataModule
-from .grounding import GroundingDataModule
-from .grounding_shapes import GroundingShapesDataModule
-from .image_classification import ImageClassificationDataModule
-from .image_text import ImageTextDataModule
-from .labels import LabelDataModule
-from .nlvr import NLVR2DataModule
-from .pairs import PairDataModule
-from .questions import QuestionDataModule
-from .reinforced import ReinforcedDataModule
-from .reinforced_image_text import ReinforcedImageTextDataModule
-from .reinforced_shapes import ReinforcedShapesDataModule
-from .reinforcement import ReinforcementDataModule
-from .shape_classes import ShapeClassesDataModule
-from .shape_questions import ShapesVQADataModule
-from .shape_tasks import ShapesEntailmentDataModule, ShapesNLVR2DataModule
-from .shapes import ShapesDataModule
-from .sources.resolve import Source
+from .drawn.grounding import GroundingShapesDataModule
+from .drawn.labels import ShapeClassesDataModule
+from .drawn.pairs import ShapesDataModule
+from .drawn.questions import ShapesVQADataModule
+from .drawn.reinforced import ReinforcedShapesDataModule
+from .drawn.tasks import ShapesEntailmentDataModule, ShapesNLVR2DataModule
+from .grounding.datamodule import GroundingDataModule
+from .labels.base import LabelDataModule
+from .labels.datamodule import ImageClassificationDataModule
+from .pairs.base import PairDataModule
+from .pairs.datamodule import ImageTextDataModule
+from .pairs.embedded import EmbeddedCaptionsDataModule
+from .questions.base import QuestionDataModule
+from .questions.datamodule import VQADataModule
+from .reading.resolve import Source
+from .reinforced.base import ReinforcedDataModule
+from .reinforced.datamodule import ReinforcedImageTextDataModule
+from .reinforced.reinforcement import ReinforcementDataModule
+from .tasks.entailment import EntailmentDataModule
+from .tasks.nlvr import NLVR2DataModule
 from .transforms.albef import ALBEFEvalTransform, ALBEFRandAugment, ALBEFTrainTransform
 from .transforms.classification import (
     CIFAREvalTransform,
@@ -28,7 +29,6 @@ from .transforms.classification import (
 )
 from .transforms.clip import CLIPEvalTransform
 from .transforms.probe import ProbeTrainTransform
-from .vqa import VQADataModule
 
 __all__ = [
     "ALBEFEvalTransform",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common.lazy import LazyNames
-from .base.tokenizer_reader import register_tokenizer_reader
-from .networks.file_readers import Loaded, register_file_reader
+from .core.file_readers import Loaded, register_file_reader
+from .core.tokenizer_reader import register_tokenizer_reader
 
 if TYPE_CHECKING:
     from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule

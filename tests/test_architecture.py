@@ -1,4 +1,4 @@
-"""Imports between folders of the package, and uses of private names of other packages."""
+"""Imports between folders and files of the package, and uses of private names of other packages."""
 
 import ast
 import re
@@ -7,78 +7,123 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "vlightning"
-METHODS = {"albef", "clip", "cocord", "mmlg", "mobileclip", "shre"}
-COMMAND_LINE = {"cli.py", "cli_support", "data_report", "demo", "evaluate", "hub", "planning", "terminal"}
-ROOMS = {"lightning_modules", "datamodules", "callbacks", "metrics", "common", *COMMAND_LINE}
 FOREIGN = ("lightning", "torch", "torchmetrics", "jsonargparse", "timm", "open_clip", "transformers", "torchvision")
 
-# Folders that each folder may import beside itself. `shared` is lightning_modules/ without the methods.
-ALLOWED = {
-    "method": {"shared", "callbacks", "metrics", "common"},
-    "shared": {"callbacks", "metrics", "common"},
+FLOORS = {
+    # the root
+    "metrics": 0,
+    "common": 0,
+    "callbacks": 1,
+    "datamodules": 1,
+    "lightning_modules": 2,
+    "commands": 3,
+    "cli.py": 3,
+    # lightning_modules/; `__init__.py` is above all
+    "lightning_modules/core": 0,
+    "lightning_modules/networks": 1,
+    "lightning_modules/losses": 1,
+    "lightning_modules/optim": 1,
+    "lightning_modules/evaluation": 1,
+    "lightning_modules/base": 2,
+    "lightning_modules/albef": 3,
+    "lightning_modules/clip": 3,
+    "lightning_modules/cocord": 3,
+    "lightning_modules/mmlg": 3,
+    "lightning_modules/mobileclip": 3,
+    "lightning_modules/shre": 3,
+    "lightning_modules/__init__.py": 4,
+    # datamodules/
+    "datamodules/text": 0,
+    "datamodules/transforms": 0,
+    "datamodules/base": 1,
+    "datamodules/reading": 2,
+    "datamodules/pairs": 3,
+    "datamodules/labels": 3,
+    "datamodules/questions": 4,
+    "datamodules/grounding": 4,
+    "datamodules/tasks": 4,
+    "datamodules/reinforced": 4,
+    "datamodules/drawn": 5,
+    "datamodules/__init__.py": 6,
+}
+"""The floor of each folder among the folders beside it. A folder imports itself and folders on lower floors."""
+
+ARROWS = {
     "callbacks": {"metrics", "common"},
     "datamodules": {"common"},
-    "metrics": set(),
-    "common": set(),
+    "lightning_modules": {"callbacks", "metrics", "common"},
+    "commands": {"callbacks", "metrics", "common", "datamodules", "lightning_modules", "cli.py"},
+    "cli.py": {"callbacks", "common", "datamodules", "lightning_modules", "commands"},
 }
+"""The folders that each folder of the root imports."""
 
 DOCUMENTED = {"_replace", "_asdict", "_make", "_exit"}  # of named tuples and of `os`: public despite their names
 
 
 def files():
     """Every Python file of the package, without tests and benchmarks."""
-    found = [path for room in ROOMS if not room.endswith(".py") for path in (ROOT / room).rglob("*.py")]
-    return sorted(found + [ROOT / room for room in ROOMS if room.endswith(".py")])
+    folders = [folder for folder in FLOORS if "/" not in folder and not folder.endswith(".py")]
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")) + [ROOT / "cli.py"]
 
 
-TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in files() if path.is_file()}
+TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in files()}
 
 
-def room_of(parts):
-    """Return the folder of a module, such as `lightning_modules/albef` for a method."""
-    if parts[0] in COMMAND_LINE or f"{parts[0]}.py" in COMMAND_LINE:
-        return "command line"
-    if parts[0] == "lightning_modules":
-        inner = parts[1].removesuffix(".py") if len(parts) > 1 else "__init__"
-        return (
-            f"lightning_modules/{inner}"
-            if inner in METHODS
-            else "root"
-            if inner in ("__init__", "exports")
-            else "shared"
-        )
-    return parts[0]
+def module_name(file):
+    """Return the name of a file's module inside the package, such as `callbacks.ema`."""
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def imports(file, tree):
-    """Parts of the modules of this package that a file imports."""
-    here = [*Path(file).parent.parts]
+FILES = {module_name(file): file for file in TREES}
+
+
+def imported_modules(file, tree):
+    """Iterate over the names of the modules of this package that a file imports, at its head or inside functions."""
+    folder = [*Path(file).parent.parts]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            module = node.module.split(".") if node.module else []
             if node.level:
-                target = here[: len(here) - node.level + 1] + module
+                base = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]
+            elif node.module and node.module.split(".")[0] == PACKAGE:
+                base = node.module.split(".")[1:]
+            else:
+                continue
+            module = ".".join(part for part in base if part)
+            for alias in node.names:
                 # `from . import name`: the name may be a module.
-                yield from ([*target, alias.name] if not module else target for alias in node.names)
-            elif module[:1] == [PACKAGE]:
-                yield module[1:] or [node.names[0].name]
+                inner = f"{module}.{alias.name}" if module else alias.name
+                yield inner if inner in FILES else module
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.split(".")[0] == PACKAGE and "." in alias.name:
-                    yield alias.name.split(".")[1:]
+                if alias.name.startswith(f"{PACKAGE}."):
+                    yield alias.name.removeprefix(f"{PACKAGE}.")
 
 
-def violations():
-    found = set()
-    for file, tree in TREES.items():
-        room = room_of(Path(file).parts)
-        if room in ("command line", "root"):
-            continue
-        allowed = ALLOWED["method" if room.startswith("lightning_modules/") else room] | {room}
-        for target in imports(file, tree):
-            if target and room_of(target) not in allowed:
-                found.add(f"{file} imports {'.'.join(target)}")
-    return found
+def imports_between_files():
+    """Return the files that each file imports."""
+    return {
+        file: {FILES[module] for module in imported_modules(file, tree) if module in FILES} - {file}
+        for file, tree in TREES.items()
+    }
+
+
+def folders_beside_each_other(file, target):
+    """Return the folders, or files, of two files below the folder that both are in, at most two folders deep."""
+    parts, target_parts = Path(file).parts, Path(target).parts
+    if parts[0] != target_parts[0]:
+        return parts[0], target_parts[0]
+    return "/".join(parts[:2]), "/".join(target_parts[:2])
+
+
+def may_import(file, target):
+    folder, target_folder = folders_beside_each_other(file, target)
+    if folder == target_folder or (folder.split("/")[0] == "commands" and "/" in folder):
+        return True
+    if "/" not in folder:
+        return target_folder in ARROWS.get(folder, set())
+    if folder not in FLOORS or target_folder not in FLOORS:  # subfolders of callbacks/ have no floors
+        return folder.split("/")[0] in ("callbacks", "common", "metrics")
+    return FLOORS[target_folder] < FLOORS[folder]
 
 
 def own_names():
@@ -109,8 +154,47 @@ def private_names():
     return {file: names for file, names in found.items() if names}
 
 
-def test_folders_import_only_allowed_folders():
-    assert violations() == set()
+def test_every_folder_has_a_floor():
+    folders = {"/".join(Path(file).parts[:2]) for file in TREES if len(Path(file).parts) > 1}
+    with_floors = {folder for folder in folders if folder.split("/")[0] in ("lightning_modules", "datamodules")}
+    assert with_floors == {folder for folder in FLOORS if "/" in folder}
+
+
+def test_folders_import_lower_floors_only():
+    edges = imports_between_files().items()
+    assert [
+        f"{file} imports {target}" for file, targets in edges for target in targets if not may_import(file, target)
+    ] == []
+
+
+def test_every_arrow_is_used_and_goes_down():
+    edges = {
+        folders_beside_each_other(file, target)
+        for file, targets in imports_between_files().items()
+        for target in targets
+    }
+    between_rooms = {(folder, target) for folder, target in edges if "/" not in folder and folder != target}
+    assert between_rooms == {(folder, target) for folder, targets in ARROWS.items() for target in targets}
+    assert all(FLOORS[target] <= FLOORS[folder] for folder, target in between_rooms)
+
+
+def test_no_file_imports_itself_through_others():
+    edges = imports_between_files()
+    # A package's `__init__.py` names what is below it: it is no step of a circle.
+    imports_of = {file: {t for t in targets if not t.endswith("__init__.py")} for file, targets in edges.items()}
+    finished, circles = set(), []
+
+    def visit(file, path):
+        if file in path:
+            circles.append(" -> ".join([*path[path.index(file) :], file]))
+        elif file not in finished:
+            for target in sorted(imports_of[file]):
+                visit(target, [*path, file])
+            finished.add(file)
+
+    for file in sorted(imports_of):
+        visit(file, [])
+    assert circles == []
 
 
 def test_private_names_of_other_packages_are_used_in_listed_files_only():
@@ -124,7 +208,9 @@ def test_private_names_of_other_packages_are_used_in_listed_files_only():
     assert {name for name in used if used.count(name) > 1} == set()
 
 
-def test_the_import_of_a_sibling_is_found():
-    tree = ast.parse("from ..networks.clip.models import build_model\nfrom ...cli_support import report")
-    found = [".".join(target) for target in imports("lightning_modules/albef/module.py", tree)]
-    assert found == ["lightning_modules.networks.clip.models", "cli_support"]
+def test_imports_are_read_in_each_form():
+    tree = ast.parse("from ..networks.clip.models import build_model\nfrom ...commands import cli\nfrom . import itc")
+    modules = set(imported_modules("lightning_modules/albef/module.py", tree))
+    assert modules == {"lightning_modules.networks.clip.models", "commands.cli", "lightning_modules.albef.itc"}
+    assert not may_import("lightning_modules/albef/module.py", "lightning_modules/clip/module.py")
+    assert not may_import("lightning_modules/networks/bert.py", "lightning_modules/base/method.py")

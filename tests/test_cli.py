@@ -15,8 +15,8 @@ from support.albef import tiny_albef
 from support.command_line import run, tiny_config
 from support.forked import run_script
 from vlightning.callbacks.checkpoints.background import BackgroundWriter
-from vlightning.callbacks.run_report import warn_of_random_weights
 from vlightning.cli import VLightningCLI
+from vlightning.commands.cli.run_report import warn_of_random_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN_CLASSIFIER = ("--config", "configs/cocord/vanilla.yaml", "--data", "ShapeClassesDataModule")

@@ -17,7 +17,7 @@ from support.recipes import compose as _composed
 from support.recipes import says
 from support.reinforcement import write_pairs
 from vlightning.datamodules import ImageTextDataModule
-from vlightning.lightning_modules.base.settings import flat
+from vlightning.lightning_modules.core.settings import flat
 from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import build_model
 from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of

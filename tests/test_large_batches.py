@@ -16,11 +16,11 @@ from traffic import TrafficOfSteps, totals
 from support.albef import tiny_albef
 from support.distributed import rank_trainer, run_distributed
 from support.random_batches import NAMES, random_rows, rows_loader, small
+from vlightning.commands.plan.estimate import Estimate, Sizes
 from vlightning.lightning_modules.albef.encoding import Encoded
 from vlightning.lightning_modules.albef.itc import gather_keys, image_text_contrast
 from vlightning.lightning_modules.cocord.losses import contrastive_loss
-from vlightning.lightning_modules.contrast import Side, contrast_terms
-from vlightning.planning.estimate import Estimate, Sizes
+from vlightning.lightning_modules.losses.contrast import Side, contrast_terms
 
 ROOT = Path(__file__).resolve().parent.parent
 

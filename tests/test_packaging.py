@@ -23,20 +23,7 @@ import vlightning.lightning_modules
 from support.wheel import ROOT, built_wheel, run_mypy
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-CODE_FOLDERS = (
-    "callbacks",
-    "cli_support",
-    "common",
-    "data_report",
-    "datamodules",
-    "demo",
-    "evaluate",
-    "lightning_modules",
-    "metrics",
-    "hub",
-    "planning",
-    "terminal",
-)
+CODE_FOLDERS = ("callbacks", "commands", "common", "datamodules", "lightning_modules", "metrics")
 
 
 def package_files() -> list[Path]:

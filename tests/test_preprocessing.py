@@ -20,6 +20,7 @@ from support.command_line import run
 from support.mmlg import tiny_extraction
 from support.programs import leave_unwritten
 from vlightning.callbacks.learngene.file import load_learngene
+from vlightning.commands.export.layouts import export
 from vlightning.common.errors import UserError
 from vlightning.datamodules import (
     CLIPEvalTransform,
@@ -31,7 +32,6 @@ from vlightning.datamodules import (
 )
 from vlightning.datamodules.text.saved_tokenizer import saved_tokenizer
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
-from vlightning.lightning_modules.exports import export
 from vlightning.lightning_modules.mmlg.towers import load_image_tower
 from vlightning.lightning_modules.networks.clip.files import save_vendor
 from vlightning.lightning_modules.networks.clip.models import build_model

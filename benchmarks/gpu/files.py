@@ -12,7 +12,7 @@ from PIL import Image
 from setting import Setting
 
 from vlightning.datamodules import ShapesDataModule
-from vlightning.datamodules.sources.shapes import ShapesTable
+from vlightning.datamodules.drawn.shapes import ShapesTable
 
 DATA: dict[str, dict[str, Any]] = {
     "CLIP": {"image_size": 224, "tokenizer": "clip", "max_tokens": 77},

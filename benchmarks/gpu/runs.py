@@ -15,7 +15,13 @@ from setting import Setting
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
-from vlightning.callbacks import CompileCallback, EMACallback, QueueCallback, SkipNonFiniteSteps, StopOnSignal
+from vlightning.callbacks import (
+    CompileCallback,
+    EMACallback,
+    QueueCallback,
+    SkipNonFiniteSteps,
+    StopOnSignal,
+)
 
 WARM_UP, COUNTED, ROUND = 5, 20, 5
 TOY_IMAGES = 8

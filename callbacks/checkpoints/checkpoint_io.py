@@ -19,7 +19,13 @@ from typing_extensions import override
 from ...common.errors import UserError
 from ...common.files import REPLACED, check_free, original_path, replacing, writing
 from .background import BackgroundWriter, snapshot
-from .sharded_checkpoint import METADATA, divide_checkpoint, read_checkpoint_folder, read_metadata, shard_file
+from .sharded_checkpoint import (
+    METADATA,
+    divide_checkpoint,
+    read_checkpoint_folder,
+    read_metadata,
+    shard_file,
+)
 
 
 class CheckpointError(UserError, RuntimeError):

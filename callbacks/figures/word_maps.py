@@ -12,7 +12,15 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT
-from .evaluation import EvaluationFigures, NoFigureError, Split, captions_of, evenly_spread, open_image, token_ids
+from .evaluation import (
+    EvaluationFigures,
+    NoFigureError,
+    Split,
+    captions_of,
+    evenly_spread,
+    open_image,
+    token_ids,
+)
 from .grid import Panel, Row
 
 # Maps of these words are not informative. Words of place and number are content words.

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import pad
 
 from ...common.errors import UserError
-from ..sources.hub import hub_or_cache, reason_not_found
+from ...common.hub import hub_or_cache, reason_not_found
 from .captions import ALL_WORDS, clean_caption, usable_caption
 
 if TYPE_CHECKING:

@@ -17,7 +17,16 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from ...common.errors import UserError
-from ...common.ranges import COUNT, FINITE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, CheckedArguments, Range
+from ...common.ranges import (
+    COUNT,
+    FINITE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_SHARE,
+    SHARE,
+    CheckedArguments,
+    Range,
+)
 from .normalize import CLIP_MEAN, CLIP_STD, NormalizedTransform, ToNormalized, preprocessing
 
 Operation = Literal[

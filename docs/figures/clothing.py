@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vlightning.callbacks.figures.grid import Panel, Row, draw_rows
 from vlightning.callbacks.figures.word_maps import content_words
-from vlightning.hub import from_pretrained
+from vlightning.commands.export import from_pretrained
 
 GARMENTS = (
     "a dress",

@@ -103,7 +103,7 @@ axis.invert_yaxis()
 # The checkpoint knows its teacher by name only; what is exported is the student alone, a file of weights.
 
 # %%
-from vlightning.lightning_modules.exports import export
+from vlightning.commands.export.layouts import export
 
 trainer.save_checkpoint("student.ckpt")
 print(export("student.ckpt", "student.safetensors").split(";")[0])

@@ -64,9 +64,9 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer, seed_everything
 
+from vlightning.commands.export.layouts import export
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules import CLIPModule
-from vlightning.lightning_modules.exports import export
 
 vision = {"image_size": 48, "patch_size": 12, "width": 64, "head_width": 32, "layers": 4}
 text = {"context_length": 16, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 4}

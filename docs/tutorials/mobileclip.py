@@ -218,7 +218,7 @@ for name, model in {"as trained": network, "folded": fused}.items():
 # matrices in 8 bits; on the command line, `vlightning export reinforced.ckpt phone --layout onnx`.
 
 # %%
-from vlightning.lightning_modules.exports import export
+from vlightning.commands.export.layouts import export
 
 for layout in ("onnx", "onnx_int8"):
     export("reinforced.ckpt", layout, layout)

@@ -102,7 +102,7 @@ for row in range(FOLDER):
 # %%
 import torch
 
-from vlightning.hub import from_pretrained
+from vlightning.commands.export import from_pretrained
 
 albef, prepare, tokenize = from_pretrained("my_albef")
 files = sorted(Path("my_images").glob("*.png"))

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.memory import in_slices
 from ..evaluation.protocol import Batch
-from ..memory import in_slices
 from .network import ALBEFNetwork
 
 

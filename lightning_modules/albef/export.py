@@ -6,10 +6,10 @@ from typing import Any
 
 from ...common.errors import UserError
 from ..base.encoder_programs import export_encoders
-from ..base.preprocessing import described, recorded_preprocessing
 from ..base.pretrained import LAYOUT, rebuild
-from ..base.tokenizer_reader import TokenizerOf, read_tokenizer
-from ..networks.programs import LAYOUTS as PROGRAMS
+from ..core.preprocessing import described, recorded_preprocessing
+from ..core.programs import LAYOUTS as PROGRAMS
+from ..core.tokenizer_reader import TokenizerOf, read_tokenizer
 from .module import ALBEFModule
 from .official import save_official
 from .transformers_layout import LAYOUT as TRANSFORMERS
@@ -22,7 +22,7 @@ LAYOUTS = {
     "transformers": TRANSFORMERS,
     **PROGRAMS,
 }
-"""Description of each layout; the first, which `lightning_modules/exports.py` writes, is the default."""
+"""Description of each layout; the first, which `commands/export/layouts.py` writes, is the default."""
 
 
 def export(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...common.errors import UserError
-from ..networks.precision import at_least_float32
+from ..core.precision import at_least_float32
 from .network import ALBEFNetwork, CrossAttention, FusionBert
 
 

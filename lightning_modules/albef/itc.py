@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ...callbacks import FeatureQueue
 from ...callbacks.distributed.collectives import gather, rank
-from ..contrast import share_an_id, text_ids
+from ..core.memory import in_slices
 from ..evaluation.protocol import Batch
-from ..memory import in_slices
+from ..losses.contrast import share_an_id, text_ids
 from .encoding import Encoded
 from .settings import ContrastSettings
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ...callbacks.draws import draw_uniform, global_positions
 from ...common.errors import UserError
+from ..core.memory import in_slices
+from ..core.precision import at_least_float32
 from ..evaluation.protocol import Batch
-from ..memory import in_slices
-from ..networks.precision import at_least_float32
 from .counts import mean_count
 from .encoding import Encoded
 from .itc import Contrast

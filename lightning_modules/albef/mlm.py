@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...callbacks.draws import draw_bits, draw_uniform
 from ...common.errors import UserError
-from ..memory import in_slices
+from ..core.memory import in_slices
 from .counts import mean_count
 from .encoding import Encoded
 from .network import ALBEFNetwork

@@ -25,12 +25,12 @@ from ...callbacks import (
 )
 from ...callbacks.distributed.full_tensor import full_tensor
 from ..base.method import Bound, Method
-from ..base.preprocessing import preprocessing_of_checkpoint
-from ..base.settings import settings
-from ..base.trainers import trainer_of
+from ..core.precision import at_least_float32
+from ..core.preprocessing import preprocessing_of_checkpoint
+from ..core.settings import settings
+from ..core.trainers import trainer_of
 from ..evaluation.protocol import Batch
 from ..evaluation.reranking import RerankSettings
-from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule
@@ -44,7 +44,14 @@ from .mlm import check_special_tokens, draw_masked_tokens, masked_language_model
 from .network import ALBEFNetwork, FusionBert
 from .official import QUEUES
 from .schedule import paper_schedule, with_decay
-from .settings import ContrastSettings, MemorySettings, MomentumSettings, OptimSettings, TextSettings, VisionSettings
+from .settings import (
+    ContrastSettings,
+    MemorySettings,
+    MomentumSettings,
+    OptimSettings,
+    TextSettings,
+    VisionSettings,
+)
 from .teacher import copy_student, distilled_alphas, ramped_alpha, teacher_text
 
 

@@ -22,11 +22,11 @@ from transformers.models.bert.modeling_bert import (
     BertSelfOutput,
 )
 
-from ..memory import recomputed
+from ..core.memory import recomputed
+from ..core.mlp import LeanMlp
+from ..core.precision import at_least_float32, unit
 from ..networks.attention import attend, set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert, resize_rows
-from ..networks.mlp import LeanMlp
-from ..networks.precision import at_least_float32, unit
 from .settings import TextSettings, VisionSettings
 
 

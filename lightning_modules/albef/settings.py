@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ...common.errors import UserError
-from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, RATE, SHARE, Range, SettingsGroup
+from ...common.ranges import (
+    BELOW_ONE,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RATE,
+    SHARE,
+    Range,
+    SettingsGroup,
+)
 from ...common.sizes import check_heads, check_patches
 
 

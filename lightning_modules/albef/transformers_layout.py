@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ...common.errors import UserError
 from ...common.files import check_free, replacing, writing
-from ..base.preprocessing import has_pixels
-from ..base.pretrained import save_tokenizer
-from ..networks.clip_preprocessing import Preprocessing
-from ..networks.transformers_files import without_progress, write_model, write_preprocessing
+from ..core.clip_preprocessing import Preprocessing
+from ..core.preprocessing import has_pixels
+from ..core.tokenizer_files import save_tokenizer
+from ..core.transformers_files import without_progress, write_model, write_preprocessing
 from .network import ALBEFNetwork, bert_sizes
 
 LAYOUT = (

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..networks.programs import Tower, example_images, example_texts, padding_tokenizer, write_programs
-from .preprocessing import described, recorded_preprocessing
+from ..core.preprocessing import described, recorded_preprocessing
+from ..core.programs import Tower, example_images, example_texts, padding_tokenizer, write_programs
+from ..core.tokenizer_reader import TokenizerOf
 from .pretrained import rebuild
-from .tokenizer_reader import TokenizerOf
 
 
 class _Images(nn.Module):

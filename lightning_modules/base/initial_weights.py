@@ -6,7 +6,7 @@ from typing import Any
 from lightning import LightningModule
 
 from ...common.errors import UserError
-from .trainers import callbacks_of, trainer_of
+from ..core.trainers import callbacks_of, trainer_of
 
 
 @dataclass

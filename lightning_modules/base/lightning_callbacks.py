@@ -5,7 +5,7 @@ from lightning.pytorch.callbacks import LearningRateFinder, WeightAveraging
 
 from ...callbacks.private_api import averaged_module
 from ...common.errors import UserError
-from .trainers import callbacks_of
+from ..core.trainers import callbacks_of
 
 
 def refuse_rate_finder(module: LightningModule) -> None:

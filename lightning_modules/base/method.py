@@ -15,20 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks import rank
-from ...callbacks.checkpoints.saved_run import SavedRun
 from ...callbacks.distributed.collectives import keep_from_ddp
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
+from ...common.files import run_folder_of
 from ...common.private_api import load_plain
 from ...common.ranges import CheckedArguments
-from ..evaluation.protocol import Batch, Evaluation
-from ..evaluation.reranking import Orders
-from ..evaluation.retrieval import RetrievalEvaluation
-from ..optim.clipping import clip_unscaled
-from ..optim.configure import LRSchedulerCallable, OptimizerCallable, start_schedule, with_schedule, with_scheduler
-from ..optim.parameter_groups import scale_rates, weight_decay_groups
-from ..optim.schedules import Schedule
-from .checkpoints import (
+from ..core.checkpoints import (
     CLASS_KEY,
     ORDERS_KEY,
     RESULTS_KEY,
@@ -37,19 +30,32 @@ from .checkpoints import (
     explain_other_class,
     saved_settings,
 )
-from .data_sizes import DataSizes, compare_sizes
-from .fitting import load_fitting
-from .frozen import Frozen
+from ..core.data_sizes import DataSizes, compare_sizes
+from ..core.fitting import load_fitting
+from ..core.frozen import Frozen
+from ..core.preprocessing import recorded_preprocessing
+from ..core.settings import plain
+from ..core.trainers import convert_before_restore, datamodule_of
+from ..evaluation.protocol import Batch, Evaluation
+from ..evaluation.reranking import Orders
+from ..evaluation.retrieval import RetrievalEvaluation
+from ..optim.clipping import clip_unscaled
+from ..optim.configure import (
+    LRSchedulerCallable,
+    OptimizerCallable,
+    start_schedule,
+    with_schedule,
+    with_scheduler,
+)
+from ..optim.parameter_groups import scale_rates, weight_decay_groups
+from ..optim.schedules import Schedule
 from .initial_weights import InitialState, check_one_source, restores_after_setup
 from .lightning_callbacks import refuse_rate_finder, refuse_stale_averages
 from .model_card import Training, validation_results
 from .precision import check_precision
-from .preprocessing import recorded_preprocessing
 from .pretrained import read_module, write_folder
 from .provenance import Provenance
-from .settings import plain
 from .sharding import full_state, shard
-from .trainers import convert_before_restore, datamodule_of
 from .vocabulary import TextTower, restored_vocabulary, vocabulary_of
 
 Bound = tuple[nn.Parameter, float, float]
@@ -233,7 +239,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
                 raise
             raise UserError(sentence) from error
         if isinstance(checkpoint_path, str | Path):
-            module.provenance.run = SavedRun(Path(checkpoint_path)).folder
+            module.provenance.run = run_folder_of(Path(checkpoint_path))
         return module
 
     def on_fit_start(self) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import yaml
 from lightning import LightningModule
 
-from ...callbacks.results import chance_levels
+from ...callbacks.chance import chance_levels
 from ...common.shown import public
-from .checkpoints import RESULTS_KEY, class_name
-from .preprocessing import described
-from .trainers import datamodule_of, trainer_of
+from ..core.checkpoints import RESULTS_KEY, class_name
+from ..core.preprocessing import described
+from ..core.trainers import datamodule_of, trainer_of
 
 CARD_FILE = "README.md"
 _TEXT_OPTIONS = ("tokenizer", "clean_captions", "max_words", "append_sep", "max_tokens")
@@ -167,7 +167,7 @@ def _embeds(module: LightningModule) -> bool:
 
 def _usage(module: LightningModule, name: str) -> str:
     lines = [
-        "from vlightning.hub import from_pretrained",
+        "from vlightning.commands.export import from_pretrained",
         "",
         f"model, transform, tokenizer = from_pretrained({name!r})  # this folder, or its name on the hub",
     ]

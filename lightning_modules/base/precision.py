@@ -3,7 +3,7 @@
 from lightning import LightningModule
 
 from ...common.errors import UserError
-from .trainers import trainer_of
+from ..core.trainers import trainer_of
 
 
 def check_precision(module: LightningModule, stage: str) -> None:

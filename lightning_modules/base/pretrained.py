@@ -8,23 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
-from ...common.clip_vocabulary import END, START
 from ...common.errors import UserError
 from ...common.files import check_free, replacing
-from .checkpoints import ORDERS_KEY, class_name
-from .folder import CONFIG_FILE, WEIGHTS_FILE, read_folder
+from ..core.checkpoints import ORDERS_KEY, class_name
+from ..core.folder import CONFIG_FILE, WEIGHTS_FILE, read_folder
+from ..core.tokenizer_files import save_tokenizer
+from ..core.tokenizer_reader import TokenizerOf
 from .model_card import CARD_FILE, Training, model_card
 from .provenance import Provenance
-from .tokenizer_reader import TokenizerOf
 
 if TYPE_CHECKING:
     from .method import Method
 
-LAYOUT = "a folder with model.safetensors, config.json, the tokenizer and README.md, for vlightning.hub.from_pretrained"
+LAYOUT = "a folder with model.safetensors, config.json, the tokenizer and README.md, which from_pretrained reads"
 """Description of the folder for `vlightning export`."""
 Module = TypeVar("Module", bound="Method")
 
@@ -138,23 +136,3 @@ def _save_tokenizer(module: "Method", text: str, folder: Path) -> None:
     numbers = getattr(getattr(module, "text", None), "special_token_ids", {})
     length = module.data_sizes().max_tokens or getattr(module, "max_tokens", None)
     save_tokenizer(text, folder, {name: number for name, number in numbers.items() if number is not None}, length)
-
-
-def save_tokenizer(text: str, folder: Path, special: Mapping[str, int], length: int | None) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json`, which `AutoTokenizer` reads.
-
-    Args:
-        text: the tokenizer as JSON text of the `tokenizers` library.
-        folder: an existing folder.
-        special: numbers of special tokens, such as "cls"; not used for CLIP's tokenizer, whose tokens are known.
-        length: number of tokens at which texts are cut.
-    """
-    tokenizer, named = Tokenizer.from_str(text), dict[str, str | None]()
-    if tokenizer.token_to_id(START) is not None:
-        # In transformers CLIP's texts are padded with the end token; its causal towers do not see the padding.
-        named |= {"bos_token": START, "eos_token": END, "pad_token": END, "unk_token": END}
-    else:
-        named |= {f"{name}_token": tokenizer.id_to_token(number) for name, number in special.items()}
-        named["unk_token"] = getattr(tokenizer.model, "unk_token", None)
-    options = {} if length is None else {"model_max_length": length}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named, **options).save_pretrained(folder)

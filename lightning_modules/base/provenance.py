@@ -9,9 +9,9 @@ from lightning import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from tokenizers import Tokenizer
 
+from ..core.tokenizer_reader import read_tokenizer
+from ..core.trainers import datamodule_of, trainer_of
 from .model_card import Training
-from .tokenizer_reader import read_tokenizer
-from .trainers import datamodule_of, trainer_of
 
 _LARGE = ("state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks")
 

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ...callbacks import ShardedStrategy
 from ...callbacks.modules import blocks_of
-from ..memory import recomputed
-from ..networks.batch_norm import BatchNorm, kept_statistics
+from ..core.batch_norm import BatchNorm, kept_statistics
+from ..core.memory import recomputed
 
 NORMS = (*get_args(BatchNorm), nn.LayerNorm, nn.GroupNorm)
 NETWORK_METHODS = (

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from ...common.errors import UserError
 from ...common.files import check_free, replacing, writing
-from ..base.settings import settings
+from ..core.settings import settings
 from ..networks.clip.export import LAYOUTS as TOWER_LAYOUTS
 from ..networks.clip.export import export_network
 from ..networks.clip.lora import ADAPTER_CONFIG, ADAPTER_FILE, LoRASettings, adapter_state

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...common.errors import UserError
-from ..base.checkpoints import class_of, saved_settings
+from ..core.checkpoints import class_of, saved_settings
 from ..networks.clip.lora import LoRASettings, merged_state
 from ..networks.clip.weights import STUDENT, below
 from .module import CLIPModule

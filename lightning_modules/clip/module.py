@@ -11,26 +11,32 @@ from open_clip import CustomTextCLIP
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, StuckLossWarning, missing_callbacks, rank
+from ...callbacks import (
+    RetrievalPredictionWriter,
+    StepSeedCallback,
+    StuckLossWarning,
+    missing_callbacks,
+    rank,
+)
 from ...common.clip_vocabulary import CLIP_VOCABULARY
 from ...common.errors import UserError
 from ...common.ranges import COUNT
 from ..base.method import Bound
-from ..base.settings import plain, settings
-from ..contrast import contrast_terms, pair_ids, share_of_repeats
+from ..base.two_towers import TwoTowers
+from ..core.settings import plain, settings
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
+from ..losses.contrast import contrast_terms, pair_ids, share_of_repeats
+from ..losses.pairs import check_length, student_sides
+from ..losses.sigmoid import sigmoid_loss
 from ..networks.clip.lora import base_state, load_adapters
 from ..networks.clip.models import build_model
-from ..networks.clip.pairs import check_length, student_sides
 from ..networks.clip.preprocessing import ImageSettings
 from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupShareCosine
-from ..sigmoid_contrast import sigmoid_loss
-from ..two_towers import TwoTowers
 from .settings import LossSettings, OptimSettings, TuningSettings
 from .start import load_start, model_of, needed_tokenizer, start_preprocessing
 from .tuning import fix_batch_norm, parameter_groups, prepare

@@ -5,8 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ...common.ranges import BELOW_ONE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, RATE, Range, SettingsGroup
-from ..base.settings import settings
+from ...common.ranges import (
+    BELOW_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_SHARE,
+    RATE,
+    Range,
+    SettingsGroup,
+)
+from ..core.settings import settings
 from ..networks.clip.lora import LoRASettings
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...callbacks import FeatureQueue
 from ...callbacks.distributed.collectives import world_size
 from ...common.errors import UserError
-from ..networks.precision import at_least_float32, unit
+from ..core.precision import at_least_float32, unit
 from .settings import ContrastSettings
 
 

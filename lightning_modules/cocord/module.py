@@ -21,24 +21,38 @@ from ...callbacks import (
     missing_callbacks,
 )
 from ...common.ranges import COUNT, NOT_NEGATIVE
-from ..base.data_sizes import DataSizes
-from ..base.frozen import Frozen
 from ..base.method import Method
-from ..base.settings import settings
-from ..base.trainers import callbacks_of
+from ..core.data_sizes import DataSizes
+from ..core.frozen import Frozen
+from ..core.precision import at_least_float32, unit
+from ..core.settings import settings
+from ..core.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..evaluation.protocol import Batch
 from ..networks.cifar import Classifier
 from ..networks.classifier_files import load_classifier_file
 from ..networks.classifiers import build_classifier, freeze_classifier
-from ..networks.precision import at_least_float32, unit
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Milestones
 from ..optim.sgd import sgd
 from .baselines import FeatureLosses
 from .checks import check_views, loss_weights
-from .losses import dictionary, dictionary_loss, distillation_loss, prediction_loss, same_class_share
-from .network import Predictor, ProjectionHead, channels_last, described_head, each_view, frozen_copy, teacher_head
+from .losses import (
+    dictionary,
+    dictionary_loss,
+    distillation_loss,
+    prediction_loss,
+    same_class_share,
+)
+from .network import (
+    Predictor,
+    ProjectionHead,
+    channels_last,
+    described_head,
+    each_view,
+    frozen_copy,
+    teacher_head,
+)
 from .settings import (
     ContrastSettings,
     HeadSettings,

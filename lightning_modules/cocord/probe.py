@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from ...callbacks.distributed.collectives import all_reduce_sum, gather_uneven, world_size
 from ...common.errors import UserError
 from ...common.ranges import COUNT
-from ..base.data_sizes import DataSizes
-from ..base.fitting import load_fitting
-from ..base.frozen import Frozen
 from ..base.method import Method
-from ..base.settings import settings
+from ..core.data_sizes import DataSizes
+from ..core.fitting import load_fitting
+from ..core.frozen import Frozen
+from ..core.settings import settings
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.cifar import Classifier
 from ..networks.cifar.classifier import init_linear

@@ -11,7 +11,16 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, RATE, SHARE, SettingsGroup
+from ...common.ranges import (
+    BELOW_ONE,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_SHARE,
+    RATE,
+    SHARE,
+    SettingsGroup,
+)
 
 Encoder = Literal["teacher", "slow_student"]
 

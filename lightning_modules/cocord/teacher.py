@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
-from ..base.frozen import Frozen, reads_weights
+from ..core.frozen import Frozen, reads_weights
+from ..core.teacher_images import TeacherImages
 from ..networks.cifar import Classifier
 from ..networks.classifiers import build_classifier
 from ..networks.frozen_classifier import load_frozen
@@ -20,7 +21,6 @@ from ..networks.own_teacher import (
     stated_size,
     teacher_images,
 )
-from ..networks.teacher_images import TeacherImages
 from .settings import TeacherSettings
 
 OPTION = "model.teacher.network"

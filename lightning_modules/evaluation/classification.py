@@ -16,7 +16,7 @@ from ...common.errors import UserError
 from ...common.log import log_global
 from ...metrics.classification import hits
 from ...metrics.finite import some_of
-from ..base.trainers import datamodule_of
+from ..core.trainers import datamodule_of
 from .protocol import PREFIXES, Stage, Summary
 
 Batch = dict[str, Tensor]

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from ...metrics.finite import non_finite_last
-from ...metrics.retrieval import Matches, average_median_ranks, chance_recalls, recalls, reranked_ranks, retrieval_ranks
+from ...metrics.retrieval import (
+    Matches,
+    average_median_ranks,
+    chance_recalls,
+    recalls,
+    reranked_ranks,
+    retrieval_ranks,
+)
 from .reranking import RerankScore
 from .retrieval_result import RetrievalResult
 

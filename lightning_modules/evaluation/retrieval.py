@@ -24,7 +24,14 @@ from .ranking import (
     rerank_candidates,
     with_prefix,
 )
-from .reranking import NO_RERANKING, Orders, PairScorer, RerankSettings, TokenStore, match_candidates
+from .reranking import (
+    NO_RERANKING,
+    Orders,
+    PairScorer,
+    RerankSettings,
+    TokenStore,
+    match_candidates,
+)
 from .retrieval_result import UNKNOWN, RetrievalResult
 
 EQUAL = "equal_texts_"

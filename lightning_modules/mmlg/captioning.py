@@ -20,15 +20,21 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...callbacks import CaptionWriter, StepSeedCallback, all_reduce_sum, missing_callbacks, world_size
+from ...callbacks import (
+    CaptionWriter,
+    StepSeedCallback,
+    all_reduce_sum,
+    missing_callbacks,
+    world_size,
+)
 from ...common.errors import UserError
 from ...common.ranges import COUNT
-from ..base.data_sizes import DataSizes
-from ..base.frozen import Frozen
 from ..base.method import Method
-from ..base.settings import settings
+from ..core.data_sizes import DataSizes
+from ..core.frozen import Frozen
+from ..core.precision import at_least_float32
+from ..core.settings import settings
 from ..evaluation.captions import CaptionEvaluation
-from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupLinear

@@ -15,10 +15,10 @@ from ...callbacks import ClassPredictionWriter, missing_callbacks
 from ...common.ranges import COUNT
 from ...common.sizes import check_heads, check_patches
 from ..base.method import Method
-from ..base.settings import settings
+from ..core.precision import at_least_float32
+from ..core.settings import settings
 from ..evaluation.classification import Batch, ClassificationEvaluation, check_classes
 from ..networks.attention import set_clip_attention
-from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine

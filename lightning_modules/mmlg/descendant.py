@@ -13,7 +13,7 @@ from ...callbacks.learngene.file import Learngene
 from ...callbacks.learngene.layers import TOWERS
 from ...callbacks.learngene.sizes import LearngeneSizes
 from ...common.errors import UserError
-from ..memory import in_slices
+from ..core.memory import in_slices
 from ..networks.attention import set_clip_attention
 from .network import SummedCLIP
 from .rules import LAST_LAYERS, MethodName

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...callbacks import ImageEmbeddingWriter, missing_callbacks
 from ...common.errors import UserError
-from ..base.frozen import Frozen
-from ..base.trainers import datamodule_of
-from ..networks.precision import at_least_float32
+from ..core.frozen import Frozen
+from ..core.precision import at_least_float32
+from ..core.trainers import datamodule_of
 from .towers import load_image_tower
 
 

@@ -8,13 +8,13 @@ import open_clip
 
 from ...callbacks.learngene.file import Learngene, save_learngene
 from ...common.errors import UserError
-from ..base.preprocessing import described
+from ..core.clip_preprocessing import Preprocessing
+from ..core.preprocessing import described
+from ..core.programs import LAYOUTS as PROGRAMS
 from ..networks.clip.programs import export_towers
 from ..networks.clip.transformers_layout import LAYOUT as TRANSFORMERS
 from ..networks.clip.transformers_layout import save_transformers
-from ..networks.clip_preprocessing import Preprocessing
 from ..networks.open_clip_folder import write_open_clip
-from ..networks.programs import LAYOUTS as PROGRAMS
 from .descendant import as_clip, clip_config
 from .pretrained import preprocessing_of_training, rebuild_student
 

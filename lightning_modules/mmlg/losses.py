@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..contrast import Terms
+from ..losses.contrast import Terms
 
 
 def extraction_loss(terms: Terms, distillation_weight: float) -> Tensor:

@@ -28,16 +28,16 @@ from ...callbacks.learngene.terms import LearngeneTerms
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...common.ranges import Range
-from ..base.fitting import load_student
-from ..base.frozen import Frozen
 from ..base.method import Bound, Method
-from ..base.preprocessing import preprocessing_of_checkpoint
-from ..base.settings import settings
 from ..base.sharding import full_state
-from ..contrast import Side, contrast_terms, pair_ids
+from ..core.fitting import load_student
+from ..core.frozen import Frozen
+from ..core.precision import unit
+from ..core.preprocessing import preprocessing_of_checkpoint
+from ..core.settings import settings
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..networks.precision import unit
+from ..losses.contrast import Side, contrast_terms, pair_ids
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine

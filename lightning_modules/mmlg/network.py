@@ -15,7 +15,7 @@ from ...callbacks.distributed.full_tensor import full_tensor
 from ...callbacks.learngene.layers import TOWERS, Layer, Tower
 from ...callbacks.learngene.sizes import NORMS, LearngeneSizes
 from ...callbacks.learngene.terms import LearngeneTerms
-from ..memory import in_slices
+from ..core.memory import in_slices
 from ..networks.attention import attend
 from .rules import GROUPS, KINDS, MethodName, group_of, layer_sum, number_of_pairs
 

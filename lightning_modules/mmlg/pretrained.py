@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ...common.errors import UserError
-from ..base.fitting import load_fitting, student_state
-from ..base.preprocessing import recorded_preprocessing
-from ..base.settings import settings
-from ..networks.clip_preprocessing import Preprocessing
+from ..core.clip_preprocessing import Preprocessing
+from ..core.fitting import load_fitting, student_state
+from ..core.preprocessing import recorded_preprocessing
+from ..core.settings import settings
 from .descendant import PlainCLIP
 from .network import LearngeneCLIP, SummedCLIP
 from .settings import TextSettings, TowerSettings, VisionSettings, learngene_sizes

@@ -28,7 +28,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from ...callbacks.learngene.layers import TOWERS, Components, Layer, Rule, Tower, register_rule, tensors_below
+from ...callbacks.learngene.layers import (
+    TOWERS,
+    Components,
+    Layer,
+    Rule,
+    Tower,
+    register_rule,
+    tensors_below,
+)
 from ...callbacks.learngene.sizes import LINEARS, LearngeneSizes, Shapes, with_prefixes
 from ...common.errors import UserError
 

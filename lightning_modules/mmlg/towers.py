@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
-from ..base.fitting import load_fitting
-from ..base.frozen import Frozen
-from ..base.settings import settings
-from ..networks.clip_preprocessing import Preprocessing
+from ..core.clip_preprocessing import Preprocessing
+from ..core.fitting import load_fitting
+from ..core.frozen import Frozen
+from ..core.settings import settings
 from ..networks.published_clip import load_published
 from .descendant import as_clip
 from .pretrained import preprocessing_of_training, rebuild_student

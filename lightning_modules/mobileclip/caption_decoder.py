@@ -10,7 +10,7 @@ from open_clip.transformer import ResidualAttentionBlock
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..networks.precision import at_least_float32
+from ..core.precision import at_least_float32
 
 
 class CachedDecoder:

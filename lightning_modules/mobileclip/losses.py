@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..contrast import Terms
+from ..losses.contrast import Terms
 
 
 def reinforced_loss(terms: Terms, distillation_weight: float) -> Tensor:

@@ -18,25 +18,36 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...callbacks import EMACallback, EMAPair, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks, rank
+from ...callbacks import (
+    EMACallback,
+    EMAPair,
+    RetrievalPredictionWriter,
+    StepSeedCallback,
+    missing_callbacks,
+    rank,
+)
 from ...common.ranges import COUNT, Range
-from ..base.settings import plain, settings
 from ..base.sharding import full_state
-from ..contrast import contrast_terms, pair_ids
+from ..base.two_towers import TwoTowers
+from ..core.programs import Format
+from ..core.settings import plain, settings
 from ..evaluation.retrieval import RetrievalEvaluation
+from ..losses.contrast import contrast_terms, pair_ids
+from ..losses.pairs import student_sides
 from ..networks.clip.models import build_model
-from ..networks.clip.pairs import student_sides
-from ..networks.clip.preprocessing import preprocessing_of_arguments, preprocessing_of_file, training_normalization
+from ..networks.clip.preprocessing import (
+    preprocessing_of_arguments,
+    preprocessing_of_file,
+    training_normalization,
+)
 from ..networks.clip.programs import export_towers
 from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import ModelShape, resolved
 from ..networks.clip.trained import rebuild
 from ..networks.clip.weights import load_weights
-from ..networks.programs import Format
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine
-from ..two_towers import TwoTowers
 from .losses import reinforced_loss
 from .online import OnlineTeachers
 from .pairs import CAPTIONS, caption_kinds

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from ...common.clip_vocabulary import CLIP_VOCABULARY
 from ...common.errors import UserError
-from ..base.frozen import Frozen
-from ..memory import in_slices
-from ..networks.file_readers import PublishedCLIP
-from ..networks.precision import unit
-from ..networks.teacher_images import Normalisation, TeacherImages
+from ..core.file_readers import PublishedCLIP
+from ..core.frozen import Frozen
+from ..core.memory import in_slices
+from ..core.precision import unit
+from ..core.teacher_images import Normalisation, TeacherImages
 from .ensemble import Teacher, published
 from .pairs import CAPTIONS, TEACHER_TEXTS
 from .teachers import TEACHER_IMAGE, Teachers

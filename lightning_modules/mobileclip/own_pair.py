@@ -11,9 +11,9 @@ from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
 from ...common.errors import UserError
-from ..base.frozen import Frozen
-from ..networks.clip_preprocessing import Preprocessing
-from ..networks.file_readers import PublishedCLIP, Tokenizer
+from ..core.clip_preprocessing import Preprocessing
+from ..core.file_readers import PublishedCLIP, Tokenizer
+from ..core.frozen import Frozen
 from ..networks.own_teacher import checked_output, class_path, stated_normalisation, stated_size
 
 _REMEDY = "correct the class, or its attributes image_size and tokenizer."

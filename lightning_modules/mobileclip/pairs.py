@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ...common.errors import UserError
-from ..networks.clip.pairs import check_length
+from ..losses.pairs import check_length
 
 CAPTIONS = {"real": "input_ids", "synthetic": "synthetic_input_ids"}
 """Token ids in a batch, by kind of caption."""

@@ -17,9 +17,9 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from ...callbacks.draws import chosen_half, draw_normal, draw_number, draw_uniform
-from ..base.trainers import trainer_of
-from ..networks.precision import at_least_float32
-from ..networks.teacher_images import Normalisation, TeacherImages
+from ..core.precision import at_least_float32
+from ..core.teacher_images import Normalisation, TeacherImages
+from ..core.trainers import trainer_of
 from ..optim.schedules import steps_of_run
 
 _PIXELS = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

@@ -8,7 +8,7 @@ from typing import Annotated
 from ...callbacks.ema import Warmup
 from ...common.errors import UserError
 from ...common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, RATE, SHARE, SettingsGroup
-from ..base.settings import settings
+from ..core.settings import settings
 from ..networks.clip.preprocessing import ImageSettings
 from .ensemble import Teacher
 

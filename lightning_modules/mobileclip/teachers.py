@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...callbacks import gather
 from ...common.errors import UserError
-from ..contrast import Side
+from ..losses.contrast import Side
 from .pairs import TEACHER_TEXTS
 from .settings import TeacherSettings
 

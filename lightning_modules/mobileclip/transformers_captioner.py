@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTo
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE
-from ..base.frozen import Frozen
+from ..core.frozen import Frozen
 from .captioner import Captioner, check_seeds, post_processed
 
 

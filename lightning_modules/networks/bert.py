@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings
 
-from ..memory import recomputed
+from ..core.memory import recomputed
 from .attention import BERT_ATTENTION
 
 

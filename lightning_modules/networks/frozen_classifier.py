@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from ...common.errors import UserError
-from ..base.frozen import Frozen, reads_weights
+from ..core.frozen import Frozen, reads_weights
 from .cifar import Classifier
 from .classifier_files import load_classifier_file
 from .classifiers import build_classifier, public_network

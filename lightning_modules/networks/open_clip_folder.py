@@ -11,7 +11,7 @@ from torch import nn
 
 from ...common.errors import UserError
 from ...common.files import check_free, replacing, writing
-from .clip_preprocessing import Preprocessing
+from ..core.clip_preprocessing import Preprocessing
 
 CONFIG_NAME, WEIGHTS_NAME = "open_clip_config.json", "open_clip_model.safetensors"
 """File names that open_clip looks for."""

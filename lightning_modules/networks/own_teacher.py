@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
-from ..base.frozen import Frozen, reads_weights
-from .clip_preprocessing import Three
-from .teacher_images import Normalisation, TeacherImages
+from ..core.clip_preprocessing import Three
+from ..core.frozen import Frozen, reads_weights
+from ..core.teacher_images import Normalisation, TeacherImages
 
 
 def class_path(network: nn.Module) -> str:

@@ -15,10 +15,10 @@ from torch import nn
 from ...callbacks.checkpoints.sharded_checkpoint import METADATA
 from ...common.errors import UserError
 from ...common.names import did_you_mean
-from ..base.frozen import Frozen, reads_weights
+from ..core.clip_preprocessing import Preprocessing
+from ..core.file_readers import FILE_READERS, Loaded, PublishedCLIP
+from ..core.frozen import Frozen, reads_weights
 from .attention import set_clip_attention
-from .clip_preprocessing import Preprocessing
-from .file_readers import FILE_READERS, Loaded, PublishedCLIP
 from .open_clip_folder import CONFIG_NAME
 
 RANDOM = "random"

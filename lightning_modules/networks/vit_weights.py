@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from ...common.errors import UserError
-from ..base.fitting import load_fitting
+from ..core.fitting import load_fitting
 
 _DATA2VEC2 = "modality_encoders.IMAGE."
 _DATA2VEC2_NAMES = {

@@ -3,12 +3,7 @@
 from collections.abc import Sequence
 
 from ...common.errors import UserError
-from .settings import (
-    ContrastSettings,
-    EvaluationSettings,
-    KLSettings,
-    TeacherSettings,
-)
+from .settings import ContrastSettings, EvaluationSettings, KLSettings, TeacherSettings
 
 
 def check_settings(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
-from ..base.fitting import load_fitting
+from ..core.fitting import load_fitting
 from .settings import ViTSettings
 
 PRETRAINED = "pretrained"

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...callbacks import ClassPredictionWriter, TextClassPredictionWriter
 from ...callbacks.modules import on_any_rows
-from ..base.trainers import callbacks_of
+from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from .settings import EvaluationSettings

@@ -5,12 +5,12 @@ from typing import Any
 
 from ..base.encoder_programs import export_encoders
 from ..base.pretrained import LAYOUT
-from ..base.tokenizer_reader import TokenizerOf, read_tokenizer
-from ..networks.programs import LAYOUTS as PROGRAMS
+from ..core.programs import LAYOUTS as PROGRAMS
+from ..core.tokenizer_reader import TokenizerOf, read_tokenizer
 from .module import SHReModule
 
 LAYOUTS = {"vlightning": LAYOUT, **PROGRAMS}
-"""Description of each layout; the first, which `lightning_modules/exports.py` writes, is the default."""
+"""Description of each layout; the first, which `commands/export/layouts.py` writes, is the default."""
 
 
 def export(

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...callbacks.distributed.collectives import gather, rank
-from ..contrast import Side, contrast_terms
-from ..networks.precision import at_least_float32, unit
+from ..core.precision import at_least_float32, unit
+from ..losses.contrast import Side, contrast_terms
 
 
 def posterior_divergence(target: Tensor, logits: Tensor, temperature: float = 1.0) -> Tensor:

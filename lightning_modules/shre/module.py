@@ -17,20 +17,26 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...callbacks import FeatureQueue, QueueCallback, RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
+from ...callbacks import (
+    FeatureQueue,
+    QueueCallback,
+    RetrievalPredictionWriter,
+    StepSeedCallback,
+    missing_callbacks,
+)
 from ...common.ranges import COUNT
-from ..base.fitting import load_fitting, load_student
-from ..base.frozen import Frozen
 from ..base.method import Method
-from ..base.preprocessing import preprocessing_of_checkpoint
-from ..base.settings import settings
-from ..base.trainers import callbacks_of
 from ..base.vocabulary import TextTower
-from ..contrast import pair_ids
+from ..core.fitting import load_fitting, load_student
+from ..core.frozen import Frozen
+from ..core.memory import in_slices
+from ..core.precision import at_least_float32, unit
+from ..core.preprocessing import preprocessing_of_checkpoint
+from ..core.settings import settings
+from ..core.teacher_images import TeacherImages
+from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch
-from ..memory import in_slices
-from ..networks.precision import at_least_float32, unit
-from ..networks.teacher_images import TeacherImages
+from ..losses.contrast import pair_ids
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.layout import channels_last

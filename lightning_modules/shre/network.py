@@ -13,10 +13,10 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 from ...common.errors import UserError
 from ...common.sizes import check_heads, check_patches
-from ..memory import in_slices
+from ..core.memory import in_slices
+from ..core.mlp import LeanMlp
 from ..networks.attention import set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert
-from ..networks.mlp import LeanMlp
 from .settings import TextSettings, ViTSettings
 from .shared import Shared, SharedMLP, SharedTransformer, SMKETransformer
 

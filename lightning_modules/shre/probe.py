@@ -19,12 +19,12 @@ from ...callbacks import ClassPredictionWriter, StepSeedCallback, missing_callba
 from ...common.errors import UserError
 from ...common.ranges import COUNT
 from ..base.method import Method
-from ..base.settings import settings
-from ..base.trainers import callbacks_of
+from ..core.precision import at_least_float32
+from ..core.settings import settings
+from ..core.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.attention import set_vit_attention
 from ..networks.linear_probe import LinearProbe
-from ..networks.precision import at_least_float32
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.parameter_groups import layer_decay_groups

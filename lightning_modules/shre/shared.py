@@ -11,7 +11,7 @@ import torch
 from timm.models.beit import Block as BeitBlock
 from torch import Tensor, nn
 
-from ..memory import recomputed
+from ..core.memory import recomputed
 
 Shared = Literal["mlp", "mlp_in_order", "transformer", "s_smke"]
 Part = nn.Module | nn.Parameter

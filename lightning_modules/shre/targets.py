@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ...callbacks import FeatureQueue
 from ...callbacks.distributed.collectives import gather, rank
-from ..contrast import Side, contrast_terms
-from ..networks.precision import unit
+from ..core.precision import unit
+from ..losses.contrast import Side, contrast_terms
 from .losses import posterior_divergence, posterior_entropy
 from .settings import KLSettings, TeacherSettings
 from .teacher import log_entropy

@@ -10,11 +10,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from ...common.errors import UserError
-from ..base.frozen import Frozen
+from ..core.frozen import Frozen
+from ..core.teacher_images import Normalisation, TeacherImages
 from ..networks.classifiers import LibraryClassifier, build_classifier
 from ..networks.frozen_classifier import load_frozen
 from ..networks.own_teacher import checked_output, given, record, stated_normalisation, stated_size
-from ..networks.teacher_images import Normalisation, TeacherImages
 from .settings import TeacherSettings
 from .teacher_encoder import ClassToken, load_class_token
 

@@ -12,8 +12,8 @@ import timm
 from torch import Tensor, nn
 
 from ...common.errors import UserError
-from ..base.fitting import load_fitting
-from ..base.frozen import Frozen, reads_weights
+from ..core.fitting import load_fitting
+from ..core.frozen import Frozen, reads_weights
 from ..networks.vit_weights import read_vision_weights
 
 _SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"

@@ -5,7 +5,7 @@ import re
 from lightning.pytorch.utilities import rank_zero_info
 from transformers import BertModel
 
-from ..base.fitting import load_fitting
+from ..core.fitting import load_fitting
 from ..networks.vit_weights import load_vision_weights
 from .network import SHReNetwork, TextEncoder
 

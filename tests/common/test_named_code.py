@@ -19,9 +19,9 @@ from torch import nn
 
 from support.command_line import run, tiny_config
 from vlightning import callbacks, datamodules, lightning_modules
-from vlightning.callbacks.checkpoints.resume import merge
-from vlightning.callbacks.checkpoints.saved_run import read_saved_run
-from vlightning.cli_support.command_line import read_command_line
+from vlightning.commands.cli.command_line import read_command_line
+from vlightning.commands.cli.resume import merge
+from vlightning.commands.cli.saved_run import read_saved_run
 from vlightning.common.checked_loading import instantiate
 from vlightning.common.class_arguments import parameters
 from vlightning.common.errors import UserError
@@ -54,18 +54,18 @@ GADGETS = {
         *(call("open_clip.create_model", model_name="RN50", pretrained="evil.pth"), "open_clip.create_model"),
     ),
     "imports of this package": (
-        *("data", "eval_transform", call("vlightning.cli_support.run_folder.os.system", command=TOUCH)),
-        "vlightning.cli_support.run_folder.os.system",
+        *("data", "eval_transform", call("vlightning.commands.cli.run_folder.os.system", command=TOUCH)),
+        "vlightning.commands.cli.run_folder.os.system",
     ),
     "re-export of this package": (
         "data",
         "eval_transform",
-        call("vlightning.cli_support.commands.Path"),
-        "vlightning.cli_support.commands.Path",
+        call("vlightning.commands.cli.commands.Path"),
+        "vlightning.commands.cli.commands.Path",
     ),
     "function of this package": (
-        *("data", "eval_transform", call("vlightning.lightning_modules.exports.export", checkpoint="a", target="ran")),
-        "vlightning.lightning_modules.exports.export",
+        *("data", "eval_transform", call("vlightning.commands.export.layouts.export", checkpoint="a", target="ran")),
+        "vlightning.commands.export.layouts.export",
     ),
     "a similar prefix": (
         "data",

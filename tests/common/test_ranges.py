@@ -34,7 +34,12 @@ from vlightning.common.ranges import (
 )
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 from vlightning.lightning_modules import ALBEFModule, CLIPModule, CoCoRDModule
-from vlightning.lightning_modules.albef.settings import ContrastSettings, OptimSettings, TextSettings, VisionSettings
+from vlightning.lightning_modules.albef.settings import (
+    ContrastSettings,
+    OptimSettings,
+    TextSettings,
+    VisionSettings,
+)
 from vlightning.lightning_modules.clip.settings import TuningSettings
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher
 from vlightning.lightning_modules.mobileclip.settings import OptimSettings as MobileOptimSettings

@@ -8,7 +8,7 @@ import yaml
 from support.cocord import PAIRS
 from support.command_line import run
 from support.recipes import ROOT, compose
-from vlightning.lightning_modules.base.settings import flat
+from vlightning.lightning_modules.core.settings import flat
 
 
 def test_cifar_pairs_are_those_of_the_paper_and_name_their_teachers_runs():

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from support.command_line import run
 from support.recipes import ROOT, compose, says
 from vlightning.callbacks.learngene.file import load_learngene
-from vlightning.lightning_modules.base.settings import flat
+from vlightning.lightning_modules.core.settings import flat
 
 
 def test_extraction_and_activation_have_the_papers_settings():

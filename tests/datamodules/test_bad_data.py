@@ -14,10 +14,10 @@ from torch import nn
 from torchvision.transforms.functional import pil_to_tensor
 
 from support.images import draw_image, encoded
-from vlightning.datamodules.core.decode import decode_image
-from vlightning.datamodules.core.faults import BadDataError, BadSample
-from vlightning.datamodules.core.mixing import Mix
-from vlightning.datamodules.core.sampling import block_order, epoch_order, shard_order, substitute
+from vlightning.datamodules.base.decode import decode_image
+from vlightning.datamodules.base.faults import BadDataError, BadSample
+from vlightning.datamodules.base.mixing import Mix
+from vlightning.datamodules.base.sampling import block_order, epoch_order, shard_order, substitute
 
 SHARDS, ROWS = 4, 400  # rows of each
 BATCH, BLOCK, SEED, EPOCHS, WORKERS = 8, 64, 5, 2, 2

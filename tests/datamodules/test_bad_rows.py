@@ -19,14 +19,19 @@ from support.reinforced import augmentations, pth_gz, sample, write_tar
 from vlightning.common.errors import UserError
 from vlightning.common.files import unfinished_beside
 from vlightning.datamodules import ImageClassificationDataModule, ReinforcedImageTextDataModule
-from vlightning.datamodules.core.decode import decode_image, read_regular
-from vlightning.datamodules.core.faults import BadSample
-from vlightning.datamodules.embedded_captions import CaptionReader, CaptionRows, EmbeddedEvaluationSet, EmbeddedImages
-from vlightning.datamodules.sources.embeddings import Embeddings
-from vlightning.datamodules.sources.open import Opening
-from vlightning.datamodules.sources.reinforced_writer import ShardFile
-from vlightning.datamodules.sources.sample_embeddings import SampleEmbeddings
-from vlightning.datamodules.sources.shards import SeparateImages, Shards
+from vlightning.datamodules.base.decode import decode_image, read_regular
+from vlightning.datamodules.base.faults import BadSample
+from vlightning.datamodules.pairs.base.embedded import (
+    CaptionReader,
+    CaptionRows,
+    EmbeddedEvaluationSet,
+    EmbeddedImages,
+)
+from vlightning.datamodules.pairs.base.embeddings import Embeddings
+from vlightning.datamodules.reading.open import Opening
+from vlightning.datamodules.reading.shards import SeparateImages, Shards
+from vlightning.datamodules.reinforced.base.sample_embeddings import SampleEmbeddings
+from vlightning.datamodules.reinforced.base.writer import ShardFile
 
 COUNT = 8
 CLIP = {"tokenizer": "clip", "vocab_size": 50_000}  # needs no training captions
@@ -254,7 +259,7 @@ def test_reinforced_rows(tmp_path, changes, cause):
 
 
 def test_embeddings_do_not_unpack_to_more_than_they_may(monkeypatch):
-    monkeypatch.setattr("vlightning.datamodules.sources.sample_embeddings.MAX_EMBEDDING_BYTES", 100_000)
+    monkeypatch.setattr("vlightning.datamodules.reinforced.sample_embeddings.MAX_EMBEDDING_BYTES", 100_000)
     arrays = {"image_emb": torch.zeros(4, 12), "text_emb": torch.zeros(4, 12)}
     SampleEmbeddings({"pth.gz": pth_gz(arrays)}, "good")
     bomb = io.BytesIO()

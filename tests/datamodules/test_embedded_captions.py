@@ -12,7 +12,7 @@ from support.captioning import write_embeddings as write
 from support.images import draw_image
 from vlightning.common.errors import UserError
 from vlightning.datamodules import EmbeddedCaptionsDataModule
-from vlightning.datamodules.core.faults import BadDataError
+from vlightning.datamodules.base.faults import BadDataError
 
 TEXTS = [text for texts in CAPTIONS for text in texts]
 

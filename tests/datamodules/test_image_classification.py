@@ -13,8 +13,8 @@ from PIL import Image
 from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule, ShapeClassesDataModule
-from vlightning.datamodules.core.faults import BadDataError
-from vlightning.datamodules.shape_classes import CLASSES, ShapeClassTable
+from vlightning.datamodules.base.faults import BadDataError
+from vlightning.datamodules.drawn.labels import CLASSES, ShapeClassTable
 from vlightning.datamodules.transforms.classification import (
     CIFAR100_MEAN,
     CIFAR100_STD,

@@ -17,7 +17,7 @@ from support.distributed import run_distributed
 from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ALBEFEvalTransform, ImageTextDataModule, ShapesDataModule, Source
-from vlightning.datamodules.core.faults import BadDataError
+from vlightning.datamodules.base.faults import BadDataError
 
 SIDE = 16
 

@@ -11,8 +11,8 @@ import torch
 from support.images import draw_image
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule, Source
-from vlightning.datamodules.core.mixing import Mix, tempered
-from vlightning.datamodules.core.sampling import epoch_order, generator
+from vlightning.datamodules.base.mixing import Mix, tempered
+from vlightning.datamodules.base.sampling import epoch_order, generator
 
 
 def opened(module, **options):

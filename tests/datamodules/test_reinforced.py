@@ -19,10 +19,10 @@ from support.distributed import run_distributed
 from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule
-from vlightning.datamodules.core.faults import BadDataError, BadSample
-from vlightning.datamodules.sources.reinforced_draws import ReinforcedDraws
-from vlightning.datamodules.sources.reinforced_writer import ReinforcedRecord, write_shard
-from vlightning.datamodules.sources.sample_embeddings import SampleEmbeddings
+from vlightning.datamodules.base.faults import BadDataError, BadSample
+from vlightning.datamodules.reinforced.base.draws import ReinforcedDraws
+from vlightning.datamodules.reinforced.base.sample_embeddings import SampleEmbeddings
+from vlightning.datamodules.reinforced.base.writer import ReinforcedRecord, write_shard
 from vlightning.datamodules.text.clip import CLIPTextEncoder
 from vlightning.datamodules.transforms.replay import parse_augmentation
 

@@ -13,11 +13,11 @@ from PIL import Image as Pillow
 from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule, ReinforcementDataModule
-from vlightning.datamodules.core.decode import image_suffix
-from vlightning.datamodules.core.faults import BadDataError
-from vlightning.datamodules.sources.reinforced_writer import ShardFile, write_shard
-from vlightning.datamodules.sources.shards import Shards
-from vlightning.datamodules.sources.tar_index import tar_index
+from vlightning.datamodules.base.decode import image_suffix
+from vlightning.datamodules.base.faults import BadDataError
+from vlightning.datamodules.reading.shards import Shards
+from vlightning.datamodules.reading.tar_index import tar_index
+from vlightning.datamodules.reinforced.base.writer import ShardFile, write_shard
 from vlightning.datamodules.transforms.replay import Augmentation, Box, replay
 
 SIZE = (40, 32)

@@ -6,8 +6,8 @@ import torch
 
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
-from vlightning.datamodules.core.sampling import generator
-from vlightning.datamodules.sources.shapes import (
+from vlightning.datamodules.base.sampling import generator
+from vlightning.datamodules.drawn.shapes import (
     COLORS,
     PAIRS,
     RELATIONS,

@@ -20,14 +20,14 @@ from support.tiny_modules import trainer
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
-from vlightning.datamodules.core.mixing import Mix
-from vlightning.datamodules.core.sampling import block_order, shard_order
-from vlightning.datamodules.sources import remote
-from vlightning.datamodules.sources.open import Opening
-from vlightning.datamodules.sources.stream import Stream
-from vlightning.datamodules.sources.stream_sets import StreamedTrainingSet
-from vlightning.datamodules.sources.streamed import ParquetSource
-from vlightning.datamodules.sources.tar_records import TarSource
+from vlightning.datamodules.base.mixing import Mix
+from vlightning.datamodules.base.sampling import block_order, shard_order
+from vlightning.datamodules.pairs.base.stream_sets import StreamedTrainingSet
+from vlightning.datamodules.reading import remote
+from vlightning.datamodules.reading.open import Opening
+from vlightning.datamodules.reading.stream import Stream
+from vlightning.datamodules.reading.streamed import ParquetSource
+from vlightning.datamodules.reading.tar_records import TarSource
 
 BLOCK, BATCH, SEED, EPOCH = 5, 3, 7, 2
 

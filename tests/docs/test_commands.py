@@ -15,13 +15,13 @@ from support.command_line import run
 from support.images import draw_image
 from support.pages import PAGES, ROOT, blocks, commands
 from support.reinforcement import write_pairs
-from vlightning.data_report.command import parser_of_data
+from vlightning.commands.cli.start import LISTS
+from vlightning.commands.data.command import parser_of_data
+from vlightning.commands.demo.command import parser_of_demo
+from vlightning.commands.evaluate.command import parser_of_evaluate
+from vlightning.commands.plan.command import parser_of_plan
 from vlightning.datamodules import ReinforcedShapesDataModule
-from vlightning.demo.command import parser_of_demo
-from vlightning.evaluate.command import parser_of_evaluate
 from vlightning.lightning_modules import MobileCLIPModule
-from vlightning.planning.command import parser_of_plan
-from vlightning.terminal.start import LISTS
 
 (OWN_DATA,) = [block for block in blocks("docs/data.md", "yaml") if block.startswith("# my_data.yaml")]
 COMMANDS = [command.split("&& ")[-1] for command in commands() if re.search(r"(^|&& )vlightning( |$)", command)]
@@ -47,10 +47,10 @@ def test_every_command_that_is_shown_parses(command: str, tmp_path: Path, monkey
         case ["push"]:  # the folder is looked for after the options are parsed, and before the hub is asked
             assert "nothing there" in run(*words).sentence
             return
-        case ["evaluate"]:  # tests/evaluate/test_command.py runs them
+        case ["evaluate"]:  # tests/commands/evaluate/test_command.py runs them
             assert parser_of_evaluate().parse_args(words[1:])
             return
-        case ["demo"]:  # tests/demo runs it
+        case ["demo"]:  # tests/commands/demo runs it
             assert parser_of_demo().parse_args(words[1:])
             return
         case ["plan"]:
@@ -62,7 +62,7 @@ def test_every_command_that_is_shown_parses(command: str, tmp_path: Path, monkey
         assert re.fullmatch(r"last|runs/[\w/]+(/version_0|/checkpoints/last.ckpt)", words[at + 1])
         del words[at : at + 2]
         if words == ["test"] or words == ["predict"]:
-            return  # everything comes from the checkpoint: tests/cli_support/test_resume.py
+            return  # everything comes from the checkpoint: tests/commands/cli/test_resume.py
     if any(word.endswith(".help") for word in words):
         assert run(*words).status == 0
         return

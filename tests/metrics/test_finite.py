@@ -43,7 +43,7 @@ RANKED = {
     "callbacks/figures/evaluation.py": "the first image of a text",
     "callbacks/figures/word_maps.py": "the first image of a text",
     "datamodules/text/clip.py": "the place of the end token",
-    "datamodules/core/eval_rows.py": "labels, which are integers",
+    "datamodules/base/eval_rows.py": "labels, which are integers",
 }
 """Files beside `metrics/` that call a function of torch for the highest values, and what the values are."""
 

@@ -7,7 +7,7 @@ from lightning.pytorch import Trainer
 from support.albef import IMAGE_SIZE, MAX_TOKENS, tiny_albef
 from support.command_line import run
 from vlightning.datamodules import ShapesDataModule
-from vlightning.datamodules.sources.shapes import ShapesTable
+from vlightning.datamodules.drawn.shapes import ShapesTable
 
 TEXT = "a large red circle above a small blue square"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}

@@ -25,7 +25,7 @@ from support.tasks import random_task_batch, tiny_task
 from vlightning.callbacks import SkipNonFiniteSteps, SpeedMonitor, StepSeedCallback, StopOnSignal
 from vlightning.callbacks.distributed import collectives as distributed
 from vlightning.datamodules import ALBEFTrainTransform
-from vlightning.datamodules.core.images import ImageTransforms
+from vlightning.datamodules.base.images import ImageTransforms
 from vlightning.lightning_modules import MobileCLIPModule
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")

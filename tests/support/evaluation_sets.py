@@ -11,8 +11,8 @@ import pyarrow.parquet
 import torch
 from PIL import Image
 
-from vlightning.evaluate.model import ImageTextModel
-from vlightning.evaluate.tasks import Task
+from vlightning.commands.evaluate.model import ImageTextModel
+from vlightning.commands.evaluate.tasks import Task
 
 COLOURS = {
     "red": (255, 0, 0),

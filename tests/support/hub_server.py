@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from huggingface_hub import constants
 
-from vlightning.datamodules.sources.hub import hub_is_reachable
+from vlightning.common.hub import hub_is_reachable
 
 COMMIT = "0" * 39 + "1"
 TOKEN, READS_ONLY = "hf_may_write", "hf_reads_only"

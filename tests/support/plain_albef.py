@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from vlightning.callbacks.draws import draw_uniform
 from vlightning.lightning_modules.albef.itc import key_ids
 from vlightning.lightning_modules.albef.mlm import draw_masked_tokens
-from vlightning.lightning_modules.networks.precision import at_least_float32 as wide
+from vlightning.lightning_modules.core.precision import at_least_float32 as wide
 
 
 class PlainALBEF:

@@ -7,7 +7,13 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vlightning.callbacks import EMACallback, EMAPair, FeatureQueue, QueueCallback, missing_callbacks
+from vlightning.callbacks import (
+    EMACallback,
+    EMAPair,
+    FeatureQueue,
+    QueueCallback,
+    missing_callbacks,
+)
 
 
 class PlainMoCo(LightningModule):

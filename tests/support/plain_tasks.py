@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from support.plain_albef import attention, encode_image, encode_text, fuse, fusion_layer
-from vlightning.lightning_modules.networks.precision import at_least_float32 as wide
+from vlightning.lightning_modules.core.precision import at_least_float32 as wide
 
 
 def _block(layer, x, mask, states, state_mask):

@@ -1,6 +1,6 @@
 """Exports without the compilation of their programs, for tests of what is written beside them."""
 
-from vlightning.lightning_modules.networks import programs
+from vlightning.lightning_modules.core import programs
 
 
 def leave_unwritten(monkeypatch, *towers):

@@ -3,10 +3,10 @@
 import torch
 
 from vlightning.lightning_modules import CLIPModule
+from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import build_model
 from vlightning.lightning_modules.networks.clip.shapes import OpenClipConfig
-from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 
 LENGTH, SIZE, WORDS = 8, 32, 49408
 CONFIG = OpenClipConfig(

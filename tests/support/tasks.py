@@ -4,7 +4,11 @@ import torch
 
 from support.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, random_batch
 from support.groups import merged
-from vlightning.datamodules import ShapesDataModule, ShapesEntailmentDataModule, ShapesNLVR2DataModule
+from vlightning.datamodules import (
+    ShapesDataModule,
+    ShapesEntailmentDataModule,
+    ShapesNLVR2DataModule,
+)
 from vlightning.lightning_modules import EntailmentModule, NLVR2Module, TextAssignmentModule
 
 

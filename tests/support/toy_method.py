@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from vlightning.lightning_modules.base.frozen import Frozen
 from vlightning.lightning_modules.base.method import Method
-from vlightning.lightning_modules.base.settings import settings
+from vlightning.lightning_modules.core.frozen import Frozen
+from vlightning.lightning_modules.core.settings import settings
 from vlightning.lightning_modules.evaluation.classification import ClassificationEvaluation
 from vlightning.lightning_modules.optim.adamw import adamw
 from vlightning.lightning_modules.optim.schedules import Schedule, WarmupCosine

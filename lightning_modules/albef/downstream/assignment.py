@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ....callbacks.draws import draw_uniform, global_positions
 from ....common.ranges import COUNT
-from ...base.settings import settings
+from ...core.memory import in_slices
+from ...core.settings import settings
 from ...evaluation.protocol import Batch
-from ...memory import in_slices
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..counts import mean_count
 from ..itm import forbidden_pairs

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...memory import in_slices
+from ...core.memory import in_slices
 from ..itc import soft_cross_entropy
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ....callbacks import ClassPredictionWriter
 from ....common.ranges import COUNT
-from ...base.settings import settings
+from ...core.settings import settings
 from ...evaluation.classification import ClassificationEvaluation, check_classes
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable

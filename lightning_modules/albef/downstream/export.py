@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ...base.checkpoints import class_of, saved_settings
 from ...base.pretrained import LAYOUT
+from ...core.checkpoints import class_of, saved_settings
 from ..export import write
 from .assignment import TextAssignmentModule
 from .entailment import EntailmentModule
@@ -14,7 +14,7 @@ from .task import TaskMethod
 from .vqa import VQAModule
 
 LAYOUTS = {"vlightning": LAYOUT, "albef": "a .pth file in the authors' layout of the task"}
-"""Description of each layout; the first, which `lightning_modules/exports.py` writes, is the default."""
+"""Description of each layout; the first, which `commands/export/layouts.py` writes, is the default."""
 TASKS = {task.__name__: task for task in (EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule)}
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig
 
+from ...core.precision import at_least_float32, unit
 from ...networks.attention import set_vit_attention
-from ...networks.precision import at_least_float32, unit
 from ..network import FusionBert, FusionLayer, bert_sizes, image_encoder
 from ..settings import TextSettings, VisionSettings
 

@@ -5,7 +5,7 @@ from functools import partial
 from torch import Tensor
 
 from ....callbacks import ClassPredictionWriter
-from ...base.settings import settings
+from ...core.settings import settings
 from ...evaluation.classification import ClassificationEvaluation
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ....callbacks import AnswerWriter
-from ...base.settings import settings
+from ...core.memory import in_slices
+from ...core.settings import settings
 from ...evaluation.answers import AnswerEvaluation
 from ...evaluation.protocol import Batch
-from ...memory import in_slices
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..counts import mean_count
 from ..mlm import check_special_tokens

@@ -6,8 +6,8 @@ Submodules have the authors' names. Shapes as in `answers.py`; B images, N image
 import torch
 from torch import Tensor, nn
 
+from ...core.precision import at_least_float32
 from ...networks.attention import set_vit_attention
-from ...networks.precision import at_least_float32
 from ..network import FusionBert, bert_sizes, image_encoder
 from ..settings import TextSettings, VisionSettings
 

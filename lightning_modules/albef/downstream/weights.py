@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ....common.errors import UserError
-from ...base.fitting import load_fitting
+from ...core.fitting import load_fitting
 from ..official import QUEUES
 from ..settings import TextSettings, VisionSettings
 from ..weights import read_trained, resize_position_tables

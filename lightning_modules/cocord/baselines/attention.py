@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ....common.errors import UserError
+from ...core.precision import at_least_float32, unit
 from ...networks.cifar import Classifier
-from ...networks.precision import at_least_float32, unit
 
 
 def check_stages(student: Classifier, teacher: Classifier) -> None:

@@ -13,7 +13,7 @@ from ....callbacks import gather
 from ....callbacks.distributed.collectives import all_reduce_sum, broadcast, world_size
 from ....callbacks.draws import draw_bits
 from ....common.errors import UserError
-from ...networks.precision import at_least_float32, unit
+from ...core.precision import at_least_float32, unit
 
 _EPSILON = 1e-7  # of the authors' code
 

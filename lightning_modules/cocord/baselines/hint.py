@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ....common.errors import UserError
+from ...core.precision import at_least_float32
 from ...networks.cifar import Classifier
-from ...networks.precision import at_least_float32
 
 STAGE = 1  # the second of those without the stem, the benchmark's default
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ....common.errors import UserError
-from ...base.preprocessing import described, recorded_preprocessing
-from ..clip_preprocessing import Preprocessing
-from ..programs import LAYOUTS as PROGRAMS
+from ...core.clip_preprocessing import Preprocessing
+from ...core.preprocessing import described, recorded_preprocessing
+from ...core.programs import LAYOUTS as PROGRAMS
 from .files import save_open_clip, save_vendor
 from .models import model_config
 from .preprocessing import preprocessing_of_training

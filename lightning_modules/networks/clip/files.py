@@ -9,7 +9,7 @@ from open_clip import CustomTextCLIP
 from ....callbacks import AtomicCheckpointIO
 from ....common.errors import UserError
 from ....common.files import check_free
-from ..clip_preprocessing import Preprocessing
+from ...core.clip_preprocessing import Preprocessing
 from ..open_clip_folder import check_expressible, write_open_clip
 from .models import has_vendor_stem, model_config, preset_of
 from .shapes import Model, resolved

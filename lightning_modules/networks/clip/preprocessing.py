@@ -13,10 +13,10 @@ from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
 from ....callbacks import AtomicCheckpointIO
 from ....common.ranges import COUNT, FINITE, POSITIVE, SettingsGroup
-from ...base.preprocessing import is_checkpoint, recorded_preprocessing
-from ..clip_preprocessing import Interpolation, Preprocessing, Three
+from ...core.clip_preprocessing import Interpolation, Preprocessing, Three
+from ...core.preprocessing import is_checkpoint, recorded_preprocessing
+from ...core.teacher_images import Normalisation
 from ..open_clip_folder import CONFIG_NAME, WEIGHTS_NAME
-from ..teacher_images import Normalisation
 from .models import model_config, preset_of
 from .shapes import Model
 

@@ -10,7 +10,14 @@ from torch import nn
 
 from ....common.clip_vocabulary import CLIP_VOCABULARY, clip_tokenizer_json
 from ....common.errors import UserError
-from ..programs import Format, Tower, example_images, example_texts, padding_tokenizer, write_programs
+from ...core.programs import (
+    Format,
+    Tower,
+    example_images,
+    example_texts,
+    padding_tokenizer,
+    write_programs,
+)
 from .towers import towers
 
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import timm
 
-from ....common.configs import read_config
 from ....common.errors import UserError
 from ....common.names import did_you_mean
 from ....common.ranges import COUNT, FINITE, POSITIVE, Range, SettingsGroup
-from ...base.settings import settings
-from ..clip_preprocessing import Interpolation, Three
+from ....common.yaml_file import read_yaml
+from ...core.clip_preprocessing import Interpolation, Three
+from ...core.settings import settings
 from . import tiny  # noqa: F401, registers its tower with timm
 
 _ENDINGS = (".yaml", ".yml", ".json")
@@ -110,4 +110,4 @@ def _read(file: str) -> Mapping[str, Any]:
     path = Path(file).expanduser()
     if not path.is_file():
         raise UserError(f"Expected a file with a model's shape, found none at {file!r}: correct the path.")
-    return read_config(path)
+    return read_yaml(path)

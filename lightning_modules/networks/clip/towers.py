@@ -12,7 +12,7 @@ from open_clip.transformer import LayerNormFp32
 from torch import Tensor, nn
 
 from ....common.errors import UserError
-from ..precision import unit
+from ...core.precision import unit
 from .reparameterize import reparameterize
 
 

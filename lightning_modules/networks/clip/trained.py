@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ....callbacks import AtomicCheckpointIO
 from ....common.errors import UserError
-from ...base.frozen import reads_weights
-from ...base.settings import settings
-from ..clip_preprocessing import Preprocessing
-from ..file_readers import Loaded
+from ...core.clip_preprocessing import Preprocessing
+from ...core.file_readers import Loaded
+from ...core.frozen import reads_weights
+from ...core.settings import settings
 from .lora import LoRASettings, merged_state
 from .models import build_model, preset_of
 from .preprocessing import preprocessing_of, preprocessing_of_training

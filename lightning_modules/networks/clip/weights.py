@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ....callbacks import AtomicCheckpointIO
 from ....callbacks.checkpoints.sharded_checkpoint import METADATA
 from ....common.errors import UserError
-from ..clip_preprocessing import Preprocessing
+from ...core.clip_preprocessing import Preprocessing
 from ..open_clip_folder import WEIGHTS_NAME
 from .models import build_model
 from .preprocessing import preprocessing_of

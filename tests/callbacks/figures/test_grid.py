@@ -10,7 +10,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from vlightning.callbacks.figures.grid import RIGHT, WRONG, Panel, Row, draw_rows, missing_glyphs, wrapped
+from vlightning.callbacks.figures.grid import (
+    RIGHT,
+    WRONG,
+    Panel,
+    Row,
+    draw_rows,
+    missing_glyphs,
+    wrapped,
+)
 
 
 def _gray(width=64, height=64):

@@ -19,8 +19,8 @@ from support.reinforcement import ROWS, Embeds, predict, write_pairs
 from vlightning.callbacks import ReinforcementWriter
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule
-from vlightning.datamodules.sources.reinforced_writer import ShardFile
-from vlightning.datamodules.sources.shards import Shards, find_shards
+from vlightning.datamodules.reading.shards import Shards, find_shards
+from vlightning.datamodules.reinforced.base.writer import ShardFile
 
 NAMES = ["00000000.index.json", "00000000.tar", "00000001.index.json", "00000001.tar"]
 NAMES += ["00000002.index.json", "00000002.tar", "manifest.json"]

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from vlightning.common.errors import UserError
-from vlightning.datamodules.core.sampling import seeded
+from vlightning.datamodules.base.sampling import seeded
 from vlightning.datamodules.transforms.albef import (
     ALBEF_OPERATIONS,
     ALBEFEvalTransform,

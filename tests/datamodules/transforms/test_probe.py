@@ -12,7 +12,7 @@ from timm.data.random_erasing import RandomErasing
 
 from support.images import draw_image
 from vlightning.datamodules import ProbeTrainTransform
-from vlightning.datamodules.core.sampling import seeded
+from vlightning.datamodules.base.sampling import seeded
 from vlightning.datamodules.transforms.normalize import IMAGENET_MEAN, IMAGENET_STD
 
 

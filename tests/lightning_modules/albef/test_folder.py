@@ -11,7 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from support.albef import random_batch, tiny_albef
 from vlightning.common.errors import UserError
-from vlightning.datamodules.text.tokenizers import open_tokenizer, set_ending, tokenizer_from_json, train_wordpiece
+from vlightning.datamodules.text.tokenizers import (
+    open_tokenizer,
+    set_ending,
+    tokenizer_from_json,
+    train_wordpiece,
+)
 from vlightning.datamodules.transforms.albef import ALBEFEvalTransform
 from vlightning.datamodules.transforms.normalize import CLIP_MEAN, CLIP_STD
 from vlightning.lightning_modules import ALBEFModule

@@ -11,7 +11,7 @@ from support.command_line import run
 from support.tiny_modules import trainer
 from support.toy_method import CLASSES, ROWS, OptimSettings, ToyMethod, VisionSettings, toy_rows
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.base.settings import flat, settings
+from vlightning.lightning_modules.core.settings import flat, settings
 
 
 class ToyData(LightningDataModule):

@@ -12,9 +12,9 @@ from support.command_line import run
 from support.distributed import rank_trainer, run_distributed
 from support.methods import METHODS, OTHERS
 from vlightning.callbacks import FinalExport
+from vlightning.commands.export.layouts import export
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ALBEFModule, SHReModule
-from vlightning.lightning_modules.exports import export
 
 
 @pytest.mark.parametrize("name", METHODS)

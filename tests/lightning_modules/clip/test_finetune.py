@@ -14,8 +14,8 @@ from support.command_line import run
 from support.evaluation_sets import LABELS, write_image_set
 from support.published import LENGTH, write_published
 from vlightning.callbacks import AtomicCheckpointIO
-from vlightning.evaluate.results import read_results
-from vlightning.evaluate.tasks import TASKS
+from vlightning.commands.evaluate.results import read_results
+from vlightning.commands.evaluate.tasks import TASKS
 from vlightning.lightning_modules.clip.interpolation import interpolated
 
 ROOT = Path(__file__).parents[3]

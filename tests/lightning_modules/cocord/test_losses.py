@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 
-from vlightning.lightning_modules.cocord.losses import contrastive_loss, distillation_loss, prediction_loss
+from vlightning.lightning_modules.cocord.losses import (
+    contrastive_loss,
+    distillation_loss,
+    prediction_loss,
+)
 
 
 def vectors(rows, seed, width=6):

@@ -10,7 +10,13 @@ import torch
 
 from support.command_line import run
 from support.images import draw_image
-from vlightning.lightning_modules import ALBEFModule, CLIPModule, MMLGModule, MobileCLIPModule, SHReModule
+from vlightning.lightning_modules import (
+    ALBEFModule,
+    CLIPModule,
+    MMLGModule,
+    MobileCLIPModule,
+    SHReModule,
+)
 from vlightning.lightning_modules.evaluation.reranking import RerankSettings
 from vlightning.lightning_modules.evaluation.retrieval import RetrievalEvaluation
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vlightning.lightning_modules.contrast import Side, contrast_terms
+from vlightning.lightning_modules.losses.contrast import Side, contrast_terms
 from vlightning.lightning_modules.mmlg.losses import extraction_loss, soft_cross_entropy
 
 PAIRS = 5

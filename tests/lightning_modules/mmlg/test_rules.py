@@ -6,7 +6,13 @@ import torch
 from vlightning.callbacks.learngene.layers import rule_of
 from vlightning.callbacks.learngene.sizes import LearngeneSizes
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.mmlg.rules import descendant_pairs, group_of, layer_sum, linear_layer, pair_of
+from vlightning.lightning_modules.mmlg.rules import (
+    descendant_pairs,
+    group_of,
+    layer_sum,
+    linear_layer,
+    pair_of,
+)
 
 SIZES = LearngeneSizes()
 

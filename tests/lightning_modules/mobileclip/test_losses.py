@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vlightning.lightning_modules.contrast import Terms
+from vlightning.lightning_modules.losses.contrast import Terms
 from vlightning.lightning_modules.mobileclip.losses import reinforced_loss
 
 

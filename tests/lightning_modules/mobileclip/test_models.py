@@ -20,7 +20,12 @@ from support.mobileclip import build_shallow, features, fill, random_images, set
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model
 from vlightning.lightning_modules.networks.clip.reparameterize import norms_left, reparameterize
-from vlightning.lightning_modules.networks.clip.vendor_layout import from_vendor, is_vit, to_vendor, vendor_name
+from vlightning.lightning_modules.networks.clip.vendor_layout import (
+    from_vendor,
+    is_vit,
+    to_vendor,
+    vendor_name,
+)
 from vlightning.lightning_modules.networks.clip.weights import fit
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mobileclip_s0.safetensors"

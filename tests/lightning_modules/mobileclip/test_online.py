@@ -15,11 +15,11 @@ from support.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
+from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
+from vlightning.lightning_modules.core.teacher_images import Normalisation
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher, TeacherEnsemble
 from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import build_model
-from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
-from vlightning.lightning_modules.networks.teacher_images import Normalisation
 
 ROWS, LARGER = 5, 24
 CAPTIONS = ["a red bus", "two dogs", "snow", "a cat on a mat", "rain"]

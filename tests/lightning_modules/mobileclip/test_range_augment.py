@@ -8,8 +8,8 @@ from support.clip import LENGTH, SIZE, add_tiny_clip, reinforced_batch, tiny_mod
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
+from vlightning.lightning_modules.core.teacher_images import Normalisation
 from vlightning.lightning_modules.mobileclip.range_augment import RangeAugment
-from vlightning.lightning_modules.networks.teacher_images import Normalisation
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
 

@@ -20,15 +20,20 @@ from support.clip import NAME, SIZE, add_tiny_clip, randomized
 from support.command_line import run
 from support.images import draw_image, encoded
 from vlightning.common.errors import UserError
-from vlightning.datamodules.core.faults import Account, Fault
-from vlightning.datamodules.sources.reinforcement_rows import NetworkInputs, Original, View, batch_of
+from vlightning.datamodules.base.faults import Account, Fault
+from vlightning.datamodules.reinforced.base.reinforcement_rows import (
+    NetworkInputs,
+    Original,
+    View,
+    batch_of,
+)
 from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
+from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher
 from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule
 from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import build_model
-from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.published_clip import load_published
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,12 +10,12 @@ import yaml
 from support.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import MobileCLIPModule
+from vlightning.lightning_modules.core.precision import unit
 from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model
 from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
 from vlightning.lightning_modules.networks.clip.shapes import ModelShape, resolved
 from vlightning.lightning_modules.networks.clip.trained import read_published
-from vlightning.lightning_modules.networks.precision import unit
 
 OWN = {
     "image_tower": "fastvit_mci_tiny",

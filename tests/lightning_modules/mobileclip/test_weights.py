@@ -18,13 +18,13 @@ from torch import nn
 from support.clip import LENGTH, add_tiny_clip
 from support.mobileclip import build_shallow, features, random_images, settle, texts
 from vlightning.common.errors import UserError
+from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.clip.files import save_open_clip, save_vendor
 from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model
 from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
 from vlightning.lightning_modules.networks.clip.reparameterize import reparameterize
 from vlightning.lightning_modules.networks.clip.vendor_layout import to_vendor
 from vlightning.lightning_modules.networks.clip.weights import load_pretrained, load_weights
-from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 
 NAME = "MobileCLIP-tiny"
 SMALL, SMALLEST = "MobileCLIP2-S0-small", "MobileCLIP2-tiny"

@@ -3,7 +3,12 @@ import pytest
 import timm
 import torch
 
-from vlightning.lightning_modules.networks.attention import SelfAttention, attend, set_clip_attention, set_vit_attention
+from vlightning.lightning_modules.networks.attention import (
+    SelfAttention,
+    attend,
+    set_clip_attention,
+    set_vit_attention,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -18,10 +18,10 @@ from support.own_teacher import OwnClassifier, OwnPair
 from support.shre import WORDS, tiny_shre
 from support.tiny import TinyData
 from vlightning import lightning_modules
+from vlightning.commands.evaluate.model import load_model
+from vlightning.commands.export import from_pretrained
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
-from vlightning.evaluate.model import load_model
-from vlightning.hub import from_pretrained
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.cocord.settings import TeacherSettings
 from vlightning.lightning_modules.cocord.teacher import OwnClassifier as Wrapped

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from support.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
 from support.mobileclip import features, random_images, settle, texts
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.base.frozen import Frozen
+from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
+from vlightning.lightning_modules.core.frozen import Frozen
 from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import build_model
 from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
-from vlightning.lightning_modules.networks.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.published_clip import load_published
 
 QUICK, CLEANED, CAPTIONER = f"{NAME}-quickgelu", "tiny-clip-without-punctuation", "tiny-coca-of-the-tests"

@@ -5,7 +5,11 @@ import timm
 import torch
 from torch import nn
 
-from vlightning.lightning_modules.optim.parameter_groups import layer_decay_groups, scale_rates, weight_decay_groups
+from vlightning.lightning_modules.optim.parameter_groups import (
+    layer_decay_groups,
+    scale_rates,
+    weight_decay_groups,
+)
 
 
 @pytest.fixture(scope="module")

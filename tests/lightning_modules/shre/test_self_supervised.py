@@ -15,7 +15,7 @@ from support.shre import EMBEDDING, SELF_SUPERVISED, WORDS, random_batch, ready,
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import SHReModule
-from vlightning.lightning_modules.base.frozen import Frozen
+from vlightning.lightning_modules.core.frozen import Frozen
 from vlightning.lightning_modules.shre import teacher_encoder
 from vlightning.lightning_modules.shre.network import encode_pairs
 from vlightning.lightning_modules.shre.shared import SMKETransformer

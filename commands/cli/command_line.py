@@ -1,0 +1,142 @@
+"""Reading of the command line and its YAML files: each given value with its origin.
+
+jsonargparse merges all values and defaults into one namespace without origins. Three parts of the command line need the
+origins: error messages (which file has the typing error), precedence on resume (which values were given), and links
+from the data to the module (which of two values was given).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import yaml
+
+from ...common.errors import UserError
+from ...common.names import did_you_mean
+from ...common.yaml_file import read_yaml
+from .configs import check_needed, find_config
+from .pages import COMMANDS
+from .typed_values import Source, Typed
+
+SUBCOMMANDS = ("fit", "validate", "test", "predict")
+FLAGS = ("--help", "-h", "--version", "--print_config")  # options without a value
+SECTIONS = ("--model", "--data", "--trainer")  # options whose value may be a YAML file
+
+
+def read_command_line(words: Sequence[str]) -> Typed:
+    """Split the command line and its YAML files into keys with values.
+
+    Options override files wherever they stand. jsonargparse applies both in the order of the words, so that
+    `--ckpt_path last --config config.yaml` would take the file's `ckpt_path: null`.
+
+    Args:
+        words: The arguments of the program, without its name.
+
+    Raises:
+        UserError: If the subcommand is missing or unknown, an option has another form, or a config file does not exist
+            or is not YAML.
+    """
+    typed = Typed([word for word in words if word != "--debug"])
+    options = list(_options(typed.words))
+    place = next((number for number, (option, _) in enumerate(options) if not option.startswith("-")), None)
+    if place is None:
+        if not {"--help", "-h"}.intersection(option for option, _ in options):
+            raise UserError(
+                f"Expected a subcommand, got none: use one of {', '.join(SUBCOMMANDS)}, or see vlightning --help."
+            )
+        typed.args = typed.words
+        return typed
+    typed.subcommand, _ = options.pop(place)
+    if typed.subcommand not in SUBCOMMANDS:
+        raise UserError(f"Expected a subcommand, got {typed.subcommand!r}: {did_you_mean(typed.subcommand, COMMANDS)}")
+    typed.args = [typed.subcommand]
+    given: list[tuple[str, str | None, bool]] = []
+    for number, (option, value) in enumerate(options):
+        if not option.startswith("-"):
+            raise UserError(f"Expected an option, got {option!r}: begin it with two dashes, as in --{option}.")
+        if number < place and option not in ("--config", *FLAGS):
+            raise UserError(
+                f"Expected a subcommand, got {option} before it: begin with one of {', '.join(SUBCOMMANDS)}."
+            )
+        given.append((option, value, number < place))
+    ordered = sorted(given, key=lambda each: _precedence(*each[:2]))
+    if ordered and _precedence(*ordered[0][:2]) < 2:
+        # A file may give arguments of a class that only an option names: the class is known before the files are read.
+        ordered = [each for each in ordered if _names_class(*each[:2])] + ordered
+    for option, value, before_subcommand in ordered:
+        _add(typed, option, value, before_subcommand)
+    return typed
+
+
+def as_config(tree: dict[str, Any]) -> str:
+    """Return values as an option `--config=<YAML text>` for jsonargparse."""
+    return f"--config={yaml.safe_dump(tree, default_flow_style=True, width=float('inf'))}"
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield each option with its value, which is in the same word or in the next one; None without a value."""
+    rest = list(words)
+    while rest:
+        option, equals, value = rest.pop(0).partition("=")
+        if option.startswith("-") and option not in FLAGS and not equals and rest and not rest[0].startswith("--"):
+            equals, value = "=", rest.pop(0)
+        yield "--config" if option == "-c" else option, value if equals else None
+
+
+def _is_section_file(option: str, value: str | None) -> bool:
+    return option in SECTIONS and str(value).endswith((".yaml", ".yml"))
+
+
+def _names_class(option: str, value: str | None) -> bool:
+    return option in ("--model", "--data") and not _is_section_file(option, value)
+
+
+def _precedence(option: str, value: str | None) -> int:
+    """Return the rank of an option: those of higher rank override `--config` (0) and `--data x.yaml` (1)."""
+    if option == "--config":
+        return 0
+    return 1 if _is_section_file(option, value) else 2
+
+
+def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) -> None:
+    """Add an option with its value to the parts of the command line.
+
+    Args:
+        typed: The parts of the command line, which are changed in place.
+        option: A flag, `--config`, or an option for a key.
+        value: The value; None for a flag.
+        before_subcommand: Whether the option is a config before the subcommand, which may have a section for each
+            subcommand.
+
+    Raises:
+        UserError: If a config file is not named, does not exist, or is not YAML.
+    """
+    word = option if value is None else f"{option}={value}"
+    tree: Any = None
+    origin = option.removesuffix("+")
+    kind: Literal["option", "file"] = "option"
+    if option == "--config" or _is_section_file(option, value):
+        if not value:
+            raise UserError("Expected the name of a YAML file after --config, got none: add it.")
+        path = find_config(value)
+        tree, origin, kind = read_yaml(path) if path else {}, str(path or value), "file"
+        word = f"{option}={origin}"
+        if path and option == "--config":
+            if "needs" in tree:
+                check_needed(path, tree.pop("needs"), typed)
+                word = as_config(tree)
+                typed.derived.append(path)
+            typed.config_files.append(path)
+        if before_subcommand and any(subcommand in tree for subcommand in SUBCOMMANDS):
+            tree = tree.get(str(typed.subcommand)) or {}
+            word = as_config(tree)
+    elif value is not None:
+        try:
+            tree = yaml.safe_load(value)
+        except yaml.YAMLError:  # a text that is not YAML
+            tree = value
+    if option != "--config":
+        for part in reversed(option.removeprefix("--").removesuffix("+").split(".")):
+            tree = {part: tree}
+    typed.args.append(word)
+    if option not in FLAGS:
+        typed.sources.append(Source(origin, tree, kind))

@@ -1,0 +1,64 @@
+"""The commands beside those of LightningCLI, such as `vlightning export` and `vlightning evaluate`."""
+
+import argparse
+from pathlib import Path
+
+from ...callbacks import consolidate_checkpoint, divide_checkpoint_file
+from ...common.errors import UserError
+from ...common.files import check_free
+from ..data.command import run_data
+from ..demo.command import run_demo
+from ..evaluate.command import run_evaluate
+from ..export.command import run_export, run_push
+from ..plan.command import run_plan
+from .run_checkpoints import resolved
+
+
+def run_convert(words: list[str]) -> str:
+    """Run `vlightning convert`.
+
+    Args:
+        words: The arguments after `convert`.
+
+    Returns:
+        A message that names the written file or folder.
+
+    Raises:
+        UserError: If the checkpoint does not exist, or the target exists.
+    """
+    parser = argparse.ArgumentParser(
+        "vlightning convert",
+        description="Convert a sharded checkpoint to one file, or a file to a sharded checkpoint. A run resumes from "
+        "both with any strategy; the conversion is for programs that read only one of the two, and for copying.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("checkpoint", help="a .ckpt file, the folder of a sharded checkpoint, or that of a run")
+    parser.add_argument("target", help="the new file or folder, which must not exist")
+    parser.add_argument(
+        "--processes", type=int, help="number of files with weights in the new folder; only if the checkpoint is a file"
+    )
+    typed = parser.parse_args(words)
+    checkpoint = resolved(typed.checkpoint)
+    if typed.processes is not None and checkpoint.is_dir():
+        parser.error("Expected --processes with a checkpoint in one file, got a folder: leave the option out.")
+    if not checkpoint.exists():
+        raise UserError(
+            f"Expected a checkpoint, a file or a folder, got {typed.checkpoint!r}, which does not exist: correct it."
+        )
+    check_free(Path(typed.target))
+    if checkpoint.is_dir():
+        consolidate_checkpoint(checkpoint, typed.target)
+    else:
+        divide_checkpoint_file(checkpoint, typed.target, 1 if typed.processes is None else typed.processes)
+    return f"Wrote {typed.target}."
+
+
+COMMANDS = {
+    "export": run_export,
+    "push": run_push,
+    "convert": run_convert,
+    "plan": run_plan,
+    "data": run_data,
+    "evaluate": run_evaluate,
+    "demo": run_demo,
+}

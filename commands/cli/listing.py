@@ -1,0 +1,129 @@
+"""Lists of the methods and of the shipped configs, from the docstrings of the methods and the configs' first lines.
+
+The files are read and not imported, which would import torch.
+"""
+
+import ast
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...common.errors import UserError
+from ...common.names import did_you_mean
+from .configs import PACKAGE_ROOT
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A method.
+
+    Args:
+        name: name of its folder.
+        module: name of its class.
+        source: title and reference, the first line of its module's docstring.
+        what: what its class does, the first line of the class's docstring.
+    """
+
+    name: str
+    module: str
+    source: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Config:
+    """A shipped config.
+
+    Args:
+        path: path under the root of the package.
+        what: what it is for, the first sentence of its first lines.
+        commands: its commands, in its first lines.
+    """
+
+    path: str
+    what: str
+    commands: list[str]
+
+
+def methods() -> list[Listed]:
+    """List the methods, by name: the folders with a `module.py`."""
+    found = []
+    for file in sorted((PACKAGE_ROOT / "lightning_modules").glob("*/module.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        (module,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
+        found.append(Listed(file.parent.name, module.name, _first_line(tree), _first_line(module)))
+    return found
+
+
+def configs(folder: str = "") -> list[Config]:
+    """List the configs under a folder of `configs/`, by path."""
+    return [_config(path) for path in sorted((PACKAGE_ROOT / "configs" / folder).rglob("*.yaml"))]
+
+
+def run_methods(words: list[str]) -> str:
+    """Run `vlightning methods`.
+
+    Args:
+        words: The arguments after `methods`.
+
+    Raises:
+        UserError: If there are any.
+    """
+    if words and words[0] not in ("--help", "-h"):
+        raise UserError(f"Expected nothing after methods, got {words[0]!r}: see vlightning configs {words[0]}.")
+    lines = []
+    for method in methods():
+        count = len(configs(method.name))
+        lines += [f"{method.name} ({method.module}, {count} configs)", *_wrapped(method.source), *_wrapped(method.what)]
+    return "\n".join([*lines, "", "vlightning configs METHOD lists the configs of one.", ""])
+
+
+def run_configs(words: list[str]) -> str:
+    """Run `vlightning configs [method]`.
+
+    Args:
+        words: The arguments after `configs`.
+
+    Raises:
+        UserError: If there is no such method, or more than one is named.
+    """
+    folders = sorted(path.name for path in (PACKAGE_ROOT / "configs").iterdir() if list(path.rglob("*.yaml")))
+    if words and words[0] in ("--help", "-h"):
+        return f"usage: vlightning configs [METHOD]\n\nMETHOD is one of {', '.join(folders)}.\n"
+    if len(words) > 1:
+        raise UserError(f"Expected one method after configs, got {' '.join(words)!r}: name one, or none for all.")
+    if words and words[0] not in folders:
+        raise UserError(f"Expected a method after configs, got {words[0]!r}: {did_you_mean(words[0], folders)}")
+    lines = []
+    for config in configs(*words):
+        lines += [config.path, *_wrapped(config.what), *(f"    {command}" for command in config.commands if words)]
+    hint = "" if words else "\nvlightning configs METHOD shows the command of each config.\n"
+    return "\n".join([*lines, hint])
+
+
+def _first_line(node: ast.Module | ast.ClassDef) -> str:
+    return (ast.get_docstring(node) or "").partition("\n")[0]
+
+
+def _config(path: Path) -> Config:
+    """Read the comment at the beginning of a config."""
+    head = re.match(r"(#.*\n)*", path.read_text(encoding="utf-8"))
+    lines = [line.removeprefix("#") for line in (head[0] if head else "").splitlines()]
+    commands = [line.strip() for line in lines if line.startswith("   vlightning ")]
+    words = []
+    for line in lines:
+        if line.startswith("   vlightning "):
+            break
+        words.append(line.strip())
+    return Config(str(path.relative_to(PACKAGE_ROOT)), _first_sentence(" ".join(words)), commands)
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[\w)]\.) (?=[A-Z])", text, maxsplit=1)[0].rstrip(".:")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")

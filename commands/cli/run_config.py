@@ -1,0 +1,100 @@
+"""The `config.yaml` and `environment.json` in a run's folder, and the run's settings in its checkpoints."""
+
+import datetime
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
+from typing_extensions import override
+
+from ...callbacks.loggers import log_settings
+from ...common.urls import hidden
+from .environment import environment
+from .saved_run import MONITORED, RUN_KEY, SHAPING
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Save the configuration that repeats the run when it is given to `--config`, and the environment of the run.
+
+    The first run of a folder writes `config.yaml` and `environment.json`, one that is resumed there `config-<n>.yaml`
+    and `environment-<n>.json`. Loggers show both, the configuration with the values that were taken from the data. None
+    of them has secrets of URLs.
+
+    Args:
+        parser: The parser of the subcommand.
+        config: Its full configuration, which Lightning passes.
+        reproducible: The configuration to save: without what belongs to one run only.
+        name: The run's name, for its checkpoints.
+        on_begin: Called after every batch; the sanity check of the validation does not count.
+    """
+
+    def __init__(
+        self,
+        parser: LightningArgumentParser,
+        config: Any,
+        reproducible: Any,
+        name: str,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(parser, hidden(reproducible), overwrite=True)
+        self.run = {"trainer": shaping_settings(config.trainer), "compile": config.compile, "name": name}
+        self.run["checkpoint"] = {name: config.checkpoint[name] for name in MONITORED}
+        self.on_begin = on_begin
+        self.resolved = config
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Store the run's settings, so that `--ckpt_path` alone repeats them from wherever the file is."""
+        checkpoint[RUN_KEY] = self.run
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Report that the run began."""
+        if not trainer.sanity_checking:
+            self.on_begin()
+
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Report that the run began, unless this is the sanity check."""
+        self.on_train_batch_end(trainer)
+
+    def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Report that the run began."""
+        self.on_train_batch_end(trainer)
+
+    def on_predict_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Report that the run began."""
+        self.on_train_batch_end(trainer)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Choose a free name, then save."""
+        folder = trainer.log_dir
+        if folder is not None and not self.already_saved and trainer.is_global_zero:
+            number = 0
+            while (Path(folder) / self.config_filename).exists():
+                number += 1
+                self.config_filename = f"config-{number}.yaml"
+            self.environment_file = Path(folder, self.config_filename.replace("config", "environment")).with_suffix(
+                ".json"
+            )
+        super().setup(trainer, pl_module, stage)
+
+    @override
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        started_with = environment(Path.cwd())
+        self.environment_file.write_text(f"{json.dumps(started_with, indent=2)}\n", encoding="utf-8")
+        log_settings(trainer, "config", yaml.safe_load(self.parser.dump(self.resolved, skip_none=False)))
+        log_settings(trainer, "environment", started_with)
+
+
+def shaping_settings(trainer: Any) -> dict[str, Any]:
+    """Return the Trainer's settings that shape the result, plain data, without those left to the Trainer.
+
+    Args:
+        trainer: The parsed arguments of the Trainer.
+    """
+    settings = {name: trainer.get(name) for name in SHAPING}
+    if isinstance(settings["max_time"], datetime.timedelta):
+        settings["max_time"] = {"seconds": int(settings["max_time"].total_seconds())}
+    return {name: value for name, value in settings.items() if value is not None}

@@ -1,0 +1,93 @@
+"""What a run tells the user beside its progress: weights that mean nothing, and where the checkpoints are."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from ...common.messages import say, warn
+from ...common.named_code import defined_here
+from .run_checkpoints import step_of
+
+
+class RunReport(Callback):
+    """Warn of an evaluation of random weights; after a fit, print its checkpoints and a command that evaluates one."""
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn of random weights, unless this is the validation of a fit."""
+        self._warn_of_random_weights(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn of random weights."""
+        self._warn_of_random_weights(trainer, pl_module)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn of random weights."""
+        self._warn_of_random_weights(trainer, pl_module)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Print the checkpoints of a fit that has ended."""
+        if stage == "fit":
+            print_checkpoints(trainer, pl_module)
+
+    def _warn_of_random_weights(self, trainer: Trainer, module: LightningModule) -> None:
+        subcommand = trainer.state.fn
+        if subcommand is not None and subcommand != "fit" and trainer.ckpt_path is None:
+            warn_of_random_weights(subcommand.value, module)
+
+
+def print_checkpoints(trainer: Trainer, module: LightningModule) -> None:
+    """Print a line each for the best and the last checkpoint, and the command that evaluates the better one.
+
+    Args:
+        trainer: The Trainer whose fit has ended.
+        module: The module.
+    """
+    folder = trainer.log_dir  # a collective operation: every process must ask for it
+    if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
+        return
+    chosen: str | None = None
+    kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    for callback in sorted(kept, key=lambda each: each.monitor is None):  # the best first
+        path = callback.best_model_path
+        if not path or not Path(path).exists():
+            continue
+        if callback.monitor is None:
+            say(f"Last checkpoint: of step {step_of(Path(path))}, in {path}")
+        elif callback.best_model_score is not None:
+            score = f"{float(callback.best_model_score):.4g}"
+            say(f"Best {callback.monitor}: {score} at step {step_of(Path(path))}, in {path}")
+        else:
+            continue
+        chosen = chosen or path
+    data: Any = getattr(trainer, "datamodule", None)
+    verb = "validate" if data is not None and getattr(data, "hparams", {}).get("test", "") is None else "test"
+    if chosen is None or not is_overridden("test_step" if verb == "test" else "validation_step", module):
+        return
+    words = ["vlightning", verb, "--ckpt_path", os.path.abspath(chosen)]
+    if not defined_here(type(module)) or not (data is None or defined_here(type(data))):
+        words += ["--config", os.path.abspath(Path(str(folder)) / "config.yaml")]
+    say(f"Next: {shlex.join(words)}")
+
+
+def warn_of_random_weights(subcommand: str, module: LightningModule) -> None:
+    """Warn of an evaluation, without a checkpoint, of a module that has the random weights of its constructor.
+
+    Modules that are not trained (they have no `training_step`) load their own weights, and a method's
+    `evaluates_initial_weights` returns whether it evaluates the weights that its arguments name.
+
+    Args:
+        subcommand: `validate`, `test` or `predict`.
+        module: The module.
+    """
+    initial = getattr(module, "evaluates_initial_weights", lambda: False)
+    if is_overridden("training_step", module) and not initial():
+        warn(
+            f"{subcommand} was given no checkpoint, so {type(module).__name__} has the random weights that it was "
+            "built with, and the results mean nothing: give --ckpt_path the checkpoint of a training, as in "
+            "runs/<name>/version_<n>/checkpoints/last.ckpt."
+        )

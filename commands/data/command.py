@@ -1,0 +1,142 @@
+"""The command `vlightning data`."""
+
+import argparse
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ...callbacks.figures.grid import draw_sheet, missing_glyphs
+from ...common.absent_network import leave_out_networks
+from ...common.errors import UserError
+from ...common.files import replacing
+from ...datamodules.pairs.base import PairDataModule
+from ...datamodules.pairs.rows import CaptionRows
+from ..plan.configuration import build, build_without_weights, parse_fit
+from .counts import Counts, count_split, shared_images
+from .reading import STREAMED, read_split
+from .sheet import samples_of
+from .table import lines_of
+
+
+def run_data(words: list[str]) -> str:
+    """Run `vlightning data`.
+
+    Args:
+        words: The arguments after `data`.
+
+    Returns:
+        The report.
+
+    Raises:
+        UserError: If an argument is wrong, or the data cannot be opened.
+    """
+    typed, others = parser_of_data().parse_known_args(words)
+    if typed.limit is not None and typed.limit < 1:
+        raise UserError(f"Expected at least one image after --limit, got {typed.limit}: increase it.")
+    data = open_data([*(f"--config={config}" for config in typed.config), *others])
+    return report(data, Path(typed.out), typed.limit)
+
+
+def parser_of_data() -> argparse.ArgumentParser:
+    """Return the parser of the arguments after `data`."""
+    parser = argparse.ArgumentParser(
+        "vlightning data",
+        description="Count the images and texts of a `vlightning fit` with the same configs, its duplicates, and what "
+        "cannot be read, without training; and draw training samples as the model will see them. Other options of "
+        "`vlightning fit`, such as --data.train pairs.csv, work too. All images are read and decoded once.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", action="append", default=[], help="a config; may be repeated")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        help=f"read at most this many images of a split, evenly spaced; of a stream the first rows, {STREAMED} without "
+        "this option",
+    )
+    parser.add_argument("--out", default="data_report", help="folder of report.json and samples.png; data_report")
+    return parser
+
+
+def open_data(words: list[str]) -> PairDataModule:
+    """Parse the arguments of a fit, and open the data as the fit does, with the preprocessing that its model expects.
+
+    Raises:
+        UserError: As `vlightning fit`, or if the data are no images with texts.
+    """
+    cli = parse_fit(words)
+    if not (cli.config["fit"].get("data") or {}).get("class_path"):
+        raise UserError("Expected data in the configs, got none: add --config with your data, or --data.train.")
+    data = build(cli, "data")
+    if not isinstance(data, PairDataModule):
+        raise UserError(
+            f"Expected a datamodule of images with texts, such as ImageTextDataModule, got {type(data).__name__}: give "
+            "one of these."
+        )
+    leave_out_networks(cli.config["fit"]["model"]["init_args"])
+    return opened(data, build_without_weights(cli))
+
+
+def opened(data: PairDataModule, module: Any) -> PairDataModule:
+    """Set up a datamodule for fitting without a Trainer.
+
+    Args:
+        data: the datamodule, which is changed.
+        module: the module, of which only the expected preprocessing is read.
+    """
+    expected = getattr(module, "expected_preprocessing", dict)
+    trainer: Any = SimpleNamespace(
+        lightning_module=SimpleNamespace(expected_preprocessing=expected),
+        state=SimpleNamespace(fn="fit", status=None),
+        distributed_sampler_kwargs=None,
+    )
+    data.trainer = trainer
+    data.pin_memory, data.max_bad_share = False, 1.0
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def report(data: PairDataModule, folder: Path, limit: int | None = None) -> str:
+    """Count the splits of a fit, and write `report.json` and `samples.png`.
+
+    Args:
+        data: a datamodule from `opened`.
+        folder: folder of the files.
+        limit: as in `read_split`.
+
+    Returns:
+        The report as text.
+    """
+    splits, known = dict[str, Any](), dict[str, Counts]()
+    encoder, size = data.encoder(), getattr(data, "image_size", None)
+    for split in ("train", "validation"):
+        if (rows := data.opened_rows(split)) is None:
+            continue
+        reading = read_split(rows, limit, data.num_workers, data.decoder)
+        splits[split], known[split] = count_split(reading, encoder, size)
+    if sources := _sources(data):
+        splits["train"]["sources"] = sources
+    if "validation" in known:
+        splits["validation"]["also_in_train"] = shared_images(known["validation"], known["train"].hashes)
+    lines = [line for split, found in splits.items() for line in lines_of(split, found)]
+    with replacing(folder / "report.json") as staged:
+        staged.write_text(json.dumps(splits, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    samples = samples_of(data)
+    with replacing(folder / "samples.png") as staged, missing_glyphs():
+        draw_sheet(samples).savefig(staged, format="png", dpi=120)
+    lines.append(f"{folder / 'report.json'}: these counts; {folder / 'samples.png'}: {len(samples)} training samples")
+    return "\n".join(lines)
+
+
+def _sources(data: PairDataModule) -> list[dict[str, Any]]:
+    """Return rows, and rows in an epoch, of each of several training sources; empty for one, and for streams."""
+    rows: Any = data.opened_rows("train")
+    table = rows.table if isinstance(rows, CaptionRows) else rows
+    layouts, mix = getattr(table, "layouts", []), data.epoch_mix(rows)
+    if len(layouts) < 2 or len(layouts) != len(mix.sizes):
+        return []
+    return [
+        {"source": layout.origin, "rows": size, "epoch": count}
+        for layout, size, count in zip(layouts, mix.sizes, mix.counts, strict=True)
+    ]

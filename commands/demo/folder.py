@@ -1,0 +1,90 @@
+"""The images of a folder, and no file outside of it."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from PIL import Image
+
+from ...common.errors import UserError
+from ...datamodules.base.decode import decode_image
+from ...datamodules.base.faults import BadSample
+from ..evaluate.own_images import image_files
+
+Stamp = tuple[str, int, int]
+"""Path of an image below the folder, its size in bytes, and the time of its last change in nanoseconds."""
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """Images of a folder and of the folders in it.
+
+    Attributes:
+        root: The folder, without links in its path.
+        names: Paths of the images below it, in order.
+        outside: Number of links that lead out of it, which are left out.
+    """
+
+    root: Path
+    names: tuple[str, ...]
+    outside: int = 0
+
+    def path(self, name: str) -> Path:
+        """Return the path of an image.
+
+        Raises:
+            BadSample: If it leads out of the folder.
+        """
+        if not is_below(self.root, path := self.root / name):
+            raise BadSample("outside of the folder", name)
+        return path
+
+    def stamp(self, name: str) -> Stamp:
+        """Return what changes with an image."""
+        found = self.path(name).stat()
+        return name, found.st_size, found.st_mtime_ns
+
+    def open(self, name: str) -> Image.Image:
+        """Decode an image to RGB.
+
+        Raises:
+            BadSample: If it cannot be used.
+        """
+        return decode_image(None, str(self.path(name)), name)
+
+
+def read_folder(folder: str) -> ImageFolder:
+    """Find the images of a folder.
+
+    Raises:
+        UserError: If there is no such folder, or no image in it.
+    """
+    root = Path(folder).expanduser().resolve()
+    if not root.is_dir():
+        raise UserError(f"Expected a folder of images after --images, got {folder!r}: correct it.")
+    found = image_files(root)
+    inside = tuple(str(path.relative_to(root)) for path in found if is_below(root, path))
+    if not inside:
+        what = f"{len(found)} links that lead out of it" if found else "no image files"
+        raise UserError(f"Expected images in {folder!r}, got {what}: give another folder.")
+    return ImageFolder(root, inside, len(found) - len(inside))
+
+
+def is_below(root: Path, path: Path) -> bool:
+    """Return whether a path, with its links followed, is below a folder, which has no link in its path."""
+    return path.resolve().is_relative_to(root)
+
+
+def small(folder: ImageFolder, name: str, side: int) -> Image.Image | None:
+    """Return an image of at most so many pixels a side; None if it can no longer be read."""
+    try:
+        return _small(folder, folder.stamp(name), side)
+    except (BadSample, OSError):
+        return None
+
+
+@lru_cache(512)
+def _small(folder: ImageFolder, stamp: Stamp, side: int) -> Image.Image:
+    image = folder.open(stamp[0]).copy()
+    image.thumbnail((side, side))
+    return image

@@ -1,0 +1,122 @@
+"""Embeddings of the images of a folder and of captions, kept on disk."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...common.errors import UserError
+from ...common.files import WriteError, replacing
+from ...common.messages import say, warn
+from ...metrics.finite import highest
+from ..evaluate.encoding import Loading, encode_images, encode_texts
+from ..evaluate.model import ImageTextModel
+from ..evaluate.row_sets import NamedImages
+from .folder import ImageFolder, Stamp
+
+_PART = 2048  # images between two writes of the file, so that a stopped embedding goes on
+
+
+@dataclass(frozen=True)
+class Index:
+    """Things that can be searched by their embeddings.
+
+    Attributes:
+        names: Of the things.
+        embeddings: Unit-length embeddings [N, E], float32, on the CPU.
+    """
+
+    names: Sequence[str]
+    embeddings: Tensor
+
+    def best(self, query: Tensor, count: int) -> list[tuple[str, float]]:
+        """Return the names with the highest cosines with a unit-length embedding [E], best first, and the cosines."""
+        top = highest(self.embeddings @ query, count)
+        return [
+            (self.names[place], score) for score, place in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+        ]
+
+
+def embed_folder(model: ImageTextModel, folder: ImageFolder, cache: Path, loading: Loading) -> Index:
+    """Embed the images of a folder that are new, have changed, or were embedded by another model.
+
+    Args:
+        model: The model.
+        folder: The images.
+        cache: Folder of the embeddings, one file for each model and folder.
+        loading: How images are read.
+
+    Raises:
+        UserError: If no image can be used.
+    """
+    file = cache / f"demo-{_key(model, str(folder.root))}.safetensors"
+    stamps = [folder.stamp(name) for name in folder.names]
+    known = _read(file)
+    missing = [stamp[0] for stamp in stamps if stamp not in known]
+    if missing:
+        say(f"Embedding {len(missing):,} of {len(stamps):,} images.")
+    bad = 0
+    for start in range(0, len(missing), _PART):
+        samples = NamedImages({name: folder.path(name) for name in missing[start : start + _PART]}, model.transform)
+        by_name = {stamp[0]: stamp for stamp in stamps}
+        found = encode_images(model, samples, loading)
+        bad += sum(found.bad.values())
+        for number, embedding in zip(found.index.tolist(), found.features, strict=True):
+            known[by_name[samples.names[number]]] = embedding
+        used = [stamp for stamp in stamps if stamp in known]
+        _write(file, [known[stamp] for stamp in used], {"images": json.dumps(used)})
+        if len(missing) > _PART:
+            say(f"Embedded {min(start + _PART, len(missing)):,}.")
+    used = [stamp for stamp in stamps if stamp in known]
+    if not used:
+        raise UserError(f"Expected images in {str(folder.root)!r}, got {bad} that cannot be read: give another folder.")
+    return Index([stamp[0] for stamp in used], torch.stack([known[stamp] for stamp in used]))
+
+
+def embed_captions(model: ImageTextModel, captions: Sequence[str], cache: Path) -> Index:
+    """Embed captions, or read their embeddings."""
+    file = cache / f"demo-{_key(model, json.dumps(captions))}.safetensors"
+    with suppress(OSError, SafetensorError), safe_open(file, "pt") as kept:
+        return Index(captions, kept.get_tensor("embeddings"))
+    if captions:
+        say(f"Embedding {len(captions):,} captions.")
+    embeddings = encode_texts(model, captions) if captions else torch.zeros(0, 1)
+    if captions:
+        _write(file, list(embeddings), {})
+    return Index(captions, embeddings)
+
+
+def _key(model: ImageTextModel, what: str) -> str:
+    """Return a name for the embeddings of something; the preprocessing is known by what it does to an image."""
+    noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), dtype=np.uint8)
+    prepared = model.finish(model.transform(Image.fromarray(noise))[None].to(model.device)).cpu()
+    parts = (model.sha256.encode(), prepared.numpy().tobytes(), what.encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
+
+
+def _read(file: Path) -> dict[Stamp, Tensor]:
+    """Return the embeddings in a file; none if it cannot be read."""
+    with suppress(OSError, SafetensorError), safe_open(file, "pt") as kept:
+        stamps: list[list[str | int]] = json.loads(kept.metadata()["images"])
+        rows = kept.get_tensor("embeddings")
+        return {(str(name), int(size), int(time)): row for (name, size, time), row in zip(stamps, rows, strict=True)}
+    return {}
+
+
+def _write(file: Path, embeddings: list[Tensor], metadata: dict[str, str]) -> None:
+    if not embeddings:
+        return
+    try:
+        with replacing(file) as staged:
+            save_file({"embeddings": torch.stack(embeddings)}, staged, metadata)
+    except WriteError as error:
+        warn(f"The embeddings are not kept: {error}")

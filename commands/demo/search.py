@@ -1,0 +1,207 @@
+"""What the page answers: images of a text, regions of a word, captions and classes of an image."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from matplotlib import colormaps
+from PIL import Image
+from torch import Tensor
+
+from ...callbacks.figures.word_maps import content_words
+from ...common.errors import UserError
+from ...datamodules.base.decode import decode_image
+from ...datamodules.base.faults import BadSample
+from ...lightning_modules.base.method import Method
+from ...lightning_modules.evaluation.ranking import cosine_weight
+from ...metrics.finite import highest
+from ...metrics.zero_shot import zero_shot_scores
+from ..evaluate.encoding import encode_classes, encode_texts
+from ..evaluate.model import ImageTextModel
+from ..evaluate.own_images import TEMPLATES
+from .folder import ImageFolder, small
+from .index import Index
+
+SHOWN = 12  # images of an answer
+_RERANKED = 24  # images that a matching head reorders, of which the first are shown
+_SIDE = 480  # pixels of a shown image
+_BEST = 5  # captions and classes of an image
+
+
+class Hit(NamedTuple):
+    """An image, its path below the folder, its cosine with the text, and a word's strength in it, from 0 to 1."""
+
+    image: Image.Image
+    name: str
+    score: float
+    strength: float | None = None
+
+
+@dataclass
+class Search:
+    """A model with the embeddings of images and captions.
+
+    Attributes:
+        model: The model.
+        folder: The images.
+        images: Their embeddings.
+        captions: Embeddings of captions, of which there may be none.
+        why_no_maps: Why the model has no maps of words; None if it has.
+        order: A sentence about the order of the images; None for a model without a matching head.
+    """
+
+    model: ImageTextModel
+    folder: ImageFolder
+    images: Index
+    captions: Index
+    why_no_maps: str | None = field(init=False)
+    order: str | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        network = self.model.network
+        if isinstance(network, Method):
+            self.order = network.retrieval_order()
+        self._tokens = lru_cache(256)(self._encode)
+        self._maps = lru_cache(4)(self._map)
+        self._classes = lru_cache(8)(self._embed_classes)
+        self.why_no_maps = self._ask_for_maps()
+
+    def find(self, text: str) -> list[Hit]:
+        """Return the images with the highest cosines with a text, best first.
+
+        A matching head reorders them if this order was better in the model's last evaluation.
+        """
+        return self._shown(self._best(text))
+
+    def words(self, text: str) -> list[str]:
+        """Return the words of a text that have maps; none if the model maps no words."""
+        return [] if self.why_no_maps else [word for word, _ in self._places(text)]
+
+    def look(self, text: str, word: int) -> list[Hit]:
+        """Return what `find` returns, with the region of each image that a word of the text attends to.
+
+        Each map is scaled to its own maximum, and the paler the lower this is: `strength` is its share of the highest
+        maximum of the images.
+
+        Args:
+            text: The text.
+            word: Number of the word in `words`.
+        """
+        hits = self.find(text)
+        (_, places) = self._places(text)[word]
+        heats = self._maps(text, tuple(hit.name for hit in hits))[:, places].mean(1)
+        highest = max(float(heats.max()), 1e-30)
+        return [
+            Hit(heat_over(hit.image, heat, strength), hit.name, hit.score, strength)
+            for hit, heat in zip(hits, heats, strict=True)
+            for strength in [float(heat.max()) / highest]
+        ]
+
+    def describe(self, file: str, typed: Sequence[str] = ()) -> list[tuple[str, float]]:
+        """Return the captions with the highest cosines with an image, best first.
+
+        Args:
+            file: The image.
+            typed: Captions to choose from; by default those that were read.
+
+        Raises:
+            BadSample: If the image cannot be used.
+        """
+        captions = Index(typed, encode_texts(self.model, typed)) if typed else self.captions
+        return captions.best(self._embed(file), _BEST) if captions.names else []
+
+    def classify(self, file: str, names: Sequence[str]) -> list[tuple[str, float]]:
+        """Return the best classes of an image, and the softmax of their logits, as `vlightning evaluate`.
+
+        Args:
+            file: The image.
+            names: Names of all classes.
+
+        Raises:
+            BadSample: If the image cannot be used.
+        """
+        if not names:
+            return []
+        scores = zero_shot_scores(self._embed(file), self._classes(tuple(names)))
+        top = highest(self.model.shares(scores), _BEST)
+        return [(names[place], share) for share, place in zip(top.values.tolist(), top.indices.tolist(), strict=True)]
+
+    def _best(self, text: str) -> list[tuple[str, float]]:
+        network, query = cast(Any, self.model.network), encode_texts(self.model, [text])[0]
+        if self.order is None or not network.evaluation.reranks("predict"):
+            return self.images.best(query, SHOWN)
+        return self._reranked(text, self.images.best(query, _RERANKED))[:SHOWN]
+
+    @torch.no_grad()
+    def _reranked(self, text: str, best: list[tuple[str, float]]) -> list[tuple[str, float]]:
+        """Return images with their cosines in the order of the matching head, without those that cannot be read."""
+        network, encoder = cast(Any, self.model.network), cast(Any, self.model.encoder)
+        tokens = [(hit, found) for hit in best if (found := self._tokens(hit[0])) is not None]
+        if not tokens:
+            return []
+        ids = {key: row.to(self.model.device) for key, row in encoder([text]).items()}
+        states = network.text_states(**ids)
+        scores = torch.cat([network.match_scores(states, ids["attention_mask"], found) for _, found in tokens]).cpu()
+        weight = cosine_weight(network.rerank.score, network.contrastive_temperature())
+        order = highest(scores + weight * torch.tensor([cosine for (_, cosine), _ in tokens]), len(tokens))
+        return [tokens[place][0] for place in order.indices.tolist()]
+
+    def _encode(self, name: str) -> Tensor | None:
+        """Return the tokens [1, N, V] of an image of the folder; None if it can no longer be read."""
+        try:
+            pixels = self.model.transform(self.folder.open(name))[None].to(self.model.device)
+        except (BadSample, OSError):
+            return None
+        tokens: Tensor = cast(Any, self.model.network).encode_images(self.model.finish(pixels))[1]
+        return tokens
+
+    def _shown(self, best: Sequence[tuple[str, float]]) -> list[Hit]:
+        """Return the images that can still be read."""
+        with ThreadPoolExecutor(4) as pool:
+            read = pool.map(lambda name: small(self.folder, name, _SIDE), [name for name, _ in best])
+            return [Hit(image, *hit) for hit, image in zip(best, read, strict=True) if image is not None]
+
+    def _embed(self, file: str) -> Tensor:
+        pixels = self.model.transform(decode_image(None, file, "the given image"))
+        return self.model.encode_images(pixels[None]).cpu()[0]
+
+    def _embed_classes(self, names: tuple[str, ...]) -> Tensor:
+        return encode_classes(self.model, names, TEMPLATES)
+
+    def _places(self, text: str) -> list[tuple[str, list[int]]]:
+        """Return the words of a text with the positions of their tokens."""
+        encoder: Any = self.model.encoder
+        tokens = encoder.tokenizer.convert_ids_to_tokens(encoder([text])["input_ids"][0].tolist())
+        return content_words(tokens, set(encoder.tokenizer.all_special_tokens))
+
+    def _map(self, text: str, names: tuple[str, ...]) -> Tensor:
+        """Return the maps of a text's tokens on images, [N, L, g, g], on the CPU."""
+        model, network, encoder = self.model, cast(Any, self.model.network), cast(Any, self.model.encoder)
+        pixels = torch.stack([model.transform(self.folder.open(name)) for name in names]).to(model.device)
+        ids = {key: row.to(model.device).expand(len(names), -1) for key, row in encoder([text]).items()}
+        maps: Tensor = network.word_maps(model.finish(pixels), **ids)
+        return maps.float().cpu()
+
+    def _ask_for_maps(self) -> str | None:
+        if not hasattr(self.model.network, "word_maps") or self.model.encoder is None:
+            return "ALBEF has them."
+        try:
+            self._map("a", (self.images.names[0],))
+        except (UserError, ValueError) as error:
+            return str(error)
+        return None
+
+
+def heat_over(image: Image.Image, heat: Tensor, strength: float) -> Image.Image:
+    """Return an image in gray with a map [g, g] over it, in the colors of `WordMapFigures`; strengths are up to 1."""
+    values = (heat / max(float(heat.max()), 1e-30)).numpy()
+    stretched = Image.fromarray(values).resize(image.size, Image.Resampling.BILINEAR)
+    heat_map = np.asarray(stretched).clip(0, 1)
+    gray = np.asarray(image.convert("L"))[..., None] / 255
+    opacity = 0.75 * heat_map[..., None] ** 0.7 * strength**0.5
+    mixed = gray * (1 - opacity) + colormaps["plasma"](heat_map)[..., :3] * opacity
+    return Image.fromarray((255 * mixed).round().astype(np.uint8))

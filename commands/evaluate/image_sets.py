@@ -1,0 +1,152 @@
+"""Sets in DataComp's layout: a folder with class names, prompts, and labelled images in tar files.
+
+wds_vtab-pets_test/
+  classnames.txt                              one name a line
+  zeroshot_classification_templates.txt       one prompt a line, with `{c}` or `{}` where the name goes
+  test/nshards.txt                            the number of tar files
+  test/0.tar, 1.tar, ...                      <key>.jpg, <key>.cls and, in some sets, <key>.npy
+  train/...                                   likewise; only linear probes and nearest neighbours read it
+"""
+
+import io
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ...common.errors import UserError
+from ...datamodules.base.decode import decode_image
+from ...datamodules.base.faults import BadSample, reading
+from ...datamodules.base.samples import Transform
+from ...datamodules.reading.cache import index_cache
+from ...datamodules.reading.members import IMAGE_SUFFIXES
+from ...datamodules.reading.tar import read_members
+from ...datamodules.reading.tar_index import tar_index
+from .encoding import Sample
+
+NAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
+
+
+class Prompts(NamedTuple):
+    """Class names and templates, with `{}` where a name goes."""
+
+    names: list[str]
+    templates: list[str]
+
+
+def read_prompts(folder: Path) -> Prompts:
+    """Read the class names and the templates of a set.
+
+    Raises:
+        UserError: If a file is missing or empty, or a template has no place for the name.
+    """
+    return Prompts(read_lines(folder / NAMES), with_braces(read_lines(folder / TEMPLATES), str(folder / TEMPLATES)))
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a text file without the empty lines at its end.
+
+    Raises:
+        UserError: If there is no such file, it is empty, or it is not UTF-8.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").rstrip().splitlines()
+    except FileNotFoundError:
+        raise UserError(f"Expected the file {str(file)!r}, got none: get the set again.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"Expected UTF-8 text in {str(file)!r}, got {error}: get the set again.") from None
+    if not lines or "" in (line.strip() for line in lines):
+        raise UserError(f"Expected one text a line in {str(file)!r}, got an empty line: correct the file.")
+    return [line.strip() for line in lines]
+
+
+def given_texts(given: list[str]) -> list[str]:
+    """Return texts as given, or the lines of the one text file that is given."""
+    if len(given) == 1 and given[0].endswith(".txt"):
+        return read_lines(Path(given[0]).expanduser())
+    return given
+
+
+def with_braces(templates: list[str], source: str) -> list[str]:
+    """Return templates with `{}` in place of DataComp's `{c}`.
+
+    Raises:
+        UserError: If a template has no such place, or several.
+    """
+    found = [template.replace("{c}", "{}") for template in templates]
+    if wrong := next((template for template in found if template.count("{}") != 1), None):
+        raise UserError(f"Expected one {{}} or {{c}} in each template of {source}, got {wrong!r}: correct it.")
+    return found
+
+
+class ImageSet(torch.utils.data.Dataset[Sample]):
+    """The labelled images of one split.
+
+    A sample has a label, and `metadata`, float64 [M], the numbers of the `.npy` file, of which there may be none.
+
+    Args:
+        folder: Folder of the set.
+        split: "test" or "train".
+        transform: RGB image to uint8 [3, S, S].
+        classes: Number of classes.
+
+    Raises:
+        UserError: If the split has no tar files, or a file cannot be read.
+    """
+
+    def __init__(self, folder: Path, split: str, transform: Transform, classes: int) -> None:
+        self.transform = transform
+        self.classes = classes
+        self.files = _tars(folder / split)
+        self.indexes = [tar_index(file, index_cache(None)) for file in self.files]
+        self.starts = np.cumsum([0, *(len(index.keys) for index in self.indexes)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, number: int) -> Sample:
+        """Return a sample; raises `BadSample` if it cannot be used."""
+        part = int(np.searchsorted(self.starts, number, side="right")) - 1
+        file, index, row = self.files[part], self.indexes[part], number - int(self.starts[part])
+        key = index.keys[row]
+        name = f"{file}, {os.fsdecode(key)}"
+        members = read_members(file, int(index.start[row]), int(index.stop[row]), name, key)
+        with reading(name):
+            label = int(members["cls"].decode()) if "cls" in members else -1
+            metadata = _numbers(members["npy"]) if "npy" in members else np.zeros(0)
+        if "cls" in members and not 0 <= label < self.classes:
+            raise BadSample("label outside the classes", name)
+        if "cls" not in members and not metadata.size:
+            raise BadSample("no label", name)
+        data = next((content for kind, content in members.items() if f".{kind}" in IMAGE_SUFFIXES), None)
+        image = self.transform(decode_image(data, None, name))
+        return Sample(image, label, metadata)
+
+
+def _tars(folder: Path) -> list[str]:
+    """Return the tar files of a split in the order of their numbers."""
+    found = sorted(folder.glob("*.tar"), key=lambda file: (len(file.stem), file.stem))
+    if not found:
+        raise UserError(f"Expected the tar files of a set in {str(folder)!r}, got none: get the set again.")
+    count = folder / "nshards.txt"
+    said = count.read_text().strip() if count.is_file() else str(len(found))
+    if said != str(len(found)):
+        raise UserError(
+            f"Expected {said} tar files in {str(folder)!r}, as nshards.txt says, got {len(found)}: get the set again."
+        )
+    return [str(file.absolute()) for file in found]
+
+
+def _numbers(content: bytes) -> np.ndarray:
+    """Return the numbers of a `.npy` file, without the pickles that such a file may hold."""
+    return np.load(io.BytesIO(content), allow_pickle=False).astype(np.float64).ravel()
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether a folder has the files of a set, in the number that `nshards.txt` says."""
+    said = folder / "test/nshards.txt"
+    if not all(file.is_file() for file in (folder / NAMES, folder / TEMPLATES, said)):
+        return False
+    return said.read_text().strip() == str(len(list(said.parent.glob("*.tar"))))

@@ -1,0 +1,237 @@
+"""Any image-text model for evaluation: a checkpoint or an export of a method, or a published model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from ... import lightning_modules
+from ...callbacks import AtomicCheckpointIO
+from ...common.errors import UserError
+from ...datamodules.text.clip import CLIP
+from ...datamodules.text.saved_tokenizer import saved_tokenizer
+from ...datamodules.text.tokenizers import Encoder, tokenizer_from_json
+from ...datamodules.transforms.normalize import ToNormalized
+from ...lightning_modules.core.checkpoints import class_of, saved_settings
+from ...lightning_modules.core.clip_preprocessing import Preprocessing
+from ...lightning_modules.core.file_readers import PublishedCLIP
+from ...lightning_modules.core.folder import is_folder, read_config
+from ...lightning_modules.core.frozen import Frozen
+from ...lightning_modules.core.preprocessing import is_checkpoint, recorded_preprocessing
+from ...lightning_modules.networks.published_clip import load_published
+from ..cli.run_checkpoints import resolved
+from ..export.texts import has_clip_texts, text_encoder, tokenizer_of_folder
+
+_LOCAL = "local-dir:"
+
+
+@dataclass
+class ImageTextModel:
+    """A model in eval mode and float32, with its preprocessing and its tokenizer.
+
+    Attributes:
+        name: What the results are listed under.
+        network: Holds the weights.
+        images: Images [B, 3, S, S] to features [B, E].
+        texts: Texts to features [T, E].
+        transform: RGB image to uint8 [3, S, S], which loader workers apply and send.
+        finish: Normalization of a batch of these, on the model's device.
+        sha256: Fingerprint of the weights.
+        note: What must be said beside every number; None for nothing.
+        encoder: Texts to token ids; None for a published model, whose module maps no words.
+        logit_scale: Inverse of the temperature that the model learned, by which cosines become logits; 1 for one whose
+            features were not trained with a temperature.
+    """
+
+    name: str
+    network: nn.Module
+    images: Callable[[Tensor], Tensor]
+    texts: Callable[[Sequence[str]], Tensor]
+    transform: Callable[[Image.Image], Tensor]
+    finish: Callable[[Tensor], Tensor]
+    sha256: str
+    note: str | None = None
+    encoder: Encoder | None = None
+    logit_scale: float = 1.0
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.network.parameters()).device
+
+    @torch.no_grad()
+    def encode_images(self, images: Tensor) -> Tensor:
+        """Return unit-length features [B, E] of images, uint8 [B, 3, S, S], on the model's device."""
+        pixels = images.to(self.device, non_blocking=True)
+        return normalize(self.images(self.finish(pixels)).float(), dim=-1)
+
+    @torch.no_grad()
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Return unit-length features [T, E] of texts."""
+        return normalize(self.texts(texts).float(), dim=-1)
+
+    def shares(self, cosines: Tensor) -> Tensor:
+        """Return the softmax [..., C] of the model's logits; of none where a cosine [..., C] is non-finite."""
+        return (self.logit_scale * cosines).softmax(-1)
+
+
+def load_model(model: str, weights: str | None = None) -> ImageTextModel:
+    """Load a model for evaluation, on the CPU.
+
+    Args:
+        model: A checkpoint of a training, a file or a folder; the folder of a run, for its best checkpoint; the folder
+            of an export; `local-dir:` and a folder of open_clip's; or a model's name, with `weights`.
+        weights: A tag of open_clip's, a file, or "random", for a model's name.
+
+    Raises:
+        UserError: If there is no such model, or it does not embed images and texts.
+    """
+    if weights is not None:
+        return _published(load_published(model, weights))
+    if model.startswith(_LOCAL):
+        return _published(load_published(None, model.removeprefix(_LOCAL)))
+    path = resolved(model)
+    if is_checkpoint(path):
+        return _of_checkpoint(path)
+    if is_folder(path):
+        return _of_export(path)
+    if path.exists():
+        raise UserError(
+            f"Expected a .ckpt file, the folder of a sharded checkpoint, of a run or of an export after --model, got "
+            f"{model!r}: give the model's name there, and this file after --weights."
+        )
+    raise UserError(
+        f"Expected an existing checkpoint or export after --model, got {model!r}: correct the path, or give the tag or "
+        "the file of this model's weights after --weights."
+    )
+
+
+def _published(found: PublishedCLIP) -> ImageTextModel:
+    network, tokenizer = found.network, found.tokenizer
+
+    def texts(given: Sequence[str]) -> Tensor:
+        features: Tensor = network.encode_text(tokenizer(list(given)).to(next(network.parameters()).device))
+        return features
+
+    name = f"{found.model} ({found.weights})"
+    prepared, scale = _prepared(found.preprocessing), _logit_scale(network)
+    return ImageTextModel(name, network, network.encode_image, texts, *prepared, found.sha256, logit_scale=scale)
+
+
+def _logit_scale(module: Any) -> float:
+    """Return the inverse of the temperature of a network or a method; 1 for features without one."""
+    if hasattr(module, "contrastive_temperature"):
+        return 1 / float(module.contrastive_temperature())
+    if hasattr(module, "scales"):  # SHRe's, of each contrasted space
+        space = module.evaluation_settings.features
+        return float(module.scales[space].exp()) if space in module.scales else 1.0
+    found = getattr(getattr(module, "student", module), "logit_scale", None)
+    return 1.0 if found is None else float(found.exp())
+
+
+def _prepared(preprocessing: Preprocessing) -> tuple[Callable[[Image.Image], Tensor], Callable[[Tensor], Tensor]]:
+    """Return what loader workers do to an image, and the normalization."""
+    return preprocessing.pixels(), ToNormalized(preprocessing.mean, preprocessing.std)
+
+
+def load_interpolated(path: str, ratio: float) -> ImageTextModel:
+    """Load a model between published weights and a fine-tuning that started with them (WiSE-FT), on the CPU.
+
+    Args:
+        path: Checkpoint of the fine-tuning, or the folder of its run.
+        ratio: Share of its weights.
+
+    Raises:
+        UserError: If there is no such checkpoint, it is of something else, or the published weights cannot be read.
+    """
+    file = resolved(path)
+    if not is_checkpoint(file):
+        raise UserError(f"Expected a checkpoint of a fine-tuning with --interpolate, got {path!r}: correct --model.")
+    from ...lightning_modules.clip.interpolation import interpolated
+
+    content = interpolated(AtomicCheckpointIO().load_checkpoint(file), repr(path), ratio)
+    given = {name: value for name, value in content["hyper_parameters"].items() if not name.startswith("_")}
+    module = lightning_modules.CLIPModule(**given)
+    module.load_state_dict(content["state_dict"])
+    return _of_content(module, content, f"{path} at {ratio:g}")
+
+
+def _of_checkpoint(path: Path) -> ImageTextModel:
+    content = AtomicCheckpointIO().load_checkpoint(path)
+    cls = _class_of(class_of(saved_settings(content)), str(path))
+    # An optimizer of the user's own is not needed, and its code not imported.
+    module = cls.load_from_checkpoint(path, map_location="cpu", optimizer=None, lr_scheduler=None)
+    return _of_content(module, content, str(path))
+
+
+def _of_content(module: Any, content: Mapping[str, Any], path: str) -> ImageTextModel:
+    """Return the model of a module with the preprocessing and the tokenizer in its checkpoint."""
+    data = content.get("datamodule_hyper_parameters") or {}
+    text, note = (None, "with CLIP's") if data.get("tokenizer") == CLIP else saved_tokenizer(content)
+    tokenizer = None if text is None else tokenizer_from_json(text)
+    if tokenizer is None and data.get("tokenizer") != CLIP and not has_clip_texts(module):
+        raise UserError(
+            f"Expected a checkpoint with its tokenizer in {str(path)!r}, got one {note}: export it with one."
+        )
+    return _of_module(module, str(path), recorded_preprocessing(content), tokenizer, data)
+
+
+def _of_export(folder: Path) -> ImageTextModel:
+    config = read_config(folder)
+    module = _class_of(config["class"], str(folder)).from_pretrained(folder)
+    tokenizer, data = tokenizer_of_folder(folder, config), config.get("data") or {}
+    if tokenizer is None and not has_clip_texts(module):
+        raise UserError(
+            f"Expected an export with its tokenizer in {str(folder)!r}, got none: export the checkpoint again."
+        )
+    return _of_module(module, str(folder), config.get("preprocessing"), tokenizer, data)
+
+
+def _class_of(name: str | None, source: str) -> Any:
+    """Return the class of a checkpoint or an export that embeds images and texts."""
+    able = [
+        known
+        for known in lightning_modules.__all__
+        if {"encode_images", "encode_texts"} <= set(dir(getattr(lightning_modules, known)))
+    ]
+    if name not in able:
+        raise UserError(
+            f"Expected a model of images and texts ({', '.join(able)}), got {name or 'an unknown class'} in "
+            f"{source!r}: give another."
+        )
+    return getattr(lightning_modules, name)
+
+
+def _of_module(
+    module: Any, source: str, recorded: Mapping[str, Any] | None, tokenizer: Any, data: Mapping[str, Any]
+) -> ImageTextModel:
+    """Return a model of a method, with the preprocessing and the tokenizer of its training."""
+    if recorded is None or ("mean" not in recorded and "transform" not in recorded):
+        raise UserError(
+            f"Expected the preprocessing of the images in {source!r}, got none: give a checkpoint that was trained or "
+            "validated with a datamodule of this package."
+        )
+    module.eval().requires_grad_(False).float()
+    encoder = text_encoder(module, tokenizer, data)
+
+    def images(image: Tensor) -> Tensor:
+        features: Tensor = module.encode_images(image)[0]
+        return features
+
+    def texts(given: Sequence[str]) -> Tensor:
+        device = next(module.parameters()).device
+        features: Tensor = module.encode_texts(**{key: ids.to(device) for key, ids in encoder(given).items()})
+        return features
+
+    prepared = _prepared(Preprocessing.of(recorded, repr(source)))
+    fingerprint = Frozen(module).fingerprint()
+    note = _NOTES.get(type(module).__name__)
+    return ImageTextModel(source, module, images, texts, *prepared, fingerprint, note, encoder, _logit_scale(module))
+
+
+_NOTES = {"SHReModule": "SHRe's teacher was trained with labels"}

@@ -1,0 +1,173 @@
+"""One's own classes on one's own images: the best classes of each image, as a table and as a page."""
+
+import base64
+import html
+import io
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+from PIL import Image
+
+from ...common.errors import UserError
+from ...common.files import replacing
+from ...datamodules.base.decode import decode_image
+from ...datamodules.base.faults import BadSample
+from ...datamodules.reading.members import IMAGE_SUFFIXES
+from ...metrics.finite import highest
+from ...metrics.zero_shot import zero_shot_scores
+from .encoding import Encoded, Loading, encode_classes, encode_images
+from .model import ImageTextModel
+from .row_sets import NamedImages
+
+TEMPLATES = ("a photo of a {}.", "a photo of the {}.", "an image of a {}.")
+"""Prompts where none are given."""
+_SIDE = 160  # of a thumbnail, pixels
+_NO_CLASS = "(non-finite)"  # instead of the class of an image with a non-finite embedding
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return the image files of a folder and of the folders in it, in order."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+
+
+def classify_folder(
+    model: ImageTextModel, folder: Path, names: Sequence[str], templates: Sequence[str], loading: Loading, best: int = 5
+) -> tuple[pyarrow.Table, Encoded]:
+    """Classify the images of a folder and of the folders in it.
+
+    Returns:
+        A table with `image`, the path below the folder, `classes` and `scores`, the best classes of the image and the
+        softmax of their cosines over the model's temperature, best first (none for an image with a non-finite
+        embedding), and `label`, the name of the folder of the image if that is a class; and the images.
+
+    Raises:
+        UserError: If the folder has no image that can be used.
+    """
+    samples = NamedImages({str(path.relative_to(folder)): path for path in image_files(folder)}, model.transform)
+    found = encode_images(model, samples, loading)
+    if not len(found.index):
+        why = ", ".join(f"{cause}: {count}" for cause, count in found.bad.items()) or "no image files"
+        raise UserError(f"Expected images in {str(folder)!r}, got none that can be used ({why}): give another folder.")
+    scores = zero_shot_scores(found.features, encode_classes(model, names, templates))
+    top = highest(model.shares(scores), best)
+    finite = scores.isfinite().all(1).tolist()
+    images = [samples.names[number] for number in found.index.tolist()]
+    columns: dict[str, Any] = {
+        "image": images,
+        "label": [label_of(image, names) for image in images],
+        "classes": [
+            [names[place] for place in row] if usable else []
+            for row, usable in zip(top.indices.tolist(), finite, strict=True)
+        ],
+        "scores": [row if usable else [] for row, usable in zip(top.values.tolist(), finite, strict=True)],
+    }
+    types = {
+        "image": pyarrow.string(),
+        "label": pyarrow.string(),
+        "classes": pyarrow.list_(pyarrow.string()),
+        "scores": pyarrow.list_(pyarrow.float32()),
+    }
+    return pyarrow.table(columns, schema=pyarrow.schema(types)), found
+
+
+def label_of(image: str, names: Sequence[str]) -> str | None:
+    """Return the first folder of an image's path if it is a class; else None."""
+    folder = Path(image).parts[0]
+    return folder if folder in names and folder != image else None
+
+
+def folders_of_images(folder: Path) -> list[str]:
+    """Return the names of the folders with images, in order, if all images of a folder are in such; else none."""
+    found = [path.relative_to(folder).parts for path in image_files(folder)]
+    return [] if any(len(parts) == 1 for parts in found) else sorted({parts[0] for parts in found})
+
+
+def confusion(table: pyarrow.Table, names: Sequence[str]) -> str | None:
+    """Return accuracy and a table of labels by predicted classes as Markdown; None if no image has a label.
+
+    Args:
+        table: Of `classify_folder`.
+        names: Names of all classes.
+    """
+    rows = [row for row in table.to_pylist() if row["label"] is not None]
+    if not rows:
+        return None
+    counts = Counter((row["label"], row["classes"][0] if row["classes"] else _NO_CLASS) for row in rows)
+    shown = [*names, *([_NO_CLASS] if any(name == _NO_CLASS for _, name in counts) else [])]
+    right = sum(counts[name, name] for name in names)
+    lines = [
+        f"Accuracy: {100 * right / len(rows):.2f}% of {len(rows):,} images in folders of their classes.",
+        "",
+        f"| label | {' | '.join(shown)} | right |",
+        f"|---|{'---:|' * (len(shown) + 1)}",
+    ]
+    for label in dict.fromkeys(name for name in names if any(own == name for own, _ in counts)):
+        of_label = [counts[label, name] for name in shown]
+        share = f"{100 * counts[label, label] / sum(of_label):.1f}%"
+        lines.append(f"| {label} | {' | '.join(map(str, of_label))} | {share} |")
+    return "\n".join(lines)
+
+
+def write_table(table: pyarrow.Table, file: Path) -> None:
+    """Write a Parquet file, complete or not at all."""
+    with replacing(file) as staged:
+        pyarrow.parquet.write_table(table, staged)
+
+
+def write_sheet(table: pyarrow.Table, folder: Path, file: Path, limit: int = 500) -> None:
+    """Write a page with the images below their best class, the surest first.
+
+    The page holds the thumbnails itself, and so can be sent to others.
+
+    Args:
+        table: Of `classify_folder`.
+        folder: Folder of the images.
+        file: The page.
+        limit: Images of each class that are shown.
+    """
+    by_class: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(table.to_pylist(), key=lambda row: -max(row["scores"], default=0.0)):
+        by_class.setdefault(row["classes"][0] if row["classes"] else _NO_CLASS, []).append(row)
+    parts = [_HEAD]
+    for name in sorted(by_class):
+        rows = by_class[name]
+        parts.append(f"<h2>{html.escape(name)} <small>{len(rows):,}</small></h2><div class=sheet>")
+        parts += [_figure(row, folder) for row in rows[:limit]]
+        parts.append("</div>")
+    with replacing(file) as staged:
+        staged.write_text("\n".join(parts), encoding="utf-8")
+
+
+_HEAD = """<!doctype html><meta charset=utf-8><meta name=viewport content="width=device-width">
+<title>Classes of images</title>
+<style>body{font:14px system-ui,sans-serif;margin:1rem;color-scheme:light dark}
+.sheet{display:flex;flex-wrap:wrap;gap:.5rem}figure{margin:0;width:160px}
+img{width:160px;height:160px;object-fit:contain;background:#8882}
+figcaption{font-size:12px;overflow-wrap:anywhere}small{opacity:.6}</style>"""
+
+
+def _figure(row: dict[str, Any], folder: Path) -> str:
+    best = "<br>".join(
+        f"{html.escape(name)} {score:.0%}" for name, score in zip(row["classes"][:3], row["scores"], strict=False)
+    )
+    name, thumbnail = html.escape(row["image"], quote=True), _thumbnail(folder / row["image"])
+    return (
+        f'<figure><img loading=lazy alt="{name}" src="{thumbnail}">'
+        f"<figcaption>{best}<br><small>{name}</small></figcaption></figure>"
+    )
+
+
+def _thumbnail(path: Path) -> str:
+    """Return a JPEG as a data address; empty for an image that can no longer be read."""
+    try:
+        image: Image.Image = decode_image(None, str(path), str(path)).copy()
+    except BadSample:
+        return ""
+    image.thumbnail((_SIDE, _SIDE))
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

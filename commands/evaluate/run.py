@@ -1,0 +1,278 @@
+"""The evaluation of a model on sets, one after the other; it goes on where it was stopped."""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ...callbacks.distributed.collectives import gather, rank
+from ...common.errors import UserError
+from ...common.files import replacing
+from ...common.messages import say
+from ...metrics.neighbours import nearest_neighbours
+from ...metrics.zero_shot import zero_shot_scores
+from . import tables
+from .classification import attribute_metrics, classification_metrics
+from .encoding import Encoded, Loading, encode_classes, encode_images
+from .frozen_features import few_shot, linear_probe
+from .image_sets import ImageSet, Prompts, read_prompts
+from .model import ImageTextModel
+from .results import ABSENT, Result, read_results, write_results
+from .row_sets import find_table
+from .tasks import Protocol, Task
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How sets are evaluated.
+
+    Args:
+        root: Folder of the sets.
+        loading: How images are read.
+        protocols: Classifiers; linear probes and nearest neighbours need the set's training images.
+        shots: Training images of each class; None for all.
+        seed: Of the choice of training images.
+        c: Inverse weight of the linear probe's penalty.
+        k: Number of neighbours.
+        temperature: Temperature of their weights.
+        cache: Folder of encoded classes and training images; None keeps none.
+        names: Class names instead of those that a set ships.
+        templates: Prompts, with `{}` where the name goes, instead of those that a set ships.
+    """
+
+    root: Path
+    loading: Loading = field(default_factory=Loading)
+    protocols: tuple[Protocol, ...] = ("zero_shot",)
+    shots: int | None = None
+    seed: int = 0
+    c: float = 1.0
+    k: int = 20
+    temperature: float = 0.07
+    cache: Path | None = None
+    names: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
+
+    def note(self, protocol: Protocol) -> str | None:
+        """Return what tells the results of other settings apart; None for the zero-shot protocol as it is."""
+        shots = "all" if self.shots is None else f"{self.shots} (seed {self.seed})"
+        if protocol == "linear_probe":
+            return f"C {self.c:g}, {shots} training images a class"
+        if protocol == "knn":
+            return f"k {self.k}, temperature {self.temperature:g}, {shots} training images a class"
+        if not self.names and not self.templates:
+            return None
+        digest = hashlib.sha256(json.dumps([self.names, self.templates]).encode()).hexdigest()
+        return f"own prompts {digest[:8]}"
+
+
+def _note(model: ImageTextModel, task: Task, settings: Settings, protocol: Protocol) -> str | None:
+    own = settings.note(protocol) if task.kind == "classification" else None
+    return "; ".join(part for part in (model.note, own) if part) or None
+
+
+def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, out: Path) -> list[Result]:
+    """Evaluate a model, and write the results after each set; sets with a result in the file are not repeated.
+
+    Args:
+        model: The model.
+        tasks: The sets.
+        settings: How they are evaluated.
+        out: File of the results.
+
+    Returns:
+        The results, those of before included, in the order of the sets. A set that is missing or damaged has no
+        metrics, and a reason.
+
+    Raises:
+        UserError: If the file has results of another model.
+    """
+    before = read_results(out) if out.exists() else []
+    if other := next((result for result in before if result.sha256 != model.sha256), None):
+        raise UserError(
+            f"Expected results of {model.name} in {str(out)!r}, got those of {other.model}: give another file as --out."
+        )
+    done = {(result.key, result.protocol): result for result in before if result.main is not None}
+    for task in tasks:
+        for protocol in settings.protocols:
+            # A result of other settings is not that of this command.
+            if (old := done.get((task.key, protocol))) and old.note != _note(model, task, settings, protocol):
+                del done[task.key, protocol]
+    for number, task in enumerate(tasks, start=1):
+        wanted = [protocol for protocol in settings.protocols if (task.key, protocol) not in done]
+        if not wanted:
+            continue
+        try:
+            found = _results(model, task, settings, wanted)
+        except UserError as error:  # the others are evaluated nevertheless
+            found = [Result(task.key, name, {}, model.name, model.sha256, missing=str(error)) for name in wanted]
+        for result in found:
+            done[task.key, result.protocol] = result
+            said = str(result.missing)
+            if result.main is not None:
+                said = f"{100 * result.main:.2f}{f' ({result.note})' if result.note else ''}"
+            if not result.absent:  # the report lists these in one line
+                say(f"{number} of {len(tasks)}: {task.key}, {result.protocol}: {said}")
+        if rank() == 0:
+            write_results(out, done.values())
+    return list(done.values())
+
+
+@dataclass
+class _Measured:
+    """What was measured on one set.
+
+    Attributes:
+        found: The images of the test split; None if they were not read.
+        metrics: Metrics from 0 to 1 by protocol.
+        missing: Why a protocol has none.
+    """
+
+    found: Encoded | None = None
+    metrics: dict[Protocol, dict[str, float]] = field(default_factory=dict)
+    missing: dict[Protocol, str] = field(default_factory=dict)
+
+
+def _results(model: ImageTextModel, task: Task, settings: Settings, protocols: list[Protocol]) -> list[Result]:
+    """Evaluate one set; every image of its test split is encoded once."""
+    began = time.monotonic()
+    measure = _image_set if task.kind in ("classification", "attributes") else _table
+    measured = measure(model, task, settings, protocols)
+    common: dict[str, Any] = {"model": model.name, "sha256": model.sha256}
+    if (found := measured.found) is not None:
+        common |= {"samples": len(found.index), "bad": found.bad, "named": tuple(found.named)}
+    common["seconds"] = round(time.monotonic() - began, 1)
+    complete = {
+        protocol: values | {"main_metric": _main(task, values)} for protocol, values in measured.metrics.items()
+    }
+    return [
+        Result(
+            task.key,
+            protocol,
+            complete.get(protocol, {}),
+            missing=measured.missing.get(protocol),
+            note=_note(model, task, settings, protocol),
+            **common,
+        )
+        for protocol in protocols
+    ]
+
+
+def _main(task: Task, metrics: dict[str, float]) -> float:
+    if task.main not in metrics:
+        raise UserError(f"Expected samples for {task.main} in {task.key}, got none: get the set again.")
+    return metrics[task.main]
+
+
+def _image_set(model: ImageTextModel, task: Task, settings: Settings, protocols: list[Protocol]) -> _Measured:
+    folder = settings.root / task.folder
+    if not folder.is_dir():
+        return _Measured(missing=dict.fromkeys(protocols, f"{ABSENT} {folder}"))
+    prompts = _prompts(task, folder, settings)
+    classes = len(prompts.names)
+    found = encode_images(model, ImageSet(folder, "test", model.transform, classes), settings.loading)
+    if not len(found.index):
+        raise UserError(
+            f"Expected images in {str(folder)!r}, got none that can be used ({found.bad}): get the set again."
+        )
+    measured = _Measured(found)
+    trained = [protocol for protocol in protocols if protocol != "zero_shot"]
+    if task.kind == "attributes":
+        if "zero_shot" in protocols:
+            measured.metrics["zero_shot"] = attribute_metrics(found, prompts, partial(_classes, model, settings))
+        measured.missing = dict.fromkeys(trained, "several labels an image")
+        return measured
+    if "zero_shot" in protocols:
+        scores = zero_shot_scores(found.features, _classes(model, settings, prompts.names, prompts.templates))
+        measured.metrics["zero_shot"] = classification_metrics(task, scores, found)
+    if trained and not (folder / "train").is_dir():
+        measured.missing = dict.fromkeys(trained, f"no training images in {folder / 'train'}")
+    elif trained:
+        train = _training(model, task, folder, classes, settings)
+        for protocol in trained:
+            scores = _trained_scores(protocol, found, train, classes, settings)
+            measured.metrics[protocol] = classification_metrics(task, scores, found)
+    return measured
+
+
+def _prompts(task: Task, folder: Path, settings: Settings) -> Prompts:
+    """Return the prompts of a set, with those of the user in their place."""
+    shipped = read_prompts(folder)
+    if task.kind != "classification":
+        return shipped
+    if settings.names and len(settings.names) != len(shipped.names):
+        raise UserError(
+            f"Expected {len(shipped.names)} class names for {task.key}, as its labels have, got {len(settings.names)} "
+            "after --classes: correct them."
+        )
+    return Prompts(list(settings.names) or shipped.names, list(settings.templates) or shipped.templates)
+
+
+def _trained_scores(
+    protocol: Protocol, found: Encoded, train: tuple[Tensor, Tensor], classes: int, settings: Settings
+) -> Tensor:
+    features, label = train
+    finite = features.isfinite().all(1)  # others would make every weight of a probe non-finite
+    features, label = features[finite], label[finite]
+    chosen = few_shot(label, settings.shots, settings.seed)
+    features, label = features[chosen], label[chosen]
+    if protocol == "knn":
+        return nearest_neighbours(found.features, features, label, classes, settings.k, settings.temperature)
+    weight, bias = linear_probe(features, label, classes, settings.c)
+    return found.features.double() @ weight.T + bias
+
+
+def _table(model: ImageTextModel, task: Task, settings: Settings, protocols: list[Protocol]) -> _Measured:
+    measured = _Measured(missing={protocol: "no labels" for protocol in protocols if protocol != "zero_shot"})
+    if "zero_shot" not in protocols:
+        return measured
+    path = find_table(settings.root, task.folder)
+    if path is None:
+        measured.missing["zero_shot"] = f"{ABSENT} {settings.root / task.folder}"
+        return measured
+    metrics, measured.found = getattr(tables, task.kind)(model, path, settings.loading)
+    measured.metrics["zero_shot"] = metrics
+    return measured
+
+
+def _classes(model: ImageTextModel, settings: Settings, names: list[str], templates: list[str]) -> Tensor:
+    """Return the embeddings of classes, from the cache if they were encoded before."""
+    key = json.dumps([names, templates])
+    return _cached(model, settings, key, lambda: {"classes": encode_classes(model, names, templates)})["classes"]
+
+
+def _training(
+    model: ImageTextModel, task: Task, folder: Path, classes: int, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    """Return the features and the labels of the training images, from the cache if they were encoded before."""
+
+    def make() -> dict[str, Tensor]:
+        found = encode_images(model, ImageSet(folder, "train", model.transform, classes), settings.loading)
+        return {"features": found.features, "label": found.label}
+
+    stamps = [[file.name, file.stat().st_size] for file in sorted((folder / "train").glob("*.tar"))]
+    kept = _cached(model, settings, json.dumps([task.key, stamps]), make)
+    return kept["features"], kept["label"]
+
+
+def _cached(model: ImageTextModel, settings: Settings, key: str, make: Any) -> dict[str, Tensor]:
+    if settings.cache is None:
+        made: dict[str, Tensor] = make()
+        return made
+    name = hashlib.sha256(f"{model.sha256}\0{key}".encode()).hexdigest()[:32]
+    file = settings.cache / f"{name}.safetensors"
+    # All processes do the same, since they encode together: rank 0 writes only after all have looked.
+    if bool(gather(torch.tensor([file.is_file()])).all()):
+        return load_file(file)
+    made = make()
+    if rank() == 0:
+        with replacing(file) as staged:
+            save_file({part: tensor.contiguous() for part, tensor in made.items()}, staged)
+    return made

@@ -1,0 +1,86 @@
+"""Publishing of an exported folder on the Hugging Face hub."""
+
+from pathlib import Path
+from typing import Any
+
+from ...common.errors import UserError
+from ...common.hub import hub_is_reachable
+from ...common.messages import say
+from .exported import files_of
+
+
+def push_to_hub(
+    folder: str | Path, name: str, *, public: bool = False, existing: bool = False, message: str | None = None
+) -> str:
+    """Upload the files of an exported folder to a repository of the hub, and return the repository's address.
+
+    Other files in the folder are left out, and counted in a message.
+
+    Args:
+        folder: a folder that `vlightning export` or `save_pretrained` wrote, of any layout.
+        name: name of the repository, `NAME` or `OWNER/NAME`; without an owner that of the token.
+        public: whether anyone may read a new repository; it is private otherwise.
+        existing: whether to add a commit to a repository that exists, instead of refusing it.
+        message: message of the commit.
+
+    Raises:
+        UserError: If there is no such folder, or it is not an export, no token or no network, the name is malformed or
+            taken, or the token may not write there.
+    """
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HFValidationError
+
+    path = Path(folder).expanduser()
+    if not path.is_dir() or not any(path.iterdir()):
+        found = "an empty folder" if path.is_dir() else "a file" if path.exists() else "nothing there"
+        raise UserError(
+            f"Expected a folder that `vlightning export` wrote, got {str(folder)!r}, {found}: correct the path."
+        )
+    if not (files := files_of(path)):
+        raise UserError(
+            f"Expected a folder that `vlightning export` wrote, got {str(folder)!r} without the files of any layout: "
+            "export the checkpoint first, or correct the path."
+        )
+    if get_token() is None:
+        raise UserError(
+            "Expected a token of the Hugging Face hub that may write, got none: log in with `hf auth login`, or set "
+            "HF_TOKEN."
+        )
+    if not hub_is_reachable():
+        raise UserError(
+            f"Expected a connection to the Hugging Face hub to push {str(folder)!r}, got none: push it from a machine "
+            "with a network, without HF_HUB_OFFLINE."
+        )
+    api = HfApi(library_name="vlightning")
+    try:
+        repository = str(api.create_repo(name, private=not public, exist_ok=existing).repo_id)
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=path,
+            allow_patterns=files,
+            commit_message=message or f"Upload {path.resolve().name}",
+        )
+    except HFValidationError as error:
+        raise UserError(f"Expected a name of the hub, such as me/my-clip, got {name!r}: correct it.") from error
+    except Exception as error:  # of the HTTP library, whose types depend on the version
+        raise UserError(_refusal(error, name)) from error
+    if others := sum(1 for file in path.rglob("*") if file.is_file()) - len(files):
+        say(f"Left out {others} files in {path} that `vlightning export` does not write.")
+    return f"{api.endpoint}/{repository}"
+
+
+def _refusal(error: Exception, name: str) -> str:
+    """Return a sentence about an answer of the hub."""
+    status: Any = getattr(getattr(error, "response", None), "status_code", None)
+    if status == 409:
+        return (
+            f"Expected a new name on the hub, got {name!r}, which exists: give another, or add a commit to it with "
+            "--existing."
+        )
+    if status in (401, 403):
+        return (
+            f"Expected a token that may write to {name!r} on the hub, got one that may not ({status}): give the token "
+            "the right to write, or correct the owner."
+        )
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"Expected the hub to accept {name!r}, got an error ({reason}): push it again with --existing."

@@ -1,0 +1,84 @@
+"""Reading of an exported model, from a folder or from the Hugging Face hub."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+from torch import Tensor
+
+from ...common.errors import UserError
+from ...common.hub import hub_or_cache, reason_refused
+from ...common.names import did_you_mean
+from ...lightning_modules.core.clip_preprocessing import Preprocessing
+from ...lightning_modules.core.folder import read_config
+from ...lightning_modules.core.preprocessing import has_pixels
+from .exported import PRETRAINED
+from .layouts import exported_classes
+from .texts import has_clip_texts, text_encoder, tokenizer_of_folder
+
+
+class Pretrained(NamedTuple):
+    """A trained model with its preprocessing and its tokenizer.
+
+    Attributes:
+        model: the module, in eval mode and without gradients.
+        transform: RGB image to float [3, S, S]; None if the export does not record the preprocessing.
+        tokenizer: texts to `input_ids` and `attention_mask`, long [T, L]; None for a model without texts, or an export
+            without its tokenizer.
+    """
+
+    model: Any
+    transform: Callable[[Image.Image], Tensor] | None
+    tokenizer: Callable[[Sequence[str]], dict[str, Tensor]] | None
+
+
+def from_pretrained(name: str | Path) -> Pretrained:
+    """Read a model, its preprocessing and its tokenizer, without a Trainer.
+
+    Args:
+        name: a folder that `vlightning export` or `save_pretrained` wrote, or its name on the Hugging Face hub.
+
+    Raises:
+        UserError: If there is no such folder and no such name on the hub, or it is not an export.
+    """
+    folder = _folder(name)
+    config = read_config(folder)
+    known = exported_classes()
+    if (kind := config["class"]) not in known:
+        raise UserError(
+            f"Expected an export of a module of vlightning in {str(name)!r}, got one of {kind!r}: "
+            f"{did_you_mean(str(kind), list(known))}"
+        )
+    model = known[kind].from_pretrained(folder).requires_grad_(False)
+    record = config.get("preprocessing")
+    transform = Preprocessing.of(record, repr(str(name))).transform() if has_pixels(record) else None
+    return Pretrained(model, transform, _tokenizer(model, folder, config))
+
+
+def _tokenizer(model: Any, folder: Path, config: dict[str, Any]) -> Callable[[Sequence[str]], dict[str, Tensor]] | None:
+    tokenizer, data = tokenizer_of_folder(folder, config), config.get("data") or {}
+    embeds_clip_texts = hasattr(model, "encode_texts") and has_clip_texts(model)
+    if tokenizer is None and not (data.get("tokenizer") == "clip" or embeds_clip_texts):
+        return None
+    return text_encoder(model, tokenizer, data)
+
+
+def _folder(name: str | Path) -> Path:
+    """Return the folder of an export, which is downloaded if it is a name on the hub."""
+    path, text = Path(name).expanduser(), str(name)
+    if path.exists():
+        return path
+    if isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1:
+        raise UserError(f"Expected the folder of an export, got {text!r}, which does not exist: correct the path.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        with hub_or_cache():
+            return Path(snapshot_download(text, allow_patterns=list(PRETRAINED)))
+    except Exception as error:  # of the HTTP library, whose types depend on the version
+        why = reason_refused(error, "model")
+        raise UserError(
+            f"Expected a folder of an export, or the name of one on the Hugging Face hub, got {text!r} ({why}): "
+            "correct it."
+        ) from error

@@ -1,0 +1,264 @@
+"""Bytes, operations and traffic of a training step, counted where torch dispatches its operations.
+
+Under fake tensors, which have shapes and types but no values, the step runs in the memory of a laptop at any size.
+Workspaces of kernels are not counted.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import _engine_run_backward
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ...callbacks import gather
+from ...callbacks.flops import CountFlops
+from ...callbacks.private_api import DispatchMode
+from ...lightning_modules.networks import attention
+
+PRECISIONS = {
+    "32-true": None,
+    "bf16-mixed": torch.bfloat16,
+    "16-mixed": torch.float16,
+    "bf16-true": torch.bfloat16,
+    "16-true": torch.float16,
+}
+"""Type of matrix products, by Lightning's name of the precision. Trainings are counted in the first three."""
+OPERATIONS = {"_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter", "allreduce_": "all-reduce"}
+
+
+class Counted(NamedTuple):
+    """A training step of one process, without parameters, gradients and batch.
+
+    Attributes:
+        activations: bytes of all tensors but logits at their peak.
+        logits: bytes of the tables of similarities at their peak.
+        peak: bytes of both together at their peak.
+        flops: operations of forward and backward pass.
+        sent: bytes of this process's input, by collective operation.
+    """
+
+    activations: int
+    logits: int
+    peak: int
+    flops: int
+    sent: Mapping[str, int]
+
+
+class CountStep(CountFlops):
+    """Count bytes, operations and traffic inside the context.
+
+    Args:
+        present: tensors that are not counted.
+        rows: rows of the batch of this process; a table of logits has no more rows.
+        columns: numbers of columns of the tables of logits.
+    """
+
+    def __init__(self, present: Iterable[Tensor], rows: int, columns: Collection[int]) -> None:
+        super().__init__()
+        self.rows, self.columns = rows, columns
+        self.live, self.most = {"logits": 0, "other": 0}, {"logits": 0, "other": 0}
+        self.peak = 0
+        self.sent: Counter[str] = Counter()
+        self._known = WeakIdKeyDictionary()
+        for tensor in present:
+            self._known[tensor.untyped_storage()] = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self._send(func.overloadpacket.__name__, args)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._add(leaf)
+        return result
+
+    def _add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage in self._known:
+            return
+        self._known[storage] = True
+        is_table = tensor.dim() == 2 and tensor.shape[1] in self.columns and tensor.shape[0] <= self.rows
+        kind, size = "logits" if is_table else "other", storage.nbytes()
+        self._change(kind, size)
+        weakref.finalize(storage, self._change, kind, -size)
+
+    def _change(self, kind: str, size: int) -> None:
+        self.live[kind] += size
+        self.most[kind] = max(self.most[kind], self.live[kind])
+        self.peak = max(self.peak, sum(self.live.values()))
+
+    def _send(self, name: str, args: Any) -> None:
+        # A gather and a reduce-scatter take output and input, the other operations a list of tensors.
+        given = [args[1]] if isinstance(args[1], Tensor) else args[0]
+        self.sent[OPERATIONS.get(name, name)] += sum(tensor.nbytes for tensor in given)
+
+
+class Answers(DispatchMode):
+    """Answer questions for values, which fake tensors and those on the meta device do not have."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name == "_local_scalar_dense":
+            return int(not args[0].dim())  # counts [] may be divisors, and no flag [1] is set
+        if name == "equal":
+            return False
+        return func(*args, **(kwargs or {}))
+
+
+class _AsOnGPU(TorchFunctionMode):
+    """Run attention as a GPU does, and in float32 what CUDA's autocast runs in float32 and the CPU's does not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _SDPA:
+            return _attention(*args, **(kwargs or {}))
+        if func in _FLOAT32 and torch.is_autocast_enabled("cpu"):
+            args = tree_map(_float32, args)
+        return func(*args, **(kwargs or {}))
+
+
+_SDPA = F.scaled_dot_product_attention
+_FLOAT32 = {
+    *(F.layer_norm, F.group_norm, F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, torch.log_softmax),
+    *(Tensor.log_softmax, F.cross_entropy, F.nll_loss, F.mse_loss, torch.exp, Tensor.exp, Tensor.pow, torch.pow),
+}
+
+
+def _float32(value: Any) -> Any:
+    half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if half else value
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute attention as kernels of GPUs do, without a table of probabilities, also with a mask and with dropout."""
+    half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+    query, key, value = (tensor.to(half) for tensor in (query, key, value))
+    mask = None if attn_mask is None else attn_mask.to(half)
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    result: Tensor = attend(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)[0]
+    return result
+
+
+@contextmanager
+def fake_tensors(processes: int = 1) -> Iterator[None]:
+    """Let torch compute shapes only, as the first of several processes."""
+    with ExitStack() as stack:
+        if processes > 1:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
+            stack.callback(dist.destroy_process_group)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(Answers())
+        yield
+
+
+def make_fake(module: nn.Module, kind: torch.dtype | None = None) -> None:
+    """Replace parameters and buffers of a module by tensors of the same shape; for a context of `fake_tensors`.
+
+    Args:
+        module: the module.
+        kind: type of those in floating point; None means their own.
+    """
+    made: dict[int, Tensor | None] = {id(None): None}
+
+    def replaced(tensor: Tensor | None) -> Any:
+        if tensor is not None and id(tensor) not in made:
+            dtype = kind if kind is not None and tensor.is_floating_point() else tensor.dtype
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu")
+            trained = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if trained else fake
+        return made[id(tensor)]
+
+    before = [*module.parameters(), *module.buffers()]  # referred to, so that no identifier is used twice
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            tensors.update({name: replaced(tensor) for name, tensor in tensors.items()})
+    del before
+
+
+@contextmanager
+def as_on_gpu() -> Iterator[None]:
+    """Let attention and autocast be those of a GPU, not of a CPU."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(attention, "_fused", lambda *_: True))
+        stack.enter_context(patch.object(F, "scaled_dot_product_attention", _attention))  # of nn.MultiheadAttention
+        stack.enter_context(_AsOnGPU())
+        yield
+
+
+def count_step(
+    module: Any,
+    batch: dict[str, Tensor],
+    processes: int = 1,
+    precision: str = "32-true",
+    cuda: bool = True,
+) -> Counted:
+    """Run forward and backward pass of a training step, and count them.
+
+    Gradients exist before, as under DDP, whose buckets hold them.
+
+    Args:
+        module: the module, whose `training_step` runs without a Trainer.
+        batch: the batch of one process, an image first.
+        processes: number of processes.
+        precision: a key of `PRECISIONS`.
+        cuda: whether attention and autocast are those of a GPU, not of a CPU.
+    """
+    from ...lightning_modules.albef import mlm  # imports ALBEF, which nothing else here needs
+
+    rows = len(next(iter(batch.values())))
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    present = [*module.parameters(), *module.buffers(), *gradients, *batch.values()]
+    queues = [queue.size for queue in module.queues().values()] if hasattr(module, "queues") else []
+    everyone = rows * processes
+    columns = {everyone} | {size + more for size in queues for more in (0, 1, everyone)}
+    half = PRECISIONS[precision]
+    counting = CountStep(present, rows, columns)
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(mlm, "_row_capacity", mlm.row_bound))
+        if cuda:
+            stack.enter_context(as_on_gpu())
+        stack.enter_context(counting)
+        with nullcontext() if half is None else torch.autocast("cpu", half):
+            result: Any = module.training_step(batch, 0)
+        named = result if isinstance(result, Mapping) else {"loss": result}
+        loss = named["loss"]
+        # `loss.backward()` would leave the mode of functions, in which slices must be recomputed.
+        _engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
+        if not named.get("keys_are_gathered"):  # as `QueueCallback` gathers them
+            for tensor in (*named.get("keys", {}).values(), *named.get("key_ids", {}).values()):
+                gather(tensor)
+    if counting.failed is not None:
+        raise counting.failed
+    return Counted(counting.most["other"], counting.most["logits"], counting.peak, counting.flops, dict(counting.sent))
+
+
+def optimizer_bytes(module: Any) -> int:
+    """Return the bytes of the optimizer's state after a step, without its counters."""
+    optimizer = (module._own_optimizer or module.paper_optimizer)(module.parameter_groups())
+    optimizer.step()
+    states = (value for state in optimizer.state.values() for value in state.values())
+    return sum(value.nbytes for value in states if isinstance(value, Tensor) and value.dim())

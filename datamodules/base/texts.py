@@ -1,0 +1,226 @@
+"""Base of all datamodules of images with texts: tokenizer, texts for prediction."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ...common.errors import UserError
+from ...common.ranges import COUNT, Range
+from ..text.clip import CLIP, CLIPTextEncoder
+from ..text.saved_tokenizer import tokenizer_in_checkpoint
+from ..text.tokenizers import (
+    Encoder,
+    TextEncoder,
+    open_tokenizer,
+    set_ending,
+    tokenizer_digest,
+    tokenizer_from_json,
+    train_wordpiece,
+)
+from .contract import AdoptsVocabulary, ExpectsPreprocessing, asked_of
+from .faults import Account
+from .images import ImageTransforms
+from .loaders import BatchLoader, PredictionLoader
+from .pair_samples import TextCollate
+from .predict_texts import PredictTexts
+from .sampled import SampledDataModule
+from .sampling import evaluation_batches
+from .stages import splits_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from ..text.clip_tokenizer import CLIPTokenizer
+
+log = logging.getLogger(__name__)
+
+
+class TextDataModule(ImageTransforms, SampledDataModule):
+    """Images with texts, in batches of the project's contract (dicts of tensors).
+
+    A subclass defines the rows in :meth:`open_split`, and the samples.
+
+    Args:
+        tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
+            default a WordPiece tokenizer is trained on the training captions, and saved in checkpoints.
+        vocab_size: largest number of entries of a tokenizer (BERT: 30,522); the module adopts the actual number of
+            entries of a trained tokenizer.
+        max_tokens: longest token sequence, special tokens included (ALBEF: 25).
+        append_sep: whether sequences end with [SEP], as in BERT; the ALBEF authors omit it.
+        clean_captions: whether to apply ALBEF's caption cleaning.
+        max_words: number of words that the cleaning keeps (ALBEF: 30).
+        pad_to_multiple_of: texts of a batch are padded to a length that this divides, at most to ``max_tokens``; 8
+            makes few lengths and ``max_tokens`` one, for which a compiled network is compiled once. By default to the
+            longest text of the batch. The draws of masked words depend on the length.
+        predict_texts: texts for prediction, beside images or alone: a list, or a text file with one text per line.
+        train_transform: RGB image to float [3, H, W], for training; None for the datamodule's default.
+        eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's default.
+        **options: see :class:`SampledDataModule`.
+    """
+
+    asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, AdoptsVocabulary)
+
+    def __init__(
+        self,
+        *,
+        tokenizer: str | None = None,
+        vocab_size: Annotated[int, COUNT] = 30522,
+        max_tokens: Annotated[int, Range(least=3)] = 25,
+        append_sep: bool = True,
+        clean_captions: bool = False,
+        max_words: Annotated[int, COUNT] = 30,
+        pad_to_multiple_of: Annotated[int, COUNT] = 1,
+        predict_texts: str | list[str] | None = None,
+        train_transform: nn.Module | None = None,
+        eval_transform: nn.Module | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._train_transform = train_transform
+        self._eval_transform = eval_transform
+        self.vocab_size = vocab_size
+        self.max_tokens = max_tokens
+        self.append_sep = append_sep
+        self.clean_captions = clean_captions
+        self.max_words = max_words
+        self.pad_to_multiple_of = pad_to_multiple_of
+        self._texts = PredictTexts(predict_texts, clean_captions, max_words)
+        self._tokenizer_name = tokenizer
+        self._tokenizer: PreTrainedTokenizerFast | CLIPTokenizer | None = None
+        self._trained: str | None = None
+        self._newly_trained: str | None = None  # not in use yet: a checkpoint may have another tokenizer
+
+    # Lightning's hooks
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the splits of a stage, let the module adopt the vocabulary, and check the texts for prediction.
+
+        Raises:
+            UserError: if a split cannot be used, or all texts are empty.
+        """
+        super().setup(stage)
+        if stage == "fit":
+            self._size_vocabulary()
+        if "predict" in splits_of(stage):
+            self._texts.check()
+
+    def predict_dataloader(self) -> BatchLoader | list[BatchLoader]:
+        """Return the loaders of the ``predict`` source and of the texts; each image and each text is read once.
+
+        An image has its captions, if any. Batches of texts hold ``input_ids``, ``attention_mask`` and ``text_index``,
+        the index in ``predict_texts``.
+        """
+        if not self.predict_texts:
+            return self._evaluation_loader("predict")
+        texts = self._text_loader()
+        return [self._evaluation_loader("predict"), texts] if "predict" in self._rows else texts
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the base class, the preprocessing of evaluation, and a trained tokenizer."""
+        return super().state_dict() | {"preprocessing": self.preprocessing, "tokenizer": self._trained}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the seed and the trained tokenizer of a checkpoint."""
+        super().load_state_dict(state_dict)
+        tokenizer = state_dict.get("tokenizer")
+        if tokenizer is not None and self._tokenizer_name is not None:
+            rank_zero_warn(
+                f"The checkpoint has a trained tokenizer ({tokenizer_digest(tokenizer)}), but data.tokenizer is "
+                f"{self._tokenizer_name!r}: token ids differ from those in the checkpoint."
+            )
+        elif tokenizer is not None:
+            self._trained = tokenizer
+            self._tokenizer = None
+
+    # For the module, callbacks and loaders
+
+    @property
+    def predict_texts(self) -> list[str]:
+        """Texts for prediction, by ``text_index``; empty texts are in no batch."""
+        return self._texts.all
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast | CLIPTokenizer:
+        """The tokenizer; it is trained on the training captions at the first use if none was given or restored."""
+        if self._tokenizer is None:
+            tokenizer: Any
+            if self._tokenizer_name == CLIP:
+                from ..text.clip_tokenizer import clip_tokenizer
+
+                tokenizer = clip_tokenizer(self.max_tokens)
+            elif self._tokenizer_name is not None:
+                tokenizer = open_tokenizer(self._tokenizer_name)
+            else:
+                if self._trained is None:
+                    resumed = getattr(self.trainer, "ckpt_path", None)
+                    self._trained = tokenizer_in_checkpoint(resumed) or self._train_tokenizer()
+                tokenizer = tokenizer_from_json(self._trained)
+            if len(tokenizer) > self.vocab_size:
+                raise UserError(
+                    f"Expected at most data.vocab_size={self.vocab_size} entries in the tokenizer "
+                    f"{self._tokenizer_name or 'of the checkpoint'!r}, got {len(tokenizer)}: increase vocab_size, of "
+                    "model and data."
+                )
+            if self._tokenizer_name != CLIP:
+                set_ending(tokenizer, self.append_sep)
+            self._tokenizer = tokenizer
+        return self._tokenizer
+
+    @property
+    def special_token_ids(self) -> dict[str, int | None]:
+        """Ids of ``pad``, ``cls``, ``sep`` and ``mask``; None if the tokenizer has no such token."""
+        tokenizer = self.tokenizer
+        return {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep", "mask")}
+
+    def _size_vocabulary(self) -> None:
+        """Let the module adopt the size of the trained tokenizer, before callbacks copy the module."""
+        module = asked_of(self.trainer, AdoptsVocabulary)  # type: ignore[type-abstract]
+        if module is not None and self._tokenizer_name is None:
+            module.adopt_vocabulary(lambda: len(tokenizer_from_json(self._trained or self._train_tokenizer())))
+
+    def _train_tokenizer(self) -> str:
+        if self._newly_trained is not None:
+            return self._newly_trained
+        if "train" not in self._rows and (rows := self.open_split("train")) is not None:
+            self._rows["train"] = rows
+        if "train" not in self._rows:
+            raise UserError(
+                "Expected a tokenizer or training captions to train one on, got neither: give data.tokenizer, "
+                "data.train, or the checkpoint of the run that trained it."
+            )
+        self._newly_trained = train_wordpiece(self._rows["train"].texts(), self.vocab_size)
+        log.info("Trained a WordPiece tokenizer on the training captions (%s)", tokenizer_digest(self._newly_trained))
+        return self._newly_trained
+
+    def encoder(self) -> Encoder:
+        """Return the encoder of captions."""
+        tokenizer: Any = self.tokenizer
+        if self._tokenizer_name == CLIP:
+            return CLIPTextEncoder(self.max_tokens, self.clean_captions, self.max_words)
+        return TextEncoder(tokenizer, self.max_tokens, self.clean_captions, self.max_words, self.pad_to_multiple_of)
+
+    # Loaders
+
+    def _can_predict(self) -> tuple[bool, str]:
+        return bool(self.predict_texts), " or data.predict_texts, or both"
+
+    def _text_loader(self) -> BatchLoader:
+        texts = self._texts.usable()
+        places = list(texts)
+        replicas, rank = self.replicas()
+        shares = evaluation_batches(len(places), self.eval_batch_size, rank, replicas)
+        batches = [[places[item] for item in share] for share in shares]
+
+        def make(batch_sampler: Any) -> DataLoader[Any]:
+            # No workers, since no images are decoded.
+            return self._inner(texts, TextCollate(self.encoder()), workers=0, batch_sampler=batch_sampler)
+
+        account = Account(
+            "predict", self.max_bad_share
+        )  # separate, so that texts do not lower the share of unusable images
+        return self._remember(PredictionLoader(batches, make, account, skip_empty=False))

@@ -1,0 +1,1 @@
+"""Datasets of generated shapes, for quickstarts and tests."""

@@ -1,0 +1,1 @@
+"""Referring expressions and their boxes."""

@@ -1,0 +1,180 @@
+"""Datamodule of labelled images on disk or on the hub."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+from ...common.errors import UserError
+from ...common.ranges import COUNT
+from ..base.decode import MAX_PIXELS
+from ..base.mixing import Mix
+from ..base.stages import Split
+from ..reading.layout import Layout
+from ..reading.open import Opening
+from ..reading.splits import Sources, by_split
+from .base import LabelDataModule
+from .rows import LabelTable
+
+
+class ImageClassificationDataModule(LabelDataModule):
+    """Labelled images from Parquet, JSON or CSV lists, folders with one folder per class, tar files, or the hub.
+
+    Labels are integers from 0, or names, one for each image. Names are numbered in the order in which the source lists
+    them, or else in sorted order; true and false in JSON are the names "True" and "False". A string of digits is an
+    integer.
+
+    Args:
+        train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these. Files:
+            ``.parquet``, ``.json``, ``.jsonl``, ``.csv``, ``.tar`` in WebDataset's form (the label in the member that
+            ``label_column`` names, such as ``cls``). Folders: of such files, of images in one folder per class,
+            saved by ``datasets``, or of Oxford-IIIT Pet or Food-101 as their authors publish them.
+        validation: rows for validation, in the same forms. For data sets without such a split: a :class:`Source` with
+            ``split: test``.
+        test: rows for testing, in the same forms.
+        predict: rows for prediction; labels are optional, and image folders need no folders of classes.
+        image_root: folder that relative image paths start from; by default the folder of the file that names them.
+        image_column: column of the images (CIFAR on the hub: ``img``).
+        label_column: column of the labels (CIFAR-100 on the hub: ``fine_label``).
+        num_classes: number of classes; by default the number of names in the source, else the largest training label
+            plus one, of which at least half must occur.
+        class_names: names of the classes 0, 1, ...; by default those of the training rows.
+        max_pixels: images with more pixels are refused before they are decoded.
+        limit_train_rows: number of training rows to use, evenly spaced in each source; for trials.
+        cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
+        **options: see :class:`LabelDataModule`.
+    """
+
+    def __init__(
+        self,
+        train: Sources = None,
+        validation: Sources = None,
+        test: Sources = None,
+        predict: Sources = None,
+        image_root: str | None = None,
+        image_column: str = "image",
+        label_column: str = "label",
+        num_classes: Annotated[int | None, COUNT] = None,
+        class_names: list[str] | None = None,
+        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
+        limit_train_rows: Annotated[int | None, COUNT] = None,
+        cache_dir: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.max_pixels = max_pixels
+        self.limit_train_rows = limit_train_rows
+        self.sources = by_split(train, validation, test, predict)
+        self.opening = Opening(image_root, image_column, label_column, None, cache_dir, labels=True)
+        self._num_classes = num_classes
+        self._names = tuple(class_names) if class_names is not None else None
+
+    def prepare_data(self) -> None:
+        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
+        for split in self.splits_to_prepare():
+            self._open(split)
+
+    def open_split(self, split: Split) -> LabelTable | None:
+        """Open and check the rows of a split."""
+        parts = self._open(split)
+        if not parts:
+            return None
+        rows = LabelTable(parts, self.max_pixels)
+        rows.check(split)
+        return rows
+
+    def training_mix(self, rows: LabelTable) -> Mix:
+        """Return the weights of the sources."""
+        return rows.mix
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the splits of a stage, and check that their labels are classes of training.
+
+        Raises:
+            UserError: if a split cannot be used, or a label is not a class.
+        """
+        super().setup(stage)
+        if "train" in self._rows:
+            for split in self._rows:
+                self._set_class_indices(split)
+
+    def _evaluation_loader(self, split: Split, limited: bool = False) -> Any:
+        # Not in `setup`, since the checkpoint with the classes of training is restored after it.
+        self._set_class_indices(split)
+        return super()._evaluation_loader(split, limited)
+
+    def _set_class_indices(self, split: Split) -> None:
+        rows = self._opened(split)
+        if rows.raw_labels and split != "predict":  # prediction does not read labels
+            rows.set_class_indices(self.class_names, self.num_classes, split)
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes by index; None if the data has only indices."""
+        if self._names is None and (rows := self._label_rows()) is not None:
+            self._names = rows.class_names()
+        return self._names
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes.
+
+        Raises:
+            UserError: if the number is neither given nor in the data, differs from the number of names, or is that of
+                integer labels that do not number the classes.
+        """
+        names = self.class_names
+        if self._num_classes is None:
+            rows = self._label_rows()
+            number = len(names) if names else rows.count_classes() if rows is not None else None
+            if number is None:
+                raise UserError("Expected labels to count the classes, got none: set data.num_classes.")
+            self._num_classes = number
+        if names and len(names) > self._num_classes:
+            raise UserError(
+                f"Expected at most data.num_classes={self._num_classes} class names, got {len(names)}, such as "
+                f"{names[-1]!r}: set data.num_classes to {len(names)}."
+            )
+        # An evaluation split or a part of the training rows may lack some of the classes.
+        if names and len(names) < self._num_classes and "train" in self._rows and self.limit_train_rows is None:
+            raise UserError(
+                f"Expected data.num_classes={self._num_classes} classes in the training data, got {len(names)}, from "
+                f"{names[0]!r} to {names[-1]!r}: set data.num_classes to {len(names)}."
+            )
+        return self._num_classes
+
+    def _label_rows(self) -> LabelTable | None:
+        """Return the rows that define the classes: the training rows, or else any split with labels."""
+        if "train" not in self._rows and self.sources["train"] and (rows := self.open_split("train")) is not None:
+            self._rows["train"] = rows
+        ordered = sorted(self._rows, key=lambda split: split != "train")
+        return next((self._rows[split] for split in ordered if self._rows[split].raw_labels), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the base class, and the classes of training."""
+        known = self._num_classes is not None or bool(self._rows)
+        names = self.class_names if known else None
+        return super().state_dict() | {
+            "class_names": list(names) if names else None,
+            "num_classes": self.num_classes if known else None,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the seed of a checkpoint, and its classes if none are given."""
+        super().load_state_dict(state_dict)
+        names = state_dict.get("class_names")
+        if self._names is None and names:
+            self._names = tuple(names)
+        self._num_classes = self._num_classes or state_dict.get("num_classes")
+
+    def _open(self, split: Split) -> list[tuple[Any, Layout]]:
+        opening = dataclasses.replace(self.opening, need_captions=split != "predict")
+        parts = [opening.open(source, split) for source in self.sources[split]]
+        if split == "train" and self.limit_train_rows is not None:
+            parts = [(_thinned(dataset, self.limit_train_rows), layout) for dataset, layout in parts]
+        return parts
+
+
+def _thinned(dataset: Any, rows: int) -> Any:
+    """Return at most ``rows`` rows, evenly spaced."""
+    return dataset if rows >= len(dataset) else dataset.select([len(dataset) * row // rows for row in range(rows)])

@@ -1,0 +1,125 @@
+"""Samples and batches of image classification."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from PIL import Image
+
+from ..base.faults import BadSample, Collated, Outcome
+from ..base.samples import Rows, SeededSet, Transform, stacked, usable_samples
+from ..base.sampling import sample_numbers, seeded, view_seed
+
+
+class LabelledRows(Rows, Protocol):
+    """Rows of images with one class each."""
+
+    def label(self, row: int) -> int | None:
+        """Return the class index, or None if the split has no labels; raises :class:`BadSample`."""
+
+
+def readable_label(rows: LabelledRows, row: int) -> int | None:
+    """Return the class index of a row; None if it has no readable label."""
+    try:
+        return rows.label(row)
+    except BadSample:
+        return None
+
+
+class LabelledSample(NamedTuple):
+    """Views of one usable image, and its class index."""
+
+    images: tuple[torch.Tensor, ...]
+    label: int | None
+    sample_index: int
+
+
+@dataclass
+class LabelReader:
+    """Reader of training samples: independently augmented views of an image, and its class index.
+
+    Args:
+        rows: rows of the split.
+        transform: image to float [3, H, W].
+        views: number of views; with 0 views the image is not decoded.
+    """
+
+    rows: LabelledRows
+    transform: Transform
+    views: int
+
+    def __call__(self, row: int, numbers: tuple[int, int]) -> LabelledSample:
+        """Read a row.
+
+        Args:
+            row: index of the row.
+            numbers: random numbers of the row, from :func:`sample_numbers`.
+
+        Raises:
+            BadSample: if the row cannot be used.
+        """
+        images = []
+        image = self.rows.image(row) if self.views else None
+        for view in range(self.views):
+            with seeded(view_seed(numbers[0], view)):
+                images.append(self.transform(_copied(image)))
+        return LabelledSample(tuple(images), self.rows.label(row), row)
+
+
+def _copied(image: Image.Image | None) -> Image.Image:
+    # A transform may modify the image in place.
+    assert image is not None
+    return image.copy()
+
+
+class LabelledEvaluationSet(SeededSet):
+    """Images of an evaluation split; unusable images are skipped, never replaced.
+
+    Args:
+        rows: rows of the split.
+        transform: image to float [3, H, W], without randomness.
+        seed: the run's seed, so that a random transform has the same draws in each evaluation.
+    """
+
+    def __init__(self, rows: LabelledRows, transform: Transform, seed: int) -> None:
+        self.rows = rows
+        self.read = LabelReader(rows, transform, views=1)
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Outcome:
+        try:
+            return Outcome(self.read(row, sample_numbers(self.seed, 0, row)), 1, [])
+        except BadSample as bad:
+            return Outcome(None, 1, [bad.fault])
+
+
+@dataclass
+class LabelCollate:
+    """Build batches: ``sample_index`` [B], ``label`` [B] if the split has labels, and [B, 3, H, W] for each view.
+
+    Args:
+        views: names of the views.
+        transform: determines the image size of an empty batch; None in training, where a missing sample ends the run.
+    """
+
+    views: Sequence[str]
+    transform: Transform | None = None
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the views."""
+        samples, seen, faults = usable_samples(outcomes)
+        if self.transform is None and len(samples) < len(outcomes):
+            return Collated(None, seen, faults)  # no usable substitute was found: the loader ends the run
+        batch = {name: stacked([s.images[view] for s in samples]) for view, name in enumerate(self.views) if samples}
+        if self.transform is not None and not samples:
+            batch = {name: self.transform(Image.new("RGB", (32, 32)))[None][:0] for name in self.views}
+        if all(sample.label is not None for sample in samples):
+            batch["label"] = torch.tensor([sample.label for sample in samples], dtype=torch.long)
+        batch["sample_index"] = torch.tensor([sample.sample_index for sample in samples], dtype=torch.long)
+        return Collated(batch, seen, faults)

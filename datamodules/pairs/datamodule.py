@@ -1,0 +1,241 @@
+"""Datamodule of image-caption pairs on disk or on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ...common.errors import UserError
+from ...common.ranges import COUNT, NOT_NEGATIVE
+from ..base.decode import MAX_PIXELS
+from ..base.loaders import BatchLoader
+from ..base.mixing import Mix
+from ..base.sampling import TrainingPosition
+from ..base.stages import Split
+from ..reading.open import Opening
+from ..reading.remote import RETRIES
+from ..reading.splits import PairSources, Sources, by_split
+from ..reading.stream import Stream
+from ..reading.table import PairTable
+from ..transforms.clip import pair_eval_transform, pair_train_transform
+from .base import PairDataModule
+from .rows import CaptionRows
+from .stream_sets import StreamedEvaluationSet, StreamedTrainingSet
+
+
+class ImageTextDataModule(PairDataModule):
+    """Image-caption pairs from Parquet, JSON, CSV, image folders, WebDataset shards or the hub, on disks or by URL.
+
+    Args:
+        train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these, read one
+            after another. Files: ``.parquet``; ``.json`` in ALBEF's form (a list of objects), ``.jsonl``, ``.csv``;
+            ``.tar`` in WebDataset's form; ``dataset_coco.json`` and ``dataset_flickr30k.json`` with Karpathy's splits,
+            of which each argument reads its own. Folders: of such files, of images with a ``metadata.jsonl`` (key
+            ``file_name``), or saved by ``datasets``. URLs of Parquet, JSON, CSV and tar files, such as
+            ``s3://bucket/pairs/*.tar``.
+        validation: rows for validation, in the same forms.
+        test: rows for testing, in the same forms.
+        predict: rows for prediction; captions are optional, and image files may be named directly.
+        image_root: folder that relative image paths start from; by default the folder of the file that names them.
+        image_column: column of the images (encoded, or paths).
+        caption_column: column of the captions, each a string or a list of strings. Training draws one of them,
+            evaluation uses all.
+        image_id_column: column whose equal values identify the same image; by default ``image_id`` if it exists, else
+            the image's path.
+        samples: whether a training row is an image, for which one of its captions is drawn, or a caption: an image with
+            five captions is then five rows of an epoch.
+        image_size: side of the square images, pixels; by default that of the module, or else 256 (ALBEF).
+        augmentation: changes of training images: "albef", as in that pre-training (crops of 20 to 100% of the area and
+            RandAugment), or "crop", crops of 90 to 100%, for fine-tuning. Has no effect with ``train_transform``.
+        horizontal_flip: whether to flip half of the training images, as ALBEF does; set it to false if captions
+            distinguish left and right. Has no effect with ``train_transform``.
+        max_pixels: images with more pixels are refused before they are decoded.
+        streaming: whether to stream all splits instead of memory-mapping a copy.
+        samples_per_epoch: training rows per epoch, over all processes; required for streaming, where the number of rows
+            is unknown.
+        shuffle_block: number of rows that are shuffled together in streaming; each loader worker holds as many rows in
+            memory.
+        cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
+        read_retries: number of times that a failed read of a file by URL is tried again, after waits that double from
+            half a second. A row that still cannot be read is an unusable sample; a table or shard ends the run.
+        **options: see :class:`PairDataModule`.
+    """
+
+    def __init__(
+        self,
+        train: Sources = None,
+        validation: Sources = None,
+        test: Sources = None,
+        predict: Sources = None,
+        image_root: str | None = None,
+        image_column: str = "image",
+        caption_column: str = "caption",
+        image_id_column: str | None = None,
+        samples: Literal["images", "captions"] = "images",
+        image_size: Annotated[int | None, COUNT] = None,
+        augmentation: Literal["albef", "crop"] = "albef",
+        horizontal_flip: bool = True,
+        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
+        streaming: bool = False,
+        samples_per_epoch: Annotated[int | None, COUNT] = None,
+        shuffle_block: Annotated[int, COUNT] = 1024,
+        cache_dir: str | None = None,
+        read_retries: Annotated[int, NOT_NEGATIVE] = RETRIES,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if streaming and train is not None and samples_per_epoch is None:
+            raise UserError(
+                "Expected data.samples_per_epoch with data.streaming, got none: set it to the number of training rows "
+                "that make an epoch."
+            )
+        if streaming and train is not None and samples == "captions":
+            raise UserError(
+                "Expected data.samples: images with data.streaming, got captions: set data.streaming to false, or give "
+                "a source with five captions for each image a weight of 5."
+            )
+        if streaming and self.mixing_temperature != 1:
+            raise UserError(
+                f"Expected data.mixing_temperature 1 with data.streaming, which does not know the numbers of rows, got "
+                f"{self.mixing_temperature:g}: give the sources weights, or set data.streaming to false."
+            )
+        if streaming and self.limit_eval_rows is not None:
+            raise UserError(
+                f"Expected no data.limit_eval_rows with data.streaming, which does not know the numbers of rows, got "
+                f"{self.limit_eval_rows}: set trainer.limit_val_batches, or set data.streaming to false."
+            )
+        self.streaming = streaming
+        self.samples_per_epoch = samples_per_epoch
+        self.shuffle_block = shuffle_block
+        self.augmentation = augmentation
+        self.horizontal_flip = horizontal_flip
+        self.samples = samples
+        self._image_size = image_size
+        self.max_pixels = max_pixels
+        self.pairs = PairSources(
+            by_split(train, validation, test, predict),
+            Opening(image_root, image_column, caption_column, image_id_column, cache_dir, retries=read_retries),
+            max_pixels,
+            streaming,
+        )
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square images, pixels."""
+        return self._image_size or self.expected_preprocessing().get("image_size") or 256
+
+    def default_train_transform(self) -> nn.Module:
+        """Return the transform of `augmentation`, with the normalization that trained weights expect."""
+        options: dict[str, Any] = {"horizontal_flip": 0.5 if self.horizontal_flip else 0.0}
+        if self.augmentation == "crop":
+            options |= {"scale": (0.9, 1.0), "rand_augment": False}
+        return pair_train_transform(self.image_size, self.expected_preprocessing(), **options)
+
+    def default_eval_transform(self) -> nn.Module:
+        """Return the transform that trained weights expect, else ALBEF's."""
+        return pair_eval_transform(self.image_size, self.expected_preprocessing())
+
+    def prepare_data(self) -> None:
+        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
+        if not self.streaming:
+            for split in self.splits_to_prepare():
+                self.pairs.open(split)
+
+    def open_split(self, split: Split) -> PairTable | CaptionRows[PairTable] | Stream | None:
+        """Open and check the rows of a split."""
+        rows = self.pairs.rows(split, self.clean_captions, self.max_words)
+        if split == "train" and self.samples == "captions" and isinstance(rows, PairTable):
+            return CaptionRows(rows)
+        return rows
+
+    def training_mix(self, rows: PairTable | CaptionRows[PairTable]) -> Mix:
+        """Return the weights of the sources."""
+        return rows.mix
+
+    # Streamed splits
+
+    def stream_settings(self, rows: PairTable | CaptionRows[PairTable] | Stream) -> dict[str, Any]:
+        """Return what divides the rows of a stream, which a resumed run must not change."""
+        if not isinstance(rows, Stream):
+            return {}
+        return {
+            "data.num_workers": max(self.num_workers, 1),  # with 0 the process itself is the only worker
+            "processes": self.replicas()[0],
+            "data.batch_size": self.batch_size,
+            "data.samples_per_epoch": self.samples_per_epoch,
+            "data.shuffle_block": self.shuffle_block,
+            "shards": rows.shards_read(),
+        }
+
+    def image(self, split: Split, sample_index: int) -> Image.Image:
+        """Return an image before the transform, as the base class does.
+
+        Raises:
+            UserError: if the split is streamed, since a stream has no random access.
+        """
+        self._check_random_access(split, "images")
+        return super().image(split, sample_index)
+
+    def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
+        """Return the captions of images, as the base class does.
+
+        Raises:
+            UserError: if the split is streamed, since a stream has no random access.
+        """
+        self._check_random_access(split, "captions")
+        return super().captions(split, sample_index)
+
+    def _check_random_access(self, split: Split, what: str) -> None:
+        if isinstance(self._opened(split), Stream):
+            raise UserError(
+                f"Expected a {split} split with {what} in random access, got a streamed one: set data.streaming to "
+                "false."
+            )
+
+    def _epoch_rows(self) -> int:
+        return (self.samples_per_epoch or 0) if self.streaming else super()._epoch_rows()
+
+    def _keeps_workers(self, rows: Any) -> bool:
+        # The workers of a stream get the position when they start, so each pass starts new workers.
+        return not self.streaming
+
+    def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
+        if not self.streaming:
+            return super()._training_loader(rows, length, position)
+        streamed = StreamedTrainingSet(
+            rows,
+            self.worker_transform(training=True),
+            self.encoder(),
+            self.run_seed,
+            self.batch_size,
+            length,
+            self.shuffle_block,
+            self.replicas(),
+            position(),
+        )
+        return self._inner(streamed, self.training_collate(), batch_size=None)
+
+    def _evaluation_loader(self, split: Split, limited: bool = False) -> BatchLoader:
+        rows = self._opened(split)
+        if not self.streaming:
+            return super()._evaluation_loader(split, limited)
+
+        def make() -> DataLoader[Any]:
+            dataset = StreamedEvaluationSet(
+                rows,
+                self.worker_transform(training=False),
+                self.encoder(),
+                self.run_seed,
+                self.eval_batch_size,
+                self.replicas(),
+                split != "predict",
+            )
+            # At most one worker, since each worker would read all rows.
+            return self._inner(dataset, self.evaluation_collate(), min(self.num_workers, 1), batch_size=None)
+
+        alone = self.replicas()[0] == 1
+        return self._remember(BatchLoader(make, None, self.account(split), keep=False, skip_empty=alone))

@@ -1,0 +1,198 @@
+"""Rows, samples and batches of captions and precomputed image embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from ..base.decode import MAX_PIXELS
+from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
+from ..base.pair_samples import captions_of
+from ..base.samples import usable_samples
+from ..reading.table import PairTable
+from .embeddings import Embeddings
+from .rows import CaptionRows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+NO_EMBEDDING = "no embedding"
+
+
+class EmbeddedImages(PairTable):
+    """Rows of captions and precomputed embeddings of their images.
+
+    Args:
+        parts: the opened sources, each with its layout.
+        embeddings: embeddings of the images.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Any, Any]], embeddings: Embeddings) -> None:
+        super().__init__(parts, MAX_PIXELS)
+        self.embeddings = embeddings
+
+    def embedding(self, row: int) -> torch.Tensor:
+        """Return the embedding of a row's image, float32 [D].
+
+        Raises:
+            BadSample: if the image has no embedding or a non-finite one, or the row has a fault.
+        """
+        key = self._key(row)
+        if key not in self.embeddings:
+            raise BadSample(NO_EMBEDDING, str(key))
+        embedding = self.embeddings[key]
+        if not embedding.isfinite().all():
+            raise BadSample("non-finite embedding", str(key))
+        return embedding
+
+    def _key(self, row: int) -> str | int:
+        return self.image_name(row) if self.embeddings.join_on == "image" else self.image_id(row)
+
+    def check_embedded(self, split: str, need_captions: bool) -> None:
+        """Check that the split has rows, and that at least one of the probed rows can be used.
+
+        Raises:
+            UserError: if the split is empty, or no probed row can be used.
+        """
+
+        def unusable(row: int) -> Fault | None:
+            try:
+                if need_captions and not any(map(_usable, self.captions(row))):
+                    return Fault(EMPTY_CAPTION, self.name(row))
+                self.embedding(row)
+            except BadSample as bad:
+                return bad.fault
+            return None
+
+        wanted = f"images with captions whose {self.embeddings.join_on} is in {str(self.embeddings.paths[0])!r}"
+        self.check_rows(split, wanted, "embed these images, correct data.image_root, or set data.join_on", unusable)
+
+
+class EmbeddedCaption(NamedTuple):
+    """Embedding of an image with the captions of the image."""
+
+    embedding: torch.Tensor
+    captions: list[str]
+    image_id: int
+    sample_index: int
+
+
+@dataclass
+class CaptionReader:
+    """Reader of training samples: one caption with the embedding of its image, without random draws."""
+
+    rows: CaptionRows[EmbeddedImages]
+
+    def __call__(self, row: int, numbers: tuple[int, int]) -> EmbeddedCaption:
+        """Read a row.
+
+        Raises:
+            BadSample: if the caption is empty, or the row cannot be used.
+        """
+        images, image = self.rows.table, self.rows.image_row(row)
+        caption = self.rows.caption(row)
+        if not _usable(caption):
+            raise BadSample(EMPTY_CAPTION, images.name(image))
+        return EmbeddedCaption(images.embedding(image), [caption], images.image_id(image), row)
+
+
+class EmbeddedEvaluationSet(Dataset[Outcome]):
+    """Images of an evaluation split with all of their captions; unusable images are skipped, never replaced.
+
+    Args:
+        rows: rows of the split.
+        images: the rows of each image.
+        need_captions: whether an image without captions counts as unusable.
+    """
+
+    def __init__(self, rows: EmbeddedImages, images: Sequence[Sequence[int]], need_captions: bool) -> None:
+        self.rows = rows
+        self.images = images
+        self.need_captions = need_captions
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, image: int) -> Outcome:
+        rows, table = self.images[image], self.rows
+        captions, faults = captions_of(table, rows)
+        seen = max(1, len(captions) + len(faults))
+        if len(faults) == len(rows):
+            return Outcome(None, seen, faults)
+        usable = [" ".join(caption.split()) for caption in captions if _usable(caption)]
+        faults += [Fault(EMPTY_CAPTION, table.name(rows[0]))] * (len(captions) - len(usable))
+        if self.need_captions and not usable:
+            return Outcome(None, seen, faults or [Fault(EMPTY_CAPTION, table.name(rows[0]))])
+        try:
+            embedding, image_id = table.embedding(rows[0]), table.image_id(rows[0])
+        except BadSample as bad:
+            return Outcome(None, seen, [*faults, bad.fault])
+        return Outcome(EmbeddedCaption(embedding, usable, image_id, rows[0]), seen, faults)
+
+
+@dataclass
+class EmbeddedCollate:
+    """Build evaluation batches: ``embedding`` [B, D], ``image_id`` [B], ``sample_index`` [B] and ``references``.
+
+    Args:
+        width: the embedding dimension.
+    """
+
+    width: int
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the embeddings; ``references`` is a list with the captions of each image."""
+        samples, seen, faults = usable_samples(outcomes)
+        batch = self.stacked(samples)
+        batch["references"] = [sample.captions for sample in samples]
+        return Collated(batch, seen, faults)
+
+    def stacked(self, samples: Sequence[EmbeddedCaption]) -> dict[str, Any]:
+        """Return the entries that training and evaluation batches share."""
+        return {
+            "embedding": torch.stack([s.embedding for s in samples]) if samples else torch.zeros(0, self.width),
+            "image_id": torch.tensor([sample.image_id for sample in samples], dtype=torch.long),
+            "sample_index": torch.tensor([sample.sample_index for sample in samples], dtype=torch.long),
+        }
+
+
+@dataclass
+class CaptionCollate(EmbeddedCollate):
+    """Build training batches: ``embedding``, ``image_id``, ``sample_index``, ``input_ids``, ``attention_mask`` [B, L].
+
+    A caption is followed by the tokenizer's end-of-text token, which the mask includes; padding uses the same token and
+    is masked out. A caption that is too long is truncated, without an end-of-text token.
+
+    Args:
+        width: the embedding dimension.
+        tokenizer: the tokenizer of the language model.
+        max_tokens: longest caption, end-of-text token included.
+    """
+
+    tokenizer: PreTrainedTokenizerFast
+    max_tokens: int
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the embeddings and encode the captions."""
+        samples, seen, faults = usable_samples(outcomes)
+        if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
+            return Collated(None, seen, faults)
+        texts = [" ".join(sample.captions[0].split()) for sample in samples]
+        end = self.tokenizer.eos_token_id
+        rows = [
+            torch.tensor([*ids, end][: self.max_tokens])
+            for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        ]
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=end)
+        lengths = torch.tensor([len(row) for row in rows])
+        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        return Collated(self.stacked(samples) | {"input_ids": ids, "attention_mask": mask}, seen, faults)
+
+
+def _usable(caption: object) -> bool:
+    return isinstance(caption, str) and bool(caption.strip())

@@ -1,0 +1,154 @@
+"""Datamodule of visual question answering: the lists of ALBEF's authors for VQA v2, and tables of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from torch import nn
+
+from ...common.errors import UserError
+from ...common.ranges import BELOW_ONE, COUNT, POSITIVE
+from ..base.decode import MAX_PIXELS
+from ..base.mixing import Mix
+from ..base.stages import Split
+from ..base.text_files import ENCODING, parse_json
+from ..reading.splits import Sources, by_split
+from ..transforms.clip import pair_eval_transform, pair_train_transform
+from .base import QuestionDataModule
+from .table import QuestionOpening, QuestionTable
+from .texts import usable_answers
+
+
+class VQADataModule(QuestionDataModule):
+    """Questions about images in JSON, JSON lines, CSV or Parquet.
+
+    A row has an ``image`` (a path; in Parquet also the encoded image), a ``question``, and ``answers`` or ``answer``, a
+    text or a list of texts; optionally ``question_id``, and ``dataset``, which selects the folder of the images. These
+    are the lists of ALBEF's authors.
+
+    Args:
+        train: training rows: a file, a glob pattern, a folder, a :class:`Source`, or a list of these.
+        validation: rows for validation. By default images held out of training, see ``held_out``.
+        test: rows for testing; without answers there is no accuracy.
+        predict: rows for prediction; answers are not read.
+        answer_list: file with the answers to rank, a JSON list of texts (the authors' ``answer_list.json``: 3,128);
+            None to write answers.
+        image_root: folder that relative image paths start from, and that no path may leave; by default the folder of
+            the file that names them.
+        image_roots: the folder by the value of a row's ``dataset`` (the authors: ``vqa`` for COCO, ``vg`` for Visual
+            Genome).
+        held_out: share of the images whose training rows are left out of training, and validate if ``validation`` is
+            not given. An image is held out or not for any order and number of rows.
+        image_column: column of the images.
+        question_column: column of the questions.
+        answer_column: column of the answers; by default ``answers`` if a row has it, else ``answer``.
+        dataset_weights: weight of each answer by the value of a row's ``dataset``, in place of its share of the
+            answers; by default 0.5 for ``vg`` (authors).
+        image_size: side of the square images, pixels; by default what the module expects, or else 384 (ALBEF).
+        horizontal_flip: whether to flip half of the training images, as ALBEF does; set it to false if questions
+            distinguish left and right. Has no effect with ``train_transform``.
+        max_pixels: images with more pixels are refused before they are decoded.
+        cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
+        **options: see :class:`QuestionDataModule`.
+
+    Raises:
+        UserError: if ``held_out`` is not a share.
+    """
+
+    def __init__(
+        self,
+        train: Sources = None,
+        validation: Sources = None,
+        test: Sources = None,
+        predict: Sources = None,
+        answer_list: str | None = None,
+        image_root: str | None = None,
+        image_roots: dict[str, str] | None = None,
+        held_out: Annotated[float, BELOW_ONE] = 0.0,
+        image_column: str = "image",
+        question_column: str = "question",
+        answer_column: str | None = None,
+        dataset_weights: Annotated[dict[str, float] | None, POSITIVE] = None,
+        image_size: Annotated[int | None, COUNT] = None,
+        horizontal_flip: bool = True,
+        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
+        cache_dir: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.answer_list = answer_list
+        self.held_out = held_out
+        self.horizontal_flip = horizontal_flip
+        self.sources = by_split(train, validation, test, predict)
+        self._image_size = image_size
+        weights = {"vg": 0.5} if dataset_weights is None else dataset_weights
+        columns = image_column, question_column, answer_column
+        self.opening = QuestionOpening(image_root, image_roots or {}, columns, weights, cache_dir, max_pixels)
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square images, pixels."""
+        return self._image_size or self.expected_preprocessing().get("image_size") or 384
+
+    def default_train_transform(self) -> nn.Module:
+        """Return ALBEF's transform for fine-tuning, whose crops have at least half of the area."""
+        flip = 0.5 if self.horizontal_flip else 0.0
+        expected = self.expected_preprocessing()
+        return pair_train_transform(self.image_size, expected, scale=(0.5, 1.0), horizontal_flip=flip)
+
+    def default_eval_transform(self) -> nn.Module:
+        """Return the transform that trained weights expect, else ALBEF's."""
+        return pair_eval_transform(self.image_size, self.expected_preprocessing())
+
+    def prepare_data(self) -> None:
+        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
+        for split in self.splits_to_prepare():
+            for source in self._sources(split)[0]:
+                self.opening.open(source)
+
+    def open_split(self, split: Split) -> QuestionTable | None:
+        """Open and check the rows of a split."""
+        sources, share = self._sources(split)
+        if not sources:
+            return None
+        rows = QuestionTable([self.opening.open(source) for source in sources], self.opening.max_pixels, share)
+        rows.check(split)
+        return rows
+
+    def _sources(self, split: Split) -> tuple[list[Any], tuple[float, float] | None]:
+        """Return the sources of a split, and the part of their images that it has."""
+        if not self.held_out or split not in ("train", "validation"):
+            return self.sources[split], None
+        if split == "train":
+            return self.sources["train"], (self.held_out, 1.0)
+        if self.sources["validation"]:
+            return self.sources["validation"], None
+        return self.sources["train"], (0.0, self.held_out)
+
+    def question_mix(self, rows: QuestionTable) -> Mix:
+        """Return the weights of the sources."""
+        return rows.mix
+
+    @cached_property
+    def _answers(self) -> tuple[str, ...]:
+        if self.answer_list is None:
+            return ()
+        path = Path(self.answer_list).expanduser()
+        if not path.is_file():
+            raise UserError(f"Expected a JSON list of answers, got no file {self.answer_list!r}: correct the path.")
+        content = parse_json(path.read_text(encoding=ENCODING), path)
+        texts = usable_answers(content) if isinstance(content, list) else []
+        if not texts:
+            raise UserError(
+                f"Expected a JSON list of answers in {self.answer_list!r}, got a {type(content).__name__} without "
+                "any: correct data.answer_list."
+            )
+        return tuple(dict.fromkeys(texts))
+
+    @property
+    def answers(self) -> Sequence[str]:
+        """The answers that are ranked, without empty and repeated ones; empty if there is no list."""
+        return self._answers

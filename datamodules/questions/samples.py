@@ -1,0 +1,262 @@
+"""Samples and batches of visual question answering."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from ..base.faults import BadSample, Collated, Fault, Outcome
+from ..base.pair_samples import empty_images
+from ..base.samples import Rows, SeededSet, Transform, stacked, usable_samples
+from ..base.sampling import sample_numbers, seeded
+from .texts import encode_answers, usable_answers
+
+if TYPE_CHECKING:
+    from ..text.tokenizers import Encoder
+
+EMPTY_QUESTION, NO_ANSWER = "empty question", "no answer"
+
+
+class QuestionRows(Rows, Protocol):
+    """Rows of an image, a question and its answers."""
+
+    def question(self, row: int) -> str:
+        """Return the raw question; raises :class:`BadSample`."""
+
+    def answers(self, row: int) -> list[str]:
+        """Return the answers that people gave, raw, perhaps none; raises :class:`BadSample`."""
+
+    def answer_weight(self, row: int) -> float | None:
+        """Return the weight of each distinct answer; None for its share of the answers."""
+
+    def question_id(self, row: int) -> str:
+        """Return the id of the question, or the index of the row; raises :class:`BadSample`."""
+
+    def images(self) -> list[list[int]]:
+        """Return the rows of each image."""
+
+
+class Question(NamedTuple):
+    """A usable question with its distinct answers and their weights."""
+
+    text: str
+    answers: list[str]
+    weights: list[float]
+    sample_index: int
+
+
+class Questions(NamedTuple):
+    """An image with some of its usable questions, and the faults of the others."""
+
+    image: torch.Tensor
+    questions: list[Question]
+    faults: list[Fault]
+
+
+def question_groups(rows: QuestionRows, sizes: Sequence[int], most: int) -> tuple[list[list[int]], list[int]]:
+    """Divide the rows of each image into groups of rows of one source, in the order of their first rows.
+
+    Args:
+        rows: rows of the split.
+        sizes: number of rows of each source.
+        most: largest number of rows of a group.
+
+    Returns:
+        The groups, and the number of groups of each source.
+    """
+    ends = np.cumsum(sizes)
+    found: dict[tuple[int, int], list[int]] = {}
+    for image, own in enumerate(rows.images()):
+        for row, source in zip(own, np.searchsorted(ends, own, side="right").tolist(), strict=True):
+            found.setdefault((source, image), []).append(row)
+    pieces = [
+        (source, own[start : start + most]) for (source, _), own in found.items() for start in range(0, len(own), most)
+    ]
+    pieces.sort(key=lambda piece: piece[1][0])
+    counts = Counter(source for source, _ in pieces)
+    return [own for _, own in pieces], [counts[source] for source in range(len(sizes))]
+
+
+def weighted_answers(rows: QuestionRows, row: int) -> tuple[list[str], list[float]]:
+    """Return the distinct answers of a row, in their first order, and the weight of each.
+
+    Raises:
+        BadSample: if there is no usable answer.
+    """
+    given = usable_answers(rows.answers(row))
+    if not given:
+        raise BadSample(NO_ANSWER, rows.name(row))
+    counts, fixed = Counter(given), rows.answer_weight(row)
+    weights = [count / len(given) if fixed is None else fixed for count in counts.values()]
+    return list(counts), weights
+
+
+@dataclass
+class QuestionReader:
+    """Reader of training samples: an augmented image, a question or several, and the weighted answers of each.
+
+    Args:
+        rows: rows of the split.
+        transform: image to float [3, H, W].
+        encoder: decides which questions are usable.
+        groups: the rows of each sample, on one image; None for a row in each.
+    """
+
+    rows: QuestionRows
+    transform: Transform
+    encoder: Encoder
+    groups: Sequence[Sequence[int]] | None = None
+
+    def __call__(self, row: int, numbers: tuple[int, int]) -> Questions:
+        """Read a row or a group; arguments and errors as in :class:`~.samples.Reader`.
+
+        A group is read without its unusable questions, if one is usable.
+        """
+        questions, bad = list[Question](), list[BadSample]()
+        for own in [row] if self.groups is None else self.groups[row]:
+            try:
+                text = usable_question(self.rows, own, self.encoder)
+                questions.append(Question(text, *weighted_answers(self.rows, own), own))
+            except BadSample as error:
+                bad.append(error)
+        if not questions:
+            raise bad[0]
+        raw = self.rows.image(questions[0].sample_index)
+        with seeded(numbers[0]):
+            image = self.transform(raw)
+        return Questions(image, questions, [error.fault for error in bad])
+
+
+def usable_question(rows: QuestionRows, row: int, encoder: Encoder) -> str:
+    """Return the raw question of a row.
+
+    Raises:
+        BadSample: if it is empty or cannot be read.
+    """
+    question = rows.question(row)
+    if not encoder.usable(question):
+        raise BadSample(EMPTY_QUESTION, rows.name(row))
+    return question
+
+
+@dataclass
+class QuestionCollate:
+    """Build training batches.
+
+    ``image`` [B, 3, H, W], ``input_ids`` and ``attention_mask`` [B, L] of the questions, ``sample_index`` [B]; the
+    answers of all questions, ``answer_ids`` and ``answer_mask`` [A, M], with ``answer_index`` [A], the question of
+    each, ``answer_weight`` [A], and ``answer_places`` [P], the indices in [A, M - 1] of tokens before another token.
+    If ``grouped``, there are several questions of an image: ``image`` [I, 3, H, W] and ``image_index`` [B].
+    """
+
+    encoder: Encoder
+    tokenizer: Any
+    grouped: bool = False
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the images, encode questions and answers."""
+        samples, seen, faults = usable_samples(outcomes)
+        if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
+            return Collated(None, seen, faults)
+        asked = [question for sample in samples for question in sample.questions]
+        unusable = [fault for sample in samples for fault in sample.faults]
+        encoded = encode_answers(self.tokenizer, [answer for question in asked for answer in question.answers])
+        owners = [place for place, question in enumerate(asked) for _ in question.answers]
+        batch: dict[str, Any] = {
+            "image": stacked([sample.image for sample in samples]),
+            **self.encoder([question.text for question in asked]),
+            "sample_index": torch.tensor([question.sample_index for question in asked]),
+            **encoded,
+            "answer_index": torch.tensor(owners),
+            "answer_weight": torch.tensor([weight for question in asked for weight in question.weights]),
+            "answer_places": encoded["answer_mask"][:, 1:].flatten().nonzero()[:, 0],
+        }
+        if self.grouped:
+            places = [place for place, sample in enumerate(samples) for _ in sample.questions]
+            batch["image_index"] = torch.tensor(places)
+        return Collated(batch, seen + len(asked) + len(unusable) - len(samples), faults + unusable)
+
+
+class Asked(NamedTuple):
+    """An image with its usable questions: raw text, answers that people gave, id, and row of each."""
+
+    image: torch.Tensor
+    questions: list[tuple[str, list[str], str, int]]
+
+
+class QuestionEvaluationSet(SeededSet):
+    """Images of an evaluation split, each with all of its questions; unusable ones are skipped, never replaced.
+
+    Args:
+        rows: rows of the split.
+        images: the rows of each image.
+        transform: image to float [3, H, W], without randomness.
+        encoder: decides which questions are usable.
+        seed: the run's seed, so that a random transform has the same draws in each evaluation.
+    """
+
+    def __init__(
+        self, rows: QuestionRows, images: Sequence[Sequence[int]], transform: Transform, encoder: Encoder, seed: int
+    ) -> None:
+        self.rows = rows
+        self.asked = images
+        self.transform = transform
+        self.encoder = encoder
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.asked)
+
+    def __getitem__(self, image: int) -> Outcome:
+        rows, questions, faults = self.asked[image], [], list[Fault]()
+        for row in rows:
+            try:
+                question = usable_question(self.rows, row, self.encoder)
+                answers = usable_answers(self.rows.answers(row))
+                questions.append((question, answers, self.rows.question_id(row), row))
+            except BadSample as bad:
+                faults.append(bad.fault)
+        if not questions:
+            return Outcome(None, len(rows), faults)
+        try:
+            raw = self.rows.image(questions[0][3])
+        except BadSample as bad:
+            return Outcome(None, len(rows), [*faults, *([bad.fault] * len(questions))])
+        with seeded(sample_numbers(self.seed, 0, questions[0][3])[0]):
+            pixels = self.transform(raw)
+        return Outcome(Asked(pixels, questions), len(rows), faults)
+
+
+@dataclass
+class QuestionEvaluationCollate:
+    """Build evaluation batches: I images, and the Q questions of all of them.
+
+    ``image`` [I, 3, H, W]; ``input_ids`` and ``attention_mask`` [Q, L]; ``image_index`` [Q], the image of each
+    question; ``sample_index`` [Q], its row; and lists: ``question`` and ``question_id``, texts, and ``answers``, those
+    that people gave, perhaps none.
+    """
+
+    encoder: Encoder
+    transform: Transform
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the images, and encode their questions."""
+        samples, seen, faults = usable_samples(outcomes)
+        asked = [(place, *question) for place, sample in enumerate(samples) for question in sample.questions]
+        columns = [list(column) for column in zip(*asked, strict=True)] if asked else [[], [], [], [], []]
+        place, question, answers, number, row = columns
+        batch: dict[str, Any] = {
+            "image": stacked([sample.image for sample in samples]) if samples else empty_images(self.transform),
+            **self.encoder(question),
+            "image_index": torch.tensor(place, dtype=torch.long),
+            "sample_index": torch.tensor(row, dtype=torch.long),
+            "question": question,
+            "question_id": number,
+            "answers": answers,
+        }
+        return Collated(batch, seen, faults)

@@ -1,0 +1,115 @@
+"""Parquet files by URL, of which the row groups that are read are fetched."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyarrow import parquet
+
+from ..base.faults import ROW_ERRORS, BadSample, unreadable
+from .csv_rows import refuse_duplicates
+from .record import FAULT, Record, captions_in, identity_in, record
+from .remote import open_file
+from .streamed import READ_AT_ONCE
+
+FOOTER = 2**16
+"""Bytes that are read ahead, enough for most files' metadata; columns are read in whole chunks."""
+
+
+def column_names(file: str) -> list[str]:
+    """Return the names of the columns of a file.
+
+    Args:
+        file: a path or URL.
+
+    Raises:
+        UserError: if a name is not unique.
+    """
+    with open_file(file, block=FOOTER) as content:
+        names: list[str] = parquet.read_schema(content).names
+    refuse_duplicates(names, file)
+    return names
+
+
+def read_parquets(
+    files: list[str], image: str, caption: str, image_id: str | None, stamp: list[str], retries: int | None = None
+) -> Iterator[Record]:
+    """Yield the records of Parquet files.
+
+    Args:
+        files: paths or URLs.
+        image: column of the images, encoded or paths.
+        caption: column of the captions.
+        image_id: column of the image ids; None for "image_id" if that exists.
+        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
+        retries: as in :func:`~.remote.attempted`.
+    """
+    for file in files:
+        yield from parquet_records(file, image, caption, image_id, 0, retries)
+
+
+def parquet_records(
+    file: str, image: str, caption: str, image_id: str | None, start: int = 0, retries: int | None = None
+) -> Iterator[Record]:
+    """Yield the records of one file as :func:`read_parquets` does, from a row on; earlier row groups are not read."""
+    identity = "image_id" if image_id is None else image_id
+    with open_file(file, retries, FOOTER) as content:
+        table = parquet.ParquetFile(content)
+        columns = [name for name in (image, caption, identity) if name in table.schema_arrow.names]
+        for group in range(table.metadata.num_row_groups):
+            rows = table.metadata.row_group(group).num_rows
+            if start < rows:
+                for row in itertools.islice(_rows(table, group, columns), start, None):
+                    yield record(lambda row=row: _of_row(row, image, caption, identity))  # type: ignore[misc]
+            start = max(start - rows, 0)
+
+
+def _rows(table: parquet.ParquetFile, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
+    for batch in table.iter_batches(READ_AT_ONCE, [group], columns):
+        for place in range(batch.num_rows):
+            # One by one: text that is not UTF-8 in one row would fail the conversion of all rows.
+            try:
+                yield {name: batch[name][place].as_py() for name in columns}
+            except ROW_ERRORS as error:
+                yield {FAULT: unreadable(error, "").cause}
+
+
+def _of_row(row: dict[str, Any], image: str, caption: str, image_id: str) -> Record:
+    if FAULT in row:
+        raise BadSample(row[FAULT], "")
+    value = row[image]
+    if isinstance(value, dict):
+        content = {"bytes": value.get("bytes"), "path": value.get("path")}
+    else:
+        content = {"bytes": None, "path": value} if isinstance(value, str) else {"bytes": value, "path": None}
+    return {"image": content, "caption": captions_in(row.get(caption)), "image_id": identity_in(row.get(image_id))}
+
+
+class RemoteParquetSource:
+    """Streamed Parquet files by URL; reading starts at the row group of the first row.
+
+    Args:
+        files: the files.
+        image: as in :func:`read_parquets`, like the next two.
+        caption: column of the captions.
+        image_id: column of the image ids.
+        retries: as in :func:`~.remote.attempted`.
+    """
+
+    def __init__(self, files: Sequence[str], image: str, caption: str, image_id: str | None, retries: int) -> None:
+        self.files, self.columns, self.retries = list(files), (image, caption, image_id), retries
+        self.num_shards = len(self.files)
+        self._counts: dict[int, int] = {}
+
+    def count(self, shard: int) -> int | None:
+        """Return the number of rows of a file, from its metadata."""
+        if shard not in self._counts:
+            with open_file(self.files[shard], self.retries, FOOTER) as content:
+                self._counts[shard] = parquet.read_metadata(content).num_rows
+        return self._counts[shard]
+
+    def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield the records of a file, starting at row ``start``."""
+        return parquet_records(self.files[shard], *self.columns, start, self.retries)

@@ -1,0 +1,314 @@
+"""Rows of memory-mapped sources, decoded on access."""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from PIL import Image
+
+from ...common.errors import UserError
+from ..base.decode import decode_image, read_image
+from ..base.faults import EMPTY_CAPTION, BadSample, Fault, reading
+from ..base.mixing import Mix
+from ..text.captions import text_id, usable_caption
+from .arrow_types import is_binary_type, is_list_type
+from .layout import PROBED_ROWS, Ids, Layout, read_ids
+from .remote import is_remote, read_url
+
+
+class ImageTable:
+    """Images of one or several memory-mapped sources, concatenated.
+
+    Args:
+        parts: the opened sources, each with its layout.
+        max_pixels: images with more pixels are refused.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
+        self.max_pixels = max_pixels
+        self.layouts = [layout for _, layout in parts]
+        self._images = [
+            dataset.select_columns([layout.image, *([layout.fault] if layout.fault is not None else [])])
+            for dataset, layout in parts
+        ]
+        # Separate from the images, so that reading a caption does not copy the image.
+        self._texts = [
+            dataset.select_columns([layout.caption]) if layout.caption is not None else None
+            for dataset, layout in parts
+        ]
+        self._starts = np.cumsum([0, *(len(dataset) for dataset, _ in parts)]).tolist()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @cached_property
+    def mix(self) -> Mix:
+        """Number of rows and weight of each source."""
+        return Mix(np.diff(self._starts).tolist(), [layout.weight for layout in self.layouts])
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        part = bisect_right(self._starts, row) - 1
+        return part, row - self._starts[part]
+
+    @cached_property
+    def _columns(self) -> list[dict[str, pa.ChunkedArray]]:
+        """Memory-mapped columns of each source; row access through the library takes ten times as long."""
+        return [
+            {
+                name: dataset.with_format("arrow")[:][name]
+                for dataset in datasets
+                if dataset is not None
+                for name in dataset.column_names
+            }
+            for datasets in zip(self._images, self._texts, strict=True)
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For spawned workers: datasets are pickled as file names, these columns would be pickled with their content.
+        return {name: value for name, value in self.__dict__.items() if name != "_columns"}
+
+    def encoded(self, row: int) -> bytes:
+        """Return the encoded image.
+
+        Raises:
+            BadSample: if the row has a fault, or the file cannot be read.
+        """
+        return read_image(*self._located_image(row))
+
+    def _data_or_path(self, row: int) -> tuple[bytes | None, str | None]:
+        """Return the encoded image, or the absolute path of its file; raises :class:`BadSample`."""
+        layout = self.layouts[self._locate(row)[0]]
+        return layout.encoded_image({layout.image: self._value(row, layout.image)})
+
+    def _located_image(self, row: int) -> tuple[bytes | None, str | None, str]:
+        """Return the encoded image or its checked path, and its name in messages; raises :class:`BadSample`."""
+        data, path = self._data_or_path(row)
+        if data is not None or not path:
+            return data, None, self.name(row)
+        layout = self.layouts[self._locate(row)[0]]
+        layout.check_inside(path)
+        if is_remote(path):
+            return read_url(path, path, layout.retries), None, path
+        return None, path, path
+
+    def _value(self, row: int, column: str) -> Any:
+        """Return the value of a row in a column; all faults of single rows are raised in this method.
+
+        Raises:
+            BadSample: if the row has a fault, or its content cannot be read, such as text that is not UTF-8.
+        """
+        part, local = self._locate(row)
+        columns, fault = self._columns[part], self.layouts[part].fault
+        if fault is not None and (cause := columns[fault][local].as_py()) is not None:
+            raise BadSample(cause, self.name(row))
+        with reading(self.name(row)):
+            return columns[column][local].as_py()
+
+    def image(self, row: int) -> Image.Image:
+        """Return the decoded image.
+
+        Raises:
+            BadSample: if the image cannot be used.
+        """
+        return decode_image(*self._located_image(row), self.max_pixels)
+
+    def name(self, row: int) -> str:
+        """Return the source of a row and its index in the source, its name in messages."""
+        part, local = self._locate(row)
+        return f"{self.layouts[part].origin}, row {local}"
+
+    def image_name(self, row: int) -> str:
+        """Return the absolute path of an image file, or the name of the row if the data contains the image.
+
+        Raises:
+            BadSample: if the row has a fault.
+        """
+        if self._contains_images[self._locate(row)[0]]:
+            return self.name(row)
+        data, path = self._data_or_path(row)
+        return path if data is None and path else self.name(row)
+
+    @cached_property
+    def _contains_images(self) -> list[bool]:
+        """Whether each source contains all of its images, determined without reading the images."""
+        return [
+            _contains_all_images(data, layout.image) for data, layout in zip(self._images, self.layouts, strict=True)
+        ]
+
+    def unusable(self, row: int) -> Fault | None:
+        """Return the fault of a row, or None."""
+        try:
+            self.image(row)
+        except BadSample as bad:
+            return bad.fault
+        return None
+
+    def check_rows(self, split: str, wanted: str, advice: str, unusable: Callable[[int], Fault | None]) -> None:
+        """Check that the split has rows, and that at least one of :data:`PROBED_ROWS` evenly spaced rows can be used.
+
+        Args:
+            split: name of the split, for the message.
+            wanted: what is expected of the rows, for the message.
+            advice: how to correct the data, for the message.
+            unusable: returns the fault of a row, or None.
+
+        Raises:
+            UserError: if the split is empty, or no probed row can be used.
+        """
+        origins = ", ".join(repr(layout.origin) for layout in self.layouts)
+        if not len(self):
+            raise UserError(f"Expected rows in the {split} split ({origins}), got none: check the path.")
+        causes: dict[str, int] = {}
+        example = ""
+        rows = np.unique(np.linspace(0, len(self) - 1, PROBED_ROWS).astype(int)).tolist()
+        for row in rows:
+            fault = unusable(row)
+            if fault is None:
+                return
+            causes[fault.cause] = causes.get(fault.cause, 0) + 1
+            example = fault.name if fault.cause != EMPTY_CAPTION else example
+        what = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
+        hint = f", for example {example}" if example else ""
+        raise UserError(
+            f"Expected {wanted} in the {split} split ({origins}), got no usable row among {len(rows)} of {len(self)} "
+            f"({what}{hint}): {advice}."
+        )
+
+
+class PairTable(ImageTable):
+    """Rows of images and captions of one or several memory-mapped sources, concatenated.
+
+    Args:
+        parts: the opened sources, each with its layout.
+        max_pixels: images with more pixels are refused.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
+        super().__init__(parts, max_pixels)
+        self._identities = [
+            dataset.select_columns([layout.image_id]) if layout.image_id is not None else None
+            for dataset, layout in parts
+        ]
+
+    def captions(self, row: int) -> list[str]:
+        """Return the raw captions of a row.
+
+        Raises:
+            BadSample: if the row has a fault.
+        """
+        layout = self.layouts[self._locate(row)[0]]
+        if layout.caption is None:
+            return []
+        return layout.texts({layout.caption: self._value(row, layout.caption)})
+
+    def caption_counts(self) -> np.ndarray:
+        """Return the number of captions of each row, at least 1, so that a row without captions counts as unusable.
+
+        Returns:
+            int64 [N].
+        """
+        counts = np.ones(len(self), np.int64)
+        for part, (layout, start) in enumerate(zip(self.layouts, self._starts, strict=False)):
+            column = self._columns[part].get(layout.caption) if layout.caption is not None else None
+            if column is not None and is_list_type(column.type):
+                lengths = pc.list_value_length(column).fill_null(1).to_numpy()
+                counts[start : start + len(lengths)] = np.maximum(lengths, 1)
+        return counts
+
+    def image_id(self, row: int) -> int:
+        """Return a number that is equal for rows of the same image.
+
+        The number is the id if the row has one, or else a hash of the path, or else the index of the row.
+
+        Raises:
+            BadSample: if the row has a fault, or has no id in the column that the user named.
+        """
+        part, local = self._locate(row)
+        ids = self._numbers[part]
+        if ids is not None:
+            if (cause := ids.faults.get(local)) is not None:
+                raise BadSample(cause, self.name(row))
+            if local not in ids.absent:
+                return int(ids.values[local])
+            data, path = self._data_or_path(row)
+            # The index of the row could be the id of another image.
+            return text_id(path if data is None and path is not None else f"row\0{row}")
+        if self._contains_images[part]:
+            return row
+        data, path = self._data_or_path(row)
+        return text_id(path) if data is None and path is not None else row
+
+    @cached_property
+    def _numbers(self) -> list[Ids | None]:
+        """Ids of each source, None for a source without an id column."""
+        several = len(self.layouts) > 1
+        numbers: list[Ids | None] = []
+        for part, (layout, identities) in enumerate(zip(self.layouts, self._identities, strict=True)):
+            if identities is None:
+                numbers.append(None)
+                continue
+            column = identities.with_format("arrow")[:][layout.image_id]
+            if column.null_count == len(column) and layout.image_id == "image_id":
+                numbers.append(None)  # records have the column also without ids
+                continue
+            fits = pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type)
+            if not several and fits and not column.null_count:
+                numbers.append(Ids(column.to_numpy().astype(np.int64), {}, set()))
+                continue
+            numbers.append(read_ids(column, part if several else None, layout.needs_id))
+        return numbers
+
+    def images(self) -> list[list[int]]:
+        """Return the rows of each image, in the order of the first rows; a row with a fault is a group of its own."""
+        groups: dict[tuple[str, int], list[int]] = {}
+        for row in range(len(self)):
+            try:
+                key = "image", self.image_id(row)
+            except BadSample:
+                key = "row", row
+            groups.setdefault(key, []).append(row)
+        return list(groups.values())
+
+    def texts(self) -> Iterator[str]:
+        """Yield all captions of rows without a fault."""
+        for row in range(len(self)):
+            with contextlib.suppress(BadSample):
+                yield from self.captions(row)
+
+    def check(self, split: str, need_captions: bool, clean: bool, max_words: int) -> None:
+        """Check that the split has rows, and that at least one of the probed rows can be used.
+
+        Raises:
+            UserError: if the split is empty, or no probed row can be used.
+        """
+        if len(self):
+            _ = self._numbers
+
+        def unusable(row: int) -> Fault | None:
+            try:
+                captions = self.captions(row)
+            except BadSample as bad:
+                return bad.fault
+            if need_captions and not any(usable_caption(text, clean, max_words) for text in captions):
+                return Fault(EMPTY_CAPTION, self.name(row))
+            return self.unusable(row)
+
+        self.check_rows(split, "images with captions", "check data.image_root and the column names", unusable)
+
+
+def _contains_all_images(dataset: Any, column: str) -> bool:
+    for table in dataset.with_format("arrow").iter(batch_size=10_000):
+        images = table[column]
+        if pa.types.is_struct(images.type):
+            if images.type.get_field_index("bytes") < 0 or pc.struct_field(images, "bytes").null_count:
+                return False
+        elif not is_binary_type(images.type):
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Texts about one image or two, with a label: entailment and NLVR2."""

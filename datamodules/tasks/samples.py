@@ -1,0 +1,131 @@
+"""Samples and batches of vision-language tasks: one or two images, a text, and a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from PIL import Image
+
+from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Outcome
+from ..base.pair_samples import empty_images
+from ..base.samples import Rows, SeededSet, Transform, stacked, usable_samples
+from ..base.sampling import sample_numbers, seeded, view_seed
+
+if TYPE_CHECKING:
+    from ..text.tokenizers import Encoder
+
+
+class TaskRows(Rows, Protocol):
+    """Rows of images with a text and a target."""
+
+    def all_images(self, row: int) -> list[Image.Image]:
+        """Return the decoded images (RGB) of a row; raises :class:`BadSample`."""
+
+    def all_image_names(self, row: int) -> list[str]:
+        """Return the path of each image, or the name of the row if the data contains the image."""
+
+    def text(self, row: int) -> str:
+        """Return the raw text; raises :class:`BadSample`."""
+
+    def target(self, row: int) -> Any:
+        """Return what the text is to be given, such as a class index; None without; raises :class:`BadSample`."""
+
+
+class TaskSample(NamedTuple):
+    """A usable row."""
+
+    images: tuple[torch.Tensor, ...]
+    text: str
+    target: Any
+    sample_index: int
+
+
+@dataclass
+class TaskReader:
+    """Reader of samples: the images, each with augmentation of its own, the text and the target.
+
+    Args:
+        rows: rows of the split.
+        transform: image to float [3, H, W].
+        encoder: decides which texts are usable.
+    """
+
+    rows: TaskRows
+    transform: Transform
+    encoder: Encoder
+
+    def __call__(self, row: int, numbers: tuple[int, int]) -> TaskSample:
+        """Read a row; arguments and errors as in :class:`~.samples.Reader`."""
+        text, target = self.rows.text(row), self.rows.target(row)
+        if not self.encoder.usable(text):
+            raise BadSample(EMPTY_CAPTION, self.rows.name(row))
+        images = []
+        for view, image in enumerate(self.rows.all_images(row)):
+            with seeded(view_seed(numbers[0], view)):
+                images.append(self.transform(image))
+        return TaskSample(tuple(images), text, target, row)
+
+
+class TaskEvaluationSet(SeededSet):
+    """Rows of an evaluation split; unusable rows are skipped, never replaced.
+
+    Args:
+        length: number of rows.
+        read: reader of samples, without randomness in its transform.
+        seed: the run's seed, so that a random transform has the same draws in each evaluation.
+    """
+
+    def __init__(self, length: int, read: TaskReader, seed: int) -> None:
+        self.length = length
+        self.read = read
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, row: int) -> Outcome:
+        try:
+            return Outcome(self.read(row, sample_numbers(self.seed, 0, row)), 1, [])
+        except BadSample as bad:
+            return Outcome(None, 1, [bad.fault])
+
+
+@dataclass
+class TaskCollate:
+    """Build batches: the images, ``input_ids`` and ``attention_mask`` [B, L], the targets, and ``sample_index`` [B].
+
+    Args:
+        images: names of the images of a sample.
+        encoder: encodes the texts.
+        transform: determines the image size of an empty batch; None in training, where a missing sample ends the run.
+    """
+
+    images: Sequence[str]
+    encoder: Encoder
+    transform: Transform | None = None
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the images and encode the texts."""
+        samples, seen, faults = usable_samples(outcomes)
+        if self.transform is None and len(samples) < len(outcomes):
+            return Collated(None, seen, faults)  # no usable substitute was found: the loader ends the run
+        batch: dict[str, Any] = {
+            name: stacked([sample.images[place] for sample in samples]) if samples else self._no_images()
+            for place, name in enumerate(self.images)
+        }
+        batch |= self.encoder([sample.text for sample in samples])
+        if all(sample.target is not None for sample in samples):
+            batch |= self.targets([sample.target for sample in samples])
+        batch["sample_index"] = torch.tensor([sample.sample_index for sample in samples], dtype=torch.long)
+        return Collated(batch, seen, faults)
+
+    def targets(self, targets: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Return the batch's entries for the targets: ``label``, long [B]."""
+        return {"label": torch.tensor(targets, dtype=torch.long)}
+
+    def _no_images(self) -> torch.Tensor:
+        assert self.transform is not None
+        return empty_images(self.transform)

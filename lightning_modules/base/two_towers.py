@@ -1,0 +1,64 @@
+"""Base of the methods that train a pair of towers of open_clip's: CLIP and MobileCLIP.
+
+Shapes: B images or texts, S side of an image in pixels, L tokens of a text, E embedding dimension.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from timm.layers import to_2tuple
+from torch import Tensor
+
+from ..core.data_sizes import DataSizes
+from ..core.precision import unit
+from ..losses.pairs import check_length
+from ..networks.clip.models import model_config
+from ..networks.clip.preprocessing import ImageSettings
+from ..networks.clip.shapes import Model
+from ..optim.layout import channels_last
+from .method import Method
+
+
+class TwoTowers(Method):
+    """A method with an image and a text tower, `student`, of which features are compared by their cosine.
+
+    A constructor sets the attributes below.
+    """
+
+    model: Model
+    vision: ImageSettings
+    max_tokens: int
+    student: Any
+
+    @property
+    def evaluated(self) -> Any:
+        """The network that is evaluated and exported."""
+        return self.student
+
+    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return unit-length features [B, E] of images and texts."""
+        return self.encode_images(batch["image"])[0], self.encode_texts(batch["input_ids"], batch["attention_mask"])
+
+    def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
+        """Return unit-length features [B, E] of images [B, 3, S, S]."""
+        return unit(self.evaluated.encode_image(image)), None
+
+    def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return unit-length features [B, E] of texts [B, L]; the towers use all positions and no mask."""
+        check_length(input_ids, self.max_tokens)
+        return unit(self.evaluated.encode_text(input_ids))
+
+    def expected_image_size(self) -> int:
+        """Return the argument, else the model's own size."""
+        return self.vision.image_size or int(model_config(self.model)["vision_cfg"]["image_size"])
+
+    def data_sizes(self) -> DataSizes:
+        """Return the sizes that the towers were built for."""
+        size = self.vision.image_size or to_2tuple(self.student.visual.image_size)[0]
+        return DataSizes(size, self.student.vocab_size)
+
+    def configure_model(self) -> None:
+        """Shard the networks, or lay out convolutions with channels last, which FSDP2 does not support."""
+        super().configure_model()
+        if self.device_mesh is None:
+            channels_last(self)

@@ -1,0 +1,71 @@
+"""The pairwise sigmoid loss of SigLIP (Zhai et al., arXiv 2303.15343).
+
+Shapes: b rows of this rank, n columns of all ranks, embedding dimension d.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..core.precision import at_least_float32
+from .contrast import Side, same_pairs
+
+
+def sigmoid_loss(
+    student: Side,
+    bias: Tensor,
+    first: int = 0,
+    chunk: int | None = None,
+    ids: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Compute -1/b sum_ij log sigmoid(z_ij (t x_i y_j + bias)), z_ij being 1 for pairs and -1 for all others (eq. 1).
+
+    Rows are the images of this rank, columns the texts of all ranks. With gathered columns and gradients averaged over
+    ranks, N ranks with b pairs each give the result of one rank with N b pairs.
+
+    Args:
+        student: unit-length embeddings and the factor t of their cosines.
+        bias: bias of the logits, of one element.
+        first: column of the first pair of this rank.
+        chunk: number of rows whose logits are held at a time and computed again in the backward pass; None holds all.
+        ids: ids of `pair_ids`; other pairs that share one are left out of the sum.
+
+    Returns:
+        0-D, in float32 at least.
+    """
+    rows, columns = at_least_float32(student.image), at_least_float32(student.all_text)
+    size = chunk or len(rows)
+    sums = []
+    for start in range(0, len(rows), size):
+        inputs = (
+            rows[start : start + size],
+            columns,
+            student.scale,
+            bias,
+            None if ids is None else ids[0][start : start + size],
+            None if ids is None else ids[1],
+            first + start,
+        )
+        sums.append(_sum(*inputs) if chunk is None else checkpoint(_sum, *inputs, use_reentrant=False))
+    return torch.stack(sums).sum() / len(rows)
+
+
+def _sum(
+    rows: Tensor,
+    columns: Tensor,
+    scale: Tensor | float,
+    bias: Tensor,
+    row_id: Tensor | None,
+    column_id: Tensor | None,
+    first: int,
+) -> Tensor:
+    with torch.autocast(rows.device.type, enabled=False):
+        logits = scale * rows @ columns.T + bias
+        own = torch.arange(len(rows), device=rows.device)
+        signs = torch.full_like(logits, -1.0)
+        signs[own, own + first] = 1.0
+        terms = F.logsigmoid(signs * logits)
+        if row_id is not None and column_id is not None:
+            terms = terms.masked_fill(same_pairs(row_id, column_id, first), 0.0)
+        return -terms.sum()

@@ -1,0 +1,76 @@
+"""The contract between module and datamodule, and the constructor arguments that checkpoints record."""
+
+import pytest
+
+import vlightning.datamodules
+from vlightning.common.errors import UserError
+from vlightning.datamodules import (
+    EmbeddedCaptionsDataModule,
+    ShapeClassesDataModule,
+    ShapesDataModule,
+)
+from vlightning.datamodules.base.contract import (
+    AdoptsVocabulary,
+    EmbedsAugmentations,
+    NamesViews,
+    asked,
+)
+from vlightning.datamodules.base.hyperparameters import argument_names
+
+LOADER = {"batch_size", "num_workers", "pin_memory", "seed", "max_bad_share"}
+CLASSES = [name for name in vlightning.datamodules.__all__ if name.endswith("DataModule")]
+
+
+def attached(data, module):
+    data.trainer = type("Trainer", (), {"lightning_module": module})()
+    return data
+
+
+def test_a_member_that_is_missing_is_not_asked_for():
+    assert asked(object(), NamesViews) is None
+    module = type("Module", (), {"views": ["image"]})()
+    assert asked(module, NamesViews) is module
+
+
+def test_setup_refuses_a_module_that_breaks_the_contract():
+    module = type("Module", (), {"adopt_vocabulary": 3})()
+    with pytest.raises(UserError, match=r"Module\.adopt_vocabulary to be a method .* got 3"):
+        attached(ShapesDataModule(length=8, eval_length=4), module).setup("fit")
+    with pytest.raises(UserError, match="adopt_vocabulary"):
+        asked(module, AdoptsVocabulary)
+    with pytest.raises(UserError, match=r"Module\.whole to be a property .* got 'nothing'"):
+        asked(type("Module", (), {"views": [(16, "bicubic")]})(), EmbedsAugmentations)
+
+
+def test_views_of_the_module_have_different_names():
+    module = type("Module", (), {"views": ["image", "image"]})()
+    with pytest.raises(UserError, match="different names of views"):
+        _ = attached(ShapeClassesDataModule(), module).views
+
+
+def test_training_images_tell_their_normalization():
+    mean, std = ShapeClassesDataModule().normalization
+    assert (list(mean), list(std)) == ([0.5071, 0.4867, 0.4408], [0.2675, 0.2565, 0.2761])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_datamodule_takes_the_loader_arguments(name):
+    assert argument_names(getattr(vlightning.datamodules, name)) >= LOADER
+
+
+def test_arguments_of_the_bases_are_recorded_with_their_defaults():
+    recorded = dict(ShapesDataModule(batch_size=3, max_bad_share=0.5).hparams)
+    assert recorded.keys() == argument_names(ShapesDataModule)
+    assert (recorded["batch_size"], recorded["max_bad_share"], recorded["num_workers"]) == (3, 0.5, 0)
+    assert ShapesDataModule(**recorded).hparams == recorded
+
+
+def test_arguments_that_a_class_decides_itself_are_not_recorded():
+    recorded = dict(EmbeddedCaptionsDataModule("embeddings.parquet").hparams)
+    assert recorded.keys() == argument_names(EmbeddedCaptionsDataModule)
+    assert "train_transform" not in recorded
+
+
+def test_a_wrong_argument_is_refused_in_python():
+    with pytest.raises(TypeError, match="bacth_size"):
+        ShapesDataModule(bacth_size=3)

@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from vlightning.lightning_modules.core.memory import in_slices, recomputed
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_slices_equal_the_whole_batch_in_values_and_gradients(size):
+    torch.manual_seed(0)
+    weight = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    x, y = torch.randn(7, 4, dtype=torch.float64, requires_grad=True), torch.randn(7, 5, dtype=torch.float64)
+
+    def function(x, y):
+        hidden = (x @ weight).tanh()
+        return hidden * y, hidden.sum(1)
+
+    results = []
+    for rows in (None, size):
+        first, second = in_slices(function, rows, x, y)
+        loss = (first.pow(2).sum(1) * second).sum()
+        results.append((first, second, *torch.autograd.grad(loss, (weight, x))))
+    for whole, sliced in zip(*results, strict=True):
+        torch.testing.assert_close(sliced, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_only_one_slice_is_in_memory_in_the_backward_pass():
+    held, most = [0], [0]
+
+    class Held(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x.clone())
+            held[0] += len(x)
+            most[0] = max(most[0], held[0])
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (saved,) = ctx.saved_tensors
+            held[0] -= len(saved)
+            return gradient * 2
+
+    x = torch.randn(12, 3, requires_grad=True)
+    counted = []
+
+    def function(rows):
+        counted.append(torch.is_grad_enabled())
+        return (Held.apply(rows),)
+
+    (out,) = in_slices(function, 4, x)
+    held[0] = most[0] = 0  # what the forward pass saved was dropped
+    out.sum().backward()
+    assert most[0] == 4
+    assert len(counted) == 6
+    assert torch.equal(x.grad, torch.full_like(x, 2.0))
+
+
+def test_dropout_repeats_its_draws():
+    x = torch.ones(8, 100, requires_grad=True)
+    torch.manual_seed(0)
+    out = recomputed(lambda rows: torch.nn.functional.dropout(rows, 0.5), x)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(gradient, out)
+
+
+def test_nothing_is_recomputed_without_gradient():
+    calls = []
+    with torch.no_grad():
+        (out,) = in_slices(lambda rows: (calls.append(len(rows)) or rows + 1,), 2, torch.zeros(5, 1))
+    assert calls == [2, 2, 1]
+    assert torch.equal(out, torch.ones(5, 1))

@@ -1,0 +1,61 @@
+"""An MLP that saves fewer activations computes the same, with each product once."""
+
+import pytest
+import torch
+from timm.layers import Mlp
+from torch.utils.flop_counter import FlopCounterMode
+
+from vlightning.lightning_modules.core.mlp import LeanMlp
+
+WIDTH, HIDDEN, TOKENS = 8, 32, 5
+
+
+def both() -> tuple[LeanMlp, Mlp]:
+    torch.manual_seed(0)
+    lean = LeanMlp(WIDTH, HIDDEN).double()
+    plain = Mlp(WIDTH, HIDDEN).double()
+    plain.load_state_dict(lean.state_dict())
+    return lean, plain
+
+
+def kept_elements(module: torch.nn.Module) -> int:
+    """Elements that a forward pass keeps for the backward pass, parameters aside."""
+    parameters = {parameter.data_ptr() for parameter in module.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in parameters:
+            kept[tensor.data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(torch.randn(TOKENS, WIDTH, dtype=torch.float64))
+    return sum(tensor.numel() for tensor in kept.values())
+
+
+def test_output_and_gradients_equal_timm():
+    tokens = torch.randn(TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
+    results = []
+    for module in both():
+        tokens.grad = None
+        output = module(tokens)
+        output.square().sum().backward()
+        results.append([output, tokens.grad.clone(), *(parameter.grad for parameter in module.parameters())])
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_hidden_states_are_saved_once():
+    lean, plain = both()
+    assert kept_elements(plain) == TOKENS * (WIDTH + 2 * HIDDEN)
+    # The hidden states themselves are held by the recomputation, outside of what autograd keeps.
+    assert kept_elements(lean) <= TOKENS * (WIDTH + HIDDEN)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["lean", "timm's"])
+def test_products_are_not_recomputed(number):
+    module = both()[number]
+    tokens = torch.randn(TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        module(tokens).sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * (2 * TOKENS * WIDTH * HIDDEN)
